@@ -1,0 +1,1 @@
+//! A directory of another file system, served through the defuse contract (Stackfs).

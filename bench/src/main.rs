@@ -1,0 +1,3 @@
+//! Workloads, peers and the runner that compares them side by side.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! User-space file systems without the cost of FUSE: the program.
+
+fn main() {}

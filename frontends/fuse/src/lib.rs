@@ -1,0 +1,1 @@
+//! The kernel mount: FUSE protocol, transports, sessions, mounting.

@@ -1,0 +1,1 @@
+//! The defuse contract: one trait that every backend implements and every frontend calls.

@@ -1,0 +1,1 @@
+//! Operations and their measurements, the same for every frontend.
