@@ -1,1 +1,31 @@
-//! The defuse contract: one trait that every backend implements and every frontend calls.
+//! The contract of defuse: one trait, [`FileSystem`], that every backend implements and every
+//! frontend calls, with the types that pass between them.
+//!
+//! What it is: inode operations as synchronous values, an optional asynchronous path for data and
+//! lock waits ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`],
+//! [`WriteBuf`]), a path API on top ([`path::PathFileSystem`]), and layers that wrap any file
+//! system ([`layer`]).
+//!
+//! What it is not: it knows no transport, no FUSE opcode, no system call and no third-party crate.
+//! A frontend never imports a backend and a backend never imports a frontend; both import this.
+
+#![forbid(unsafe_code)]
+
+mod buf;
+mod context;
+mod errno;
+mod file_system;
+mod io;
+mod notify;
+mod types;
+
+pub use buf::{
+    DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
+    WriteSource,
+};
+pub use context::{Caller, Context, InterruptToken, Interrupted};
+pub use errno::{Errno, Result};
+pub use file_system::FileSystem;
+pub use io::{Completion, Io, IoOp};
+pub use notify::{NoNotify, Notify};
+pub use types::*;

@@ -1,0 +1,336 @@
+//! Buffers. They belong to the frontend: memory of the caller, the payload of a ring entry, or a
+//! pipe. A backend says what goes in or out, and the frontend copies as little as it can.
+//!
+//! Memory that is shared with an untrusted peer never becomes a Rust slice, so there is no way to
+//! borrow the inside of a buffer.
+
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+
+use crate::{Entry, Errno, FileKind, Result};
+
+/// How a frontend receives the bytes of a read. Backends use [`ReadBuf`].
+pub trait ReadSink {
+    /// Appends `bytes`; they fit, by the care of [`ReadBuf`].
+    fn put(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Appends `len` zero bytes; they fit.
+    fn put_zeros(&mut self, len: usize) -> Result<()>;
+
+    /// Appends up to `len` bytes of the open file `fd` from `offset` and returns how many there
+    /// were, without passing them through user space where the frontend can do that. Fewer than
+    /// `len` means the end of the file.
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
+}
+
+/// The place where a read puts its bytes, in order, up to the length that was asked for.
+pub struct ReadBuf<'a> {
+    sink: &'a mut dyn ReadSink,
+    capacity: usize,
+    filled: usize,
+}
+
+impl<'a> ReadBuf<'a> {
+    /// An empty buffer of `capacity` bytes over `sink`.
+    pub fn new(sink: &'a mut dyn ReadSink, capacity: usize) -> Self {
+        ReadBuf::resume(sink, capacity, 0)
+    }
+
+    pub(crate) fn resume(sink: &'a mut dyn ReadSink, capacity: usize, filled: usize) -> Self {
+        ReadBuf { sink, capacity, filled }
+    }
+
+    /// Bytes that still fit.
+    pub fn remaining(&self) -> usize {
+        self.capacity - self.filled
+    }
+
+    /// Bytes that were put so far.
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Appends `bytes`, or as many as fit; returns how many.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        let len = bytes.len().min(self.remaining());
+        if len > 0 {
+            self.sink.put(&bytes[..len])?;
+            self.filled += len;
+        }
+        Ok(len)
+    }
+
+    /// Appends `len` zero bytes (a hole), or as many as fit; returns how many.
+    pub fn put_zeros(&mut self, len: usize) -> Result<usize> {
+        let len = len.min(self.remaining());
+        if len > 0 {
+            self.sink.put_zeros(len)?;
+            self.filled += len;
+        }
+        Ok(len)
+    }
+
+    /// Appends bytes of the open file `fd` from `offset` until the buffer is full or the file
+    /// ends; returns how many. Errors: those of pread(2).
+    pub fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let len = self.remaining();
+        if len == 0 {
+            return Ok(0);
+        }
+        let got = self.sink.fill_from(fd, offset, len)?;
+        debug_assert!(got <= len, "a sink took more than it was asked to");
+        self.filled += got.min(len);
+        Ok(got)
+    }
+}
+
+/// How a frontend hands out the bytes of a write. Backends use [`WriteBuf`].
+pub trait WriteSource {
+    /// Bytes that were not yet taken.
+    fn remaining(&self) -> usize;
+
+    /// Moves the next bytes to the start of `out`; returns how many: the smaller of
+    /// `out.len()` and [`remaining`](WriteSource::remaining).
+    fn take(&mut self, out: &mut [u8]) -> Result<usize>;
+
+    /// Moves up to `len` of the next bytes into the open file `fd` at `offset`, without passing
+    /// them through user space where the frontend can do that; returns how many were written.
+    /// On an error nothing is taken.
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
+}
+
+/// The bytes of a write, taken in order.
+pub struct WriteBuf<'a> {
+    source: &'a mut dyn WriteSource,
+}
+
+impl<'a> WriteBuf<'a> {
+    /// The bytes of `source`.
+    pub fn new(source: &'a mut dyn WriteSource) -> Self {
+        WriteBuf { source }
+    }
+
+    /// Bytes that were not yet taken.
+    pub fn remaining(&self) -> usize {
+        self.source.remaining()
+    }
+
+    /// Moves the next bytes into `out`; returns how many.
+    pub fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        self.source.take(out)
+    }
+
+    /// Writes all remaining bytes into the open file `fd` from `offset` on; returns how many. An
+    /// error after some bytes were written is a short write, as write(2) has it.
+    pub fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while self.remaining() > 0 {
+            let at = offset.checked_add(done as u64).ok_or(Errno::EFBIG)?;
+            match self.source.drain_to(fd, at, self.source.remaining()) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// A sink over private memory.
+#[derive(Debug)]
+pub struct SliceSink<'a> {
+    out: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> SliceSink<'a> {
+    /// Fills `out` from its start.
+    pub fn new(out: &'a mut [u8]) -> Self {
+        SliceSink { out, at: 0 }
+    }
+}
+
+impl ReadSink for SliceSink<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let room = self.out.get_mut(self.at..self.at + bytes.len()).ok_or(Errno::EIO)?;
+        room.copy_from_slice(bytes);
+        self.at += bytes.len();
+        Ok(())
+    }
+
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        self.out.get_mut(self.at..self.at + len).ok_or(Errno::EIO)?.fill(0);
+        self.at += len;
+        Ok(())
+    }
+
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let room = self.out.get_mut(self.at..self.at + len).ok_or(Errno::EIO)?;
+        // The standard library reads at an offset only through an owned descriptor; frontends that
+        // care for speed bring a sink of their own.
+        let file = fs::File::from(fd.try_clone_to_owned()?);
+        let mut done = 0;
+        while done < room.len() {
+            match file.read_at(&mut room[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error.into()),
+                Err(_) => break,
+            }
+        }
+        self.at += done;
+        Ok(done)
+    }
+}
+
+/// A source over private memory.
+#[derive(Debug)]
+pub struct SliceSource<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> SliceSource<'a> {
+    /// Hands out `bytes` from the start.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        SliceSource { rest: bytes }
+    }
+}
+
+impl WriteSource for SliceSource<'_> {
+    fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        let len = out.len().min(self.rest.len());
+        let (head, rest) = self.rest.split_at(len);
+        out[..len].copy_from_slice(head);
+        self.rest = rest;
+        Ok(len)
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let file = fs::File::from(fd.try_clone_to_owned()?);
+        let len = len.min(self.rest.len());
+        let count = file.write_at(&self.rest[..len], offset)?;
+        self.rest = &self.rest[count..];
+        Ok(count)
+    }
+}
+
+/// One entry of a directory as readdir sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirItem<'a> {
+    /// `d_ino`: what stat would give as `st_ino`; only a hint to programs.
+    pub ino: u64,
+    /// `d_off`: where the listing goes on after this entry; never 0.
+    pub next: u64,
+    /// `d_type`.
+    pub kind: FileKind,
+    /// One component, or `.` or `..`.
+    pub name: &'a [u8],
+}
+
+/// Whether an entry found room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Push {
+    /// It is in; go on.
+    Added,
+    /// There was no room; nothing was added. Stop here.
+    Full,
+}
+
+/// How a frontend receives directory entries. Backends use [`DirBuf`].
+pub trait DirSink {
+    /// True where attributes are wanted with each entry (READDIRPLUS).
+    fn wants_entries(&self) -> bool;
+    /// True where an entry with a name of `name_len` bytes fits.
+    fn fits(&self, name_len: usize) -> bool;
+    /// Appends an entry that fits. `entry` is there only where entries are wanted.
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>);
+}
+
+/// The place where readdir puts entries.
+pub struct DirBuf<'a> {
+    sink: &'a mut dyn DirSink,
+}
+
+impl<'a> DirBuf<'a> {
+    /// A buffer over `sink`.
+    pub fn new(sink: &'a mut dyn DirSink) -> Self {
+        DirBuf { sink }
+    }
+
+    /// True where [`push_with`](DirBuf::push_with) will call for an [`Entry`].
+    pub fn wants_entries(&self) -> bool {
+        self.sink.wants_entries()
+    }
+
+    /// Appends `item` without attributes.
+    pub fn push(&mut self, item: DirItem<'_>) -> Push {
+        self.push_with(item, || None)
+    }
+
+    /// Appends `item`, with the entry that `look_up` returns where the frontend wants it. `look_up`
+    /// runs only when the entry fits, so that it may count a lookup: what it returns reaches the
+    /// caller, and is forgotten later like any other lookup. It returns `None` for `.`, `..` and
+    /// for what has vanished since.
+    pub fn push_with(
+        &mut self,
+        item: DirItem<'_>,
+        look_up: impl FnOnce() -> Option<Entry>,
+    ) -> Push {
+        if !self.sink.fits(item.name.len()) {
+            return Push::Full;
+        }
+        let entry = if self.sink.wants_entries() { look_up() } else { None };
+        self.sink.add(item, entry.as_ref());
+        Push::Added
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_read_never_exceeds_what_was_asked_for() {
+        let mut memory = [0xff; 8];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, 6);
+        assert_eq!(out.put(b"abcd"), Ok(4));
+        assert_eq!(out.put_zeros(100), Ok(2));
+        assert_eq!(out.put(b"zz"), Ok(0));
+        assert_eq!((out.filled(), out.remaining()), (6, 0));
+        assert_eq!(&memory, b"abcd\0\0\xff\xff");
+    }
+
+    #[test]
+    fn bytes_pass_between_buffers_and_files() {
+        let path = std::env::temp_dir().join(format!("defuse-buf-{}", std::process::id()));
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        fs::remove_file(&path).unwrap();
+
+        let mut source = SliceSource::new(b"hello world");
+        let mut data = WriteBuf::new(&mut source);
+        let mut first = [0; 6];
+        assert_eq!(data.take(&mut first), Ok(6));
+        assert_eq!(data.drain_to(file.as_fd(), 3), Ok(5));
+        assert_eq!(data.remaining(), 0);
+
+        let mut memory = [0xff; 16];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, 16);
+        assert_eq!(out.fill_from(file.as_fd(), 0), Ok(8));
+        assert_eq!(&memory[..8], b"\0\0\0world");
+    }
+}

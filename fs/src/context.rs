@@ -1,0 +1,133 @@
+//! Who asks, and whether they still want the answer.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The process on whose behalf an operation runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// File-system user id (`fsuid`) of the caller.
+    pub uid: u32,
+    /// File-system group id (`fsgid`) of the caller.
+    pub gid: u32,
+    /// Thread id of the caller, 0 where it has none in our pid namespace (kernel write-back).
+    pub pid: u32,
+}
+
+/// Tells whether the caller of an operation has given up on it.
+pub trait Interrupted: Sync {
+    /// True once the caller was interrupted; never returns to false for the same operation.
+    fn interrupted(&self) -> bool;
+}
+
+/// The circumstances of one operation.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Who asks.
+    pub caller: Caller,
+    /// Number of the request within its session, for logs and traces; 0 where there is none.
+    pub unique: u64,
+    interrupt: Option<&'a dyn Interrupted>,
+}
+
+impl<'a> Context<'a> {
+    /// A context that is never interrupted.
+    pub fn new(caller: Caller) -> Self {
+        Context { caller, unique: 0, interrupt: None }
+    }
+
+    /// A context of request `unique` that `interrupt` can end.
+    pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn Interrupted) -> Self {
+        Context { caller, unique, interrupt: Some(interrupt) }
+    }
+
+    /// True once the caller no longer waits. An operation that takes long checks it between steps
+    /// and returns [`Errno::EINTR`](crate::Errno::EINTR). A system call that blocks returns EINTR
+    /// by itself: frontends that can be interrupted send a signal to the thread.
+    pub fn interrupted(&self) -> bool {
+        self.interrupt.is_some_and(|interrupt| interrupt.interrupted())
+    }
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("caller", &self.caller)
+            .field("unique", &self.unique)
+            .field("interrupted", &self.interrupted())
+            .finish()
+    }
+}
+
+type Wake = Box<dyn FnOnce() + Send>;
+
+/// The interrupt of an operation that outlives the call that submitted it (see [`crate::Io`]).
+#[derive(Default)]
+pub struct InterruptToken {
+    tripped: AtomicBool,
+    wakes: Mutex<Vec<Wake>>,
+}
+
+impl InterruptToken {
+    /// Marks the operation as interrupted and runs, once each, the wakes that were registered.
+    pub fn trip(&self) {
+        self.tripped.store(true, Ordering::Release);
+        let wakes = std::mem::take(&mut *self.lock());
+        for wake in wakes {
+            wake();
+        }
+    }
+
+    /// Runs `wake` when the operation is interrupted; at once, if it already was.
+    pub fn on_interrupt(&self, wake: impl FnOnce() + Send + 'static) {
+        let mut wakes = self.lock();
+        // Read under the lock: `trip` stores first and takes the list after, so that a wake is
+        // either seen by it or run here, never lost.
+        if self.tripped.load(Ordering::Acquire) {
+            drop(wakes);
+            wake();
+        } else {
+            wakes.push(Box::new(wake));
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Wake>> {
+        self.wakes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Interrupted for InterruptToken {
+    fn interrupted(&self) -> bool {
+        self.tripped.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for InterruptToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InterruptToken").field(&self.interrupted()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_wake_runs_once_whether_registered_before_or_after_the_interrupt() {
+        let token = InterruptToken::default();
+        let count = Arc::new(Mutex::new(0));
+        let bump = |count: &Arc<Mutex<i32>>| {
+            let count = Arc::clone(count);
+            move || *count.lock().unwrap() += 1
+        };
+        token.on_interrupt(bump(&count));
+        assert_eq!(*count.lock().unwrap(), 0);
+        token.trip();
+        token.trip();
+        assert_eq!(*count.lock().unwrap(), 1);
+        token.on_interrupt(bump(&count));
+        assert_eq!(*count.lock().unwrap(), 2);
+    }
+}

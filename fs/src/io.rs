@@ -1,0 +1,163 @@
+//! Data operations and lock waits that finish later.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{
+    Caller, Context, Errno, File, InterruptToken, LockRequest, ReadArgs, ReadBuf, ReadSink, Result,
+    WriteArgs, WriteBuf, WriteSource,
+};
+
+/// What is asked of [`FileSystem::submit`](crate::FileSystem::submit).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoOp {
+    /// [`FileSystem::read`](crate::FileSystem::read) of `len` bytes.
+    Read {
+        /// The open file.
+        file: File,
+        /// Where and how.
+        args: ReadArgs,
+        /// How many bytes are wanted.
+        len: usize,
+    },
+    /// [`FileSystem::write`](crate::FileSystem::write) of `len` bytes.
+    Write {
+        /// The open file.
+        file: File,
+        /// Where and how.
+        args: WriteArgs,
+        /// How many bytes are offered.
+        len: usize,
+    },
+    /// [`FileSystem::fsync`](crate::FileSystem::fsync).
+    Fsync {
+        /// The open file.
+        file: File,
+        /// Only what is needed to read the data back, fdatasync(2).
+        datasync: bool,
+    },
+    /// [`FileSystem::setlk`](crate::FileSystem::setlk) with `wait` set.
+    Lock {
+        /// The open file.
+        file: File,
+        /// The lock that is waited for.
+        lock: LockRequest,
+    },
+}
+
+/// The frontend's end of an [`Io`]: the buffers, and the place where the result goes.
+pub trait Completion: Send {
+    /// Where the bytes of a read go. Called for [`IoOp::Read`] only.
+    fn sink(&mut self) -> &mut dyn ReadSink;
+    /// Where the bytes of a write come from. Called for [`IoOp::Write`] only.
+    fn source(&mut self) -> &mut dyn WriteSource;
+    /// Sends the answer: bytes read or written, 0 for fsync and lock. Called exactly once, from
+    /// any thread.
+    fn finish(self: Box<Self>, result: Result<usize>);
+}
+
+/// One operation in flight. It owns its buffers and may be finished at any time, by any thread.
+/// Dropped without [`finish`](Io::finish) (also by a panic), it answers `EIO`.
+pub struct Io {
+    op: IoOp,
+    caller: Caller,
+    unique: u64,
+    interrupt: Arc<InterruptToken>,
+    filled: usize,
+    completion: Option<Box<dyn Completion>>,
+}
+
+impl Io {
+    /// An operation for `caller`, answered through `completion`.
+    pub fn new(
+        op: IoOp,
+        caller: Caller,
+        unique: u64,
+        interrupt: Arc<InterruptToken>,
+        completion: Box<dyn Completion>,
+    ) -> Self {
+        Io { op, caller, unique, interrupt, filled: 0, completion: Some(completion) }
+    }
+
+    /// What is asked.
+    pub fn op(&self) -> IoOp {
+        self.op
+    }
+
+    /// Who asks.
+    pub fn caller(&self) -> Caller {
+        self.caller
+    }
+
+    /// The interrupt of this operation: a backend that queues it registers a wake here, takes the
+    /// operation out of its queue and finishes it with `EINTR`.
+    pub fn interrupt(&self) -> &Arc<InterruptToken> {
+        &self.interrupt
+    }
+
+    /// Runs a read: `fill` receives the buffer; what it puts there counts as the result of
+    /// [`finish_filled`](Io::finish_filled). `EINVAL` unless the operation is a read.
+    pub fn with_read_buf<T>(
+        &mut self,
+        fill: impl FnOnce(&Context<'_>, &mut ReadBuf<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let IoOp::Read { len, .. } = self.op else { return Err(Errno::EINVAL) };
+        let interrupt = Arc::clone(&self.interrupt);
+        let cx = Context::with_interrupt(self.caller, self.unique, &*interrupt);
+        let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
+        let mut out = ReadBuf::resume(completion.sink(), len, self.filled);
+        let result = fill(&cx, &mut out);
+        self.filled = out.filled();
+        result
+    }
+
+    /// Runs a write: `drain` receives the bytes. `EINVAL` unless the operation is a write.
+    pub fn with_write_buf<T>(
+        &mut self,
+        drain: impl FnOnce(&Context<'_>, &mut WriteBuf<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let IoOp::Write { .. } = self.op else { return Err(Errno::EINVAL) };
+        let interrupt = Arc::clone(&self.interrupt);
+        let cx = Context::with_interrupt(self.caller, self.unique, &*interrupt);
+        let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
+        drain(&cx, &mut WriteBuf::new(completion.source()))
+    }
+
+    /// Runs `run` with the context of this operation.
+    pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
+        run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
+    }
+
+    /// Answers with `result`: bytes for reads and writes, 0 for the rest.
+    pub fn finish(mut self, result: Result<usize>) {
+        self.complete(result);
+    }
+
+    /// Answers a read with the bytes that were put into its buffer, or with the error.
+    pub fn finish_filled(mut self, result: Result<()>) {
+        let filled = self.filled;
+        self.complete(result.map(|()| filled));
+    }
+
+    fn complete(&mut self, result: Result<usize>) {
+        if let Some(completion) = self.completion.take() {
+            completion.finish(result);
+        }
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        self.complete(Err(Errno::EIO));
+    }
+}
+
+impl fmt::Debug for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Io")
+            .field("op", &self.op)
+            .field("unique", &self.unique)
+            .field("filled", &self.filled)
+            .finish_non_exhaustive()
+    }
+}

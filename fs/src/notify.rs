@@ -1,0 +1,84 @@
+//! What a file system may tell its frontend without being asked.
+
+use crate::{Errno, Ino, Name, PollHandle, Result};
+
+/// The way from a file system back to the caches of its frontend. Handed over by
+/// [`FileSystem::attached`](crate::FileSystem::attached).
+///
+/// A frontend without such a cache accepts and ignores an invalidation (there is nothing to
+/// drop). A call may block until the frontend has dropped the page or name: never call it while
+/// holding a lock that an operation on the same inode takes. Errors: `ENOENT` where the frontend
+/// does not know the inode (harmless), `ENOSYS` where the kernel is too old, `ENOTCONN` after the
+/// frontend is gone.
+pub trait Notify: Send + Sync {
+    /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
+    /// bytes; a length of 0 means to the end); `None` keeps the data.
+    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()>;
+
+    /// Drops the cached name `name` in `parent`. With `expire_only` the name is looked up again at
+    /// its next use but what is mounted or open below it stays.
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()>;
+
+    /// Says that `name` in `parent`, which was `child`, has been deleted by someone else.
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()>;
+
+    /// Puts `data` into the cache of `ino` at `offset`.
+    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Asks for what the cache of `ino` holds in `len` bytes from `offset`; `done` receives the
+    /// bytes from `offset` on, or fewer where the cache has a gap.
+    fn retrieve(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()>;
+
+    /// Wakes those who poll the file for which `handle` was given to
+    /// [`FileSystem::poll`](crate::FileSystem::poll).
+    fn poll_wake(&self, handle: PollHandle) -> Result<()>;
+
+    /// Makes all cached names stale at once.
+    fn increment_epoch(&self) -> Result<()>;
+
+    /// Asks the frontend to forget those of `inodes` that nobody uses.
+    fn prune(&self, inodes: &[Ino]) -> Result<()>;
+}
+
+/// The notifier of a frontend that caches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoNotify;
+
+impl Notify for NoNotify {
+    fn invalidate_inode(&self, _: Ino, _: Option<(u64, u64)>) -> Result<()> {
+        Ok(())
+    }
+    fn invalidate_entry(&self, _: Ino, _: Name<'_>, _: bool) -> Result<()> {
+        Ok(())
+    }
+    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+        Ok(())
+    }
+    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn retrieve(
+        &self,
+        _: Ino,
+        _: u64,
+        _: u32,
+        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()> {
+        Err(Errno::ENOENT)
+    }
+    fn poll_wake(&self, _: PollHandle) -> Result<()> {
+        Ok(())
+    }
+    fn increment_epoch(&self) -> Result<()> {
+        Ok(())
+    }
+    fn prune(&self, _: &[Ino]) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,801 @@
+//! The values that pass between frontends and backends. Names and units are those of stat(2),
+//! open(2), fcntl(2) and their kin.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{Errno, Result};
+
+/// The longest name of one component in bytes, `NAME_MAX`.
+pub const NAME_MAX: usize = 255;
+
+/// Identifies an inode between frontend and backend. The backend chooses the numbers; one stays
+/// valid from the lookup that returned it until as many lookups have been forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory. Always valid, never looked up or forgotten.
+    pub const ROOT: Ino = Ino(1);
+}
+
+/// Identifies an open file or directory. The backend chooses the numbers; one is valid from open
+/// to release.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Fh(pub u64);
+
+/// An open file: the inode it was opened on, and its handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct File {
+    /// The inode.
+    pub ino: Ino,
+    /// What open, create, tmpfile or opendir returned.
+    pub fh: Fh,
+}
+
+/// One component of a path: not empty, not `.` or `..`, no `/`, no NUL, at most [`NAME_MAX`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name<'a>(&'a [u8]);
+
+impl<'a> Name<'a> {
+    /// Checks `bytes`. `ENAMETOOLONG` over 255 bytes, `EINVAL` for anything else that is not a name.
+    pub fn new(bytes: &'a [u8]) -> Result<Self> {
+        if bytes.len() > NAME_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let bad = bytes.is_empty()
+            || bytes == b"."
+            || bytes == b".."
+            || bytes.iter().any(|&byte| byte == b'/' || byte == 0);
+        if bad { Err(Errno::EINVAL) } else { Ok(Name(bytes)) }
+    }
+
+    /// The bytes, in whatever encoding the caller uses.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The name as an `OsStr`.
+    pub fn as_os_str(self) -> &'a std::ffi::OsStr {
+        std::os::unix::ffi::OsStrExt::from_bytes(self.0)
+    }
+}
+
+impl fmt::Debug for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_os_str(), f)
+    }
+}
+
+/// The name of an extended attribute with its namespace, such as `user.color`, xattr(7).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct XattrName<'a>(&'a [u8]);
+
+impl<'a> XattrName<'a> {
+    /// Checks `bytes`. `ERANGE` when empty or over 255 bytes (as setxattr(2)), `EINVAL` with a NUL.
+    pub fn new(bytes: &'a [u8]) -> Result<Self> {
+        if bytes.is_empty() || bytes.len() > 255 {
+            return Err(Errno::ERANGE);
+        }
+        if bytes.contains(&0) { Err(Errno::EINVAL) } else { Ok(XattrName(bytes)) }
+    }
+
+    /// The bytes of the name.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The name as an `OsStr`.
+    pub fn as_os_str(self) -> &'a std::ffi::OsStr {
+        std::os::unix::ffi::OsStrExt::from_bytes(self.0)
+    }
+}
+
+impl fmt::Debug for XattrName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_os_str(), f)
+    }
+}
+
+/// A point in time as `struct timespec` has it: seconds since 1970 UTC (negative before) and
+/// nanoseconds 0 to 999,999,999 on top.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp {
+    /// Whole seconds.
+    pub secs: i64,
+    /// Nanoseconds within the second.
+    pub nanos: u32,
+}
+
+impl Timestamp {
+    /// The wall clock's time.
+    pub fn now() -> Self {
+        match SystemTime::now().duration_since(UNIX_EPOCH) {
+            Ok(since) => Timestamp { secs: since.as_secs() as i64, nanos: since.subsec_nanos() },
+            Err(before) => {
+                let ago = before.duration();
+                let (secs, nanos) = (ago.as_secs() as i64, ago.subsec_nanos());
+                if nanos == 0 {
+                    Timestamp { secs: -secs, nanos: 0 }
+                } else {
+                    Timestamp { secs: -secs - 1, nanos: 1_000_000_000 - nanos }
+                }
+            }
+        }
+    }
+}
+
+/// The type of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// `S_IFREG`.
+    Regular,
+    /// `S_IFDIR`.
+    Directory,
+    /// `S_IFLNK`.
+    Symlink,
+    /// `S_IFCHR`.
+    CharDevice,
+    /// `S_IFBLK`.
+    BlockDevice,
+    /// `S_IFIFO`.
+    Fifo,
+    /// `S_IFSOCK`.
+    Socket,
+}
+
+impl FileKind {
+    /// The `S_IFMT` bits of `st_mode`.
+    pub const fn mode_bits(self) -> u32 {
+        match self {
+            FileKind::Fifo => 0o010000,
+            FileKind::CharDevice => 0o020000,
+            FileKind::Directory => 0o040000,
+            FileKind::BlockDevice => 0o060000,
+            FileKind::Regular => 0o100000,
+            FileKind::Symlink => 0o120000,
+            FileKind::Socket => 0o140000,
+        }
+    }
+
+    /// The kind in the `S_IFMT` bits of `mode`; `None` where they name none.
+    pub const fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170000 {
+            0o010000 => FileKind::Fifo,
+            0o020000 => FileKind::CharDevice,
+            0o040000 => FileKind::Directory,
+            0o060000 => FileKind::BlockDevice,
+            0o100000 => FileKind::Regular,
+            0o120000 => FileKind::Symlink,
+            0o140000 => FileKind::Socket,
+            _ => return None,
+        })
+    }
+
+    /// `d_type` of readdir(3): the `S_IFMT` bits shifted down.
+    pub const fn d_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// What stat(2) and statx(2) tell of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// `st_ino` as programs see it; need not be the [`Ino`] of the contract.
+    pub st_ino: u64,
+    /// Type of the inode.
+    pub kind: FileKind,
+    /// Permission bits with set-user-id, set-group-id and sticky: 0 to 0o7777.
+    pub perm: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device inode (`st_rdev`, as makedev(3) packs it), else 0.
+    pub rdev: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Space in use, in units of 512 bytes.
+    pub blocks: u64,
+    /// Preferred size of I/O in bytes.
+    pub blksize: u32,
+    /// Time of last access.
+    pub atime: Timestamp,
+    /// Time of last change of the data.
+    pub mtime: Timestamp,
+    /// Time of last change of the inode.
+    pub ctime: Timestamp,
+    /// Time of birth, where the file system keeps it.
+    pub btime: Option<Timestamp>,
+    /// How long the receiver may rely on these values without asking again.
+    pub valid_for: Duration,
+}
+
+impl Attr {
+    /// `st_mode`: type and permission bits.
+    pub const fn mode(&self) -> u32 {
+        self.kind.mode_bits() | self.perm
+    }
+}
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode. The receiver owns one lookup of it (see [`crate::FileSystem::forget`]).
+    pub ino: Ino,
+    /// Tells apart inodes that had the same number one after the other.
+    pub generation: u64,
+    /// Its attributes.
+    pub attr: Attr,
+    /// How long the receiver may rely on the name leading here.
+    pub valid_for: Duration,
+}
+
+/// A new value of a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The time at which the operation runs (`UTIME_NOW`).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// What [`crate::FileSystem::setattr`] changes: chmod, chown, truncate and utimens in one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// New permission bits, 0 to 0o7777.
+    pub perm: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New length in bytes; what is added reads as zeros.
+    pub size: Option<u64>,
+    /// New time of last access.
+    pub atime: Option<SetTime>,
+    /// New time of last change of the data.
+    pub mtime: Option<SetTime>,
+    /// New time of last change of the inode: only from a frontend that caches writes.
+    pub ctime: Option<Timestamp>,
+    /// Clear set-user-id, set-group-id (where group-executable) and `security.capability`,
+    /// because someone without `CAP_FSETID` changes the data. On a change of owner they are
+    /// cleared always.
+    pub kill_suidgid: bool,
+}
+
+/// How a new inode is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode<'a> {
+    /// Its type. [`FileKind::Directory`] and [`FileKind::Symlink`] come through mkdir and symlink.
+    pub kind: FileKind,
+    /// Permission bits asked for, before the umask.
+    pub perm: u32,
+    /// Bits to clear in `perm`, unless the parent has a default ACL, which takes its place.
+    pub umask: u32,
+    /// Device number of a device inode (as makedev(3) packs it), else 0.
+    pub rdev: u64,
+    /// Owner of the new inode. The caller's, but kept apart from [`crate::Context`] because layers
+    /// and id-mapped mounts change it.
+    pub uid: u32,
+    /// Group of the new inode, unless the parent has its set-group-id bit, which hands on its own.
+    pub gid: u32,
+    /// A supplementary group of the caller that equals the parent's group, where the frontend
+    /// knows it: with it the new inode may keep set-group-id.
+    pub supplementary_gid: Option<u32>,
+    /// Security label to be there from the start: name and value of an extended attribute.
+    pub security: Option<(XattrName<'a>, &'a [u8])>,
+}
+
+impl NewNode<'_> {
+    /// A node of `kind` with `perm`, owned by `caller`, with no umask and nothing more.
+    pub fn new(kind: FileKind, perm: u32, caller: crate::Caller) -> Self {
+        NewNode {
+            kind,
+            perm,
+            umask: 0,
+            rdev: 0,
+            uid: caller.uid,
+            gid: caller.gid,
+            supplementary_gid: None,
+            security: None,
+        }
+    }
+}
+
+/// How open(2) opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    /// `O_RDONLY`.
+    Read,
+    /// `O_WRONLY`.
+    Write,
+    /// `O_RDWR`.
+    ReadWrite,
+}
+
+/// The flags of open(2) in the numbers of this architecture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenFlags(pub u32);
+
+#[cfg(any(target_arch = "x86_64", target_arch = "x86", target_arch = "riscv64"))]
+mod arch {
+    pub const DIRECT: u32 = 0o40000;
+    pub const DIRECTORY: u32 = 0o200000;
+    pub const NOFOLLOW: u32 = 0o400000;
+}
+#[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
+mod arch {
+    pub const DIRECTORY: u32 = 0o40000;
+    pub const NOFOLLOW: u32 = 0o100000;
+    pub const DIRECT: u32 = 0o200000;
+}
+
+impl OpenFlags {
+    /// `O_WRONLY`.
+    pub const WRONLY: u32 = 0o1;
+    /// `O_RDWR`.
+    pub const RDWR: u32 = 0o2;
+    /// `O_CREAT`.
+    pub const CREAT: u32 = 0o100;
+    /// `O_EXCL`.
+    pub const EXCL: u32 = 0o200;
+    /// `O_TRUNC`.
+    pub const TRUNC: u32 = 0o1000;
+    /// `O_APPEND`.
+    pub const APPEND: u32 = 0o2000;
+    /// `O_NONBLOCK`.
+    pub const NONBLOCK: u32 = 0o4000;
+    /// `O_DSYNC`.
+    pub const DSYNC: u32 = 0o10000;
+    /// `O_SYNC`, which includes `O_DSYNC`.
+    pub const SYNC: u32 = 0o4010000;
+    /// `O_DIRECT`.
+    pub const DIRECT: u32 = arch::DIRECT;
+    /// `O_DIRECTORY`.
+    pub const DIRECTORY: u32 = arch::DIRECTORY;
+    /// `O_NOFOLLOW`.
+    pub const NOFOLLOW: u32 = arch::NOFOLLOW;
+    /// `O_NOATIME`.
+    pub const NOATIME: u32 = 0o1000000;
+
+    /// For reading, for writing, or both. `O_ACCMODE` itself (3) counts as both.
+    pub const fn access(self) -> AccessMode {
+        match self.0 & 3 {
+            0 => AccessMode::Read,
+            1 => AccessMode::Write,
+            _ => AccessMode::ReadWrite,
+        }
+    }
+
+    /// True where reads are allowed.
+    pub const fn readable(self) -> bool {
+        self.0 & 3 != 1
+    }
+
+    /// True where writes are allowed.
+    pub const fn writable(self) -> bool {
+        self.0 & 3 != 0
+    }
+
+    /// True where all bits of `flags` are set.
+    pub const fn has(self, flags: u32) -> bool {
+        self.0 & flags == flags
+    }
+
+    /// These flags without the bits of `flags`.
+    pub const fn without(self, flags: u32) -> Self {
+        OpenFlags(self.0 & !flags)
+    }
+}
+
+/// How [`crate::FileSystem::open`] is to open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenArgs {
+    /// The flags of open(2), without `O_CREAT`, `O_EXCL` and `O_NOCTTY`. `O_TRUNC` is there only
+    /// where the file system says so in its [`Caps`].
+    pub flags: OpenFlags,
+    /// With `O_TRUNC`: clear set-user-id and its kin, see [`SetAttr::kill_suidgid`].
+    pub kill_suidgid: bool,
+}
+
+/// How the frontend may cache an open file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Keep pages while the file is open; drop those from earlier opens.
+    #[default]
+    Cached,
+    /// Keep pages from earlier opens as well: nobody changed the file since.
+    Keep,
+    /// Keep nothing: every read and write reaches the file system.
+    Direct,
+}
+
+/// What open returns.
+#[derive(Clone, Debug, Default)]
+pub struct Opened {
+    /// The handle, passed to every operation on the open file until release.
+    pub fh: Fh,
+    /// How the frontend may cache.
+    pub cache: CacheMode,
+    /// The bytes of the file are the bytes of this descriptor, at the same offsets, for as long as
+    /// it is open: a frontend may read and write it past the file system. Only with
+    /// [`Caps::backing_files`].
+    pub backing: Option<Arc<OwnedFd>>,
+    /// [`flush`](crate::FileSystem::flush) does nothing for this file, so it need not be called.
+    pub no_flush: bool,
+    /// No lseek: the file is a stream that keeps its own position.
+    pub stream: bool,
+    /// Direct writes to this file need no order among each other.
+    pub parallel_direct_writes: bool,
+    /// The listing of this directory may be cached.
+    pub cache_dir: bool,
+}
+
+impl Opened {
+    /// A handle with nothing special about it.
+    pub fn new(fh: Fh) -> Self {
+        Opened { fh, ..Opened::default() }
+    }
+}
+
+/// Where and how a read takes place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadArgs {
+    /// First byte.
+    pub offset: u64,
+    /// Flags of the open file as they are now (fcntl `F_SETFL` changes them).
+    pub flags: OpenFlags,
+    /// For mandatory locks: who reads.
+    pub lock_owner: Option<LockOwner>,
+}
+
+/// Where and how a write takes place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteArgs {
+    /// First byte. With `O_APPEND` it is what the frontend believes to be the end; the file system
+    /// appends at the true end.
+    pub offset: u64,
+    /// Flags of the open file as they are now.
+    pub flags: OpenFlags,
+    /// For mandatory locks: who writes.
+    pub lock_owner: Option<LockOwner>,
+    /// See [`SetAttr::kill_suidgid`].
+    pub kill_suidgid: bool,
+    /// The write comes from a cache: the offset is right, whatever `O_APPEND` says, and the handle
+    /// may be that of another open of the same inode.
+    pub from_cache: bool,
+}
+
+/// How [`crate::FileSystem::release`] comes about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReleaseArgs {
+    /// Flags of the open file.
+    pub flags: OpenFlags,
+    /// Drop the [`LockKind::Flock`] lock of this owner.
+    pub flock_owner: Option<LockOwner>,
+}
+
+/// Who holds a lock. Locks of one owner never conflict with each other. For POSIX locks it stands
+/// for a process (its table of files), for flock locks for an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LockOwner(pub u64);
+
+/// The two families of locks, which ignore each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LockKind {
+    /// fcntl(2) record locks.
+    Posix,
+    /// flock(2): the whole file, per open file.
+    Flock,
+}
+
+/// What a lock does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LockType {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+    /// Release.
+    Unlock,
+}
+
+/// A lock on the bytes `start..=end`; an `end` of `u64::MAX >> 1` (`OFFSET_MAX`) or more means to
+/// the end of the file, however long it grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// Shared, exclusive, or none.
+    pub typ: LockType,
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub end: u64,
+    /// Process that holds or wants it.
+    pub pid: u32,
+}
+
+/// What [`crate::FileSystem::setlk`] and [`crate::FileSystem::getlk`] are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRequest {
+    /// Which family.
+    pub kind: LockKind,
+    /// For whom.
+    pub owner: LockOwner,
+    /// The lock.
+    pub lock: Lock,
+    /// Wait until it can be had (`F_SETLKW`).
+    pub wait: bool,
+}
+
+/// The flags of renameat2(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags(pub u32);
+
+impl RenameFlags {
+    /// `RENAME_NOREPLACE`: `EEXIST` where the new name is taken.
+    pub const NOREPLACE: u32 = 1;
+    /// `RENAME_EXCHANGE`: both names exist and change places.
+    pub const EXCHANGE: u32 = 2;
+    /// `RENAME_WHITEOUT`: leave a whiteout (character device 0/0) at the old name.
+    pub const WHITEOUT: u32 = 4;
+
+    /// True where all bits of `flags` are set.
+    pub const fn has(self, flags: u32) -> bool {
+        self.0 & flags == flags
+    }
+}
+
+/// What statvfs(3) tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Size in units of `frsize`.
+    pub blocks: u64,
+    /// Free, in units of `frsize`.
+    pub blocks_free: u64,
+    /// Free to those without privilege, in units of `frsize`.
+    pub blocks_available: u64,
+    /// Inodes there can be.
+    pub files: u64,
+    /// Inodes still free.
+    pub files_free: u64,
+    /// Preferred size of I/O in bytes.
+    pub bsize: u32,
+    /// Unit of the block counts in bytes.
+    pub frsize: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// What [`crate::FileSystem::getxattr`] and [`crate::FileSystem::listxattr`] return.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Xattr {
+    /// The length of the value in bytes; the answer where the caller offered no room.
+    Size(u32),
+    /// The value, or the names each followed by a NUL.
+    Value(Vec<u8>),
+}
+
+impl Xattr {
+    /// The answer for a value that is at hand: its length where `room` is 0, `ERANGE` where it
+    /// does not fit, otherwise the value.
+    pub fn answer(value: Vec<u8>, room: usize) -> Result<Self> {
+        if room == 0 {
+            u32::try_from(value.len()).map(Xattr::Size).map_err(|_| Errno::E2BIG)
+        } else if value.len() > room {
+            Err(Errno::ERANGE)
+        } else {
+            Ok(Xattr::Value(value))
+        }
+    }
+}
+
+/// The flags of setxattr(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetXattrFlags {
+    /// `XATTR_CREATE`: `EEXIST` where it exists.
+    pub create: bool,
+    /// `XATTR_REPLACE`: `ENODATA` where it does not.
+    pub replace: bool,
+    /// Clear set-group-id: the access ACL was set by one outside the owning group.
+    pub clear_sgid: bool,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// `SEEK_DATA`.
+    Data,
+    /// `SEEK_HOLE`.
+    Hole,
+}
+
+/// The flags of fallocate(2), with its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fallocate {
+    /// `FALLOC_FL_*`.
+    pub mode: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes, never 0.
+    pub length: u64,
+}
+
+impl Fallocate {
+    /// `FALLOC_FL_KEEP_SIZE`.
+    pub const KEEP_SIZE: u32 = 0x01;
+    /// `FALLOC_FL_PUNCH_HOLE`.
+    pub const PUNCH_HOLE: u32 = 0x02;
+    /// `FALLOC_FL_COLLAPSE_RANGE`.
+    pub const COLLAPSE_RANGE: u32 = 0x08;
+    /// `FALLOC_FL_ZERO_RANGE`.
+    pub const ZERO_RANGE: u32 = 0x10;
+    /// `FALLOC_FL_INSERT_RANGE`.
+    pub const INSERT_RANGE: u32 = 0x20;
+    /// `FALLOC_FL_UNSHARE_RANGE`.
+    pub const UNSHARE_RANGE: u32 = 0x40;
+}
+
+/// What copy_file_range(2) copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRange {
+    /// Open for reading.
+    pub src: File,
+    /// First byte to read.
+    pub src_offset: u64,
+    /// Open for writing.
+    pub dst: File,
+    /// First byte to write.
+    pub dst_offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Flags of the system call, 0 today.
+    pub flags: u64,
+}
+
+/// An ioctl(2) on an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct IoctlArgs<'a> {
+    /// Request number; its size and direction are encoded as `_IOC` does.
+    pub cmd: u32,
+    /// The third argument as a number.
+    pub arg: u64,
+    /// What the argument points to, where the request number says that data goes in.
+    pub input: &'a [u8],
+    /// How many bytes may come out.
+    pub output_len: usize,
+    /// The file is a directory.
+    pub dir: bool,
+    /// The caller is a 32-bit process.
+    pub compat32: bool,
+}
+
+/// The answer to an ioctl.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IoctlReply {
+    /// What the system call returns, 0 or positive.
+    pub result: i32,
+    /// What the caller's memory receives.
+    pub output: Vec<u8>,
+}
+
+/// Whom to wake when a polled file becomes ready, by [`crate::Notify::poll_wake`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PollHandle(pub u64);
+
+/// Which permissions access(2) asks for: any of read (4), write (2), execute or search (1); 0 asks
+/// whether the file exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessMask(pub u32);
+
+/// Where POSIX and flock locks live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LockSupport {
+    /// The file system has none of its own: those of the frontend are all there is.
+    #[default]
+    Frontend,
+    /// The file system has locks, but all who could conflict come through the same frontend, which
+    /// may therefore keep them itself.
+    Either,
+    /// The file system's locks are shared with others and must be taken there.
+    FileSystem,
+}
+
+/// Facts about a file system. Each frontend derives its own settings from them; nothing here
+/// speaks of one frontend. Asked once, after construction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Nothing can be changed; every attempt gives `EROFS`.
+    pub read_only: bool,
+    /// Operations may sleep (disk, network), so more of them should run at once than there are
+    /// processors.
+    pub blocking: bool,
+    /// Nobody changes names, attributes or data but through this file system, or it notifies when
+    /// they do: caches hold until invalidated, and writes may be held back.
+    pub exclusive: bool,
+    /// The directory listing has attributes at hand.
+    pub readdir_entries: bool,
+    /// `system.posix_acl_access` and `_default` are stored and belong to the permission check.
+    pub posix_acl: bool,
+    /// Extended attributes exist at all.
+    pub xattrs: bool,
+    /// Set-user-id, set-group-id and `security.capability` are cleared by the file system where
+    /// an operation says `kill_suidgid`, and on every change of owner.
+    pub kill_suidgid: bool,
+    /// open handles `O_TRUNC` itself.
+    pub open_truncates: bool,
+    /// An [`Ino`] can be used again after it was forgotten, by generation and number (NFS export).
+    pub export: bool,
+    /// Where locks live.
+    pub locks: LockSupport,
+    /// [`crate::FileSystem::submit`] truly finishes reads, writes and fsyncs later, so a frontend
+    /// should prefer it.
+    pub submits: bool,
+    /// [`Opened::backing`] is given.
+    pub backing_files: bool,
+    /// [`NewNode::security`] is honoured.
+    pub security_labels: bool,
+    /// How long a name that was not found stays not found.
+    pub negative_valid_for: Duration,
+    /// Times are kept in multiples of this many nanoseconds.
+    pub time_granularity_ns: u32,
+}
+
+impl Default for Caps {
+    /// Nothing promised: the frontend asks every time and does what it can by itself.
+    fn default() -> Self {
+        Caps {
+            read_only: false,
+            blocking: true,
+            exclusive: false,
+            readdir_entries: false,
+            posix_acl: false,
+            xattrs: true,
+            kill_suidgid: false,
+            open_truncates: false,
+            export: false,
+            locks: LockSupport::Frontend,
+            submits: false,
+            backing_files: false,
+            security_labels: false,
+            negative_valid_for: Duration::ZERO,
+            time_granularity_ns: 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_no_component_cannot_be_made() {
+        for bad in ["", ".", "..", "a/b", "/", "a\0"] {
+            assert_eq!(Name::new(bad.as_bytes()), Err(Errno::EINVAL), "{bad:?}");
+        }
+        assert!(Name::new(&[b'x'; 255]).is_ok());
+        assert_eq!(Name::new(&[b'x'; 256]), Err(Errno::ENAMETOOLONG));
+        assert!(Name::new(b"...").is_ok());
+        assert!(Name::new(b"\xff\xfe").is_ok());
+    }
+
+    #[test]
+    fn kinds_and_mode_bits_are_inverse() {
+        for mode in 0..16 {
+            if let Some(kind) = FileKind::from_mode(mode << 12) {
+                assert_eq!(kind.mode_bits(), mode << 12);
+                assert_eq!(u32::from(kind.d_type()), mode);
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_answers_a_size_query_a_small_buffer_and_a_large_one() {
+        assert_eq!(Xattr::answer(vec![1, 2, 3], 0), Ok(Xattr::Size(3)));
+        assert_eq!(Xattr::answer(vec![1, 2, 3], 2), Err(Errno::ERANGE));
+        assert_eq!(Xattr::answer(vec![1, 2, 3], 3), Ok(Xattr::Value(vec![1, 2, 3])));
+    }
+}
