@@ -6,3 +6,4 @@
 //! data (the kernel's), and option syntax (the program's).
 
 pub mod abi;
+pub mod request;
