@@ -6,4 +6,5 @@
 //! data (the kernel's), and option syntax (the program's).
 
 pub mod abi;
+pub mod reply;
 pub mod request;
