@@ -1,0 +1,296 @@
+//! Decoding requests, without I/O and without allocation.
+//!
+//! A request is a header, the opcode's structure, and names or data. On
+//! `/dev/fuse` they follow one another ([`Request::parse`]); in an io_uring
+//! entry the three lie apart ([`Request::parse_split`]); with splice the data
+//! of a WRITE is still in a pipe ([`DecodeOptions::payload_in_pipe`]).
+//!
+//! Names are whatever the kernel sent, without their NUL. Whether they are
+//! names a file system may see is decided where they become one.
+
+mod error;
+mod ext;
+mod reader;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use error::{DecodeError, Problem};
+pub use ext::{Extensions, SecurityContext, SecurityContexts};
+pub use reader::Records;
+
+use crate::abi::{self, InHeader, Opcode};
+use reader::Reader;
+use zerocopy::FromBytes;
+
+/// What was negotiated, and where the bytes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecodeOptions {
+    /// [`abi::FUSE_SETXATTR_EXT`] was negotiated.
+    pub setxattr_ext: bool,
+    /// The buffer may end where the data of a WRITE or NOTIFY_REPLY begins.
+    pub payload_in_pipe: bool,
+}
+
+/// One decoded request, borrowing names and data from the buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The id to reply with, as received (also of a request sent again).
+    pub unique: u64,
+    /// What is asked for.
+    pub opcode: Opcode,
+    /// The inode, or the directory where the body has a name.
+    pub nodeid: u64,
+    /// The caller's user id; [`abi::FUSE_INVALID_UIDGID`] where an idmapped
+    /// mount has none.
+    pub uid: u32,
+    /// The caller's group id; likewise.
+    pub gid: u32,
+    /// The caller's thread id in the server's pid namespace; 0 for the
+    /// kernel's own requests.
+    pub pid: u32,
+    /// The arguments.
+    pub body: Body<'a>,
+}
+
+/// The data of a WRITE or NOTIFY_REPLY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// In memory.
+    Memory(&'a [u8]),
+    /// This many bytes, still in the transport's pipe.
+    Pipe(usize),
+}
+
+impl Payload<'_> {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Memory(data) => data.len(),
+            Payload::Pipe(len) => *len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The arguments of each opcode. `args` is the kernel's structure.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "each variant is the opcode of its name, documented there")]
+pub enum Body<'a> {
+    Lookup { name: &'a [u8] },
+    Forget(abi::ForgetIn),
+    Getattr(abi::GetattrIn),
+    Setattr(abi::SetattrIn),
+    Readlink,
+    Symlink { name: &'a [u8], target: &'a [u8], ext: Extensions<'a> },
+    Mknod { args: abi::MknodIn, name: &'a [u8], ext: Extensions<'a> },
+    Mkdir { args: abi::MkdirIn, name: &'a [u8], ext: Extensions<'a> },
+    Unlink { name: &'a [u8] },
+    Rmdir { name: &'a [u8] },
+    Rename { args: abi::RenameIn, name: &'a [u8], newname: &'a [u8] },
+    Link { args: abi::LinkIn, name: &'a [u8] },
+    Open(abi::OpenIn),
+    Read(abi::ReadIn),
+    Write { args: abi::WriteIn, data: Payload<'a> },
+    Statfs,
+    Release(abi::ReleaseIn),
+    Fsync(abi::FsyncIn),
+    Setxattr { args: abi::SetxattrIn, name: &'a [u8], value: &'a [u8] },
+    Getxattr { args: abi::GetxattrIn, name: &'a [u8] },
+    Listxattr(abi::GetxattrIn),
+    Removexattr { name: &'a [u8] },
+    Flush(abi::FlushIn),
+    Init(abi::InitIn),
+    Opendir(abi::OpenIn),
+    Readdir(abi::ReadIn),
+    Releasedir(abi::ReleaseIn),
+    Fsyncdir(abi::FsyncIn),
+    Getlk(abi::LkIn),
+    Setlk(abi::LkIn),
+    Setlkw(abi::LkIn),
+    Access(abi::AccessIn),
+    Create { args: abi::CreateIn, name: &'a [u8], ext: Extensions<'a> },
+    Interrupt(abi::InterruptIn),
+    Bmap(abi::BmapIn),
+    Destroy,
+    Ioctl { args: abi::IoctlIn, data: &'a [u8] },
+    Poll(abi::PollIn),
+    NotifyReply { args: abi::NotifyRetrieveIn, data: Payload<'a> },
+    BatchForget(Records<'a, abi::ForgetOne>),
+    Fallocate(abi::FallocateIn),
+    Readdirplus(abi::ReadIn),
+    Rename2 { args: abi::Rename2In, name: &'a [u8], newname: &'a [u8] },
+    Lseek(abi::LseekIn),
+    CopyFileRange(abi::CopyFileRangeIn),
+    Setupmapping(abi::SetupmappingIn),
+    Removemapping(Records<'a, abi::RemovemappingOne>),
+    Syncfs(abi::SyncfsIn),
+    Tmpfile { args: abi::CreateIn, name: &'a [u8], ext: Extensions<'a> },
+    Statx(abi::StatxIn),
+    CopyFileRange64(abi::CopyFileRangeIn),
+    CuseInit(abi::CuseInitIn),
+}
+
+/// The header of the request that starts `buf`, for a transport that must know
+/// how much there is before it has it.
+pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
+    let truncated = Problem::Truncated { need: size_of::<InHeader>(), have: buf.len() };
+    match InHeader::read_from_prefix(buf) {
+        Ok((header, _)) => Ok(header),
+        Err(_) => Err(DecodeError { opcode: None, unique: None, problem: truncated }),
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Decodes what one `read(2)` of `/dev/fuse` returned, and no more: the
+    /// header's length must be the buffer's, or its length together with the
+    /// data in the pipe.
+    pub fn parse(buf: &'a [u8], options: &DecodeOptions) -> Result<Request<'a>, DecodeError> {
+        let header = peek(buf)?;
+        let args = &buf[size_of::<InHeader>()..];
+        let in_pipe = (header.len as usize).checked_sub(buf.len());
+        match in_pipe {
+            Some(0) => {}
+            Some(_) if options.payload_in_pipe => {}
+            _ => {
+                let problem = Problem::Length { header: header.len as usize, read: buf.len() };
+                return Err(DecodeError::of(&header, problem));
+            }
+        }
+        let pipe = in_pipe.unwrap_or(0);
+        Self::decode(&header, Reader::contiguous(args, pipe), options)
+    }
+
+    /// Decodes an io_uring entry: `header` and `op` are the two halves of
+    /// [`abi::UringReqHeader`], `payload` its buffer cut to `payload_sz`.
+    ///
+    /// `op` may be longer than the opcode's structure; the header's length
+    /// tells how much of it counts.
+    pub fn parse_split(
+        header: &[u8],
+        op: &'a [u8],
+        payload: &'a [u8],
+        options: &DecodeOptions,
+    ) -> Result<Request<'a>, DecodeError> {
+        let header = peek(header)?;
+        let op_len = (header.len as usize).checked_sub(size_of::<InHeader>() + payload.len());
+        let Some(op) = op_len.and_then(|len| op.get(..len)) else {
+            let read = size_of::<InHeader>() + op.len() + payload.len();
+            let problem = Problem::Length { header: header.len as usize, read };
+            return Err(DecodeError::of(&header, problem));
+        };
+        Self::decode(&header, Reader::split(op, payload), options)
+    }
+
+    /// Whether the kernel sent this request before, to a server that is gone
+    /// ([`abi::NotifyCode::Resend`]). It may have been carried out already.
+    pub fn is_resend(&self) -> bool {
+        self.unique & abi::FUSE_UNIQUE_RESEND != 0
+    }
+
+    fn decode(
+        header: &InHeader,
+        reader: Reader<'a>,
+        options: &DecodeOptions,
+    ) -> Result<Request<'a>, DecodeError> {
+        let fail = |problem| DecodeError::of(header, problem);
+        let opcode = Opcode::from_u32(header.opcode).ok_or(fail(Problem::UnknownOpcode))?;
+        let body = body(opcode, header, reader, options).map_err(fail)?;
+        let InHeader { unique, nodeid, uid, gid, pid, .. } = *header;
+        Ok(Request { unique, opcode, nodeid, uid, gid, pid, body })
+    }
+}
+
+/// Decodes the arguments. One arm an opcode, in the order of their numbers.
+fn body<'a>(
+    opcode: Opcode,
+    header: &InHeader,
+    mut r: Reader<'a>,
+    options: &DecodeOptions,
+) -> Result<Body<'a>, Problem> {
+    // Extensions are always the last argument, so they are cut off first.
+    let ext = r.extensions(header.total_extlen)?;
+    let body = match opcode {
+        Opcode::Lookup => Body::Lookup { name: r.name()? },
+        Opcode::Forget => Body::Forget(r.fixed()?),
+        Opcode::Getattr => Body::Getattr(r.fixed()?),
+        Opcode::Setattr => Body::Setattr(r.fixed()?),
+        Opcode::Readlink => Body::Readlink,
+        Opcode::Symlink => Body::Symlink { name: r.name()?, target: r.name()?, ext },
+        Opcode::Mknod => Body::Mknod { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Mkdir => Body::Mkdir { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Unlink => Body::Unlink { name: r.name()? },
+        Opcode::Rmdir => Body::Rmdir { name: r.name()? },
+        Opcode::Rename => Body::Rename { args: r.fixed()?, name: r.name()?, newname: r.name()? },
+        Opcode::Link => Body::Link { args: r.fixed()?, name: r.name()? },
+        Opcode::Open => Body::Open(r.fixed()?),
+        Opcode::Read => Body::Read(r.fixed()?),
+        Opcode::Write => {
+            let args: abi::WriteIn = r.fixed()?;
+            Body::Write { args, data: r.payload(args.size)? }
+        }
+        Opcode::Statfs => Body::Statfs,
+        Opcode::Release => Body::Release(r.fixed()?),
+        Opcode::Fsync => Body::Fsync(r.fixed()?),
+        Opcode::Setxattr => setxattr(&mut r, options)?,
+        Opcode::Getxattr => Body::Getxattr { args: r.fixed()?, name: r.name()? },
+        Opcode::Listxattr => Body::Listxattr(r.fixed()?),
+        Opcode::Removexattr => Body::Removexattr { name: r.name()? },
+        Opcode::Flush => Body::Flush(r.fixed()?),
+        Opcode::Init => Body::Init(r.growing(abi::INIT_IN_SIZE_7_35)?),
+        Opcode::Opendir => Body::Opendir(r.fixed()?),
+        Opcode::Readdir => Body::Readdir(r.fixed()?),
+        Opcode::Releasedir => Body::Releasedir(r.fixed()?),
+        Opcode::Fsyncdir => Body::Fsyncdir(r.fixed()?),
+        Opcode::Getlk => Body::Getlk(r.fixed()?),
+        Opcode::Setlk => Body::Setlk(r.fixed()?),
+        Opcode::Setlkw => Body::Setlkw(r.fixed()?),
+        Opcode::Access => Body::Access(r.fixed()?),
+        Opcode::Create => Body::Create { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Interrupt => Body::Interrupt(r.fixed()?),
+        Opcode::Bmap => Body::Bmap(r.fixed()?),
+        Opcode::Destroy => Body::Destroy,
+        Opcode::Ioctl => {
+            let args: abi::IoctlIn = r.fixed()?;
+            Body::Ioctl { args, data: r.data(args.in_size)? }
+        }
+        Opcode::Poll => Body::Poll(r.fixed()?),
+        Opcode::NotifyReply => {
+            let args: abi::NotifyRetrieveIn = r.fixed()?;
+            Body::NotifyReply { args, data: r.payload(args.size)? }
+        }
+        Opcode::BatchForget => {
+            let args: abi::BatchForgetIn = r.fixed()?;
+            Body::BatchForget(r.records(args.count)?)
+        }
+        Opcode::Fallocate => Body::Fallocate(r.fixed()?),
+        Opcode::Readdirplus => Body::Readdirplus(r.fixed()?),
+        Opcode::Rename2 => Body::Rename2 { args: r.fixed()?, name: r.name()?, newname: r.name()? },
+        Opcode::Lseek => Body::Lseek(r.fixed()?),
+        Opcode::CopyFileRange => Body::CopyFileRange(r.fixed()?),
+        Opcode::Setupmapping => Body::Setupmapping(r.fixed()?),
+        Opcode::Removemapping => {
+            let args: abi::RemovemappingIn = r.fixed()?;
+            Body::Removemapping(r.records(args.count)?)
+        }
+        Opcode::Syncfs => Body::Syncfs(r.fixed()?),
+        Opcode::Tmpfile => Body::Tmpfile { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Statx => Body::Statx(r.fixed()?),
+        Opcode::CopyFileRange64 => Body::CopyFileRange64(r.fixed()?),
+        Opcode::CuseInit => Body::CuseInit(r.fixed()?),
+    };
+    r.finish()?;
+    Ok(body)
+}
+
+/// SETXATTR's structure has two sizes, and only negotiation tells them apart.
+fn setxattr<'a>(r: &mut Reader<'a>, options: &DecodeOptions) -> Result<Body<'a>, Problem> {
+    let args: abi::SetxattrIn = match options.setxattr_ext {
+        true => r.fixed()?,
+        false => r.prefix(abi::FUSE_COMPAT_SETXATTR_IN_SIZE)?,
+    };
+    Ok(Body::Setxattr { args, name: r.name()?, value: r.data(args.size)? })
+}

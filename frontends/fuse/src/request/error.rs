@@ -1,0 +1,93 @@
+//! Why a request cannot be decoded.
+
+use crate::abi::{InHeader, Opcode};
+use rustix::io::Errno;
+use std::fmt;
+
+/// A request that cannot be decoded: which, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeError {
+    /// The opcode's number, where the header was complete.
+    pub opcode: Option<u32>,
+    /// The id to answer, where the header was complete.
+    pub unique: Option<u64>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The kernel knows an operation that we do not.
+    #[error("unknown opcode")]
+    UnknownOpcode,
+    /// A structure does not fit into what is left.
+    #[error("{need} bytes are needed where {have} are left")]
+    Truncated {
+        /// Size of the structure.
+        need: usize,
+        /// What is left.
+        have: usize,
+    },
+    /// The header's length is not what was read.
+    #[error("the header says {header} bytes, but {read} were read")]
+    Length {
+        /// What the header says.
+        header: usize,
+        /// What was read.
+        read: usize,
+    },
+    /// A name has no NUL.
+    #[error("a name does not end with NUL")]
+    UnterminatedName,
+    /// Data is not as long as its structure says.
+    #[error("{declared} bytes of data are announced, but {present} are there")]
+    DataLength {
+        /// What the structure says.
+        declared: u64,
+        /// What is there.
+        present: usize,
+    },
+    /// Something follows the last argument.
+    #[error("{0} bytes follow the last argument")]
+    TrailingBytes(usize),
+    /// The extensions of a creation are malformed.
+    #[error("extension: {0}")]
+    Extension(&'static str),
+}
+
+impl DecodeError {
+    pub(super) fn of(header: &InHeader, problem: Problem) -> DecodeError {
+        DecodeError { opcode: Some(header.opcode), unique: Some(header.unique), problem }
+    }
+
+    /// What to answer, where the kernel waits for an answer: ENOSYS makes it
+    /// do without an unknown operation, EIO is for a request we misread.
+    pub fn reply(&self) -> Option<(u64, Errno)> {
+        let known = self.opcode.and_then(Opcode::from_u32);
+        if known.is_some_and(|opcode| !opcode.has_reply()) {
+            return None;
+        }
+        let errno = match self.problem {
+            Problem::UnknownOpcode => Errno::NOSYS,
+            _ => Errno::IO,
+        };
+        self.unique.map(|unique| (unique, errno))
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.opcode.map(|number| (number, Opcode::from_u32(number))) {
+            Some((_, Some(opcode))) => write!(f, "request {}", opcode.name())?,
+            Some((number, None)) => write!(f, "request with opcode {number}")?,
+            None => write!(f, "request")?,
+        }
+        if let Some(unique) = self.unique {
+            write!(f, " (unique {unique})")?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+
+impl std::error::Error for DecodeError {}
