@@ -1,0 +1,81 @@
+//! Backing files: descriptors that the kernel reads and writes without asking us
+//! (`FOPEN_PASSTHROUGH`, Documentation/filesystems/fuse/fuse-passthrough.rst).
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::{Errno, Ino, Result};
+
+use crate::abi::{self, BackingMap};
+
+const SHARDS: usize = 16;
+
+/// The backing files of a session. The kernel allows an inode one backing file at a time, so all
+/// who have it open share its id.
+pub(crate) struct Backings {
+    device: Arc<OwnedFd>,
+    shards: [Mutex<HashMap<Ino, Backing>>; SHARDS],
+}
+
+struct Backing {
+    id: i32,
+    users: usize,
+}
+
+impl Backings {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
+        Backings { device, shards: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    /// The id under which the kernel knows the backing file of `ino`, which is `fd` unless the
+    /// inode is open already. Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file systems
+    /// are stacked too high, `EINVAL` where the file is not regular.
+    pub(crate) fn open(&self, ino: Ino, fd: BorrowedFd<'_>) -> Result<i32> {
+        let mut shard = self.shard(ino);
+        if let Some(backing) = shard.get_mut(&ino) {
+            backing.users += 1;
+            return Ok(backing.id);
+        }
+        let id = register(&self.device, fd)?;
+        shard.insert(ino, Backing { id, users: 1 });
+        Ok(id)
+    }
+
+    /// Takes back one [`open`](Backings::open).
+    pub(crate) fn close(&self, ino: Ino) {
+        let mut shard = self.shard(ino);
+        let Some(backing) = shard.get_mut(&ino) else { return };
+        backing.users -= 1;
+        if backing.users == 0 {
+            unregister(&self.device, backing.id);
+            shard.remove(&ino);
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> std::sync::MutexGuard<'_, HashMap<Ino, Backing>> {
+        let shard = &self.shards[ino.0 as usize % SHARDS];
+        shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn register(device: &OwnedFd, fd: BorrowedFd<'_>) -> Result<i32> {
+    let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
+    // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map` is.
+    let id = unsafe {
+        libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_OPEN), &map)
+    };
+    if id > 0 { Ok(id) } else { Err(last_error()) }
+}
+
+fn unregister(device: &OwnedFd, id: i32) {
+    // SAFETY: the request number says that the kernel reads one 32-bit number, which `id` is. An
+    // error (the session is gone) leaves nothing to do.
+    unsafe {
+        libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_CLOSE), &id);
+    }
+}
+
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().into()
+}

@@ -1,0 +1,261 @@
+//! Values of the contract as the kernel's structures, and back.
+
+use std::time::Duration;
+
+use defuse_fs::{
+    Attr, Entry, Errno, FileKind, Lock, LockKind, LockOwner, LockRequest, LockType, OpenFlags,
+    Result, SetAttr, SetTime, StatFs, Timestamp,
+};
+
+use crate::abi;
+
+/// Overrides of how long answers may be trusted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timeouts {
+    pub(crate) attr: Option<Duration>,
+    pub(crate) entry: Option<Duration>,
+    pub(crate) negative: Option<Duration>,
+}
+
+impl Timeouts {
+    pub(crate) fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
+        let entry_valid = self.entry.unwrap_or(entry.valid_for);
+        let attr_valid = self.attr.unwrap_or(entry.attr.valid_for);
+        abi::EntryOut {
+            nodeid: entry.ino.0,
+            generation: entry.generation,
+            entry_valid: entry_valid.as_secs(),
+            attr_valid: attr_valid.as_secs(),
+            entry_valid_nsec: entry_valid.subsec_nanos(),
+            attr_valid_nsec: attr_valid.subsec_nanos(),
+            attr: attr(&entry.attr),
+        }
+    }
+
+    /// The answer that makes the kernel remember that a name does not exist.
+    pub(crate) fn negative_out(&self, valid: Duration) -> abi::EntryOut {
+        let valid = self.negative.unwrap_or(valid);
+        abi::EntryOut {
+            entry_valid: valid.as_secs(),
+            entry_valid_nsec: valid.subsec_nanos(),
+            ..abi::EntryOut::default()
+        }
+    }
+
+    pub(crate) fn attr_out(&self, from: &Attr) -> abi::AttrOut {
+        let valid = self.attr.unwrap_or(from.valid_for);
+        abi::AttrOut {
+            attr_valid: valid.as_secs(),
+            attr_valid_nsec: valid.subsec_nanos(),
+            dummy: 0,
+            attr: attr(from),
+        }
+    }
+
+    pub(crate) fn statx_out(&self, from: &Attr) -> abi::StatxOut {
+        let valid = self.attr.unwrap_or(from.valid_for);
+        abi::StatxOut {
+            attr_valid: valid.as_secs(),
+            attr_valid_nsec: valid.subsec_nanos(),
+            flags: 0,
+            spare: [0; 2],
+            stat: statx(from),
+        }
+    }
+}
+
+fn attr(from: &Attr) -> abi::Attr {
+    abi::Attr {
+        ino: from.st_ino,
+        size: from.size,
+        blocks: from.blocks,
+        atime: from.atime.secs as u64,
+        mtime: from.mtime.secs as u64,
+        ctime: from.ctime.secs as u64,
+        atimensec: from.atime.nanos,
+        mtimensec: from.mtime.nanos,
+        ctimensec: from.ctime.nanos,
+        mode: from.mode(),
+        nlink: from.nlink,
+        uid: from.uid,
+        gid: from.gid,
+        rdev: kernel_dev(from.rdev),
+        blksize: from.blksize,
+        flags: 0,
+    }
+}
+
+/// `STATX_BASIC_STATS` and `STATX_BTIME`, statx(2).
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+
+fn statx(from: &Attr) -> abi::Statx {
+    let time = |time: Timestamp| abi::SxTime {
+        tv_sec: time.secs,
+        tv_nsec: time.nanos,
+        ..abi::SxTime::default()
+    };
+    abi::Statx {
+        mask: STATX_BASIC_STATS | if from.btime.is_some() { STATX_BTIME } else { 0 },
+        blksize: from.blksize,
+        nlink: from.nlink,
+        uid: from.uid,
+        gid: from.gid,
+        mode: from.mode() as u16,
+        ino: from.st_ino,
+        size: from.size,
+        blocks: from.blocks,
+        atime: time(from.atime),
+        btime: time(from.btime.unwrap_or_default()),
+        ctime: time(from.ctime),
+        mtime: time(from.mtime),
+        rdev_major: dev_major(from.rdev),
+        rdev_minor: dev_minor(from.rdev),
+        ..abi::Statx::default()
+    }
+}
+
+/// `new_encode_dev`: 12 bits of major and 20 of minor, which is what makedev(3) gives for them.
+fn kernel_dev(rdev: u64) -> u32 {
+    let (major, minor) = (dev_major(rdev), dev_minor(rdev));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+/// makedev(3) of what `new_encode_dev` packed.
+pub(crate) fn library_dev(dev: u32) -> u64 {
+    let major = (dev & 0xf_ff00) >> 8;
+    let minor = (dev & 0xff) | ((dev >> 12) & 0xf_ff00);
+    u64::from(minor & 0xff) | u64::from(major) << 8 | u64::from(minor & !0xff) << 12
+}
+
+fn dev_major(rdev: u64) -> u32 {
+    (((rdev >> 32) & !0xfff) | ((rdev >> 8) & 0xfff)) as u32
+}
+
+fn dev_minor(rdev: u64) -> u32 {
+    (((rdev >> 12) & !0xff) | (rdev & 0xff)) as u32
+}
+
+pub(crate) fn statfs(from: &StatFs) -> abi::StatfsOut {
+    let st = abi::Kstatfs {
+        blocks: from.blocks,
+        bfree: from.blocks_free,
+        bavail: from.blocks_available,
+        files: from.files,
+        ffree: from.files_free,
+        bsize: from.bsize,
+        namelen: from.name_max,
+        frsize: from.frsize,
+        ..abi::Kstatfs::default()
+    };
+    abi::StatfsOut { st }
+}
+
+pub(crate) fn set_attr(from: &abi::SetattrIn) -> SetAttr {
+    let has = |bit| from.valid & bit != 0;
+    let time = |set, now, secs: u64, nanos| {
+        if has(now) {
+            Some(SetTime::Now)
+        } else {
+            has(set).then_some(SetTime::At(Timestamp { secs: secs as i64, nanos }))
+        }
+    };
+    SetAttr {
+        perm: has(abi::FATTR_MODE).then_some(from.mode & 0o7777),
+        uid: has(abi::FATTR_UID).then_some(from.uid),
+        gid: has(abi::FATTR_GID).then_some(from.gid),
+        size: has(abi::FATTR_SIZE).then_some(from.size),
+        atime: time(abi::FATTR_ATIME, abi::FATTR_ATIME_NOW, from.atime, from.atimensec),
+        mtime: time(abi::FATTR_MTIME, abi::FATTR_MTIME_NOW, from.mtime, from.mtimensec),
+        ctime: has(abi::FATTR_CTIME)
+            .then_some(Timestamp { secs: from.ctime as i64, nanos: from.ctimensec }),
+        kill_suidgid: has(abi::FATTR_KILL_SUIDGID),
+    }
+}
+
+/// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl(2).
+const F_RDLCK: u32 = 0;
+const F_WRLCK: u32 = 1;
+const F_UNLCK: u32 = 2;
+
+pub(crate) fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> {
+    let typ = match from.lk.type_ {
+        F_RDLCK => LockType::Read,
+        F_WRLCK => LockType::Write,
+        F_UNLCK => LockType::Unlock,
+        _ => return Err(Errno::EINVAL),
+    };
+    let flock = from.lk_flags & abi::FUSE_LK_FLOCK != 0;
+    if from.lk.start > from.lk.end {
+        return Err(Errno::EINVAL);
+    }
+    Ok(LockRequest {
+        kind: if flock { LockKind::Flock } else { LockKind::Posix },
+        owner: LockOwner(from.owner),
+        lock: Lock { typ, start: from.lk.start, end: from.lk.end, pid: from.lk.pid },
+        wait,
+    })
+}
+
+/// The lock that stands in the way, or none.
+pub(crate) fn lk_out(found: Option<Lock>) -> abi::LkOut {
+    let lk = match found {
+        None => abi::FileLock { type_: F_UNLCK, ..abi::FileLock::default() },
+        Some(lock) => abi::FileLock {
+            start: lock.start,
+            end: lock.end,
+            type_: match lock.typ {
+                LockType::Read => F_RDLCK,
+                LockType::Write => F_WRLCK,
+                LockType::Unlock => F_UNLCK,
+            },
+            pid: lock.pid,
+        },
+    };
+    abi::LkOut { lk }
+}
+
+/// The flags of open(2) as the contract wants them: without what the kernel has done itself.
+pub(crate) fn open_flags(flags: u32) -> OpenFlags {
+    const O_NOCTTY: u32 = 0o400;
+    OpenFlags(flags).without(O_NOCTTY)
+}
+
+pub(crate) fn node_kind(mode: u32) -> Result<FileKind> {
+    // mknod(2): a mode without a type makes a regular file.
+    if mode & 0o170000 == 0 {
+        return Ok(FileKind::Regular);
+    }
+    FileKind::from_mode(mode).ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_survive_the_way_to_the_kernel_and_back() {
+        for (major, minor) in [(0u64, 0u64), (1, 3), (8, 17), (259, 300), (4095, 0xf_ffff)] {
+            let rdev = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
+            assert_eq!(library_dev(kernel_dev(rdev)), rdev, "{major}:{minor}");
+            assert_eq!((dev_major(rdev), dev_minor(rdev)), (major as u32, minor as u32));
+        }
+    }
+
+    #[test]
+    fn only_what_is_marked_valid_is_set() {
+        let none = set_attr(&abi::SetattrIn { mode: 0o644, size: 7, ..Default::default() });
+        assert_eq!(none, SetAttr::default());
+        let valid = abi::FATTR_SIZE | abi::FATTR_MTIME | abi::FATTR_MTIME_NOW | abi::FATTR_ATIME;
+        let some = set_attr(&abi::SetattrIn {
+            valid,
+            size: 7,
+            atime: -1i64 as u64,
+            ..Default::default()
+        });
+        assert_eq!(some.size, Some(7));
+        assert_eq!(some.mtime, Some(SetTime::Now));
+        assert_eq!(some.atime, Some(SetTime::At(Timestamp { secs: -1, nanos: 0 })));
+        assert_eq!(some.perm, None);
+    }
+}

@@ -1,0 +1,281 @@
+//! INIT: what this session and this kernel agree on. Every capability bit is decided here, each
+//! with a reason that can be printed.
+
+use std::fmt;
+use std::thread::available_parallelism;
+
+use defuse_fs::{Caps, LockSupport};
+
+use crate::abi::*;
+use crate::options::SessionOptions;
+use crate::request::DecodeOptions;
+
+/// What became of one INIT capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The kernel's name of it, without `FUSE_`.
+    pub name: &'static str,
+    /// Its bit.
+    pub bit: u64,
+    /// Whether it is in use.
+    pub used: bool,
+    /// Why, or why not.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.used { "used" } else { "not used" };
+        write!(f, "{:22} {verdict:8}  {}", self.name, self.reason)
+    }
+}
+
+/// The outcome of INIT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Minor version spoken: the smaller of the two sides'.
+    pub minor: u32,
+    /// The bits in use.
+    pub flags: u64,
+    /// Most bytes in one WRITE.
+    pub max_write: usize,
+    /// Most bytes in one READ.
+    pub max_read: usize,
+    /// Requests in the background, at most.
+    pub max_background: u16,
+    /// Worker threads, at most.
+    pub max_workers: usize,
+    /// All bits, each with its reason.
+    pub decisions: Vec<Decision>,
+}
+
+impl Negotiated {
+    /// Whether all bits of `flags` are in use.
+    pub fn uses(&self, flags: u64) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// How requests are laid out from now on.
+    pub(crate) fn decode_options(&self) -> DecodeOptions {
+        DecodeOptions { setxattr_ext: self.uses(FUSE_SETXATTR_EXT), payload_in_pipe: false }
+    }
+}
+
+/// The kernel's protocol cannot be spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InitError {
+    /// Too old.
+    #[error("the kernel speaks FUSE {0}.{1}; at least 7.{MINOR_MIN} (Linux 5.4) is needed")]
+    TooOld(u32, u32),
+    /// A later major version: the kernel repeats INIT after it is told ours.
+    #[error("the kernel speaks FUSE {0}; it is asked for 7")]
+    LaterMajor(u32),
+}
+
+/// The largest request and reply that any kernel allows without its administrator's help: 256 pages.
+pub(crate) const MAX_IO: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+/// Decides what to answer to the kernel's INIT.
+pub fn negotiate(
+    kernel: &InitIn,
+    caps: &Caps,
+    options: &SessionOptions,
+) -> Result<(InitOut, Negotiated), InitError> {
+    if kernel.major > FUSE_KERNEL_VERSION {
+        return Err(InitError::LaterMajor(kernel.major));
+    }
+    if kernel.major < FUSE_KERNEL_VERSION || kernel.minor < MINOR_MIN {
+        return Err(InitError::TooOld(kernel.major, kernel.minor));
+    }
+    let offered = u64::from(kernel.flags) | u64::from(kernel.flags2) << 32;
+    let decisions = decide(offered, caps, options);
+    let flags = decisions.iter().filter(|d| d.used).fold(0, |all, d| all | d.bit);
+    let max_write = options.max_write.clamp(PAGE, MAX_IO);
+    let max_workers = max_workers(caps, options);
+    let max_background = options
+        .max_background
+        .unwrap_or_else(|| (2 * max_workers).clamp(16, usize::from(u16::MAX)) as u16);
+    let congestion = options.congestion_threshold.unwrap_or(max_background - max_background / 4);
+    let minor = kernel.minor.min(FUSE_KERNEL_MINOR_VERSION);
+    // Without MAX_PAGES a request has 32 pages at most.
+    let pages = if flags & FUSE_MAX_PAGES != 0 { MAX_IO / PAGE } else { 32 };
+    let pages = if options.max_write <= 32 * PAGE { 32 } else { pages };
+    let out = InitOut {
+        major: FUSE_KERNEL_VERSION,
+        minor,
+        max_readahead: options.max_readahead.min(kernel.max_readahead),
+        flags: flags as u32,
+        max_background,
+        congestion_threshold: congestion,
+        max_write: max_write as u32,
+        time_gran: caps.time_granularity_ns.clamp(1, 1_000_000_000),
+        max_pages: pages as u16,
+        map_alignment: 0,
+        flags2: (flags >> 32) as u32,
+        max_stack_depth: if flags & FUSE_PASSTHROUGH != 0 { 1 } else { 0 },
+        request_timeout: request_timeout(flags, options),
+        unused: [0; 11],
+    };
+    let max_read = pages * PAGE;
+    let negotiated =
+        Negotiated { minor, flags, max_write, max_read, max_background, max_workers, decisions };
+    Ok((out, negotiated))
+}
+
+fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
+    let asked = options.request_timeout.filter(|_| flags & FUSE_REQUEST_TIMEOUT != 0);
+    asked.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
+}
+
+/// As many workers as can be busy: processors where handlers never sleep, plenty where they do.
+fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
+    let processors = available_parallelism().map_or(2, usize::from);
+    let derived = if caps.blocking { (4 * processors).max(16) } else { processors.max(2) };
+    options.workers.unwrap_or(derived).clamp(1, 1024)
+}
+
+fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> {
+    let wishes = wishes(caps, options);
+    let decision = |&(name, bit, wanted, reason): &(&'static str, u64, bool, &'static str)| {
+        let (used, reason) = match (wanted, offered & bit != 0, options.disabled & bit != 0) {
+            (true, _, true) => (false, "switched off by an option"),
+            (true, false, _) => (false, "the kernel does not offer it"),
+            (wanted, _, _) => (wanted, reason),
+        };
+        Decision { name, bit, used, reason }
+    };
+    wishes.iter().map(decision).collect()
+}
+
+/// For every bit whether we want it, and why (not).
+#[rustfmt::skip]
+fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
+    let locks = caps.locks == LockSupport::FileSystem
+        || options.forward_locks && caps.locks != LockSupport::Frontend;
+    let acl = caps.posix_acl && options.default_permissions;
+    let splice = options.splice != crate::SpliceLimits::NEVER;
+    vec![
+        ("ASYNC_READ", FUSE_ASYNC_READ, true, "handlers take reads of one file at the same time"),
+        ("POSIX_LOCKS", FUSE_POSIX_LOCKS, locks, "the kernel keeps record locks unless others share them"),
+        ("FILE_OPS", FUSE_FILE_OPS, false, "the kernel ignores it"),
+        ("ATOMIC_O_TRUNC", FUSE_ATOMIC_O_TRUNC, caps.open_truncates, "as the file system says of open"),
+        ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, false, "an inode number means nothing once it is forgotten"),
+        ("BIG_WRITES", FUSE_BIG_WRITES, true, "max_write is the only limit"),
+        ("DONT_MASK", FUSE_DONT_MASK, acl, "default ACLs take the place of the umask"),
+        ("SPLICE_WRITE", FUSE_SPLICE_WRITE, splice, "as the splice options say"),
+        ("SPLICE_MOVE", FUSE_SPLICE_MOVE, splice, "as the splice options say"),
+        ("SPLICE_READ", FUSE_SPLICE_READ, splice, "as the splice options say"),
+        ("FLOCK_LOCKS", FUSE_FLOCK_LOCKS, locks, "the kernel keeps flock locks unless others share them"),
+        ("HAS_IOCTL_DIR", FUSE_HAS_IOCTL_DIR, true, "ioctl is asked of directories as of files"),
+        ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "others may change the data"),
+        ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "as the file system says of its listings"),
+        ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes only where they are used"),
+        ("ASYNC_DIO", FUSE_ASYNC_DIO, true, "handlers take direct I/O at the same time"),
+        ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "as the option says"),
+        ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),
+        ("PARALLEL_DIROPS", FUSE_PARALLEL_DIROPS, true, "lookups and listings of one directory run at once"),
+        ("HANDLE_KILLPRIV", FUSE_HANDLE_KILLPRIV, false, "HANDLE_KILLPRIV_V2 replaces it"),
+        ("POSIX_ACL", FUSE_POSIX_ACL, acl, "needs a file system with ACLs, and the kernel's permission check"),
+        ("ABORT_ERROR", FUSE_ABORT_ERROR, true, "an abort is told from an unmount"),
+        ("MAX_PAGES", FUSE_MAX_PAGES, true, "requests of up to 1 MiB"),
+        ("CACHE_SYMLINKS", FUSE_CACHE_SYMLINKS, caps.exclusive, "only where nobody else replaces symbolic links"),
+        ("NO_OPENDIR_SUPPORT", FUSE_NO_OPENDIR_SUPPORT, false, "opendir has a meaning in the contract"),
+        ("EXPLICIT_INVAL_DATA", FUSE_EXPLICIT_INVAL_DATA, caps.exclusive, "data is valid until the file system says otherwise"),
+        ("MAP_ALIGNMENT", FUSE_MAP_ALIGNMENT, false, "DAX windows belong to virtual machines"),
+        ("SUBMOUNTS", FUSE_SUBMOUNTS, false, "every inode of a mount has one device number"),
+        ("HANDLE_KILLPRIV_V2", FUSE_HANDLE_KILLPRIV_V2, caps.kill_suidgid, "without it every buffered write asks for security.capability first"),
+        ("SETXATTR_EXT", FUSE_SETXATTR_EXT, true, "ACLs clear set-group-id as they should"),
+        ("INIT_EXT", FUSE_INIT_EXT, true, "capabilities beyond 32 bits"),
+        ("SECURITY_CTX", FUSE_SECURITY_CTX, caps.security_labels, "as the file system says of labels"),
+        ("HAS_INODE_DAX", FUSE_HAS_INODE_DAX, false, "DAX windows belong to virtual machines"),
+        ("CREATE_SUPP_GROUP", FUSE_CREATE_SUPP_GROUP, true, "set-group-id directories need the caller's groups"),
+        ("HAS_EXPIRE_ONLY", FUSE_HAS_EXPIRE_ONLY, true, "names can expire without being dropped"),
+        ("DIRECT_IO_ALLOW_MMAP", FUSE_DIRECT_IO_ALLOW_MMAP, true, "mmap works on direct files"),
+        ("PASSTHROUGH", FUSE_PASSTHROUGH, caps.backing_files && options.passthrough && !options.writeback,
+            "the kernel reads and writes backing files itself; not together with its write-back"),
+        ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, true, "see EXPORT_SUPPORT"),
+        ("HAS_RESEND", FUSE_HAS_RESEND, false, "a session is not handed over to another process"),
+        ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would no longer tell who asks"),
+        ("OVER_IO_URING", FUSE_OVER_IO_URING, false, "the transport is the device"),
+        ("REQUEST_TIMEOUT", FUSE_REQUEST_TIMEOUT, options.request_timeout.is_some(), "as the option says"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(minor: u32, flags: u64) -> InitIn {
+        InitIn {
+            major: 7,
+            minor,
+            max_readahead: 1 << 17,
+            flags: flags as u32,
+            flags2: (flags >> 32) as u32,
+            unused: [0; 11],
+        }
+    }
+
+    #[test]
+    fn every_capability_bit_of_the_protocol_is_decided_once() {
+        let decisions = decide(u64::MAX, &Caps::default(), &SessionOptions::default());
+        let all = decisions.iter().fold(0, |all, d| {
+            assert_eq!(all & d.bit, 0, "{} twice", d.name);
+            all | d.bit
+        });
+        assert_eq!(all, ((1 << 43) - 1) & !FUSE_INIT_RESERVED);
+        assert!(decisions.iter().all(|d| !d.reason.is_empty()));
+    }
+
+    #[test]
+    fn nothing_is_answered_that_was_not_offered() {
+        let caps = Caps { posix_acl: true, kill_suidgid: true, exclusive: true, ..Caps::default() };
+        for bit in 0..43 {
+            let offered = 1 << bit;
+            let (out, _) =
+                negotiate(&kernel(45, offered), &caps, &SessionOptions::default()).unwrap();
+            let flags = u64::from(out.flags) | u64::from(out.flags2) << 32;
+            assert_eq!(flags & !offered, 0);
+        }
+    }
+
+    #[test]
+    fn versions_meet_at_the_smaller_one() {
+        let options = SessionOptions::default();
+        let minor =
+            |m| negotiate(&kernel(m, 0), &Caps::default(), &options).map(|(out, _)| out.minor);
+        assert_eq!(minor(31), Ok(31));
+        assert_eq!(minor(45), Ok(45));
+        assert_eq!(minor(99), Ok(45));
+        assert_eq!(minor(30), Err(InitError::TooOld(7, 30)));
+        let later = InitIn { major: 8, ..kernel(0, 0) };
+        assert!(matches!(
+            negotiate(&later, &Caps::default(), &options),
+            Err(InitError::LaterMajor(8))
+        ));
+    }
+
+    #[test]
+    fn the_papers_configurations_are_its_own() {
+        let caps = Caps { readdir_entries: true, kill_suidgid: true, ..Caps::default() };
+        let (base, agreed) =
+            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::paper_base()).unwrap();
+        assert_eq!((base.max_write, agreed.max_read, agreed.max_workers), (4096, 131072, 1));
+        assert!(!agreed.uses(FUSE_WRITEBACK_CACHE) && !agreed.uses(FUSE_HANDLE_KILLPRIV_V2));
+        let (opt, agreed) =
+            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::paper_opt()).unwrap();
+        assert_eq!((opt.max_write, opt.max_background, opt.congestion_threshold), (131072, 12, 9));
+        assert!(agreed.uses(FUSE_WRITEBACK_CACHE) && agreed.max_workers > 1);
+    }
+
+    #[test]
+    fn write_back_and_backing_files_exclude_each_other() {
+        let caps = Caps { backing_files: true, ..Caps::default() };
+        let with = |writeback| {
+            let options = SessionOptions { writeback, ..SessionOptions::default() };
+            negotiate(&kernel(45, u64::MAX), &caps, &options).unwrap().1.uses(FUSE_PASSTHROUGH)
+        };
+        assert!(with(false) && !with(true));
+    }
+}

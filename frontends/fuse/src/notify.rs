@@ -1,0 +1,127 @@
+//! The way from a file system to the kernel's caches: every notification of the protocol.
+
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, Result};
+
+use crate::abi;
+use crate::reply::Notification;
+use crate::transport::ReplyPort;
+
+type Retrieved = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
+
+/// Most RETRIEVE notifications without an answer; the kernel answers each, so more are a mistake.
+const RETRIEVES_MAX: usize = 1024;
+
+/// Sends notifications and receives the answers to RETRIEVE.
+pub(crate) struct KernelNotify {
+    /// Weak: a file system keeps its notifier for good, and must not keep the device open, or the
+    /// mount would outlive its session.
+    port: Weak<dyn ReplyPort>,
+    minor: u32,
+    next: AtomicU64,
+    retrieves: Mutex<HashMap<u64, Retrieved>>,
+}
+
+impl KernelNotify {
+    pub(crate) fn new(port: &Arc<dyn ReplyPort>, minor: u32) -> Self {
+        KernelNotify {
+            port: Arc::downgrade(port),
+            minor,
+            next: AtomicU64::new(1),
+            retrieves: Mutex::default(),
+        }
+    }
+
+    fn send(&self, notification: &Notification<'_>, data: &[u8]) -> Result<()> {
+        let port = self.port.upgrade().ok_or(Errno::ENOTCONN)?;
+        let head = notification.encode();
+        port.send(&[IoSlice::new(&head), IoSlice::new(data)])
+    }
+
+    /// The answer to the RETRIEVE that was sent as `unique`.
+    pub(crate) fn retrieved(&self, unique: u64, data: Vec<u8>) {
+        if let Some(done) = self.lock().remove(&unique) {
+            done(Ok(data));
+        }
+    }
+
+    /// Ends what will never be answered.
+    pub(crate) fn close(&self) {
+        let retrieves = std::mem::take(&mut *self.lock());
+        for done in retrieves.into_values() {
+            done(Err(Errno::ENOTCONN));
+        }
+    }
+
+    fn since(&self, minor: u32) -> Result<()> {
+        if self.minor >= minor { Ok(()) } else { Err(Errno::ENOSYS) }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Retrieved>> {
+        self.retrieves.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Notify for KernelNotify {
+    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let (off, len) = range.map_or((-1, 0), |(off, len)| (signed(off), signed(len)));
+        self.send(&Notification::InvalInode { ino: ino.0, off, len }, &[])
+    }
+
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
+        // Before 7.38 the flag was padding: the name would be dropped, which is more than asked.
+        if expire_only {
+            self.since(38)?;
+        }
+        let (parent, name) = (parent.0, name.as_bytes());
+        self.send(&Notification::InvalEntry { parent, name, expire_only }, &[])
+    }
+
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        let name = name.as_bytes();
+        self.send(&Notification::Delete { parent: parent.0, child: child.0, name }, &[])
+    }
+
+    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        let size = u32::try_from(data.len()).map_err(|_| Errno::E2BIG)?;
+        self.send(&Notification::Store { nodeid: ino.0, offset, size }, data)
+    }
+
+    fn retrieve(&self, ino: Ino, offset: u64, len: u32, done: Retrieved) -> Result<()> {
+        let notify_unique = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut retrieves = self.lock();
+            if retrieves.len() >= RETRIEVES_MAX {
+                return Err(Errno::EAGAIN);
+            }
+            retrieves.insert(notify_unique, done);
+        }
+        let ask = Notification::Retrieve { notify_unique, nodeid: ino.0, offset, size: len };
+        self.send(&ask, &[]).inspect_err(|_| {
+            self.lock().remove(&notify_unique);
+        })
+    }
+
+    fn poll_wake(&self, handle: PollHandle) -> Result<()> {
+        self.send(&Notification::Poll { kh: handle.0 }, &[])
+    }
+
+    fn increment_epoch(&self) -> Result<()> {
+        self.since(44)?;
+        self.send(&Notification::IncEpoch, &[])
+    }
+
+    fn prune(&self, inodes: &[Ino]) -> Result<()> {
+        self.since(45)?;
+        let nodeids: Vec<u64> = inodes.iter().map(|ino| ino.0).collect();
+        self.send(&Notification::Prune { nodeids: &nodeids }, &[])
+    }
+}
+
+const _: () = assert!(abi::FUSE_KERNEL_MINOR_VERSION >= 45, "prune is of 7.45");

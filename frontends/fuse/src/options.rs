@@ -1,0 +1,105 @@
+//! What a session may be told, apart from what the file system says of itself.
+
+use std::time::Duration;
+
+use crate::transport::dev::SpliceLimits;
+
+/// Settings of a session. The defaults are the fastest that are correct for every file system;
+/// whatever a file system or a kernel cannot do is left out when the session starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionOptions {
+    /// Most worker threads; `None` derives it: the number of processors for a file system that
+    /// never sleeps, more for one that does. 1 is the single-threaded daemon.
+    pub workers: Option<usize>,
+    /// Most bytes in one WRITE, 4096 to 1 MiB.
+    pub max_write: usize,
+    /// Most bytes that the kernel reads ahead.
+    pub max_readahead: u32,
+    /// Requests that the kernel may have in flight for readahead, write-back and asynchronous
+    /// direct I/O. `None` derives it from the workers. (fuse(4): 12 unless set.)
+    pub max_background: Option<u16>,
+    /// From this many on, the kernel treats the mount as congested. `None`: three quarters.
+    pub congestion_threshold: Option<u16>,
+    /// Keep buffered writes in the page cache and send them later, in large pieces.
+    pub writeback: bool,
+    /// Use a descriptor of the device for each worker.
+    pub clone_fd: bool,
+    /// When to splice.
+    pub splice: SpliceLimits,
+    /// Let the kernel read and write backing files by itself.
+    pub passthrough: bool,
+    /// Bypass the page cache for every file.
+    pub direct_io: bool,
+    /// The kernel checks permissions (mount option `default_permissions`).
+    pub default_permissions: bool,
+    /// Take locks to the file system even where the kernel could keep them.
+    pub forward_locks: bool,
+    /// Overrides how long attributes are trusted.
+    pub attr_timeout: Option<Duration>,
+    /// Overrides how long names are trusted.
+    pub entry_timeout: Option<Duration>,
+    /// Overrides how long missing names are trusted to be missing.
+    pub negative_timeout: Option<Duration>,
+    /// The kernel aborts the session when a request waits longer than this for an answer
+    /// (needs 7.43; whole seconds).
+    pub request_timeout: Option<Duration>,
+    /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`crate::abi`].
+    pub disabled: u64,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions {
+            workers: None,
+            max_write: 1 << 20,
+            max_readahead: 1 << 20,
+            max_background: None,
+            congestion_threshold: None,
+            writeback: false,
+            clone_fd: true,
+            splice: SpliceLimits::MEASURED,
+            passthrough: true,
+            direct_io: false,
+            default_permissions: true,
+            forward_locks: false,
+            attr_timeout: None,
+            entry_timeout: None,
+            negative_timeout: None,
+            request_timeout: None,
+            disabled: 0,
+        }
+    }
+}
+
+/// INIT capabilities that came after Linux 4.1 (protocol 7.23): what the paper's kernel did not
+/// have. Its configurations are measured without them.
+const AFTER_PAPER: u64 = !((1 << 18) - 1);
+
+impl SessionOptions {
+    /// StackfsBase of the paper (section 4): no write-back, WRITE of 4 KiB, one thread, no splice.
+    pub fn paper_base() -> Self {
+        SessionOptions {
+            workers: Some(1),
+            max_write: 4096,
+            max_readahead: 128 * 1024,
+            max_background: Some(12),
+            congestion_threshold: Some(9),
+            clone_fd: false,
+            splice: SpliceLimits::NEVER,
+            passthrough: false,
+            disabled: AFTER_PAPER,
+            ..SessionOptions::default()
+        }
+    }
+
+    /// StackfsOpt of the paper: write-back cache, WRITE of 128 KiB, many threads, splice for all.
+    pub fn paper_opt() -> Self {
+        SessionOptions {
+            workers: None,
+            max_write: 128 * 1024,
+            writeback: true,
+            splice: SpliceLimits::PAPER,
+            ..SessionOptions::paper_base()
+        }
+    }
+}

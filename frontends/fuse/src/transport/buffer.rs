@@ -1,0 +1,62 @@
+//! Memory whose pages are aligned, so that direct I/O can use it.
+
+/// The alignment that direct I/O needs on every device with blocks of up to 4 KiB.
+const ALIGN: usize = 4096;
+
+/// A buffer in which the byte at `lead` is aligned to a page: a message header goes before it and
+/// data from there on, and the whole message is contiguous.
+pub(crate) struct AlignedBuf {
+    memory: Vec<u8>,
+    start: usize,
+    lead: usize,
+}
+
+impl AlignedBuf {
+    /// `lead` bytes (at most a page) and then `len` aligned bytes, all zero. Pages are touched only
+    /// when used.
+    pub(crate) fn new(lead: usize, len: usize) -> Self {
+        assert!(lead <= ALIGN, "a header is larger than a page");
+        let memory = vec![0; lead + len + 2 * ALIGN];
+        let aligned = memory.as_ptr().align_offset(ALIGN);
+        // The first aligned byte that has room for the lead before it.
+        let data = if aligned >= lead { aligned } else { aligned + ALIGN };
+        let buf = AlignedBuf { memory, start: data - lead, lead };
+        debug_assert_eq!(buf.data_ptr() % ALIGN, 0);
+        buf
+    }
+
+    /// Lead and data as one, `len` bytes from the start.
+    pub(crate) fn message(&self, len: usize) -> &[u8] {
+        &self.memory[self.start..self.start + len]
+    }
+
+    /// Lead and data as one, `len` bytes from the start.
+    pub(crate) fn message_mut(&mut self, len: usize) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + len]
+    }
+
+    /// The data after the lead, `len` bytes.
+    pub(crate) fn data_mut(&mut self, len: usize) -> &mut [u8] {
+        let from = self.start + self.lead;
+        &mut self.memory[from..from + len]
+    }
+
+    fn data_ptr(&self) -> usize {
+        self.memory[self.start + self.lead..].as_ptr() as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_aligned_whatever_comes_before_it() {
+        for lead in [0, 16, 80, 4095, 4096] {
+            let mut buf = AlignedBuf::new(lead, 8192);
+            assert_eq!(buf.data_mut(1).as_ptr() as usize % ALIGN, 0);
+            buf.message_mut(lead + 8192).fill(7);
+            assert!(buf.message(lead + 8192).iter().all(|&byte| byte == 7));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! How requests arrive and replies leave. A session's workers each own a [`Channel`]; dispatch sees
+//! only the request's bytes and a [`Reply`], so that another transport (a ring) can take the place
+//! of the device without a change above.
+
+mod buffer;
+pub(crate) mod dev;
+mod splice;
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use defuse_fs::{Errno, ReadSink, Result, WriteSource};
+
+pub(crate) use buffer::AlignedBuf;
+
+/// The way back to the kernel of one request, from any thread, at any time.
+pub(crate) trait ReplyPort: Send + Sync {
+    /// Sends a whole message: its header is in the first part. `ENOENT` where the kernel no longer
+    /// waits for it.
+    fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
+}
+
+/// The reply to the request that a worker has just received. Exactly one of the sending methods is
+/// called for each request that wants an answer. An error of theirs says that the kernel did not
+/// take the answer, so what the answer gave away (a lookup, a handle) has to be taken back.
+pub(crate) trait Reply {
+    /// Sends success with `body`, the concatenation of its parts.
+    fn send(&mut self, body: &[&[u8]]) -> Result<()>;
+
+    /// Sends the error number `errno` (positive), or success without a body for 0.
+    fn send_errno(&mut self, errno: i32) -> Result<()>;
+
+    /// Room for `len` bytes of a body that [`send_room`](Reply::send_room) sends.
+    fn room(&mut self, len: usize) -> &mut [u8];
+
+    /// Sends the first `len` bytes of [`room`](Reply::room).
+    fn send_room(&mut self, len: usize) -> Result<()>;
+
+    /// Where the data of a READ of up to `len` bytes goes.
+    fn data(&mut self, len: usize) -> &mut dyn ReadSink;
+
+    /// Sends what went into [`data`](Reply::data).
+    fn send_data(&mut self) -> Result<()>;
+
+    /// The data of a WRITE that did not come with the request's bytes.
+    fn piped(&mut self) -> &mut dyn WriteSource;
+
+    /// Takes the answer out of this thread's hands.
+    fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply>;
+}
+
+/// What a deferred reply has to carry.
+pub(crate) enum Deferred {
+    /// Room for the data of a READ of so many bytes.
+    Read(usize),
+    /// The data of a WRITE. It is owned: the worker's buffer is needed for the next request.
+    Write(Vec<u8>),
+    /// Nothing.
+    Plain,
+}
+
+/// The owned form of a [`Reply`].
+pub(crate) trait DeferredReply: Send {
+    /// Where the data of a READ goes.
+    fn sink(&mut self) -> &mut dyn ReadSink;
+    /// Where the data of a WRITE comes from.
+    fn source(&mut self) -> &mut dyn WriteSource;
+    /// Sends what went into the sink.
+    fn send_data(self: Box<Self>) -> Result<()>;
+    /// Sends success with `body`.
+    fn send(self: Box<Self>, body: &[u8]) -> Result<()>;
+    /// Sends the error number `errno` (positive), or success without a body for 0.
+    fn send_errno(self: Box<Self>, errno: i32) -> Result<()>;
+}
+
+/// What a worker's wait for a request came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// A request is there.
+    Request,
+    /// Nothing: a signal, or a request that was taken back. Look around and wait again.
+    Nothing,
+    /// The kernel has ended the connection.
+    Unmounted,
+}
+
+/// One worker's end of a transport.
+pub(crate) trait Channel: Send {
+    /// Waits for a request.
+    fn receive(&mut self) -> Result<Received>;
+    /// The bytes of the request that was received, and the way to answer it. Bytes that the
+    /// transport keeps elsewhere (WRITE data in a pipe) are left out.
+    fn exchange(&mut self) -> (&[u8], &mut dyn Reply);
+    /// The way back for a reply or notification that no request waits for.
+    fn port(&self) -> Arc<dyn ReplyPort>;
+    /// True once bytes are kept elsewhere for the request that was received.
+    fn payload_in_pipe(&self) -> bool;
+}
+
+
+/// The error of a system call, in the contract's type.
+pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}

@@ -1,0 +1,91 @@
+//! A pipe that carries file data between a file and the device without a copy, splice(2).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use defuse_fs::{Errno, Result};
+use super::errno;
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+
+/// A pipe with room for one message of a fixed size.
+pub(crate) struct Pipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+    /// Bytes inside.
+    level: usize,
+}
+
+impl Pipe {
+    /// A pipe that takes `capacity` bytes in whole pages and one page more for a header. `EPERM`
+    /// where that is over /proc/sys/fs/pipe-max-size and the process is not privileged.
+    pub(crate) fn new(capacity: usize) -> Result<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno)?;
+        let wanted = (capacity.next_multiple_of(4096) + 2 * 4096).next_power_of_two();
+        fcntl_setpipe_size(&writer, wanted).map_err(errno)?;
+        Ok(Pipe { reader, writer, level: 0 })
+    }
+
+    pub(crate) fn level(&self) -> usize {
+        self.level
+    }
+
+    /// Puts `bytes` in by copying.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        let count = rustix::io::write(&self.writer, bytes).map_err(errno)?;
+        self.level += count;
+        if count == bytes.len() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    /// Takes bytes out by copying; all of `out` is filled unless the pipe runs empty.
+    pub(crate) fn pull(&mut self, out: &mut [u8]) -> Result<usize> {
+        let want = out.len().min(self.level);
+        let mut done = 0;
+        while done < want {
+            match rustix::io::read(&self.reader, &mut out[done..want]).map_err(errno)? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        self.level -= done;
+        Ok(done)
+    }
+
+    /// Moves up to `len` bytes of `fd` in: from `offset`, or from where a stream stands.
+    pub(crate) fn fill(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        offset: Option<u64>,
+        len: usize,
+    ) -> Result<usize> {
+        let mut at = offset;
+        let count = splice(fd, at.as_mut(), &self.writer, None, len, SpliceFlags::MOVE)
+            .map_err(errno)?;
+        self.level += count;
+        Ok(count)
+    }
+
+    /// Moves up to `len` bytes out into `fd`: at `offset`, or into a stream.
+    pub(crate) fn drain(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        offset: Option<u64>,
+        len: usize,
+    ) -> Result<usize> {
+        let mut at = offset;
+        let count =
+            splice(self.reader.as_fd(), None, fd, at.as_mut(), len, SpliceFlags::MOVE)
+            .map_err(errno)?;
+        self.level -= count.min(self.level);
+        Ok(count)
+    }
+
+    /// Throws away what is left inside.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        let mut scratch = [0; 4096];
+        while self.level > 0 {
+            if self.pull(&mut scratch)? == 0 {
+                return Err(Errno::EIO);
+            }
+        }
+        Ok(())
+    }
+}

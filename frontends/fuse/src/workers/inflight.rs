@@ -1,0 +1,115 @@
+//! Which request each worker handles, so that an INTERRUPT finds it without a lock on the way of
+//! every request.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use defuse_fs::Interrupted;
+
+/// One worker's place. On a cache line of its own: it is written at every request.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    /// The request in hand; 0 for none.
+    unique: AtomicU64,
+    /// The request that has been interrupted; equal to `unique` where that one is.
+    interrupted: AtomicU64,
+    /// Kernel id of the thread, for signals; 0 where the place is free.
+    thread: AtomicI32,
+    /// Requests begun; it tells a worker that is stuck from one that is busy.
+    served: AtomicU64,
+}
+
+impl Slot {
+    /// The worker has `unique` in hand.
+    pub(crate) fn begin(&self, unique: u64) {
+        self.unique.store(unique, Ordering::Release);
+        // Only this worker writes it, so no atomic addition is needed.
+        self.served.store(self.served.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// The worker has nothing in hand.
+    pub(crate) fn end(&self) {
+        self.unique.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn thread(&self) -> i32 {
+        self.thread.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn release(&self) {
+        self.unique.store(0, Ordering::Release);
+        self.thread.store(0, Ordering::Release);
+    }
+
+    /// True where the request in hand was interrupted and the worker has not finished it.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        let unique = self.unique.load(Ordering::Acquire);
+        unique != 0 && self.interrupted.load(Ordering::Acquire) == unique
+    }
+}
+
+impl Interrupted for Slot {
+    fn interrupted(&self) -> bool {
+        self.is_interrupted()
+    }
+}
+
+/// The places of all workers that there may be.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Box<[Slot]>,
+}
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Self {
+        Slots { slots: (0..count).map(|_| Slot::default()).collect() }
+    }
+
+    /// A free place for the thread `thread`. `None` where there is none, which the pool's limit
+    /// rules out.
+    pub(crate) fn claim(&self, thread: i32) -> Option<&Slot> {
+        self.slots.iter().find(|slot| {
+            slot.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    /// Marks the request `unique` as interrupted. Returns the thread that handles it.
+    pub(crate) fn interrupt(&self, unique: u64) -> Option<i32> {
+        let slot = self.slots.iter().find(|slot| slot.unique.load(Ordering::Acquire) == unique)?;
+        slot.interrupted.store(unique, Ordering::Release);
+        Some(slot.thread())
+    }
+
+    /// All places.
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Slot> {
+        self.slots.iter()
+    }
+
+    /// Requests begun by all workers so far.
+    pub(crate) fn served(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.served.load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_reaches_the_request_it_names_and_no_other() {
+        let slots = Slots::new(2);
+        let first = slots.claim(11).unwrap();
+        let second = slots.claim(12).unwrap();
+        assert!(slots.claim(13).is_none());
+        first.begin(100);
+        second.begin(200);
+        assert_eq!(slots.interrupt(300), None);
+        assert_eq!(slots.interrupt(200), Some(12));
+        assert!(second.interrupted() && !first.interrupted());
+        second.end();
+        second.begin(201);
+        assert!(!second.interrupted());
+        second.release();
+        assert!(slots.claim(13).is_some());
+    }
+}

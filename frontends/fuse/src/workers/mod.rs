@@ -1,0 +1,20 @@
+//! The threads that serve a session, and how many there are.
+//!
+//! A worker receives a request, handles it, answers, and receives again. With one caller at a time
+//! one worker is best: it stays hot and nobody else wakes up. More are needed in two cases, and
+//! each is recognized where it costs nothing:
+//!
+//! - *Backlog*: requests arrive faster than they are handled. A worker sees it by itself, because
+//!   its next request is there without waiting. Another worker helps up to the number of
+//!   processors; beyond that it would only take turns with the others.
+//! - *Blocking*: handlers sleep (disk, network, a slow backend) while requests wait. The
+//!   [`sentinel`] looks every few milliseconds while there is work, and adds a worker whenever all
+//!   are busy and the device has something to read, up to the maximum.
+//!
+//! FORGET, BATCH_FORGET and INTERRUPT never count as work: they are done at once by whoever receives
+//! them. A worker that keeps finding others idle parks itself, and ends after some seconds of rest.
+
+pub(crate) mod inflight;
+pub(crate) mod pool;
+pub(crate) mod sentinel;
+pub(crate) mod signal;

@@ -1,0 +1,319 @@
+//! The count of workers: pure bookkeeping, checked under every interleaving by `tests/shuttle.rs`.
+
+use std::time::Duration;
+
+use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
+
+/// How many workers there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// Workers at most, at least 1.
+    pub max: usize,
+    /// Workers that a mere backlog may call for: the number of processors.
+    pub parallel: usize,
+}
+
+/// What [`Pool::grow`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// The caller starts a thread, or calls [`Pool::spawn_failed`].
+    Spawn,
+    /// A parked worker has been called back.
+    Unparked,
+    /// There are as many as there may be.
+    AtLimit,
+}
+
+/// Why [`Pool::park`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// There is work: receive again.
+    Work,
+    /// There was none for long: end the thread. It is no longer counted.
+    Retire,
+    /// The session ends: end the thread.
+    Exit,
+}
+
+#[derive(Debug, Default)]
+struct Parked {
+    /// Workers that wait.
+    waiting: usize,
+    /// Of these, how many have been called back and not yet woken.
+    called: usize,
+    /// Threads that exist: receiving, handling or parked.
+    live: usize,
+    started: u64,
+    retired: u64,
+    peak: usize,
+}
+
+/// The counts of a session's workers. `begin` and `end` bracket every request with one atomic
+/// operation each; all else happens when the number of workers changes.
+#[derive(Debug)]
+pub struct Pool {
+    limits: PoolLimits,
+    /// Workers that wait for a request.
+    idle: AtomicUsize,
+    /// Workers that wait for a request or handle one.
+    active: AtomicUsize,
+    exiting: AtomicBool,
+    parked: Mutex<Parked>,
+    call: Condvar,
+}
+
+/// Numbers for statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Threads that exist.
+    pub live: usize,
+    /// Of these, waiting for a request.
+    pub idle: usize,
+    /// Of these, parked.
+    pub parked: usize,
+    /// Threads started so far.
+    pub started: u64,
+    /// Threads ended for lack of work so far.
+    pub retired: u64,
+    /// Most threads at one time.
+    pub peak: usize,
+}
+
+impl Pool {
+    /// A pool without workers; the first comes by [`grow`](Pool::grow).
+    pub fn new(limits: PoolLimits) -> Self {
+        let limits = PoolLimits { max: limits.max.max(1), parallel: limits.parallel.max(1) };
+        Pool {
+            limits,
+            idle: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            exiting: AtomicBool::new(false),
+            parked: Mutex::new(Parked::default()),
+            call: Condvar::new(),
+        }
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> PoolLimits {
+        self.limits
+    }
+
+    /// A worker has taken a request. True where no other waits for the next one.
+    pub fn begin(&self) -> bool {
+        // Sequentially consistent, because the sentinel's "nobody is busy" and a worker's "the
+        // sentinel is awake" must not both be stale.
+        self.idle.fetch_sub(1, Ordering::SeqCst) == 1
+    }
+
+    /// A worker is done with its request (or has just started) and will wait for the next one.
+    /// Returns how many others wait.
+    pub fn end(&self) -> usize {
+        self.idle.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Workers that wait for a request.
+    pub fn idle(&self) -> usize {
+        self.idle.load(Ordering::SeqCst)
+    }
+
+    /// Workers that wait for a request or handle one.
+    pub fn active(&self) -> usize {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// True where a backlog still justifies one more.
+    pub fn backlog_may_grow(&self) -> bool {
+        self.active() < self.limits.parallel.min(self.limits.max)
+    }
+
+    /// Makes one more worker active, if there may be one.
+    pub fn grow(&self) -> Growth {
+        let mut parked = self.lock();
+        if self.exiting() {
+            return Growth::AtLimit;
+        }
+        if parked.called < parked.waiting {
+            parked.called += 1;
+            self.active.fetch_add(1, Ordering::SeqCst);
+            self.call.notify_one();
+            Growth::Unparked
+        } else if parked.live < self.limits.max {
+            parked.live += 1;
+            parked.started += 1;
+            parked.peak = parked.peak.max(parked.live);
+            self.active.fetch_add(1, Ordering::SeqCst);
+            Growth::Spawn
+        } else {
+            Growth::AtLimit
+        }
+    }
+
+    /// The thread that [`Growth::Spawn`] asked for could not be started.
+    pub fn spawn_failed(&self) {
+        let mut parked = self.lock();
+        parked.live -= 1;
+        parked.started -= 1;
+        self.active.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Takes the calling worker, which has called [`end`](Pool::end), out of the active ones, if
+    /// another one still waits for requests then. Returns at once with [`Woken::Work`] otherwise.
+    /// It rests for at most `rest`. After [`Woken::Work`] the worker is active and idle again.
+    pub fn park(&self, rest: Duration) -> Woken {
+        let mut parked = self.lock();
+        if self.exiting() {
+            return self.leave(&mut parked);
+        }
+        // Both are decided under the lock, so that two workers cannot each count on the other.
+        if self.idle.load(Ordering::SeqCst) < 2 {
+            return Woken::Work;
+        }
+        self.idle.fetch_sub(1, Ordering::SeqCst);
+        self.active.fetch_sub(1, Ordering::SeqCst);
+        parked.waiting += 1;
+        let mut timed_out = false;
+        while parked.called == 0 && !self.exiting() && !timed_out {
+            (parked, timed_out) = self.wait(parked, rest);
+        }
+        parked.waiting -= 1;
+        if parked.called > 0 {
+            // Whoever called has already counted this worker as active.
+            parked.called -= 1;
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            return if self.exiting() { self.leave(&mut parked) } else { Woken::Work };
+        }
+        parked.live -= 1;
+        if self.exiting() {
+            return Woken::Exit;
+        }
+        parked.retired += 1;
+        Woken::Retire
+    }
+
+    /// The calling worker, idle, ends because the session does.
+    pub fn exit(&self) {
+        self.leave(&mut self.lock());
+    }
+
+    fn leave(&self, parked: &mut Parked) -> Woken {
+        self.idle.fetch_sub(1, Ordering::SeqCst);
+        self.active.fetch_sub(1, Ordering::SeqCst);
+        parked.live -= 1;
+        Woken::Exit
+    }
+
+    /// Ends the session: parked workers end, and nobody is started.
+    pub fn shut_down(&self) {
+        let _parked = self.lock();
+        self.exiting.store(true, Ordering::SeqCst);
+        self.call.notify_all();
+    }
+
+    /// True after [`shut_down`](Pool::shut_down).
+    pub fn exiting(&self) -> bool {
+        self.exiting.load(Ordering::SeqCst)
+    }
+
+    /// The numbers as they are now.
+    pub fn counts(&self) -> PoolCounts {
+        let parked = self.lock();
+        PoolCounts {
+            live: parked.live,
+            idle: self.idle(),
+            parked: parked.waiting,
+            started: parked.started,
+            retired: parked.retired,
+            peak: parked.peak,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parked> {
+        self.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn wait<'a>(
+        &self,
+        parked: MutexGuard<'a, Parked>,
+        rest: Duration,
+    ) -> (MutexGuard<'a, Parked>, bool) {
+        match self.call.wait_timeout(parked, rest) {
+            Ok((parked, timeout)) => (parked, timeout.timed_out()),
+            Err(poisoned) => {
+                let (parked, timeout) = poisoned.into_inner();
+                (parked, timeout.timed_out())
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn pool(max: usize, parallel: usize) -> Pool {
+        Pool::new(PoolLimits { max, parallel })
+    }
+
+    fn start(pool: &Pool) {
+        assert_eq!(pool.grow(), Growth::Spawn);
+        pool.end();
+    }
+
+    #[test]
+    fn the_last_idle_worker_says_that_nobody_waits() {
+        let pool = pool(4, 2);
+        start(&pool);
+        start(&pool);
+        assert!(!pool.begin());
+        assert!(pool.begin());
+        assert_eq!(pool.end(), 0);
+        assert_eq!(pool.end(), 1);
+    }
+
+    #[test]
+    fn there_are_never_more_than_the_maximum() {
+        let pool = pool(2, 8);
+        start(&pool);
+        assert!(pool.backlog_may_grow());
+        start(&pool);
+        assert!(!pool.backlog_may_grow());
+        assert_eq!(pool.grow(), Growth::AtLimit);
+        assert_eq!(pool.counts().peak, 2);
+    }
+
+    #[test]
+    fn a_backlog_stops_at_the_processors_but_blocking_does_not() {
+        let pool = pool(8, 2);
+        start(&pool);
+        start(&pool);
+        assert!(!pool.backlog_may_grow());
+        assert_eq!(pool.grow(), Growth::Spawn);
+    }
+
+    #[test]
+    fn the_only_idle_worker_does_not_park() {
+        let pool = pool(4, 2);
+        start(&pool);
+        assert_eq!(pool.park(Duration::from_secs(60)), Woken::Work);
+    }
+
+    #[test]
+    fn a_parked_worker_retires_after_its_rest() {
+        let pool = pool(4, 2);
+        start(&pool);
+        start(&pool);
+        assert_eq!(pool.park(Duration::from_millis(1)), Woken::Retire);
+        let counts = pool.counts();
+        assert_eq!((counts.live, counts.idle, counts.retired), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_thread_that_could_not_be_started_is_not_counted() {
+        let pool = pool(2, 2);
+        start(&pool);
+        assert_eq!(pool.grow(), Growth::Spawn);
+        pool.spawn_failed();
+        assert_eq!(pool.counts().live, 1);
+        assert_eq!(pool.grow(), Growth::Spawn);
+    }
+}
