@@ -95,6 +95,30 @@ impl Io {
         &self.interrupt
     }
 
+    /// The same operation on the file that `map` returns, for layers that hand it on to a file
+    /// system with other inode numbers or handles.
+    #[must_use]
+    pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
+        match &mut self.op {
+            IoOp::Read { file, .. }
+            | IoOp::Write { file, .. }
+            | IoOp::Fsync { file, .. }
+            | IoOp::Lock { file, .. } => *file = map(*file),
+        }
+        self
+    }
+
+    /// The same operation with another completion around the one it had, for layers that want to
+    /// see the answer. Bytes that were already put into the buffer stay counted.
+    #[must_use]
+    pub fn map_completion(
+        mut self,
+        map: impl FnOnce(Box<dyn Completion>) -> Box<dyn Completion>,
+    ) -> Self {
+        self.completion = self.completion.take().map(map);
+        self
+    }
+
     /// Runs a read: `fill` receives the buffer; what it puts there counts as the result of
     /// [`finish_filled`](Io::finish_filled). `EINVAL` unless the operation is a read.
     pub fn with_read_buf<T>(

@@ -16,6 +16,7 @@ mod context;
 mod errno;
 mod file_system;
 mod io;
+pub mod layer;
 mod notify;
 mod types;
 

@@ -1,0 +1,190 @@
+//! The vocabulary: what is measured, and where in its life.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// One line an operation: the enum, its names and its lists all come from here.
+macro_rules! ops {
+    ($($name:ident $doc:literal,)*) => {
+        /// An operation, under the name that FUSE has for it whatever the frontend.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        #[repr(u8)]
+        pub enum Op {
+            $(#[doc = concat!($doc, ".")] $name,)*
+        }
+
+        impl Op {
+            /// Every operation; the place in this list is its [`index`](Op::index).
+            pub const ALL: &'static [Op] = &[$(Op::$name,)*];
+
+            /// How many operations there are.
+            pub const COUNT: usize = Op::ALL.len();
+
+            /// The name, such as `READDIRPLUS`. Stable: files and tools depend on it.
+            pub const fn name(self) -> &'static str {
+                match self { $(Op::$name => stringify!($name),)* }
+            }
+
+            /// The operation called `name`, in capital or small letters.
+            pub fn parse(name: &str) -> Option<Op> {
+                $(if name.eq_ignore_ascii_case(stringify!($name)) {
+                    return Some(Op::$name);
+                })*
+                None
+            }
+        }
+    };
+}
+
+ops! {
+    LOOKUP "A name in a directory, or `..` of one",
+    FORGET "Lookups given back",
+    GETATTR "stat(2)",
+    SETATTR "chmod(2), chown(2), truncate(2), utimensat(2)",
+    READLINK "readlink(2)",
+    SYMLINK "symlink(2)",
+    MKNOD "mknod(2)",
+    MKDIR "mkdir(2)",
+    UNLINK "unlink(2)",
+    RMDIR "rmdir(2)",
+    RENAME "rename(2)",
+    LINK "link(2)",
+    OPEN "open(2) of what is not a directory",
+    READ "read(2)",
+    WRITE "write(2)",
+    STATFS "statfs(2)",
+    RELEASE "The last close(2)",
+    FSYNC "fsync(2)",
+    SETXATTR "setxattr(2)",
+    GETXATTR "getxattr(2)",
+    LISTXATTR "listxattr(2)",
+    REMOVEXATTR "removexattr(2)",
+    FLUSH "Each close(2)",
+    INIT "The start of a session",
+    OPENDIR "open(2) of a directory",
+    READDIR "getdents(2)",
+    RELEASEDIR "The last close(2) of a directory",
+    FSYNCDIR "fsync(2) of a directory",
+    GETLK "fcntl(2) `F_GETLK`",
+    SETLK "A lock, without waiting",
+    SETLKW "A lock, waiting for it",
+    ACCESS "access(2)",
+    CREATE "open(2) with `O_CREAT`",
+    INTERRUPT "A caller that gave up",
+    BMAP "`FIBMAP`",
+    DESTROY "The end of a session",
+    IOCTL "ioctl(2)",
+    POLL "poll(2)",
+    NOTIFY_REPLY "The answer to a retrieval",
+    BATCH_FORGET "Lookups of many inodes given back",
+    FALLOCATE "fallocate(2)",
+    READDIRPLUS "getdents(2), with attributes",
+    RENAME2 "renameat2(2) with flags",
+    LSEEK "lseek(2) for data or holes",
+    COPY_FILE_RANGE "copy_file_range(2)",
+    SETUPMAPPING "A window of shared memory opened (DAX)",
+    REMOVEMAPPING "A window of shared memory closed (DAX)",
+    SYNCFS "syncfs(2)",
+    TMPFILE "open(2) with `O_TMPFILE`",
+    STATX "statx(2)",
+    UNKNOWN "Anything else",
+}
+
+impl Op {
+    /// The place in [`ALL`](Op::ALL), below [`COUNT`](Op::COUNT).
+    #[inline]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Serialize for Op {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Op {
+    /// A name that is not known (from a newer version) becomes [`Op::UNKNOWN`].
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Op, D::Error> {
+        struct Name;
+        impl de::Visitor<'_> for Name {
+            type Value = Op;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of an operation")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Op, E> {
+                Ok(Op::parse(name).unwrap_or(Op::UNKNOWN))
+            }
+        }
+        deserializer.deserialize_str(Name)
+    }
+}
+
+/// Where in the life of a request a time was spent: the four arrays of *To FUSE or Not to FUSE*
+/// (FAST '17, section 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// In the kernel's queue of background requests.
+    Background,
+    /// In the kernel's queue of requests that nobody has picked up.
+    Pending,
+    /// From being picked up until the answer is back in the kernel, user space included.
+    Processing,
+    /// In user space: from the request being received to its answer. The only one that frontends
+    /// fill themselves; the others need eyes in the kernel.
+    User,
+}
+
+impl Stage {
+    /// Every stage, in the order a request passes them.
+    pub const ALL: [Stage; 4] = [Stage::Background, Stage::Pending, Stage::Processing, Stage::User];
+
+    /// The name, such as `user`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Background => "background",
+            Stage::Pending => "pending",
+            Stage::Processing => "processing",
+            Stage::User => "user",
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_places_lead_back_to_the_operation() {
+        for (index, &op) in Op::ALL.iter().enumerate() {
+            assert_eq!(op.index(), index);
+            assert_eq!(Op::parse(op.name()), Some(op));
+            assert_eq!(Op::parse(&op.name().to_lowercase()), Some(op));
+        }
+        assert_eq!(Op::parse("LOOK"), None);
+        assert_eq!(Op::COUNT, 51);
+    }
+
+    #[test]
+    fn a_name_from_a_newer_version_is_unknown() {
+        assert_eq!(serde_json::from_str::<Op>("\"SETLKW\"").unwrap(), Op::SETLKW);
+        assert_eq!(serde_json::from_str::<Op>("\"TELEPORT\"").unwrap(), Op::UNKNOWN);
+        assert_eq!(serde_json::to_string(&Op::RENAME2).unwrap(), "\"RENAME2\"");
+    }
+}

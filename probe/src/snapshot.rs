@@ -1,0 +1,213 @@
+//! What was measured, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Histogram, Op, Stage};
+
+/// The measurements of a session at one moment, or between two. Serializes to JSON; prints as a
+/// table.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// When counting began, in milliseconds since 1970 UTC.
+    pub started_unix_ms: u64,
+    /// How long was counted, in nanoseconds.
+    pub span_ns: u64,
+    /// The operations that occurred, by stage and then in the order of [`Op::ALL`].
+    pub ops: Vec<OpStats>,
+    /// Numbers of the frontend, such as its workers: current, idle, started, retired, max.
+    #[serde(default)]
+    pub gauges: BTreeMap<String, u64>,
+}
+
+/// One operation in one stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpStats {
+    /// The operation.
+    pub op: Op,
+    /// The stage.
+    pub stage: Stage,
+    /// Bytes that it moved: those read and written.
+    pub bytes: u64,
+    /// Its latencies.
+    #[serde(flatten)]
+    pub latency: Histogram,
+}
+
+impl Snapshot {
+    /// The operation `op` as user space saw it; `None` where it did not occur.
+    pub fn get(&self, op: Op) -> Option<&OpStats> {
+        self.get_stage(Stage::User, op)
+    }
+
+    /// The operation `op` in `stage`; `None` where it did not occur.
+    pub fn get_stage(&self, stage: Stage, op: Op) -> Option<&OpStats> {
+        self.ops.iter().find(|stats| stats.stage == stage && stats.op == op)
+    }
+
+    /// What happened since `earlier`, a snapshot of the same recorder. Gauges are those of now.
+    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+        let ops = self.ops.iter().filter_map(|stats| {
+            let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
+                return Some(stats.clone());
+            };
+            let latency = stats.latency.since(&before.latency);
+            let bytes = stats.bytes.saturating_sub(before.bytes);
+            let nothing = latency.count == 0 && bytes == 0;
+            (!nothing).then_some(OpStats { latency, bytes, ..stats.clone() })
+        });
+        Snapshot {
+            started_unix_ms: self.started_unix_ms + earlier.span_ns / 1_000_000,
+            span_ns: self.span_ns.saturating_sub(earlier.span_ns),
+            ops: ops.collect(),
+            gauges: self.gauges.clone(),
+        }
+    }
+
+    /// The time that all operations of `stage` took together, in nanoseconds.
+    pub fn total_ns(&self, stage: Stage) -> u64 {
+        let of_stage = self.ops.iter().filter(|stats| stats.stage == stage);
+        of_stage.fold(0, |sum, stats| sum.saturating_add(stats.latency.sum_ns))
+    }
+}
+
+impl fmt::Display for Snapshot {
+    /// A table for each stage, the operation that took most time first. `share` is its part of the
+    /// time of all operations.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} measured", Duration(self.span_ns))?;
+        for stage in Stage::ALL {
+            let mut ops: Vec<_> = self.ops.iter().filter(|stats| stats.stage == stage).collect();
+            if ops.is_empty() {
+                continue;
+            }
+            ops.sort_by_key(|stats| std::cmp::Reverse(stats.latency.sum_ns));
+            writeln!(
+                f,
+                "\n{:<16} {:>10} {:>8} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10}",
+                stage, "count", "errors", "mean", "p50", "p99", "max", "share", "bytes"
+            )?;
+            let total_ns = self.total_ns(stage);
+            for stats in ops {
+                write_row(f, stats, total_ns)?;
+            }
+        }
+        if !self.gauges.is_empty() {
+            writeln!(f)?;
+        }
+        for (name, value) in &self.gauges {
+            writeln!(f, "{name:<16} {value:>10}")?;
+        }
+        Ok(())
+    }
+}
+
+fn write_row(f: &mut fmt::Formatter<'_>, stats: &OpStats, total_ns: u64) -> fmt::Result {
+    let latency = &stats.latency;
+    let share = 100.0 * latency.sum_ns as f64 / total_ns.max(1) as f64;
+    let times = [
+        latency.mean_ns(),
+        latency.percentile_ns(0.5),
+        latency.percentile_ns(0.99),
+        latency.max_ns,
+    ];
+    write!(f, "{:<16} {:>10} {:>8}", stats.op, latency.count, latency.errors)?;
+    for time in times {
+        write!(f, " {:>9}", Duration(time).to_string())?;
+    }
+    writeln!(f, " {share:>6.1}% {:>10}", Bytes(stats.bytes).to_string())
+}
+
+/// Nanoseconds with a unit, in three or four digits.
+struct Duration(u64);
+
+impl fmt::Display for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0 as f64;
+        match self.0 {
+            0..1_000 => write!(f, "{} ns", self.0),
+            1_000..1_000_000 => write!(f, "{:.1} us", ns / 1e3),
+            1_000_000..1_000_000_000 => write!(f, "{:.1} ms", ns / 1e6),
+            _ => write!(f, "{:.2} s", ns / 1e9),
+        }
+    }
+}
+
+/// Bytes with a unit; `-` for none.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        match self.0 {
+            0 => f.write_str("-"),
+            1..1024 => write!(f, "{} B", self.0),
+            _ => {
+                let power = (self.0.ilog2() / 10).min(6);
+                let value = self.0 as f64 / (1u64 << (10 * power)) as f64;
+                write!(f, "{value:.1} {}", UNITS[power as usize - 1])
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Recorder;
+
+    #[test]
+    fn json_gives_back_the_same_snapshot() {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        cells.record(Op::WRITE, 5_000, true);
+        cells.add_bytes(Op::WRITE, 4096);
+        cells.record(Op::LOOKUP, 900, false);
+        let mut snapshot = recorder.snapshot();
+        snapshot.gauges.insert("workers".into(), 2);
+        let json = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<Snapshot>(&json).unwrap(), snapshot);
+        assert!(json.contains(r#""op":"WRITE","stage":"user","bytes":4096"#), "{json}");
+    }
+
+    #[test]
+    fn a_difference_holds_only_what_is_new() {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        cells.record(Op::WRITE, 5_000, true);
+        cells.record(Op::LOOKUP, 900, true);
+        let before = recorder.snapshot();
+        cells.record(Op::WRITE, 6_000, false);
+        cells.record(Op::OPEN, 100, true);
+        let span = recorder.snapshot().since(&before);
+        assert_eq!(
+            span.ops.iter().map(|stats| stats.op).collect::<Vec<_>>(),
+            [Op::OPEN, Op::WRITE]
+        );
+        let writes = &span.get(Op::WRITE).unwrap().latency;
+        assert_eq!((writes.count, writes.errors, writes.sum_ns), (1, 1, 6_000));
+        assert!(recorder.snapshot().since(&recorder.snapshot()).ops.is_empty());
+    }
+
+    #[test]
+    fn the_table_is_what_a_reader_expects() {
+        let mut snapshot = Snapshot { span_ns: 12_340_000_000, ..Snapshot::default() };
+        let mut latency = Histogram::default();
+        for _ in 0..3 {
+            latency.record(1_500, true);
+        }
+        snapshot.ops.push(OpStats { op: Op::READ, stage: Stage::User, bytes: 12288, latency });
+        snapshot.gauges.insert("workers".into(), 2);
+        let expected = "\
+12.34 s measured
+
+user                  count   errors      mean       p50       p99       max   share      bytes
+READ                      3        0    1.5 us    1.5 us    1.5 us    1.5 us  100.0%   12.0 KiB
+
+workers                   2
+";
+        assert_eq!(snapshot.to_string(), expected);
+    }
+}
