@@ -10,8 +10,7 @@ use std::ops::Range;
 
 fuzz_target!(|input: &[u8]| {
     let Some((bits, bytes)) = input.split_first() else { return };
-    let options =
-        DecodeOptions { setxattr_ext: bits & 1 != 0, payload_in_pipe: bits & 2 != 0 };
+    let options = DecodeOptions { setxattr_ext: bits & 1 != 0, payload_in_pipe: bits & 2 != 0 };
     let decoded = if bits & 4 == 0 {
         Request::parse(bytes, &options)
     } else {
