@@ -6,5 +6,6 @@
 //! data (the kernel's), and option syntax (the program's).
 
 pub mod abi;
+pub mod mount;
 pub mod reply;
 pub mod request;

@@ -1,0 +1,128 @@
+//! Mounting, unmounting, and what is mounted.
+//!
+//! Sources: `fs/fuse/inode.c` for the options, `fsopen(2)`, `fsmount(2)`,
+//! `move_mount(2)`, `umount(2)`, `proc_pid_mountinfo(5)`, `fusermount3(1)`.
+//!
+//! Nothing here waits for a file system: a mount point may lead to one whose
+//! server is gone, or never answers, and looking at it the usual way would
+//! hang. What has to ask such a file system asks from a thread of its own.
+
+mod check;
+mod error;
+mod helper;
+mod info;
+mod kernel;
+mod options;
+#[cfg(test)]
+mod tests;
+mod unmount;
+
+pub use error::{MountError, UnmountError};
+pub use info::{
+    Liveness, MountEntry, connection_id, fuse_mounts, is_dead_mount, liveness, parse_mountinfo,
+};
+pub use options::{Applied, MountOptions, OptionError, RootKind, mount_option_names};
+pub use unmount::unmount;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+/// A mounted file system whose requests can be read from `device`.
+///
+/// Dropping it closes the device, after which the mount is dead until
+/// [`unmount`] removes it.
+#[derive(Debug)]
+pub struct Mounted {
+    /// The opened `/dev/fuse`.
+    pub device: OwnedFd,
+    /// Where, as an absolute path (or as given, where the parent mounted).
+    pub mountpoint: PathBuf,
+    /// By what means.
+    pub how: How,
+}
+
+/// By what means a file system was mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// `fsopen(2)` and `move_mount(2)`.
+    Fsopen,
+    /// `mount(2)`.
+    MountSyscall,
+    /// This set-user-id program.
+    Helper(PathBuf),
+    /// The process was started with an opened and mounted device.
+    Inherited,
+}
+
+/// Opens `/dev/fuse` and mounts it on `mountpoint`.
+///
+/// The kernel queues INIT at once and every access waits until it is
+/// answered, so the caller must serve the device next. Root mounts directly,
+/// everyone else through `fusermount3`. `/dev/fd/N` as a mount point takes
+/// over file descriptor N, which the parent process opened and mounted
+/// (mount.fuse3's `drop_privileges`); the caller must not use N itself.
+pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+    if let Some(fd) = inherited_fd(mountpoint) {
+        return inherit(fd, mountpoint);
+    }
+    let target = check::target(mountpoint, options)?;
+    if !rustix::process::geteuid().is_root() {
+        return mount_by_helper(&target, options, Errno::PERM);
+    }
+    match kernel::mount(&target, options) {
+        // Root without CAP_SYS_ADMIN, as in many containers.
+        Err(MountError::NotPermitted { errno, .. }) => mount_by_helper(&target, options, errno),
+        other => other,
+    }
+}
+
+fn mount_by_helper(
+    target: &check::Target,
+    options: &MountOptions,
+    errno: Errno,
+) -> Result<Mounted, MountError> {
+    let Some(helper) = helper::find() else {
+        return Err(MountError::NotPermitted { mountpoint: target.path.clone(), errno });
+    };
+    helper::mount(&helper, target, options)
+}
+
+/// The N of `/dev/fd/N`.
+fn inherited_fd(mountpoint: &Path) -> Option<RawFd> {
+    let number = mountpoint.to_str()?.strip_prefix("/dev/fd/")?;
+    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { number.parse().ok() } else { None }
+}
+
+fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
+    let not_fuse = || MountError::NotAFuseDevice { path: mountpoint.to_path_buf() };
+    // Looked at through /proc first, since only a device that is really there
+    // may become an owned descriptor.
+    let stat = rustix::fs::stat(format!("/proc/self/fd/{fd}")).map_err(|_| not_fuse())?;
+    let fuse = rustix::fs::stat("/dev/fuse").map(|fuse| fuse.st_rdev);
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    // Major 10, minor 229 where /dev/fuse itself is not visible.
+    if !is_device || stat.st_rdev != fuse.unwrap_or(rustix::fs::makedev(10, 229)) {
+        return Err(not_fuse());
+    }
+    // SAFETY: the descriptor is open, as just seen, and belongs to nobody in
+    // this process: `mount`'s documentation has its caller uphold this, as it
+    // was handed over by the parent under this number for this purpose.
+    let device = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).map_err(|_| not_fuse())?;
+    Ok(Mounted { device, mountpoint: mountpoint.to_path_buf(), how: How::Inherited })
+}
+
+/// Opens `/dev/fuse` and says what to do where it cannot be.
+fn open_device(mountpoint: &Path) -> Result<OwnedFd, MountError> {
+    use rustix::fs::{Mode, OFlags};
+    match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(device) => Ok(device),
+        Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
+            Err(MountError::DeviceNotPermitted { errno, mountpoint: mountpoint.to_path_buf() })
+        }
+        Err(errno) => Err(MountError::NoDevice { errno }),
+    }
+}

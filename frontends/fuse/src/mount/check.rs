@@ -1,0 +1,85 @@
+//! What a mount point must be, seen before anything is mounted.
+
+use super::info::{self, Liveness};
+use super::{MountError, MountOptions, RootKind};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// A checked mount point, held open so that what is mounted on is what was
+/// checked.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) fd: OwnedFd,
+    pub(super) path: PathBuf,
+    /// The file type bits, which the root must have too.
+    pub(super) rootmode: u32,
+}
+
+pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target, MountError> {
+    let path = resolve(mountpoint);
+    let unusable = |errno| match errno {
+        Errno::NOENT => MountError::Missing { path: path.clone() },
+        Errno::NOTCONN => MountError::DeadMount { path: path.clone() },
+        errno => MountError::Unusable { path: path.clone(), errno },
+    };
+    match info::liveness(&path) {
+        Liveness::Dead => return Err(MountError::DeadMount { path }),
+        Liveness::Silent => return Err(MountError::SilentMount { path }),
+        Liveness::Alive | Liveness::NotFuse => {}
+    }
+    let fd = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let fd = fd.map_err(unusable)?;
+    // DONT_SYNC, as the mount point may lie within another slow file system.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(&fd, "", flags, StatxFlags::TYPE).map_err(unusable)?;
+    let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
+    match (options.root, kind) {
+        (RootKind::Directory, FileType::Directory) => {
+            if !options.nonempty && !is_empty(&fd).map_err(unusable)? {
+                return Err(MountError::NotEmpty { path });
+            }
+        }
+        (RootKind::Directory, _) => return Err(MountError::NotADirectory { path }),
+        (RootKind::File, FileType::RegularFile) => {}
+        (RootKind::File, _) => return Err(MountError::NotAFile { path }),
+    }
+    Ok(Target { fd, path, rootmode: u32::from(stat.stx_mode) & 0o170000 })
+}
+
+/// The absolute path, as mountinfo has it. Only what leads to the mount point
+/// is resolved: the mount point itself may not answer.
+pub(super) fn resolve(path: &Path) -> PathBuf {
+    // Not lstat, which would ask the file system: readlink(2) knows by itself
+    // that a mount point is no link.
+    if rustix::fs::readlink(path, Vec::new()).is_ok() {
+        return path.canonicalize().unwrap_or(path.to_path_buf());
+    }
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
+    };
+    match (parent.canonicalize(), path.file_name()) {
+        (Ok(parent), Some(name)) => parent.join(name),
+        // `..` and `/` have no name of their own.
+        _ => path.canonicalize().unwrap_or(path.to_path_buf()),
+    }
+}
+
+/// A directory that may not be read counts as empty: what is in it is
+/// hidden already.
+fn is_empty(dir: impl AsFd) -> Result<bool, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = match rustix::fs::openat(dir, ".", flags, Mode::empty()) {
+        Err(Errno::ACCESS | Errno::PERM) => return Ok(true),
+        other => other?,
+    };
+    for entry in rustix::fs::Dir::new(dir)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,99 @@
+//! Why mounting or unmounting failed. Each message names the object and the
+//! next step.
+
+use rustix::io::Errno;
+use std::path::PathBuf;
+
+/// Why [`mount`](super::mount) failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what their names and the messages say")]
+pub enum MountError {
+    /// There is nothing to mount on.
+    #[error("mount point {} does not exist: create it first (mkdir)", path.display())]
+    Missing { path: PathBuf },
+    /// The root is a directory, the mount point is not.
+    #[error("mount point {} is not a directory: choose a directory", path.display())]
+    NotADirectory { path: PathBuf },
+    /// The root is a file, the mount point is not.
+    #[error("mount point {} is not a regular file, but this file system's root is one: create \
+             a file to mount on (touch)", path.display())]
+    NotAFile { path: PathBuf },
+    /// Mounting would hide files.
+    #[error("mount point {} is not empty: choose an empty directory, or mount with -o nonempty \
+             to hide what is there", path.display())]
+    NotEmpty { path: PathBuf },
+    /// A FUSE mount whose server is gone is in the way.
+    #[error("{} has a dead mount whose server is gone: run `defuse umount {}`", path.display(),
+            path.display())]
+    DeadMount { path: PathBuf },
+    /// A FUSE mount whose server does not answer is in the way.
+    #[error("{} has a mount that does not answer: stop its server, or run `defuse umount --lazy \
+             {}`", path.display(), path.display())]
+    SilentMount { path: PathBuf },
+    /// The mount point cannot be looked at.
+    #[error("mount point {}: {errno}", path.display())]
+    Unusable { path: PathBuf, errno: Errno },
+    /// The kernel has no FUSE, or the container does not show it.
+    #[error(
+        "cannot open /dev/fuse ({errno}): load the module (modprobe fuse), or pass the \
+             device into this container (--device /dev/fuse)"
+    )]
+    NoDevice { errno: Errno },
+    /// `/dev/fuse` is there, but not for this user or container.
+    #[error("not permitted to open /dev/fuse ({errno}) to mount {}: run as root, or allow the \
+             device in this container (--device /dev/fuse)", mountpoint.display())]
+    DeviceNotPermitted { mountpoint: PathBuf, errno: Errno },
+    /// The kernel was built without FUSE, or its module is not loaded.
+    #[error("this kernel has no FUSE ({errno}): load the module (modprobe fuse)")]
+    NoFuse { errno: Errno },
+    /// Not root, and no helper.
+    #[error("not permitted to mount {} ({errno}): run as root, or install fuse3 for its \
+             fusermount3", mountpoint.display())]
+    NotPermitted { mountpoint: PathBuf, errno: Errno },
+    /// `allow_other` needs the administrator's consent.
+    #[error(
+        "allow_other is not permitted for users: add the line user_allow_other to \
+             /etc/fuse.conf, or run as root, or mount without allow_other"
+    )]
+    AllowOtherRefused,
+    /// The kernel refused.
+    #[error("cannot mount {}: {step}: {errno}{}", mountpoint.display(), detail(log))]
+    Refused { mountpoint: PathBuf, step: &'static str, errno: Errno, log: String },
+    /// The helper refused, or cannot be run.
+    #[error("cannot mount {} with {}: {message}", mountpoint.display(), helper.display())]
+    Helper { mountpoint: PathBuf, helper: PathBuf, message: String },
+    /// `/dev/fd/N` is something else.
+    #[error("{} is not an open /dev/fuse: the parent process must open and mount it, and leave \
+             it open", path.display())]
+    NotAFuseDevice { path: PathBuf },
+}
+
+/// Why [`unmount`](super::unmount) failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what their names and the messages say")]
+pub enum UnmountError {
+    /// Something below is in use.
+    #[error("{} is in use: close what uses it (fuser -vm {}), or detach it now with --lazy",
+            path.display(), path.display())]
+    Busy { path: PathBuf },
+    /// Nothing is mounted there.
+    #[error("{} is not mounted: see `defuse list` for what is", path.display())]
+    NotMounted { path: PathBuf },
+    /// Something else is mounted there.
+    #[error("{} is a mount of {fstype}, not of FUSE: use umount(8)", path.display())]
+    NotFuse { path: PathBuf, fstype: String },
+    /// It is somebody else's.
+    #[error("not permitted to unmount {}: run as root, or as the user who mounted it with \
+             fusermount3 installed", path.display())]
+    NotPermitted { path: PathBuf },
+    /// Anything else.
+    #[error("cannot unmount {}: {message}", path.display())]
+    Failed { path: PathBuf, message: String },
+}
+
+fn detail(log: &str) -> String {
+    match log {
+        "" => String::new(),
+        log => format!(" (kernel: {log})"),
+    }
+}

@@ -1,0 +1,207 @@
+//! What is mounted, and whether it still answers.
+
+use super::check::resolve;
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, io, thread};
+
+/// How long a file system has to answer before it counts as silent.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Id of the mount.
+    pub mount_id: u32,
+    /// Id of the mount it is on.
+    pub parent_id: u32,
+    /// Major number of `st_dev`; 0 but for fuseblk.
+    pub major: u32,
+    /// Minor number of `st_dev`: for FUSE, the number of the connection in
+    /// `/sys/fs/fuse/connections`.
+    pub minor: u32,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// Options of the mount.
+    pub mount_options: String,
+    /// The type, such as `fuse.defuse`.
+    pub fstype: String,
+    /// The source, `fsname` of FUSE.
+    pub source: OsString,
+    /// Options of the file system.
+    pub super_options: String,
+}
+
+impl MountEntry {
+    /// Whether a FUSE server is behind it (`fusectl` has none).
+    pub fn is_fuse(&self) -> bool {
+        let base = self.fstype.split('.').next().unwrap_or("");
+        matches!(base, "fuse" | "fuseblk")
+    }
+}
+
+/// What became of a mount point's FUSE server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// It answers, or the caller may not ask it (another user's mount without
+    /// `allow_other`, even for root).
+    Alive,
+    /// It is gone: ENOTCONN, or ECONNREFUSED where INIT failed.
+    Dead,
+    /// It has the device open, but did not answer within two seconds.
+    Silent,
+    /// It is not the mount point of a FUSE file system.
+    NotFuse,
+}
+
+/// Every FUSE mount that this process can see, in mountinfo's order.
+pub fn fuse_mounts() -> io::Result<Vec<MountEntry>> {
+    let mut mounts = parse_mountinfo(&fs::read("/proc/self/mountinfo")?);
+    mounts.retain(MountEntry::is_fuse);
+    Ok(mounts)
+}
+
+/// The topmost mount on this path, of any type.
+pub(super) fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
+    let mounts = parse_mountinfo(&fs::read("/proc/self/mountinfo")?);
+    Ok(mounts.into_iter().rfind(|mount| mount.mount_point == path))
+}
+
+/// The number of the FUSE connection mounted there, by which
+/// `/sys/fs/fuse/connections` names it. Does not ask the file system.
+pub fn connection_id(mountpoint: &Path) -> Option<u32> {
+    let mount = mount_at(&resolve(mountpoint)).ok().flatten()?;
+    mount.is_fuse().then_some(mount.minor)
+}
+
+/// Whether a FUSE mount is there whose server is gone.
+pub fn is_dead_mount(path: &Path) -> bool {
+    liveness(path) == Liveness::Dead
+}
+
+/// Asks the FUSE file system mounted there for its root's attributes.
+///
+/// The thread that asks stays behind where the server stays silent, and ends
+/// when the server answers or goes away.
+pub fn liveness(path: &Path) -> Liveness {
+    let path = resolve(path);
+    match mount_at(&path) {
+        Ok(Some(mount)) if mount.is_fuse() => {}
+        _ => return Liveness::NotFuse,
+    }
+    let (sender, receiver) = mpsc::channel();
+    let ask = move || {
+        // statfs always asks the server, where stat may be answered by a cache.
+        let answer = rustix::fs::statfs(&path);
+        // Nobody waits any more where this fails.
+        let _ = sender.send(answer.err());
+    };
+    if thread::Builder::new().name("defuse-liveness".to_owned()).spawn(ask).is_err() {
+        return Liveness::Silent;
+    }
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(Some(Errno::NOTCONN | Errno::CONNREFUSED | Errno::CONNABORTED)) => Liveness::Dead,
+        Ok(_) => Liveness::Alive,
+        Err(_) => Liveness::Silent,
+    }
+}
+
+/// Parses `/proc/PID/mountinfo`. Lines of another form are left out.
+pub fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&byte| byte == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut next = || fields.next();
+    let (mount_id, parent_id) = (number(next()?)?, number(next()?)?);
+    let device = text(next()?);
+    let (major, minor) = device.split_once(':')?;
+    let _root = next()?;
+    let mount_point = PathBuf::from(unescape(next()?));
+    let mount_options = text(next()?);
+    // Any number of optional fields, then a hyphen.
+    fields.by_ref().find(|field| *field == b"-")?;
+    let mut next = || fields.next();
+    Some(MountEntry {
+        mount_id,
+        parent_id,
+        major: major.parse().ok()?,
+        minor: minor.parse().ok()?,
+        mount_point,
+        mount_options,
+        fstype: text(next()?),
+        source: unescape(next()?),
+        super_options: text(next()?),
+    })
+}
+
+fn number(field: &[u8]) -> Option<u32> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+fn text(field: &[u8]) -> String {
+    unescape(field).to_string_lossy().into_owned()
+}
+
+/// Space, tab, newline and backslash are written as three octal digits.
+fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = match (first, tail) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', tail @ ..]) => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                tail
+            }
+            _ => {
+                bytes.push(first);
+                tail
+            }
+        };
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"\
+36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:2 - ext3 /dev/root rw,errors=continue
+61 25 0:57 / /mnt/a\\040b\\134c\\377 rw,nosuid,nodev shared:31 - fuse.defuse my\\040disk rw,user_id=0
+62 25 0:58 / /sys/fs/fuse/connections rw - fusectl fusectl rw
+nonsense
+63 25 0:59 / /mnt/p rw - fuse
+64 25 8:1 / /mnt/blk ro - fuseblk /dev/sda1 rw\n";
+
+    #[test]
+    fn mountinfo_is_parsed_with_its_escapes() {
+        let mounts = parse_mountinfo(TEXT);
+        assert_eq!(mounts.len(), 4);
+        assert_eq!((mounts[0].major, mounts[0].fstype.as_str()), (98, "ext3"));
+        let fuse = &mounts[1];
+        assert_eq!((fuse.mount_id, fuse.parent_id, fuse.major, fuse.minor), (61, 25, 0, 57));
+        let path = OsString::from_vec(b"/mnt/a b\\c\xff".to_vec());
+        assert_eq!(fuse.mount_point, PathBuf::from(path));
+        assert_eq!(
+            (fuse.source.to_str(), fuse.super_options.as_str()),
+            (Some("my disk"), "rw,user_id=0")
+        );
+        let is_fuse: Vec<_> = mounts.iter().map(MountEntry::is_fuse).collect();
+        assert_eq!(is_fuse, [false, true, false, true]);
+    }
+
+    #[test]
+    fn the_running_system_parses() {
+        let text = fs::read("/proc/self/mountinfo").unwrap();
+        let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).count();
+        assert_eq!(parse_mountinfo(&text).len(), lines);
+        assert_eq!(liveness(Path::new("/proc")), Liveness::NotFuse);
+        assert_eq!(connection_id(Path::new("/proc")), None);
+    }
+}

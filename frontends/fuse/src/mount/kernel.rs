@@ -1,0 +1,163 @@
+//! Mounting by system calls, for those who may.
+
+use super::check::Target;
+use super::{How, MountError, MountOptions, Mounted, open_device};
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Which call failed, and what the kernel logged about it.
+struct Failure {
+    step: &'static str,
+    errno: Errno,
+    log: String,
+}
+
+pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, MountError> {
+    let device = open_device(&target.path)?;
+    let how = match by_fsopen(&device, target, options) {
+        Ok(()) => How::Fsopen,
+        // The new calls are missing before Linux 5.2, and filtered in places
+        // that allow mount(2).
+        Err(Failure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
+            by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
+            How::MountSyscall
+        }
+        Err(failure) => return Err(error(target, failure)),
+    };
+    Ok(Mounted { device, mountpoint: target.path.clone(), how })
+}
+
+fn error(target: &Target, failure: Failure) -> MountError {
+    let mountpoint = target.path.clone();
+    match failure {
+        Failure { errno: errno @ (Errno::PERM | Errno::ACCESS), .. } => {
+            MountError::NotPermitted { mountpoint, errno }
+        }
+        Failure { errno: errno @ Errno::NODEV, .. } => MountError::NoFuse { errno },
+        Failure { step, errno, log } => MountError::Refused { mountpoint, step, errno, log },
+    }
+}
+
+/// What every way of mounting tells the kernel.
+fn parameters(
+    device: BorrowedFd<'_>,
+    target: &Target,
+    options: &MountOptions,
+) -> Vec<(&'static str, String)> {
+    let mut parameters = vec![
+        ("fd", device.as_raw_fd().to_string()),
+        ("rootmode", format!("{:o}", target.rootmode)),
+        ("user_id", rustix::process::getuid().as_raw().to_string()),
+        ("group_id", rustix::process::getgid().as_raw().to_string()),
+    ];
+    if options.max_read != 0 {
+        parameters.push(("max_read", options.max_read.to_string()));
+    }
+    parameters
+}
+
+fn flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
+    let flags = [
+        (options.allow_other, "allow_other"),
+        (options.default_permissions, "default_permissions"),
+    ];
+    flags.into_iter().filter_map(|(set, name)| set.then_some(name))
+}
+
+fn by_fsopen(device: &OwnedFd, target: &Target, options: &MountOptions) -> Result<(), Failure> {
+    let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC);
+    let context = context.map_err(|errno| Failure { step: "fsopen", errno, log: String::new() })?;
+    let failed = |step| {
+        let log = kernel_log(context.as_fd());
+        move |errno| Failure { step, errno, log }
+    };
+    let mut strings = parameters(device.as_fd(), target, options);
+    strings.push(("source", options.fsname.clone()));
+    strings.push(("subtype", options.subtype.clone()));
+    for (key, value) in strings {
+        fsconfig_set_string(&context, key, &value).map_err(|errno| failed(key)(errno))?;
+    }
+    let superblock = [(options.ro, "ro"), (options.sync, "sync"), (options.dirsync, "dirsync")];
+    let superblock = superblock.into_iter().filter_map(|(set, name)| set.then_some(name));
+    for flag in flags(options).chain(superblock) {
+        fsconfig_set_flag(&context, flag).map_err(|errno| failed(flag)(errno))?;
+    }
+    fsconfig_create(&context).map_err(|errno| failed("fsconfig create")(errno))?;
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes(options))
+        .map_err(|errno| failed("fsmount")(errno))?;
+    let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&mount, "", &target.fd, "", empty).map_err(|errno| failed("move_mount")(errno))
+}
+
+fn attributes(options: &MountOptions) -> MountAttrFlags {
+    let mut attributes = MountAttrFlags::empty();
+    attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.ro);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, options.noexec);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, options.nosuid);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, options.nodev);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.noatime);
+    attributes
+}
+
+/// The messages that a file system context keeps for its reader (`fsopen(2)`).
+fn kernel_log(context: BorrowedFd<'_>) -> String {
+    let mut messages = Vec::new();
+    let mut buf = [0; 512];
+    // The kernel keeps at most 8 messages.
+    for _ in 0..8 {
+        let Ok(len) = rustix::io::read(context, &mut buf) else { break };
+        messages.push(String::from_utf8_lossy(&buf[..len]).trim().to_owned());
+    }
+    messages.join("; ")
+}
+
+fn by_mount(device: &OwnedFd, target: &Target, options: &MountOptions) -> Result<(), Failure> {
+    let failed = |errno| Failure { step: "mount", errno, log: String::new() };
+    let strings = parameters(device.as_fd(), target, options);
+    let strings = strings.into_iter().map(|(key, value)| format!("{key}={value}"));
+    let data: Vec<_> = strings.chain(flags(options).map(str::to_owned)).collect();
+    let data = CString::new(data.join(",")).map_err(|_| failed(Errno::INVAL))?;
+    let fstype = format!("fuse.{}", options.subtype);
+    let flags = mount_flags(options);
+    let source = options.fsname.as_str();
+    // Through the descriptor that was checked, where /proc is there to do so.
+    let checked = format!("/proc/self/fd/{}", target.fd.as_raw_fd());
+    let checked = match rustix::fs::accessat(
+        CWD,
+        &checked,
+        rustix::fs::Access::EXISTS,
+        rustix::fs::AtFlags::empty(),
+    ) {
+        Ok(()) => checked.into(),
+        Err(_) => target.path.clone(),
+    };
+    rustix::mount::mount(source, checked, fstype, flags, data.as_c_str()).map_err(failed)
+}
+
+fn mount_flags(options: &MountOptions) -> MountFlags {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.ro);
+    flags.set(MountFlags::NOEXEC, options.noexec);
+    flags.set(MountFlags::NOSUID, options.nosuid);
+    flags.set(MountFlags::NODEV, options.nodev);
+    flags.set(MountFlags::NOATIME, options.noatime);
+    flags.set(MountFlags::SYNCHRONOUS, options.sync);
+    flags.set(MountFlags::DIRSYNC, options.dirsync);
+    flags
+}
+
+#[cfg(test)]
+pub(super) fn mount_by_syscall(
+    target: &Target,
+    options: &MountOptions,
+) -> Result<Mounted, MountError> {
+    let device = open_device(&target.path)?;
+    by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
+    Ok(Mounted { device, mountpoint: target.path.clone(), how: How::MountSyscall })
+}

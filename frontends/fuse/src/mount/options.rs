@@ -1,0 +1,241 @@
+//! The options of a mount. One table says which there are, for every parser.
+
+use super::helper;
+use std::fmt;
+
+/// How a file system is mounted (`mount(8)`, `mount.fuse3(8)`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Read only.
+    pub ro: bool,
+    /// No execution of programs.
+    pub noexec: bool,
+    /// set-user-id has no effect.
+    pub nosuid: bool,
+    /// Device files have no effect.
+    pub nodev: bool,
+    /// Access times are not updated.
+    pub noatime: bool,
+    /// Writes are synchronous.
+    pub sync: bool,
+    /// Changes of directories are synchronous.
+    pub dirsync: bool,
+    /// Users other than the one who mounted may enter.
+    pub allow_other: bool,
+    /// The kernel checks permissions by the mode.
+    pub default_permissions: bool,
+    /// The most bytes in one READ; 0 for the kernel's own limit.
+    pub max_read: u32,
+    /// The source shown in `/proc/mounts`.
+    pub fsname: String,
+    /// The type shown in `/proc/mounts` after `fuse.`.
+    pub subtype: String,
+    /// Mount over a directory that is not empty.
+    pub nonempty: bool,
+    /// What the file system's root is.
+    pub root: RootKind,
+}
+
+/// What a file system's root is, and thus what it can be mounted on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RootKind {
+    /// A directory.
+    #[default]
+    Directory,
+    /// A regular file.
+    File,
+}
+
+impl Default for MountOptions {
+    /// As `mount.fuse3(8)` does: set-user-id and devices have no effect unless
+    /// root mounts.
+    fn default() -> MountOptions {
+        let user = !rustix::process::geteuid().is_root();
+        MountOptions {
+            ro: false,
+            noexec: false,
+            nosuid: user,
+            nodev: user,
+            noatime: false,
+            sync: false,
+            dirsync: false,
+            allow_other: false,
+            default_permissions: false,
+            max_read: 0,
+            fsname: "defuse".to_owned(),
+            subtype: "defuse".to_owned(),
+            nonempty: false,
+            root: RootKind::Directory,
+        }
+    }
+}
+
+/// Whether [`MountOptions::apply`] knew the option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Applied {
+    /// It is an option of the mount, and now set.
+    Yes,
+    /// It is somebody else's option.
+    NotAMountOption,
+}
+
+/// A mount option that cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what their names and the messages say")]
+pub enum OptionError {
+    /// It needs a value.
+    #[error("mount option {key} needs a value: write {key}={expected}")]
+    NeedsValue { key: &'static str, expected: &'static str },
+    /// It has no value.
+    #[error("mount option {key} takes no value: write just {key}")]
+    TakesNoValue { key: &'static str },
+    /// Its value is of another form.
+    #[error("mount option {key}={value} is not possible: write {key}={expected}")]
+    BadValue { key: &'static str, value: String, expected: &'static str },
+}
+
+enum Setter {
+    Flag(fn(&mut MountOptions)),
+    /// What is expected, and a setter that says whether the value is of that form.
+    Value(&'static str, fn(&mut MountOptions, &str) -> bool),
+}
+
+const TABLE: &[(&str, Setter)] = &[
+    ("ro", Setter::Flag(|o| o.ro = true)),
+    ("rw", Setter::Flag(|o| o.ro = false)),
+    ("exec", Setter::Flag(|o| o.noexec = false)),
+    ("noexec", Setter::Flag(|o| o.noexec = true)),
+    ("suid", Setter::Flag(|o| o.nosuid = false)),
+    ("nosuid", Setter::Flag(|o| o.nosuid = true)),
+    ("dev", Setter::Flag(|o| o.nodev = false)),
+    ("nodev", Setter::Flag(|o| o.nodev = true)),
+    ("atime", Setter::Flag(|o| o.noatime = false)),
+    ("noatime", Setter::Flag(|o| o.noatime = true)),
+    ("async", Setter::Flag(|o| o.sync = false)),
+    ("sync", Setter::Flag(|o| o.sync = true)),
+    ("dirsync", Setter::Flag(|o| o.dirsync = true)),
+    ("allow_other", Setter::Flag(|o| o.allow_other = true)),
+    ("default_permissions", Setter::Flag(|o| o.default_permissions = true)),
+    ("nonempty", Setter::Flag(|o| o.nonempty = true)),
+    (
+        "max_read",
+        Setter::Value("BYTES, at least 4096", |o, value| {
+            let bytes = value.parse().ok().filter(|&bytes: &u32| bytes >= 4096);
+            bytes.map(|bytes| o.max_read = bytes).is_some()
+        }),
+    ),
+    (
+        "fsname",
+        Setter::Value("NAME, of 1 to 255 bytes", |o, value| {
+            o.fsname = value.to_owned();
+            (1..256).contains(&value.len()) && !value.contains('\0')
+        }),
+    ),
+    (
+        "subtype",
+        Setter::Value("NAME, of letters, digits, `.`, `_` and `-`", |o, value| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            o.subtype = value.to_owned();
+            (1..64).contains(&value.len()) && value.bytes().all(plain)
+        }),
+    ),
+];
+
+/// The names of all mount options, for help and completion.
+pub fn mount_option_names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|(name, _)| *name)
+}
+
+impl MountOptions {
+    /// Applies one option of a `-o` list. A later one overrides an earlier; after
+    /// an error the options are as they were.
+    pub fn apply(&mut self, key: &str, value: Option<&str>) -> Result<Applied, OptionError> {
+        let Some((key, setter)) = TABLE.iter().find(|(name, _)| *name == key) else {
+            return Ok(Applied::NotAMountOption);
+        };
+        match (setter, value) {
+            (Setter::Flag(set), None) => set(self),
+            (Setter::Flag(_), Some(_)) => return Err(OptionError::TakesNoValue { key }),
+            (Setter::Value(expected, _), None) => {
+                return Err(OptionError::NeedsValue { key, expected });
+            }
+            (Setter::Value(expected, set), Some(value)) => {
+                let mut changed = self.clone();
+                if !set(&mut changed, value) {
+                    let value = value.to_owned();
+                    return Err(OptionError::BadValue { key, value, expected });
+                }
+                *self = changed;
+            }
+        }
+        Ok(Applied::Yes)
+    }
+}
+
+/// The options as `fusermount3 -o` takes them.
+impl fmt::Display for MountOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.ro { "ro" } else { "rw" })?;
+        for (set, name) in [
+            (self.noexec, "noexec"),
+            (self.nosuid, "nosuid"),
+            (self.nodev, "nodev"),
+            (self.noatime, "noatime"),
+            (self.sync, "sync"),
+            (self.dirsync, "dirsync"),
+            (self.allow_other, "allow_other"),
+            (self.default_permissions, "default_permissions"),
+        ] {
+            if set {
+                write!(f, ",{name}")?;
+            }
+        }
+        if self.max_read != 0 {
+            write!(f, ",max_read={}", self.max_read)?;
+        }
+        write!(f, ",fsname={},subtype={}", helper::escape(&self.fsname), self.subtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_table_knows_flags_and_values() {
+        let mut options = MountOptions::default();
+        assert_eq!(options.apply("ro", None), Ok(Applied::Yes));
+        assert_eq!(options.apply("nosuid", None), Ok(Applied::Yes));
+        assert_eq!(options.apply("suid", None), Ok(Applied::Yes));
+        assert_eq!(options.apply("max_read", Some("65536")), Ok(Applied::Yes));
+        assert_eq!(options.apply("threads", Some("4")), Ok(Applied::NotAMountOption));
+        assert_eq!((options.ro, options.nosuid, options.max_read), (true, false, 65536));
+        let names: Vec<_> = mount_option_names().collect();
+        assert!(names.contains(&"allow_other") && names.contains(&"subtype"));
+    }
+
+    #[test]
+    fn what_cannot_be_applied_changes_nothing() {
+        let mut options = MountOptions::default();
+        let before = options.clone();
+        let error = options.apply("ro", Some("1")).unwrap_err();
+        assert_eq!(error.to_string(), "mount option ro takes no value: write just ro");
+        let error = options.apply("fsname", None).unwrap_err();
+        assert!(error.to_string().contains("write fsname=NAME"), "{error}");
+        for (key, value) in
+            [("max_read", "12"), ("max_read", "x"), ("subtype", "a,b"), ("fsname", "")]
+        {
+            let error = options.apply(key, Some(value)).unwrap_err();
+            assert!(matches!(error, OptionError::BadValue { .. }), "{error}");
+        }
+        assert_eq!(options, before);
+    }
+
+    #[test]
+    fn the_helper_sees_escaped_commas() {
+        let fsname = "a,b\\c".to_owned();
+        let options = MountOptions { nosuid: true, nodev: false, fsname, ..Default::default() };
+        assert_eq!(options.to_string(), "rw,nosuid,fsname=a\\,b\\\\c,subtype=defuse");
+    }
+}

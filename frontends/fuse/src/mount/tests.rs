@@ -1,0 +1,179 @@
+//! Real mounts, as root. Their sessions are never served, so nothing here may
+//! look at one except through what this module promises not to hang.
+
+use super::*;
+use std::fs;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::symlink;
+use tempfile::TempDir;
+
+/// A directory whose mounts are gone when it is dropped.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    /// `None`, with the reason printed, where mounting is not possible.
+    fn new() -> Option<Place> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: needs root and /dev/fuse");
+            return None;
+        }
+        let place = Place { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(place.at("mnt")).unwrap();
+        Some(place)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // By the kernel's own list, so that a test that fails half-way leaves
+        // nothing behind and removing the directory cannot hang.
+        for mount in fuse_mounts().unwrap() {
+            if mount.mount_point.starts_with(self.dir.path()) {
+                let _ = unmount(&mount.mount_point, true);
+            }
+        }
+    }
+}
+
+fn entry(path: &Path) -> MountEntry {
+    info::mount_at(path).unwrap().expect("mounted")
+}
+
+#[test]
+fn a_mount_is_seen_dies_and_is_removed() {
+    let Some(place) = Place::new() else { return };
+    let path = place.at("mnt");
+    let options = MountOptions {
+        fsname: "my, disk".to_owned(),
+        nosuid: true,
+        noatime: true,
+        default_permissions: true,
+        max_read: 65536,
+        ..Default::default()
+    };
+    let mounted = mount(&path, &options).unwrap();
+    assert_eq!((&mounted.mountpoint, &mounted.how), (&path, &How::Fsopen));
+    let seen = entry(&path);
+    assert_eq!((seen.fstype.as_str(), seen.source.to_str()), ("fuse.defuse", Some("my, disk")));
+    for option in ["nosuid", "noatime"] {
+        assert!(seen.mount_options.contains(option), "{seen:?}");
+    }
+    for option in ["user_id=0", "default_permissions", "max_read=65536"] {
+        assert!(seen.super_options.contains(option), "{seen:?}");
+    }
+    assert_eq!(connection_id(&path), Some(seen.minor));
+    assert!(fuse_mounts().unwrap().contains(&seen));
+    assert_eq!(liveness(&path), Liveness::Silent);
+    let error = mount(&path, &options).unwrap_err();
+    assert!(matches!(error, MountError::SilentMount { .. }), "{error}");
+
+    drop(mounted);
+    assert!(is_dead_mount(&path));
+    let error = mount(&path, &options).unwrap_err();
+    assert_eq!(error, MountError::DeadMount { path: path.clone() });
+    assert!(error.to_string().contains(&format!("run `defuse umount {}`", path.display())));
+    unmount(&path, false).unwrap();
+    assert_eq!(liveness(&path), Liveness::NotFuse);
+    assert_eq!(unmount(&path, false), Err(UnmountError::NotMounted { path }));
+}
+
+#[test]
+fn the_first_request_is_init() {
+    let Some(place) = Place::new() else { return };
+    let mounted = mount(&place.at("mnt"), &MountOptions::default()).unwrap();
+    let mut buf = vec![0; crate::abi::FUSE_MIN_READ_BUFFER];
+    let len = rustix::io::read(&mounted.device, &mut buf).unwrap();
+    let request = crate::request::Request::parse(&buf[..len], &Default::default()).unwrap();
+    let crate::request::Body::Init(init) = request.body else { panic!("{request:?}") };
+    assert_eq!(init.major, crate::abi::FUSE_KERNEL_VERSION);
+    assert!(init.minor >= crate::abi::MINOR_MIN, "{init:?}");
+}
+
+#[test]
+fn the_old_system_call_does_the_same() {
+    let Some(place) = Place::new() else { return };
+    let path = place.at("mnt");
+    let options = MountOptions { ro: true, allow_other: true, ..Default::default() };
+    let target = check::target(&path, &options).unwrap();
+    let mounted = kernel::mount_by_syscall(&target, &options).unwrap();
+    let seen = entry(&path);
+    assert_eq!(seen.fstype, "fuse.defuse");
+    assert!(seen.super_options.contains("allow_other"), "{seen:?}");
+    assert!(seen.mount_options.starts_with("ro"), "{seen:?}");
+    drop(mounted);
+    drop(target);
+    unmount(&path, false).unwrap();
+}
+
+#[test]
+fn a_mount_in_use_is_busy_until_detached() {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let Some(place) = Place::new() else { return };
+    let path = place.at("mnt");
+    let _mounted = mount(&path, &MountOptions::default()).unwrap();
+    let user = openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    assert_eq!(unmount(&path, false), Err(UnmountError::Busy { path: path.clone() }));
+    unmount(&path, true).unwrap();
+    drop(user);
+    assert_eq!(liveness(&path), Liveness::NotFuse);
+}
+
+#[test]
+fn a_file_can_be_mounted_on_where_the_root_is_one() {
+    let Some(place) = Place::new() else { return };
+    let file = place.at("file");
+    fs::write(&file, "").unwrap();
+    let root_is_file = MountOptions { root: RootKind::File, ..Default::default() };
+    let error = mount(&file, &MountOptions::default()).unwrap_err();
+    assert!(matches!(error, MountError::NotADirectory { .. }), "{error}");
+    let error = mount(&place.at("mnt"), &root_is_file).unwrap_err();
+    assert!(matches!(error, MountError::NotAFile { .. }), "{error}");
+    let _mounted = mount(&file, &root_is_file).unwrap();
+    assert_eq!(entry(&file).mount_point, file);
+    unmount(&file, false).unwrap();
+}
+
+#[test]
+fn mount_points_are_checked_first() {
+    let Some(place) = Place::new() else { return };
+    let options = MountOptions::default();
+    let error = mount(&place.at("missing"), &options).unwrap_err();
+    assert!(error.to_string().contains("missing does not exist: create it"), "{error}");
+    fs::write(place.at("mnt/file"), "").unwrap();
+    let error = mount(&place.at("mnt"), &options).unwrap_err();
+    assert!(matches!(error, MountError::NotEmpty { .. }), "{error}");
+    let nonempty = MountOptions { nonempty: true, ..options };
+    let _mounted = mount(&place.at("mnt"), &nonempty).unwrap();
+}
+
+#[test]
+fn a_link_leads_to_the_mount_point() {
+    let Some(place) = Place::new() else { return };
+    symlink("mnt", place.at("link")).unwrap();
+    let mounted = mount(&place.at("link"), &MountOptions::default()).unwrap();
+    assert_eq!(mounted.mountpoint, place.at("mnt"));
+    assert!(connection_id(&place.at("link")).is_some());
+    unmount(&place.at("link"), false).unwrap();
+}
+
+#[test]
+fn an_inherited_device_is_taken_over() {
+    let Some(_place) = Place::new() else { return };
+    let device = open_device(Path::new("/mnt")).unwrap().into_raw_fd();
+    let path = PathBuf::from(format!("/dev/fd/{device}"));
+    let mounted = mount(&path, &MountOptions::default()).unwrap();
+    assert_eq!((mounted.how, mounted.mountpoint), (How::Inherited, path));
+    for wrong in ["/dev/fd/999999", "/dev/fd/99999999999999999999"] {
+        assert!(mount(Path::new(wrong), &MountOptions::default()).is_err(), "{wrong}");
+    }
+    let null = fs::File::open("/dev/null").unwrap();
+    let path = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&null));
+    let error = mount(Path::new(&path), &MountOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("is not an open /dev/fuse"), "{error}");
+}
