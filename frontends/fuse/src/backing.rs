@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::{Errno, Ino, Result};
+use defuse_fs::{Errno, Fh, Ino, Result};
 
 use crate::abi::{self, BackingMap};
 
@@ -19,8 +19,10 @@ pub(crate) struct Backings {
 }
 
 struct Backing {
-    id: i32,
-    users: usize,
+    /// `None`: the kernel refused. It does not allow an inode to be open both with and without a
+    /// backing file, so those who come later do without one as well.
+    id: Option<i32>,
+    users: Vec<Fh>,
 }
 
 impl Backings {
@@ -28,27 +30,30 @@ impl Backings {
         Backings { device, shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    /// The id under which the kernel knows the backing file of `ino`, which is `fd` unless the
-    /// inode is open already. Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file systems
-    /// are stacked too high, `EINVAL` where the file is not regular.
-    pub(crate) fn open(&self, ino: Ino, fd: BorrowedFd<'_>) -> Result<i32> {
+    /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`. It is
+    /// `fd` unless the inode is open already. Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where
+    /// file systems are stacked too high, `EINVAL` where the file is not regular.
+    pub(crate) fn open(&self, ino: Ino, fh: Fh, fd: BorrowedFd<'_>) -> Result<i32> {
         let mut shard = self.shard(ino);
         if let Some(backing) = shard.get_mut(&ino) {
-            backing.users += 1;
-            return Ok(backing.id);
+            backing.users.push(fh);
+            return backing.id.ok_or(Errno::EBUSY);
         }
-        let id = register(&self.device, fd)?;
-        shard.insert(ino, Backing { id, users: 1 });
-        Ok(id)
+        let id = register(&self.device, fd);
+        shard.insert(ino, Backing { id: id.ok(), users: vec![fh] });
+        id
     }
 
-    /// Takes back one [`open`](Backings::open).
-    pub(crate) fn close(&self, ino: Ino) {
+    /// Takes back [`open`](Backings::open), if there was one.
+    pub(crate) fn close(&self, ino: Ino, fh: Fh) {
         let mut shard = self.shard(ino);
         let Some(backing) = shard.get_mut(&ino) else { return };
-        backing.users -= 1;
-        if backing.users == 0 {
-            unregister(&self.device, backing.id);
+        let Some(place) = backing.users.iter().position(|&user| user == fh) else { return };
+        backing.users.swap_remove(place);
+        if backing.users.is_empty() {
+            if let Some(id) = backing.id {
+                unregister(&self.device, id);
+            }
             shard.remove(&ino);
         }
     }

@@ -1,11 +1,26 @@
 //! The kernel mount: FUSE protocol, transports, sessions, mounting.
 //!
-//! What is here: the kernel's structures ([`abi`]), a codec without I/O
-//! ([`request`], [`reply`]), and mounting ([`mount`]). What is not here: file
-//! systems (those are backends, which this crate never names), caches of file
-//! data (the kernel's), and option syntax (the program's).
+//! What is here: the kernel's structures ([`abi`]), a codec without I/O ([`request`], [`reply`]),
+//! mounting ([`mount`]), and sessions that serve a [`FileSystem`](defuse_fs::FileSystem)
+//! ([`Session`]). What is not here: file systems (those are backends, which this crate never
+//! names), caches of file data (the kernel's), and option syntax (the program's).
 
 pub mod abi;
+mod backing;
+mod dispatch;
+mod init;
 pub mod mount;
+mod notify;
+mod options;
+mod probing;
 pub mod reply;
 pub mod request;
+mod session;
+mod sync;
+mod transport;
+mod workers;
+
+pub use init::{Decision, InitError, Negotiated, negotiate};
+pub use options::SessionOptions;
+pub use session::{Session, StartError, Statistics};
+pub use transport::dev::SpliceLimits;

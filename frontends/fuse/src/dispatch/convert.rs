@@ -247,12 +247,8 @@ mod tests {
         let none = set_attr(&abi::SetattrIn { mode: 0o644, size: 7, ..Default::default() });
         assert_eq!(none, SetAttr::default());
         let valid = abi::FATTR_SIZE | abi::FATTR_MTIME | abi::FATTR_MTIME_NOW | abi::FATTR_ATIME;
-        let some = set_attr(&abi::SetattrIn {
-            valid,
-            size: 7,
-            atime: -1i64 as u64,
-            ..Default::default()
-        });
+        let some =
+            set_attr(&abi::SetattrIn { valid, size: 7, atime: -1i64 as u64, ..Default::default() });
         assert_eq!(some.size, Some(7));
         assert_eq!(some.mtime, Some(SetTime::Now));
         assert_eq!(some.atime, Some(SetTime::At(Timestamp { secs: -1, nanos: 0 })));

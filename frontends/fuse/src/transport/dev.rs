@@ -35,8 +35,7 @@ impl SpliceLimits {
     pub const PAPER: SpliceLimits = SpliceLimits { read_min: 2 * 4096 + 1, write_min: 4096 + 1 };
 
     /// Where splicing was measured to win over copying on current machines: from 128 KiB.
-    pub const MEASURED: SpliceLimits =
-        SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };
+    pub const MEASURED: SpliceLimits = SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };
 
     fn any(self) -> bool {
         self != Self::NEVER
@@ -125,12 +124,29 @@ impl DevChannel {
         Ok(total)
     }
 
+    /// The way to answer the request `unique`, which another channel received through `port`. Until
+    /// [`reply_as_usual`](DevChannel::reply_as_usual).
+    pub(crate) fn reply_through(&mut self, port: &Arc<DevPort>, unique: u64) -> &mut dyn Reply {
+        self.reply.port = Arc::clone(port);
+        self.reply.unique = unique;
+        &mut self.reply
+    }
+
+    /// Answers go through this channel's own device again.
+    pub(crate) fn reply_as_usual(&mut self) {
+        self.reply.port = Arc::clone(&self.port);
+    }
+
+    pub(crate) fn dev_port(&self) -> Arc<DevPort> {
+        Arc::clone(&self.port)
+    }
+
     /// Remembers what to expect of the next request.
     fn note(&mut self, len: usize) -> Result<()> {
         let header = crate::request::peek(self.request.message(len)).map_err(|_| Errno::EIO)?;
         let data = (header.len as usize).saturating_sub(WRITE_LEAD);
-        self.large_write = header.opcode == abi::Opcode::Write as u32
-            && data >= self.reply.splice.write_min;
+        self.large_write =
+            header.opcode == abi::Opcode::Write as u32 && data >= self.reply.splice.write_min;
         self.reply.unique = header.unique;
         Ok(())
     }
@@ -166,10 +182,6 @@ impl Channel for DevChannel {
 
     fn exchange(&mut self) -> (&[u8], &mut dyn Reply) {
         (self.request.message(self.len), &mut self.reply)
-    }
-
-    fn port(&self) -> Arc<dyn ReplyPort> {
-        Arc::clone(&self.port) as Arc<dyn ReplyPort>
     }
 
     fn payload_in_pipe(&self) -> bool {

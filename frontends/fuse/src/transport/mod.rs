@@ -7,16 +7,14 @@ pub(crate) mod dev;
 mod splice;
 
 use std::io::IoSlice;
-use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
 pub(crate) use buffer::AlignedBuf;
 
-/// The way back to the kernel of one request, from any thread, at any time.
+/// The way to the kernel for messages that no request waits for, from any thread, at any time.
 pub(crate) trait ReplyPort: Send + Sync {
-    /// Sends a whole message: its header is in the first part. `ENOENT` where the kernel no longer
-    /// waits for it.
+    /// Sends a whole message; its header is in the first part.
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
 }
 
@@ -91,12 +89,9 @@ pub(crate) trait Channel: Send {
     /// The bytes of the request that was received, and the way to answer it. Bytes that the
     /// transport keeps elsewhere (WRITE data in a pipe) are left out.
     fn exchange(&mut self) -> (&[u8], &mut dyn Reply);
-    /// The way back for a reply or notification that no request waits for.
-    fn port(&self) -> Arc<dyn ReplyPort>;
     /// True once bytes are kept elsewhere for the request that was received.
     fn payload_in_pipe(&self) -> bool;
 }
-
 
 /// The error of a system call, in the contract's type.
 pub(crate) fn errno(error: rustix::io::Errno) -> Errno {

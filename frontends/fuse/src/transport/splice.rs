@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use defuse_fs::{Errno, Result};
 use super::errno;
+use defuse_fs::{Errno, Result};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 /// A pipe with room for one message of a fixed size.
@@ -18,7 +18,8 @@ impl Pipe {
     /// A pipe that takes `capacity` bytes in whole pages and one page more for a header. `EPERM`
     /// where that is over /proc/sys/fs/pipe-max-size and the process is not privileged.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno)?;
+        let (reader, writer) =
+            pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno)?;
         let wanted = (capacity.next_multiple_of(4096) + 2 * 4096).next_power_of_two();
         fcntl_setpipe_size(&writer, wanted).map_err(errno)?;
         Ok(Pipe { reader, writer, level: 0 })
@@ -57,8 +58,8 @@ impl Pipe {
         len: usize,
     ) -> Result<usize> {
         let mut at = offset;
-        let count = splice(fd, at.as_mut(), &self.writer, None, len, SpliceFlags::MOVE)
-            .map_err(errno)?;
+        let count =
+            splice(fd, at.as_mut(), &self.writer, None, len, SpliceFlags::MOVE).map_err(errno)?;
         self.level += count;
         Ok(count)
     }
@@ -71,8 +72,7 @@ impl Pipe {
         len: usize,
     ) -> Result<usize> {
         let mut at = offset;
-        let count =
-            splice(self.reader.as_fd(), None, fd, at.as_mut(), len, SpliceFlags::MOVE)
+        let count = splice(self.reader.as_fd(), None, fd, at.as_mut(), len, SpliceFlags::MOVE)
             .map_err(errno)?;
         self.level -= count.min(self.level);
         Ok(count)

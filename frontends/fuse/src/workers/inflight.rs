@@ -36,6 +36,11 @@ impl Slot {
         self.thread.load(Ordering::Acquire)
     }
 
+    /// True where the worker has no request in hand.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.unique.load(Ordering::Acquire) == 0
+    }
+
     pub(crate) fn release(&self) {
         self.unique.store(0, Ordering::Release);
         self.thread.store(0, Ordering::Release);
@@ -78,6 +83,13 @@ impl Slots {
         let slot = self.slots.iter().find(|slot| slot.unique.load(Ordering::Acquire) == unique)?;
         slot.interrupted.store(unique, Ordering::Release);
         Some(slot.thread())
+    }
+
+    /// Marks all requests in hand as interrupted: the session is over.
+    pub(crate) fn interrupt_all(&self) {
+        for slot in &self.slots {
+            slot.interrupted.store(slot.unique.load(Ordering::Acquire), Ordering::Release);
+        }
     }
 
     /// All places.

@@ -17,4 +17,6 @@
 pub(crate) mod inflight;
 pub(crate) mod pool;
 pub(crate) mod sentinel;
+pub(crate) mod serve;
+pub(crate) mod set_aside;
 pub(crate) mod signal;

@@ -1,0 +1,96 @@
+//! READ and WRITE.
+
+use std::sync::Arc;
+
+use defuse_fs::{Errno, Fh, File, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
+
+use super::{Call, Dispatcher, Done, convert, pod};
+use crate::abi;
+use crate::request::Payload;
+use crate::transport::dev::MemorySource;
+use crate::transport::{Deferred, Reply};
+
+impl Dispatcher {
+    pub(super) fn read(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::ReadIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let len = args.size as usize;
+        if len > self.negotiated.max_read {
+            return Err(Errno::EINVAL);
+        }
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let owned = args.read_flags & abi::FUSE_READ_LOCKOWNER != 0;
+        let args = ReadArgs {
+            offset: args.offset,
+            flags: convert::open_flags(args.flags),
+            lock_owner: owned.then_some(LockOwner(args.lock_owner)),
+        };
+        if self.submits {
+            let deferred = reply.defer(Deferred::Read(len));
+            self.submit(call, IoOp::Read { file, args, len }, deferred);
+            return Ok(Done::Deferred);
+        }
+        let mut out = ReadBuf::new(reply.data(len), len);
+        self.fs.read(&call.cx, file, args, &mut out)?;
+        let filled = out.filled();
+        let _ = reply.send_data();
+        Ok(Done::Moved(filled))
+    }
+
+    pub(super) fn write(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::WriteIn,
+        data: &Payload<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let has = |flag| args.write_flags & flag != 0;
+        let args = WriteArgs {
+            offset: args.offset,
+            flags: convert::open_flags(args.flags),
+            lock_owner: has(abi::FUSE_WRITE_LOCKOWNER).then_some(LockOwner(args.lock_owner)),
+            kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
+            from_cache: has(abi::FUSE_WRITE_CACHE),
+        };
+        if self.submits {
+            let len = data.len();
+            // The data has to outlive this request's buffer, so it is copied.
+            let bytes = owned(data, reply)?;
+            let deferred = reply.defer(Deferred::Write(bytes));
+            self.submit(call, IoOp::Write { file, args, len }, deferred);
+            return Ok(Done::Deferred);
+        }
+        let count = match data {
+            Payload::Memory(bytes) => {
+                let mut source = MemorySource::new(bytes);
+                self.fs.write(&call.cx, file, args, &mut WriteBuf::new(&mut source))?
+            }
+            Payload::Pipe(_) => {
+                self.fs.write(&call.cx, file, args, &mut WriteBuf::new(reply.piped()))?
+            }
+        };
+        pod(reply, &write_out(count))?;
+        Ok(Done::Moved(count))
+    }
+}
+
+pub(super) fn write_out(count: usize) -> abi::WriteOut {
+    abi::WriteOut { size: count as u32, padding: 0 }
+}
+
+/// The data of a request, wherever it is.
+pub(super) fn owned(data: &Payload<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
+    match data {
+        Payload::Memory(bytes) => Ok(bytes.to_vec()),
+        Payload::Pipe(len) => {
+            let mut bytes = vec![0; *len];
+            let count = reply.piped().take(&mut bytes)?;
+            bytes.truncate(count);
+            Ok(bytes)
+        }
+    }
+}

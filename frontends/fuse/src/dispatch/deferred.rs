@@ -1,0 +1,109 @@
+//! Requests that are answered later: how an INTERRUPT finds them, and how they are answered.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use defuse_fs::{Completion, InterruptToken, Io, IoOp, ReadSink, Result, WriteSource};
+use defuse_probe::clock::Moment;
+use zerocopy::IntoBytes;
+
+use super::data::write_out;
+use super::{Call, Dispatcher};
+use crate::abi::Opcode;
+use crate::probing::op_of;
+use crate::transport::DeferredReply;
+
+/// The interrupts of requests that no worker holds, by request.
+#[derive(Default)]
+pub(super) struct DeferredTable {
+    shards: [Mutex<HashMap<u64, Arc<InterruptToken>>>; 8],
+}
+
+impl DeferredTable {
+    fn insert(&self, unique: u64) -> Arc<InterruptToken> {
+        let token = Arc::new(InterruptToken::default());
+        self.shard(unique).insert(unique, Arc::clone(&token));
+        token
+    }
+
+    fn remove(&self, unique: u64) {
+        self.shard(unique).remove(&unique);
+    }
+
+    pub(super) fn get(&self, unique: u64) -> Option<Arc<InterruptToken>> {
+        self.shard(unique).get(&unique).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<InterruptToken>> {
+        let lock = |shard: &'_ Mutex<HashMap<_, _>>| {
+            let shard = shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            shard.values().cloned().collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(lock).collect()
+    }
+
+    fn shard(&self, unique: u64) -> MutexGuard<'_, HashMap<u64, Arc<InterruptToken>>> {
+        // Requests are numbered in steps of two; the lowest bit marks an INTERRUPT.
+        let shard = &self.shards[(unique >> 1) as usize % self.shards.len()];
+        shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Dispatcher {
+    /// Hands an operation to the file system, to be finished at any time.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        op: IoOp,
+        reply: Box<dyn DeferredReply>,
+    ) {
+        let interrupt = self.deferred.insert(call.unique);
+        let completion = KernelCompletion {
+            dispatcher: Arc::clone(self),
+            reply,
+            unique: call.unique,
+            opcode: call.opcode,
+            started: call.started,
+        };
+        let io = Io::new(op, call.cx.caller, call.unique, interrupt, Box::new(completion));
+        self.fs.submit(io);
+    }
+}
+
+/// The kernel's end of an [`Io`].
+struct KernelCompletion {
+    dispatcher: Arc<Dispatcher>,
+    reply: Box<dyn DeferredReply>,
+    unique: u64,
+    opcode: Opcode,
+    started: Moment,
+}
+
+impl Completion for KernelCompletion {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        self.reply.sink()
+    }
+
+    fn source(&mut self) -> &mut dyn WriteSource {
+        self.reply.source()
+    }
+
+    fn finish(self: Box<Self>, result: Result<usize>) {
+        // Out of the table first: once the answer is sent, the kernel may use the number again.
+        self.dispatcher.deferred.remove(self.unique);
+        // An error (ENOENT) says that nobody waits any more; nothing was given away.
+        let _ = match (self.opcode, result) {
+            (_, Err(errno)) => self.reply.send_errno(errno.raw()),
+            (Opcode::Read, Ok(_)) => self.reply.send_data(),
+            (Opcode::Write, Ok(count)) => self.reply.send(write_out(count).as_bytes()),
+            (_, Ok(_)) => self.reply.send_errno(0),
+        };
+        let (op, ns) = (op_of(self.opcode), self.started.elapsed_ns());
+        self.dispatcher.recorder.with_cells(|cells| {
+            cells.record(op, ns, result.is_ok());
+            if let (Opcode::Read | Opcode::Write, Ok(count)) = (self.opcode, result) {
+                cells.add_bytes(op, count as u64);
+            }
+        });
+    }
+}

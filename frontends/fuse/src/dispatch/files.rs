@@ -1,0 +1,326 @@
+//! Open files, locks, and what is done to a file as a whole.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use defuse_fs::{
+    AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
+    IoctlArgs, LockOwner, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs, Result,
+    Whence,
+};
+use zerocopy::IntoBytes;
+
+use super::names::new_node;
+use super::{Call, Dispatcher, Done, convert, done, pod};
+use crate::abi;
+use crate::reply::CreateOut;
+use crate::request::Extensions;
+use crate::transport::{Deferred, Reply};
+
+impl Dispatcher {
+    pub(super) fn open(
+        &self,
+        call: &Call<'_>,
+        args: &abi::OpenIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let args = open_args(args.flags, args.open_flags);
+        let opened = self.fs.open(&call.cx, call.ino, args)?;
+        let out = self.open_out(call.ino, &opened, args.flags);
+        if reply.send(&[out.as_bytes()]).is_err() {
+            self.undo_open(call, call.ino, &out, args.flags);
+        }
+        Ok(Done::Sent)
+    }
+
+    pub(super) fn create(
+        &self,
+        call: &Call<'_>,
+        args: &abi::CreateIn,
+        name: &[u8],
+        ext: &Extensions<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
+        let open = open_args(args.flags, args.open_flags);
+        let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open)?;
+        self.send_created(call, made, open.flags, reply)
+    }
+
+    pub(super) fn tmpfile(
+        &self,
+        call: &Call<'_>,
+        args: &abi::CreateIn,
+        ext: &Extensions<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
+        let open = open_args(args.flags, args.open_flags);
+        let made = self.fs.tmpfile(&call.cx, call.ino, &node, open)?;
+        self.send_created(call, made, open.flags, reply)
+    }
+
+    fn send_created(
+        &self,
+        call: &Call<'_>,
+        (entry, opened): (Entry, Opened),
+        flags: OpenFlags,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let out = CreateOut {
+            entry: self.timeouts.entry_out(&entry),
+            open: self.open_out(entry.ino, &opened, flags),
+        };
+        if reply.send(&[out.as_bytes()]).is_err() {
+            self.undo_open(call, entry.ino, &out.open, flags);
+            self.fs.forget(entry.ino, 1);
+        }
+        Ok(Done::Sent)
+    }
+
+    /// What to tell the kernel of an open file.
+    fn open_out(&self, ino: Ino, opened: &Opened, flags: OpenFlags) -> abi::OpenOut {
+        let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
+        let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
+        set(abi::FOPEN_DIRECT_IO, self.direct_io || opened.cache == CacheMode::Direct);
+        set(abi::FOPEN_KEEP_CACHE, opened.cache == CacheMode::Keep);
+        set(abi::FOPEN_NONSEEKABLE | abi::FOPEN_STREAM, opened.stream);
+        set(abi::FOPEN_CACHE_DIR, opened.cache_dir);
+        set(abi::FOPEN_NOFLUSH, opened.no_flush);
+        set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
+        let (Some(backings), Some(fd)) = (&self.backings, &opened.backing) else { return out };
+        match backings.open(ino, Fh(out.fh), fd.as_fd()) {
+            Ok(id) => {
+                out.backing_id = id;
+                out.open_flags |= abi::FOPEN_PASSTHROUGH;
+                out.open_flags &= !abi::FOPEN_KEEP_CACHE;
+                // The kernel takes an exclusive lock for every direct write to a backing file; the
+                // way through the file system lets several writers in.
+                if flags.has(OpenFlags::DIRECT)
+                    && flags.access() != AccessMode::Read
+                    && opened.parallel_direct_writes
+                {
+                    out.open_flags |= abi::FOPEN_DIRECT_IO;
+                }
+            }
+            Err(errno) => log::debug!("no backing file for inode {}: {errno}", ino.0),
+        }
+        out
+    }
+
+    /// Takes back an open whose answer nobody took.
+    fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
+        let file = File { ino, fh: Fh(out.fh) };
+        self.close_backing(file);
+        let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
+    }
+
+    fn close_backing(&self, file: File) {
+        if let Some(backings) = &self.backings {
+            backings.close(file.ino, file.fh);
+        }
+    }
+
+    pub(super) fn release(
+        &self,
+        call: &Call<'_>,
+        args: &abi::ReleaseIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let unlock = args.release_flags & abi::FUSE_RELEASE_FLOCK_UNLOCK != 0;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let args = ReleaseArgs {
+            flags: convert::open_flags(args.flags),
+            flock_owner: unlock.then_some(LockOwner(args.lock_owner)),
+        };
+        self.close_backing(file);
+        done(self.fs.release(&call.cx, file, args), reply)
+    }
+
+    pub(super) fn flush(
+        &self,
+        call: &Call<'_>,
+        args: &abi::FlushIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        done(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
+    }
+
+    pub(super) fn fsync(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::FsyncIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        if self.submits {
+            let deferred = reply.defer(Deferred::Plain);
+            self.submit(call, IoOp::Fsync { file, datasync }, deferred);
+            return Ok(Done::Deferred);
+        }
+        done(self.fs.fsync(&call.cx, file, datasync), reply)
+    }
+
+    pub(super) fn opendir(
+        &self,
+        call: &Call<'_>,
+        args: &abi::OpenIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
+        let opened = Opened { backing: None, ..opened };
+        let out = self.open_out(call.ino, &opened, OpenFlags::default());
+        if reply.send(&[out.as_bytes()]).is_err() {
+            let _ = self.fs.releasedir(&call.cx, File { ino: call.ino, fh: opened.fh });
+        }
+        Ok(Done::Sent)
+    }
+
+    pub(super) fn getlk(
+        &self,
+        call: &Call<'_>,
+        args: &abi::LkIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let request = convert::lock_request(args, false)?;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let found = self.fs.getlk(&call.cx, file, &request)?;
+        pod(reply, &convert::lk_out(found))
+    }
+
+    pub(super) fn setlk(
+        &self,
+        call: &Call<'_>,
+        args: &abi::LkIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let request = convert::lock_request(args, false)?;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        done(self.fs.setlk(&call.cx, file, &request), reply)
+    }
+
+    /// A lock that is waited for never holds a worker: all of them could end up waiting, and nobody
+    /// would be left to receive the unlock.
+    pub(super) fn setlkw(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::LkIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let lock = convert::lock_request(args, true)?;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let deferred = reply.defer(Deferred::Plain);
+        self.submit(call, IoOp::Lock { file, lock }, deferred);
+        Ok(Done::Deferred)
+    }
+
+    pub(super) fn ioctl(
+        &self,
+        call: &Call<'_>,
+        args: &abi::IoctlIn,
+        data: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        // Unrestricted requests come from character devices only: there the caller's memory would
+        // have to be described to the kernel first.
+        if args.flags & abi::FUSE_IOCTL_UNRESTRICTED != 0 {
+            return Err(Errno::ENOSYS);
+        }
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let compat = abi::FUSE_IOCTL_COMPAT | abi::FUSE_IOCTL_32BIT;
+        let ioctl = IoctlArgs {
+            cmd: args.cmd,
+            arg: args.arg,
+            input: data,
+            output_len: args.out_size as usize,
+            dir: args.flags & abi::FUSE_IOCTL_DIR != 0,
+            compat32: args.flags & compat != 0,
+        };
+        let answer = self.fs.ioctl(&call.cx, file, &ioctl)?;
+        let too_long = answer.output.len() > ioctl.output_len;
+        if too_long || answer.output.len() > self.negotiated.max_read {
+            return Err(Errno::EIO);
+        }
+        let out = abi::IoctlOut { result: answer.result, ..abi::IoctlOut::default() };
+        let _ = reply.send(&[out.as_bytes(), &answer.output]);
+        Ok(Done::Sent)
+    }
+
+    pub(super) fn poll(
+        &self,
+        call: &Call<'_>,
+        args: &abi::PollIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let wake = args.flags & abi::FUSE_POLL_SCHEDULE_NOTIFY != 0;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let wake = wake.then_some(PollHandle(args.kh));
+        let revents = self.fs.poll(&call.cx, file, args.events, wake)?;
+        pod(reply, &abi::PollOut { revents, padding: 0 })
+    }
+
+    pub(super) fn fallocate(
+        &self,
+        call: &Call<'_>,
+        args: &abi::FallocateIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        if args.length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let range = Fallocate { mode: args.mode, offset: args.offset, length: args.length };
+        done(self.fs.fallocate(&call.cx, file, range), reply)
+    }
+
+    pub(super) fn lseek(
+        &self,
+        call: &Call<'_>,
+        args: &abi::LseekIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        // SEEK_DATA and SEEK_HOLE of lseek(2); the kernel does the others itself.
+        let whence = match args.whence {
+            3 => Whence::Data,
+            4 => Whence::Hole,
+            _ => return Err(Errno::EINVAL),
+        };
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let offset = self.fs.lseek(&call.cx, file, args.offset, whence)?;
+        pod(reply, &abi::LseekOut { offset })
+    }
+
+    pub(super) fn copy_file_range(
+        &self,
+        call: &Call<'_>,
+        args: &abi::CopyFileRangeIn,
+        wide: bool,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        // The older request has no room for the count of a longer copy.
+        let longest = if wide { u64::MAX } else { u64::from(u32::MAX) & !0xfff };
+        let copy = CopyRange {
+            src: File { ino: call.ino, fh: Fh(args.fh_in) },
+            src_offset: args.off_in,
+            dst: File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) },
+            dst_offset: args.off_out,
+            length: args.len.min(longest),
+            flags: args.flags,
+        };
+        let count = self.fs.copy_file_range(&call.cx, &copy)?;
+        if wide {
+            pod(reply, &abi::CopyFileRangeOut { bytes_copied: count })
+        } else {
+            pod(reply, &abi::WriteOut { size: count as u32, padding: 0 })
+        }
+    }
+}
+
+fn open_args(flags: u32, open_flags: u32) -> OpenArgs {
+    OpenArgs {
+        flags: convert::open_flags(flags),
+        kill_suidgid: open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0,
+    }
+}

@@ -1,0 +1,271 @@
+//! From a decoded request to the file system and back: one short function for each operation.
+//!
+//! A function returns an error for the dispatcher to send, or has sent its answer itself. Where the
+//! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
+//! taken back: the lookup forgotten, the handle released.
+
+mod convert;
+mod data;
+mod deferred;
+mod files;
+mod names;
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_fs::{
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Name, Result,
+};
+use defuse_probe::Recorder;
+use defuse_probe::clock::Moment;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::abi::{self, Opcode};
+use crate::backing::Backings;
+use crate::init::Negotiated;
+use crate::notify::KernelNotify;
+use crate::options::SessionOptions;
+use crate::request::{Body, Payload, Request};
+use crate::transport::Reply;
+use convert::Timeouts;
+use deferred::DeferredTable;
+
+/// All that handlers need to know of their session.
+pub(crate) struct Dispatcher {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) notify: Arc<KernelNotify>,
+    pub(crate) recorder: Recorder,
+    pub(crate) negotiated: Negotiated,
+    timeouts: Timeouts,
+    negative_valid: Duration,
+    submits: bool,
+    direct_io: bool,
+    backings: Option<Backings>,
+    deferred: DeferredTable,
+}
+
+/// What became of a request, for statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) ok: bool,
+    /// Bytes read or written.
+    pub(crate) bytes: u64,
+    /// The answer comes later and is counted then.
+    pub(crate) deferred: bool,
+}
+
+/// What a handler has done, where it did not fail.
+enum Done {
+    Sent,
+    Moved(usize),
+    Deferred,
+}
+
+/// Everything about one request that handlers pass around.
+struct Call<'a> {
+    cx: Context<'a>,
+    unique: u64,
+    opcode: Opcode,
+    ino: Ino,
+    started: Moment,
+}
+
+impl Dispatcher {
+    /// A dispatcher to `fs`. `device` takes the registrations of backing files.
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        notify: Arc<KernelNotify>,
+        negotiated: Negotiated,
+        options: &SessionOptions,
+        device: Arc<OwnedFd>,
+    ) -> Self {
+        let caps = fs.caps();
+        let backings = negotiated.uses(abi::FUSE_PASSTHROUGH).then(|| Backings::new(device));
+        Dispatcher {
+            fs,
+            notify,
+            recorder: Recorder::new(),
+            negotiated,
+            timeouts: Timeouts {
+                attr: options.attr_timeout,
+                entry: options.entry_timeout,
+                negative: options.negative_timeout,
+            },
+            negative_valid: caps.negative_valid_for,
+            submits: caps.submits,
+            direct_io: options.direct_io,
+            backings,
+            deferred: DeferredTable::default(),
+        }
+    }
+
+    /// Handles one request that wants an answer, and answers it. A panic of the file system answers
+    /// `EIO` to this request alone.
+    pub(crate) fn handle(
+        self: &Arc<Self>,
+        request: &Request<'_>,
+        reply: &mut dyn Reply,
+        interrupt: &dyn Interrupted,
+        started: Moment,
+    ) -> Outcome {
+        let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
+        let call = Call {
+            cx: Context::with_interrupt(caller, request.unique, interrupt),
+            unique: request.unique,
+            opcode: request.opcode,
+            ino: Ino(request.nodeid),
+            started,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(&call, &request.body, reply)));
+        let result = result.unwrap_or_else(|_| {
+            log::error!("{}: the file system panicked; answering EIO", request.opcode.name());
+            Err(Errno::EIO)
+        });
+        match result {
+            Ok(Done::Sent) => Outcome { ok: true, ..Outcome::default() },
+            Ok(Done::Moved(count)) => Outcome { ok: true, bytes: count as u64, deferred: false },
+            Ok(Done::Deferred) => Outcome { ok: true, bytes: 0, deferred: true },
+            Err(errno) => {
+                // ENOENT: the kernel gave up on the request, so nobody wants to know.
+                let _ = reply.send_errno(errno.raw());
+                Outcome::default()
+            }
+        }
+    }
+
+    fn run(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        body: &Body<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let (cx, ino) = (&call.cx, call.ino);
+        match body {
+            Body::Lookup { name } => self.lookup(call, name, reply),
+            Body::Getattr(args) => self.getattr(call, args, reply),
+            Body::Statx(args) => self.statx(call, args, reply),
+            Body::Setattr(args) => self.setattr(call, args, reply),
+            Body::Readlink => self.readlink(call, reply),
+            Body::Symlink { name, target, ext } => self.symlink(call, name, target, ext, reply),
+            Body::Mknod { args, name, ext } => self.mknod(call, args, name, ext, reply),
+            Body::Mkdir { args, name, ext } => self.mkdir(call, args, name, ext, reply),
+            Body::Unlink { name } => done(self.fs.unlink(cx, ino, Name::new(name)?), reply),
+            Body::Rmdir { name } => done(self.fs.rmdir(cx, ino, Name::new(name)?), reply),
+            Body::Rename { args, name, newname } => {
+                self.rename(call, (args.newdir, 0), name, newname, reply)
+            }
+            Body::Rename2 { args, name, newname } => {
+                self.rename(call, (args.newdir, args.flags), name, newname, reply)
+            }
+            Body::Link { args, name } => self.link(call, args, name, reply),
+            Body::Open(args) => self.open(call, args, reply),
+            Body::Create { args, name, ext } => self.create(call, args, name, ext, reply),
+            Body::Tmpfile { args, ext, .. } => self.tmpfile(call, args, ext, reply),
+            Body::Read(args) => self.read(call, args, reply),
+            Body::Write { args, data } => self.write(call, args, data, reply),
+            Body::Statfs => pod(reply, &convert::statfs(&self.fs.statfs(cx, ino)?)),
+            Body::Release(args) => self.release(call, args, reply),
+            Body::Fsync(args) => self.fsync(call, args, reply),
+            Body::Flush(args) => self.flush(call, args, reply),
+            Body::Setxattr { args, name, value } => self.setxattr(call, args, name, value, reply),
+            Body::Getxattr { args, name } => self.getxattr(call, args, name, reply),
+            Body::Listxattr(args) => self.listxattr(call, args, reply),
+            Body::Removexattr { name } => self.removexattr(call, name, reply),
+            Body::Opendir(args) => self.opendir(call, args, reply),
+            Body::Readdir(args) => self.readdir(call, args, false, reply),
+            Body::Readdirplus(args) => self.readdir(call, args, true, reply),
+            Body::Releasedir(args) => {
+                done(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
+            }
+            Body::Fsyncdir(args) => {
+                let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
+                done(self.fs.fsyncdir(cx, File { ino, fh: Fh(args.fh) }, datasync), reply)
+            }
+            Body::Getlk(args) => self.getlk(call, args, reply),
+            Body::Setlk(args) => self.setlk(call, args, reply),
+            Body::Setlkw(args) => self.setlkw(call, args, reply),
+            Body::Access(args) => done(self.fs.access(cx, ino, AccessMask(args.mask)), reply),
+            Body::Bmap(args) => {
+                let block = self.fs.bmap(cx, ino, args.blocksize, args.block)?;
+                pod(reply, &abi::BmapOut { block })
+            }
+            Body::Ioctl { args, data } => self.ioctl(call, args, data, reply),
+            Body::Poll(args) => self.poll(call, args, reply),
+            Body::Fallocate(args) => self.fallocate(call, args, reply),
+            Body::Lseek(args) => self.lseek(call, args, reply),
+            Body::CopyFileRange(args) => self.copy_file_range(call, args, false, reply),
+            Body::CopyFileRange64(args) => self.copy_file_range(call, args, true, reply),
+            Body::Syncfs(_) => done(self.fs.syncfs(cx), reply),
+            Body::Destroy => done(Ok(()), reply),
+            // A second INIT: the session has its agreement.
+            Body::Init(_) => Err(Errno::EIO),
+            // DAX windows exist in virtual machines only, and this is not a character device.
+            Body::Setupmapping(_) | Body::Removemapping(_) | Body::CuseInit(_) => {
+                Err(Errno::ENOSYS)
+            }
+            // Handled where they are received, without an answer.
+            Body::Forget(_)
+            | Body::BatchForget(_)
+            | Body::Interrupt(_)
+            | Body::NotifyReply { .. } => Err(Errno::EINVAL),
+        }
+    }
+
+    /// FORGET and BATCH_FORGET.
+    pub(crate) fn forget(&self, request: &Request<'_>) {
+        let forget = |nodeid: u64, lookups: u64| {
+            if nodeid != abi::FUSE_ROOT_ID {
+                self.fs.forget(Ino(nodeid), lookups);
+            }
+        };
+        let run = || match request.body {
+            Body::Forget(args) => forget(request.nodeid, args.nlookup),
+            Body::BatchForget(items) => items.for_each(|item| forget(item.nodeid, item.nlookup)),
+            _ => {}
+        };
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            log::error!("the file system panicked while forgetting an inode");
+        }
+    }
+
+    /// NOTIFY_REPLY: the answer of the page cache to a RETRIEVE. `reply` holds the data where the
+    /// transport has left it in its pipe.
+    pub(crate) fn notify_reply(
+        &self,
+        unique: u64,
+        data: &Payload<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<()> {
+        let bytes = data::owned(data, reply)?;
+        self.notify.retrieved(unique, bytes);
+        Ok(())
+    }
+
+    /// Ends the wait of a deferred request. False where `unique` is not one.
+    pub(crate) fn interrupt_deferred(&self, unique: u64) -> bool {
+        let token = self.deferred.get(unique);
+        token.map(|token| token.trip()).is_some()
+    }
+
+    /// Ends the waits of all deferred requests: the session is over.
+    pub(crate) fn interrupt_all_deferred(&self) {
+        for token in self.deferred.all() {
+            token.trip();
+        }
+    }
+}
+
+/// Sends success without a body.
+fn done(result: Result<()>, reply: &mut dyn Reply) -> Result<Done> {
+    result?;
+    let _ = reply.send_errno(0);
+    Ok(Done::Sent)
+}
+
+/// Sends one structure. Nothing was given away with it, so it does not matter if nobody takes it.
+fn pod<T: IntoBytes + Immutable>(reply: &mut dyn Reply, body: &T) -> Result<Done> {
+    let _ = reply.send(&[body.as_bytes()]);
+    Ok(Done::Sent)
+}

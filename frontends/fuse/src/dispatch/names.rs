@@ -1,0 +1,309 @@
+//! Names, attributes and directories.
+
+use std::sync::Arc;
+
+use defuse_fs::{
+    DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileKind, Ino, Name, NewNode, RenameFlags,
+    Result, SetXattrFlags, Xattr, XattrName,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::convert::{self, Timeouts};
+use super::{Call, Dispatcher, Done, done, pod};
+use crate::abi;
+use crate::reply::DirEncoder;
+use crate::request::Extensions;
+use crate::transport::Reply;
+
+impl Dispatcher {
+    pub(super) fn lookup(
+        &self,
+        call: &Call<'_>,
+        name: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        // Only NFS export asks for `.` and `..`, and only of directories.
+        let found = match name {
+            b".." => self.fs.lookup_parent(&call.cx, call.ino),
+            b"." => Err(Errno::ESTALE),
+            name => self.fs.lookup(&call.cx, call.ino, Name::new(name)?),
+        };
+        match found {
+            Ok(entry) => self.send_entry(&entry, reply),
+            Err(Errno::ENOENT) if self.remembers_missing() => {
+                pod(reply, &self.timeouts.negative_out(self.negative_valid))
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn remembers_missing(&self) -> bool {
+        !self.timeouts.negative.unwrap_or(self.negative_valid).is_zero()
+    }
+
+    /// Sends `entry`, or takes back its lookup.
+    fn send_entry(&self, entry: &Entry, reply: &mut dyn Reply) -> Result<Done> {
+        let out = self.timeouts.entry_out(entry);
+        if reply.send(&[out.as_bytes()]).is_err() {
+            self.fs.forget(entry.ino, 1);
+        }
+        Ok(Done::Sent)
+    }
+
+    pub(super) fn getattr(
+        &self,
+        call: &Call<'_>,
+        args: &abi::GetattrIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
+        let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
+        pod(reply, &self.timeouts.attr_out(&attr))
+    }
+
+    pub(super) fn statx(
+        &self,
+        call: &Call<'_>,
+        args: &abi::StatxIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
+        let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
+        pod(reply, &self.timeouts.statx_out(&attr))
+    }
+
+    pub(super) fn setattr(
+        &self,
+        call: &Call<'_>,
+        args: &abi::SetattrIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
+        let attr = self.fs.setattr(&call.cx, call.ino, fh, &convert::set_attr(args))?;
+        pod(reply, &self.timeouts.attr_out(&attr))
+    }
+
+    pub(super) fn readlink(&self, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
+        let target = self.fs.readlink(&call.cx, call.ino)?;
+        let _ = reply.send(&[&target]);
+        Ok(Done::Sent)
+    }
+
+    pub(super) fn symlink(
+        &self,
+        call: &Call<'_>,
+        name: &[u8],
+        target: &[u8],
+        ext: &Extensions<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let node = new_node(call, FileKind::Symlink, 0o777, 0, ext)?;
+        let entry = self.fs.symlink(&call.cx, call.ino, Name::new(name)?, target, &node)?;
+        self.send_entry(&entry, reply)
+    }
+
+    pub(super) fn mknod(
+        &self,
+        call: &Call<'_>,
+        args: &abi::MknodIn,
+        name: &[u8],
+        ext: &Extensions<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let kind = convert::node_kind(args.mode)?;
+        let node = NewNode {
+            rdev: convert::library_dev(args.rdev),
+            ..new_node(call, kind, args.mode, args.umask, ext)?
+        };
+        let entry = self.fs.mknod(&call.cx, call.ino, Name::new(name)?, &node)?;
+        self.send_entry(&entry, reply)
+    }
+
+    pub(super) fn mkdir(
+        &self,
+        call: &Call<'_>,
+        args: &abi::MkdirIn,
+        name: &[u8],
+        ext: &Extensions<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let node = new_node(call, FileKind::Directory, args.mode, args.umask, ext)?;
+        let entry = self.fs.mkdir(&call.cx, call.ino, Name::new(name)?, &node)?;
+        self.send_entry(&entry, reply)
+    }
+
+    pub(super) fn rename(
+        &self,
+        call: &Call<'_>,
+        (newdir, flags): (u64, u32),
+        name: &[u8],
+        newname: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let from = (call.ino, Name::new(name)?);
+        let to = (Ino(newdir), Name::new(newname)?);
+        done(self.fs.rename(&call.cx, from, to, RenameFlags(flags)), reply)
+    }
+
+    pub(super) fn link(
+        &self,
+        call: &Call<'_>,
+        args: &abi::LinkIn,
+        name: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let entry = self.fs.link(&call.cx, Ino(args.oldnodeid), call.ino, Name::new(name)?)?;
+        self.send_entry(&entry, reply)
+    }
+
+    pub(super) fn setxattr(
+        &self,
+        call: &Call<'_>,
+        args: &abi::SetxattrIn,
+        name: &[u8],
+        value: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        // XATTR_CREATE and XATTR_REPLACE of setxattr(2).
+        let flags = SetXattrFlags {
+            create: args.flags & 1 != 0,
+            replace: args.flags & 2 != 0,
+            clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0,
+        };
+        done(self.fs.setxattr(&call.cx, call.ino, XattrName::new(name)?, value, flags), reply)
+    }
+
+    pub(super) fn getxattr(
+        &self,
+        call: &Call<'_>,
+        args: &abi::GetxattrIn,
+        name: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let room = args.size as usize;
+        send_xattr(self.fs.getxattr(&call.cx, call.ino, XattrName::new(name)?, room)?, room, reply)
+    }
+
+    pub(super) fn listxattr(
+        &self,
+        call: &Call<'_>,
+        args: &abi::GetxattrIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let room = args.size as usize;
+        send_xattr(self.fs.listxattr(&call.cx, call.ino, room)?, room, reply)
+    }
+
+    pub(super) fn removexattr(
+        &self,
+        call: &Call<'_>,
+        name: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        done(self.fs.removexattr(&call.cx, call.ino, XattrName::new(name)?), reply)
+    }
+
+    pub(super) fn readdir(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::ReadIn,
+        plus: bool,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let size = (args.size as usize).min(self.negotiated.max_read);
+        let dir = File { ino: call.ino, fh: Fh(args.fh) };
+        let encoder = DirEncoder::new(reply.room(size));
+        let mut sink = KernelDir { encoder, plus, timeouts: self.timeouts };
+        let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
+        let len = sink.encoder.len();
+        // What came before an error has been looked up and is worth sending; the error comes again.
+        if let Err(errno) = listed
+            && len == 0
+        {
+            return Err(errno);
+        }
+        if reply.send_room(len).is_err() && plus {
+            self.forget_entries(&reply.room(len)[..len]);
+        }
+        Ok(Done::Sent)
+    }
+
+    /// Takes back the lookups of a READDIRPLUS reply that was not taken.
+    fn forget_entries(&self, mut bytes: &[u8]) {
+        while let Ok((entry, _)) = abi::Direntplus::read_from_prefix(bytes) {
+            if entry.entry_out.nodeid != 0 {
+                self.fs.forget(Ino(entry.entry_out.nodeid), 1);
+            }
+            let len = size_of::<abi::Direntplus>() + entry.dirent.namelen as usize;
+            bytes = bytes.get(abi::rec_align(len)..).unwrap_or_default();
+        }
+    }
+}
+
+/// The node that a creation asks for.
+pub(super) fn new_node<'a>(
+    call: &Call<'_>,
+    kind: FileKind,
+    mode: u32,
+    umask: u32,
+    ext: &Extensions<'a>,
+) -> Result<NewNode<'a>> {
+    let security = match ext.security_contexts().next() {
+        Some(context) if !context.name.is_empty() => {
+            Some((XattrName::new(context.name)?, context.value))
+        }
+        _ => None,
+    };
+    Ok(NewNode {
+        umask: umask & 0o777,
+        supplementary_gid: ext.groups().next(),
+        security,
+        ..NewNode::new(kind, mode & 0o7777, call.cx.caller)
+    })
+}
+
+fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> {
+    match found {
+        Xattr::Size(size) => pod(reply, &abi::GetxattrOut { size, padding: 0 }),
+        // A value where only its size was asked for.
+        Xattr::Value(value) if room == 0 => {
+            pod(reply, &abi::GetxattrOut { size: value.len() as u32, padding: 0 })
+        }
+        Xattr::Value(value) if value.len() > room => Err(Errno::ERANGE),
+        Xattr::Value(value) => {
+            let _ = reply.send(&[&value]);
+            Ok(Done::Sent)
+        }
+    }
+}
+
+/// Directory entries on their way into the reply.
+struct KernelDir<'a> {
+    encoder: DirEncoder<'a>,
+    plus: bool,
+    timeouts: Timeouts,
+}
+
+impl DirSink for KernelDir<'_> {
+    fn wants_entries(&self) -> bool {
+        self.plus
+    }
+
+    fn fits(&self, name_len: usize) -> bool {
+        self.encoder.fits(name_len, self.plus)
+    }
+
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        let pushed = if self.plus {
+            // Without an entry the node id is 0: the kernel takes the name and the type only.
+            let mut out = abi::EntryOut::default();
+            (out.attr.ino, out.attr.mode) = (item.ino, item.kind.mode_bits());
+            let out = entry.map_or(out, |entry| self.timeouts.entry_out(entry));
+            self.encoder.push_plus(item.name, item.next, &out)
+        } else {
+            let kind = u32::from(item.kind.d_type());
+            self.encoder.push(item.name, item.ino, item.next, kind)
+        };
+        debug_assert!(pushed.is_ok(), "an entry that fits was refused");
+    }
+}

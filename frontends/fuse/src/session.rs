@@ -1,0 +1,354 @@
+//! A session: one mount being served, from INIT to the end.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Caps, Errno, FileSystem, Notify, Result};
+use defuse_probe::Snapshot;
+use rustix::fs::{Mode, OFlags};
+use zerocopy::IntoBytes;
+
+use crate::SpliceLimits;
+use crate::abi::{self, InitIn};
+use crate::dispatch::Dispatcher;
+use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
+use crate::notify::KernelNotify;
+use crate::options::SessionOptions;
+use crate::request::{Body, DecodeOptions, Request};
+use crate::transport::dev::{DevChannel, DevLimits, DevPort};
+use crate::transport::{Channel, Received, ReplyPort, errno};
+use crate::workers::inflight::Slots;
+use crate::workers::pool::{Growth, Pool, PoolLimits};
+use crate::workers::sentinel::Bell;
+use crate::workers::set_aside::SetAside;
+use crate::workers::{sentinel, serve, signal};
+
+/// A session could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// INIT failed.
+    #[error(transparent)]
+    Init(#[from] InitError),
+    /// The device failed before INIT: most often, it was unmounted at once.
+    #[error("/dev/fuse: {0} while waiting for the kernel's INIT")]
+    Device(Errno),
+    /// The device gave something else than INIT first.
+    #[error("/dev/fuse: {0} where INIT was expected; is the mount served by someone else?")]
+    NotInit(String),
+    /// No thread could be started.
+    #[error("no worker thread could be started: {0}; raise the limit of processes")]
+    Thread(Errno),
+}
+
+/// A mount that is being served. Dropping it does not end it: unmount, then [`wait`](Session::wait).
+pub struct Session {
+    shared: Arc<Shared>,
+}
+
+impl Session {
+    /// Answers INIT on `device`, an open /dev/fuse that has just been mounted, and starts to serve
+    /// `fs`. When this returns, the mount is ready.
+    pub fn start(
+        device: OwnedFd,
+        fs: Arc<dyn FileSystem>,
+        options: &SessionOptions,
+    ) -> std::result::Result<Session, StartError> {
+        signal::install().map_err(StartError::Device)?;
+        let device = Arc::new(device);
+        let (negotiated, port) = handshake(&device, &fs.caps(), options)?;
+        let reply_port: Arc<dyn ReplyPort> = port;
+        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor));
+        fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
+        let dispatcher =
+            Dispatcher::new(fs, notify, negotiated.clone(), options, Arc::clone(&device));
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        let shared = Arc::new(Shared {
+            dispatcher: Arc::new(dispatcher),
+            pool: Pool::new(PoolLimits { max: negotiated.max_workers, parallel: processors }),
+            slots: Slots::new(negotiated.max_workers),
+            bell: Bell::default(),
+            set_aside: SetAside::default(),
+            limits: DevLimits {
+                max_write: negotiated.max_write,
+                max_read: negotiated.max_read,
+                splice: options.splice,
+            },
+            clone_fd: options.clone_fd && negotiated.max_workers > 1,
+            device,
+            _port: reply_port,
+            emergency: Mutex::default(),
+            threads: Mutex::default(),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        if !shared.add_worker() {
+            return Err(StartError::Thread(Errno::EAGAIN));
+        }
+        let watched = Arc::clone(&shared);
+        shared
+            .spawn("defuse-sentinel", move || sentinel::run(&watched))
+            .map_err(StartError::Thread)?;
+        Ok(Session { shared })
+    }
+
+    /// What was agreed with the kernel.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.shared.dispatcher.negotiated
+    }
+
+    /// The way to the kernel's caches.
+    pub fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::clone(&self.shared.dispatcher.notify) as Arc<dyn Notify>
+    }
+
+    /// A handle to read statistics from another thread.
+    pub fn statistics(&self) -> Statistics {
+        Statistics { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
+    /// file system make everything durable. Workers that are stuck in a handler are left behind
+    /// after two seconds; returns false in that case.
+    pub fn wait(self) -> bool {
+        self.shared.wait_for_end();
+        self.shared.dispatcher.interrupt_all_deferred();
+        self.shared.dispatcher.notify.close();
+        let clean = self.shared.join(Duration::from_secs(2));
+        if !clean {
+            log::warn!("some handlers have not returned after the end of the session");
+        }
+        self.shared.dispatcher.fs.detached();
+        clean
+    }
+}
+
+/// Reads the statistics of a session, also after its end.
+#[derive(Clone)]
+pub struct Statistics {
+    shared: Arc<Shared>,
+}
+
+impl Statistics {
+    /// What was measured so far, with the numbers of the workers as gauges.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.shared.dispatcher.recorder.snapshot();
+        let counts = self.shared.pool.counts();
+        let gauges = [
+            ("workers", counts.live as u64),
+            ("workers_idle", counts.idle as u64),
+            ("workers_parked", counts.parked as u64),
+            ("workers_max", self.shared.pool.limits().max as u64),
+            ("workers_peak", counts.peak as u64),
+            ("workers_started", counts.started),
+            ("workers_retired", counts.retired),
+        ];
+        snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
+        snapshot
+    }
+}
+
+/// What all threads of a session share.
+pub(crate) struct Shared {
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) pool: Pool,
+    pub(crate) slots: Slots,
+    pub(crate) bell: Bell,
+    pub(crate) set_aside: SetAside,
+    pub(crate) device: Arc<OwnedFd>,
+    limits: DevLimits,
+    clone_fd: bool,
+    /// Keeps the notifier's way to the device.
+    _port: Arc<dyn ReplyPort>,
+    /// The sentinel's own channel, for when all workers are stuck.
+    emergency: Mutex<Option<DevChannel>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    end: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Shared {
+    /// Starts a worker or calls a parked one back. False where there are as many as there may be.
+    pub(crate) fn add_worker(self: &Arc<Self>) -> bool {
+        match self.pool.grow() {
+            Growth::AtLimit => false,
+            Growth::Unparked => true,
+            Growth::Spawn => {
+                let shared = Arc::clone(self);
+                let started = self.spawn("defuse-worker", move || {
+                    let channel = DevChannel::new(shared.worker_port(), shared.limits);
+                    serve::run(&shared, channel);
+                });
+                if let Err(errno) = started {
+                    log::warn!("no further worker: {errno}");
+                    self.pool.spawn_failed();
+                }
+                started.is_ok()
+            }
+        }
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let handle = std::thread::Builder::new().name(name.to_string()).spawn(run)?;
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(handle);
+        Ok(())
+    }
+
+    /// A device for one worker: a clone of its own spares the others the lock of its queue.
+    fn worker_port(&self) -> Arc<DevPort> {
+        let own = self.clone_fd.then(|| clone_device(&self.device, OFlags::empty()));
+        match own {
+            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd))),
+            Some(Err(errno)) => {
+                log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
+                Arc::new(DevPort::new(Arc::clone(&self.device)))
+            }
+            None => Arc::new(DevPort::new(Arc::clone(&self.device))),
+        }
+    }
+
+    /// An INTERRUPT of the request `unique`. False where nobody has it: it has just ended, or its
+    /// worker has not yet begun.
+    pub(crate) fn interrupt(&self, unique: u64) -> bool {
+        if let Some(thread) = self.slots.interrupt(unique) {
+            signal::wake(thread);
+            // The signal may come before the system call that it is to end: the sentinel repeats it.
+            self.bell.ring();
+            return true;
+        }
+        self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique)
+    }
+
+    /// Makes a worker that waits for requests look around.
+    pub(crate) fn call_idle_worker(&self) {
+        let idle = self.slots.iter().find(|slot| slot.thread() != 0 && slot.is_idle());
+        if let Some(slot) = idle {
+            signal::wake(slot.thread());
+        }
+    }
+
+    /// Receives in place of the workers: see [`sentinel`].
+    pub(crate) fn receive_for_stuck_workers(&self) {
+        let mut emergency = lock(&self.emergency);
+        if emergency.is_none() {
+            let Ok(fd) = clone_device(&self.device, OFlags::NONBLOCK) else { return };
+            let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
+            *emergency = Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd))), limits));
+        }
+        let Some(channel) = emergency.as_mut() else { return };
+        for _ in 0..64 {
+            if self.set_aside.is_full() || !matches!(channel.receive(), Ok(Received::Request)) {
+                return;
+            }
+            serve::set_aside_or_handle(self, channel);
+        }
+    }
+
+    /// The kernel has ended the connection.
+    pub(crate) fn finish(&self) {
+        self.pool.shut_down();
+        self.bell.unpark();
+        *lock(&self.end) = true;
+        self.ended.notify_all();
+    }
+
+    fn wait_for_end(&self) {
+        let mut end = lock(&self.end);
+        while !*end {
+            end = self.ended.wait(end).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// Joins all threads. Those in a system call are interrupted, because nobody wants its result.
+    fn join(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            self.bell.unpark();
+            let mut threads = lock(&self.threads);
+            for thread in threads.extract_if(.., |thread| thread.is_finished()) {
+                let _ = thread.join();
+            }
+            if threads.is_empty() {
+                return true;
+            }
+            drop(threads);
+            if Instant::now() > deadline {
+                return false;
+            }
+            self.slots.interrupt_all();
+            for slot in self.slots.iter().filter(|slot| slot.thread() != 0) {
+                signal::wake(slot.thread());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Another device file of the same connection (`FUSE_DEV_IOC_CLONE`).
+fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
+    let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(errno)?;
+    let original = device.as_fd().as_raw_fd();
+    // SAFETY: the request number says that the kernel reads one 32-bit number, which `original` is.
+    let rc = unsafe {
+        let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_CLONE);
+        libc::ioctl(clone.as_raw_fd(), request, &original)
+    };
+    if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+/// Answers INIT.
+fn handshake(
+    device: &Arc<OwnedFd>,
+    caps: &Caps,
+    options: &SessionOptions,
+) -> std::result::Result<(Negotiated, Arc<DevPort>), StartError> {
+    let port = Arc::new(DevPort::new(Arc::clone(device)));
+    // Until INIT is answered, the kernel wants room for what it would send by default.
+    let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
+    let mut channel = DevChannel::new(Arc::clone(&port), limits);
+    loop {
+        match channel.receive() {
+            Ok(Received::Request) => {}
+            Ok(Received::Nothing) => continue,
+            Ok(Received::Unmounted) => return Err(StartError::Device(Errno::ENODEV)),
+            Err(errno) => return Err(StartError::Device(errno)),
+        }
+        let (bytes, reply) = channel.exchange();
+        let kernel = init_of(bytes)?;
+        match negotiate(&kernel, caps, options) {
+            Ok((out, negotiated)) => {
+                reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
+                return Ok((negotiated, port));
+            }
+            // The kernel learns our major version and asks again.
+            Err(InitError::LaterMajor(_)) => {
+                let ours = abi::InitOut {
+                    major: abi::FUSE_KERNEL_VERSION,
+                    minor: abi::FUSE_KERNEL_MINOR_VERSION,
+                    ..abi::InitOut::default()
+                };
+                reply.send(&[ours.as_bytes()]).map_err(StartError::Device)?;
+            }
+            Err(error) => {
+                let _ = reply.send_errno(Errno::EPROTO.raw());
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+fn init_of(bytes: &[u8]) -> std::result::Result<InitIn, StartError> {
+    match Request::parse(bytes, &DecodeOptions::default()) {
+        Ok(Request { body: Body::Init(init), .. }) => Ok(init),
+        Ok(other) => Err(StartError::NotInit(other.opcode.name().to_string())),
+        Err(error) => Err(StartError::NotInit(error.to_string())),
+    }
+}

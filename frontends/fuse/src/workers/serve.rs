@@ -1,0 +1,224 @@
+//! What a worker does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_fs::Errno;
+use defuse_probe::clock::{self, Moment};
+use defuse_probe::{Cells, Op};
+
+use super::inflight::Slot;
+use super::pool::Woken;
+use super::{set_aside, signal};
+use crate::probing::op_of;
+use crate::request::{Body, DecodeOptions, Request};
+use crate::session::Shared;
+use crate::transport::dev::DevChannel;
+use crate::transport::{Channel, Received, Reply};
+
+/// A request that was there within this time, in nanoseconds, had been waiting: nobody sends one so
+/// soon after the answer to another.
+const BACKLOG_NS: u64 = 1_500;
+/// So many in a row are a backlog and not chance.
+const BACKLOG_ROW: u32 = 4;
+/// A worker that has found others idle for so long, in nanoseconds, is not needed.
+const SURPLUS_NS: u64 = 50_000_000;
+/// How long a worker rests before its thread ends.
+const REST: Duration = Duration::from_secs(10);
+
+/// A worker's thread, until it retires or the session ends.
+pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
+    let Some(slot) = shared.slots.claim(signal::this_thread()) else {
+        // The pool counts no more workers than there are places.
+        log::error!("a worker without a place");
+        shared.pool.spawn_failed();
+        return;
+    };
+    let cells = shared.dispatcher.recorder.cells();
+    let mut worker = Worker {
+        shared,
+        channel,
+        slot,
+        cells,
+        options: shared.dispatcher.negotiated.decode_options(),
+        last: clock::now(),
+        backlog: 0,
+        surplus_since: None,
+    };
+    shared.pool.end();
+    worker.run();
+    slot.release();
+}
+
+struct Worker<'a> {
+    shared: &'a Arc<Shared>,
+    channel: DevChannel,
+    slot: &'a Slot,
+    cells: Cells,
+    options: DecodeOptions,
+    /// When this worker last had something to do.
+    last: Moment,
+    /// Requests in a row that had been waiting.
+    backlog: u32,
+    surplus_since: Option<Moment>,
+}
+
+impl Worker<'_> {
+    fn run(&mut self) {
+        loop {
+            if self.shared.pool.exiting() {
+                return self.shared.pool.exit();
+            }
+            if let Some(request) = self.shared.set_aside.pop() {
+                self.handle_set_aside(request);
+                continue;
+            }
+            match self.channel.receive() {
+                Ok(Received::Request) => self.handle_received(),
+                Ok(Received::Nothing) => continue,
+                Ok(Received::Unmounted) => self.shared.finish(),
+                Err(errno) => {
+                    log::error!("reading /dev/fuse: {errno}; the session ends");
+                    self.shared.finish();
+                }
+            }
+            if self.is_surplus() {
+                match self.shared.pool.park(REST) {
+                    Woken::Work => {}
+                    Woken::Retire | Woken::Exit => return,
+                }
+                self.surplus_since = None;
+                self.last = clock::now();
+            }
+        }
+    }
+
+    fn handle_received(&mut self) {
+        let started = clock::now();
+        let waited_ns = self.last.ns_until(started);
+        let options =
+            DecodeOptions { payload_in_pipe: self.channel.payload_in_pipe(), ..self.options };
+        let (bytes, reply) = self.channel.exchange();
+        let request = match Request::parse(bytes, &options) {
+            Ok(request) => request,
+            Err(error) => {
+                log::warn!("{error}");
+                if let Some((_, errno)) = error.reply() {
+                    let _ = reply.send_errno(errno.raw_os_error());
+                }
+                self.cells.record(Op::UNKNOWN, started.elapsed_ns(), false);
+                return;
+            }
+        };
+        if handled_at_once(self.shared, &request, reply) {
+            let ended = clock::now();
+            self.cells.record(op_of(request.opcode), started.ns_until(ended), true);
+            self.last = ended;
+            return;
+        }
+        if self.shared.pool.begin() {
+            self.shared.bell.ring();
+            self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
+            if self.backlog >= BACKLOG_ROW && self.shared.pool.backlog_may_grow() {
+                self.shared.add_worker();
+                self.backlog = 0;
+            }
+        }
+        self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
+        self.finish_request();
+    }
+
+    /// A request that the sentinel received while every worker was stuck.
+    fn handle_set_aside(&mut self, request: set_aside::Request) {
+        let started = clock::now();
+        self.shared.pool.begin();
+        let reply = self.channel.reply_through(&request.port, request.unique);
+        if request.interrupted {
+            let _ = reply.send_errno(Errno::EINTR.raw());
+        } else if let Ok(parsed) = Request::parse(&request.bytes, &self.options) {
+            handle(self.shared, &parsed, reply, self.slot, &self.cells, started);
+        }
+        self.channel.reply_as_usual();
+        self.last = clock::now();
+        self.finish_request();
+    }
+
+    fn finish_request(&mut self) {
+        let others_idle = self.shared.pool.end();
+        if others_idle == 0 || self.backlog > 0 {
+            self.surplus_since = None;
+        } else if self.surplus_since.is_none() {
+            self.surplus_since = Some(self.last);
+        }
+    }
+
+    fn is_surplus(&self) -> bool {
+        self.surplus_since.is_some_and(|since| since.ns_until(self.last) > SURPLUS_NS)
+    }
+}
+
+/// Handles and counts one request. Returns when it was done.
+fn handle(
+    shared: &Shared,
+    request: &Request<'_>,
+    reply: &mut dyn Reply,
+    slot: &Slot,
+    cells: &Cells,
+    started: Moment,
+) -> Moment {
+    slot.begin(request.unique);
+    let outcome = shared.dispatcher.handle(request, reply, slot, started);
+    slot.end();
+    let ended = clock::now();
+    if !outcome.deferred {
+        let op = op_of(request.opcode);
+        cells.record(op, started.ns_until(ended), outcome.ok);
+        if outcome.bytes > 0 {
+            cells.add_bytes(op, outcome.bytes);
+        }
+    }
+    ended
+}
+
+/// FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY: short, never waiting, and nobody waits for
+/// them, so they are no work that would call for another worker.
+fn handled_at_once(shared: &Shared, request: &Request<'_>, reply: &mut dyn Reply) -> bool {
+    match &request.body {
+        Body::Forget(_) | Body::BatchForget(_) => shared.dispatcher.forget(request),
+        Body::Interrupt(args) => {
+            if !shared.interrupt(args.unique) {
+                // The kernel asks again, unless the request has ended meanwhile.
+                let _ = reply.send_errno(Errno::EAGAIN.raw());
+            }
+        }
+        Body::NotifyReply { data, .. } => {
+            if let Err(errno) = shared.dispatcher.notify_reply(request.unique, data, reply) {
+                log::warn!("the answer to a RETRIEVE is lost: {errno}");
+            }
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// What the sentinel does with a request that it has received in `channel`.
+pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
+    let options = shared.dispatcher.negotiated.decode_options();
+    let port = channel.dev_port();
+    let (bytes, reply) = channel.exchange();
+    match Request::parse(bytes, &options) {
+        Ok(request) if handled_at_once(shared, &request, reply) => {}
+        Ok(request) => shared.set_aside.push(set_aside::Request {
+            unique: request.unique,
+            bytes: bytes.to_vec(),
+            port,
+            interrupted: false,
+        }),
+        Err(error) => {
+            log::warn!("{error}");
+            if let Some((_, errno)) = error.reply() {
+                let _ = reply.send_errno(errno.raw_os_error());
+            }
+        }
+    }
+}

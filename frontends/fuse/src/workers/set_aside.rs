@@ -1,0 +1,67 @@
+//! Requests that the sentinel received because every worker was stuck.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::transport::dev::DevPort;
+
+/// Most requests set aside; beyond that they stay with the kernel.
+const MOST: usize = 256;
+
+/// A request, and the device through which it has to be answered.
+pub(crate) struct Request {
+    pub(crate) unique: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) port: Arc<DevPort>,
+    /// It was interrupted while it lay here.
+    pub(crate) interrupted: bool,
+}
+
+/// The requests set aside, oldest first.
+#[derive(Default)]
+pub(crate) struct SetAside {
+    count: AtomicUsize,
+    queue: Mutex<VecDeque<Request>>,
+}
+
+impl SetAside {
+    /// Whether there is one. Costs a load.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.count.load(Ordering::Acquire) >= MOST
+    }
+
+    pub(crate) fn push(&self, request: Request) {
+        let mut queue = self.lock();
+        queue.push_back(request);
+        self.count.store(queue.len(), Ordering::Release);
+    }
+
+    pub(crate) fn pop(&self) -> Option<Request> {
+        if !self.is_waiting() {
+            return None;
+        }
+        let mut queue = self.lock();
+        let request = queue.pop_front();
+        self.count.store(queue.len(), Ordering::Release);
+        request
+    }
+
+    /// Marks the request `unique`; false where it is not here.
+    pub(crate) fn interrupt(&self, unique: u64) -> bool {
+        if !self.is_waiting() {
+            return false;
+        }
+        let mut queue = self.lock();
+        let found = queue.iter_mut().find(|request| request.unique == unique);
+        found.map(|request| request.interrupted = true).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Request>> {
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
