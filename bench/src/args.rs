@@ -53,7 +53,7 @@ pub struct Args {
     /// Write the section for docs/performance.md to this file.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Exit with 1 if defuse is below what is required of it anywhere, or a cell failed.
+    /// Exit with 1 if defuse failed anywhere, or is below what is required of it.
     #[arg(long)]
     pub check: bool,
     /// List the workloads and what each one does, and leave.

@@ -11,7 +11,7 @@ use defuse_bench::{report, runner};
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     if args.list {
-        print!("{}", report::catalogue());
+        report::say(&report::catalogue())?;
         return Ok(ExitCode::SUCCESS);
     }
     let results = runner::run(&args)?;

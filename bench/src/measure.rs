@@ -39,6 +39,12 @@ impl Measurement {
         (self.app_ns + self.daemon_ns) as f64 / 1e3 / self.operations as f64
     }
 
+    /// CPU time of the whole system for one operation, in microseconds: it has the kernel's own threads, which write
+    /// caches back, but also whatever else the machine does.
+    pub fn system_us(&self) -> f64 {
+        self.system_ns as f64 / 1e3 / self.operations as f64
+    }
+
     fn add(&mut self, operations: u64, elapsed: Duration, used: Used) {
         self.operations += operations;
         self.seconds += elapsed.as_secs_f64();
@@ -114,7 +120,7 @@ mod tests {
         let mut sum = Measurement::default();
         let used = Used { app_ns: 3_000, daemon_ns: 1_000, system_ns: 9_000 };
         sum.add(2, Duration::from_millis(500), used);
-        assert_eq!((sum.rate(), sum.cpu_us()), (4.0, 2.0));
+        assert_eq!((sum.rate(), sum.cpu_us(), sum.system_us()), (4.0, 2.0, 4.5));
     }
 
     #[test]

@@ -27,6 +27,9 @@ struct Stage {
 /// Runs what the arguments ask for. After an interrupt the rounds that were completed are the result.
 pub fn run(args: &Args) -> Result<Results> {
     ensure!(rustix::process::geteuid().is_root(), "root is needed: to mount and to drop caches");
+    if cfg!(debug_assertions) {
+        eprintln!("this build is not optimised, nor is its fuser peer: run it with --release");
+    }
     let cells = wanted_cells(args)?;
     let specs = peers::specs(args)?;
     let interrupted = catch_interrupt()?;

@@ -20,7 +20,7 @@ pub fn render(results: &Results) -> String {
         "\nA target's column is its operations per second relative to the native directory, and after the slash the CPU \
          time of application and daemon for one operation, also relative to native. Ratios are medians over the rounds, \
          each taken within a round. `ours/peer` is the first of ours over the better peer, with quartiles; `required` \
-         is the least it must be.\n\n",
+         is the least it must be. `system CPU` counts the whole machine, the kernel's own threads included.\n\n",
     );
     let rows = rows::all(results);
     for (number, row) in rows.iter().enumerate() {
@@ -30,23 +30,7 @@ pub fn render(results: &Results) -> String {
             let _ = writeln!(out, "|{rule}|");
         }
     }
-    out.push_str(&failures(results));
-    out
-}
-
-fn failures(results: &Results) -> String {
-    let mut out = String::new();
-    for cell in &results.cells {
-        for series in &cell.series {
-            if let Some(failure) = &series.failure {
-                let (workload, threads, target) = (&cell.workload, cell.threads, &series.target);
-                let _ = writeln!(
-                    out,
-                    "\n{workload} with {threads} threads failed on {target}: {failure}"
-                );
-            }
-        }
-    }
+    out.push_str(&results.failures());
     out
 }
 

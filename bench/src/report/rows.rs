@@ -15,8 +15,16 @@ pub fn all(results: &Results) -> Vec<Vec<String>> {
     }
     heading.extend(others(first).map(|series| series.target.clone()));
     heading.extend(
-        ["better peer", "ours/peer", "quartiles", "CPU ours/peer", "required", "verdict"]
-            .map(str::to_owned),
+        [
+            "better peer",
+            "ours/peer",
+            "quartiles",
+            "CPU ours/peer",
+            "system CPU",
+            "required",
+            "verdict",
+        ]
+        .map(str::to_owned),
     );
     let mut rows = vec![heading];
     rows.extend(results.cells.iter().map(row));
@@ -60,19 +68,20 @@ fn against_native(cell: &Cell, series: &Series) -> String {
     }
 }
 
-fn verdict(cell: &Cell) -> [String; 6] {
+fn verdict(cell: &Cell) -> [String; 7] {
     let required = format!("{}x", cell.required);
     match cell.comparison() {
         Some(found) => {
             let Summary { median, low, high } = found.rate;
             let quartiles = format!("{}-{}", ratio(low), ratio(high));
-            let cpu = found.cpu.map_or(dash(), |cpu| ratio(cpu.median));
+            let cpu = |of: Option<Summary>| of.map_or(dash(), |cpu| ratio(cpu.median));
+            let (cpu, system) = (cpu(found.cpu), cpu(found.system));
             let verdict = found.verdict.word().to_owned();
-            [found.peer, ratio(median), quartiles, cpu, required, verdict]
+            [found.peer, ratio(median), quartiles, cpu, system, required, verdict]
         }
         None => {
             let peer = cell.better_peer().map_or(dash(), |peer| peer.target.clone());
-            [peer, dash(), dash(), dash(), required, dash()]
+            [peer, dash(), dash(), dash(), dash(), required, dash()]
         }
     }
 }
