@@ -1,3 +1,21 @@
-//! Workloads, peers and the runner that compares them side by side.
+//! `defuse-bench`: measures defuse against its peers. The command line is in `args`, everything else in the library.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use defuse_bench::args::Args;
+use defuse_bench::{report, runner};
+
+fn main() -> anyhow::Result<ExitCode> {
+    let args = Args::parse();
+    if args.list {
+        report::say(&report::catalogue())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let results = runner::run(&args)?;
+    report::publish(&results, &args)?;
+    let failed = args.check && !report::acceptable(&results);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

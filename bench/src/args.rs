@@ -1,0 +1,117 @@
+//! The command line of the benchmark.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+/// Compares defuse with libfuse, fuser and the native directory, interleaved in one run.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "defuse-bench", version)]
+pub struct Args {
+    /// Rounds; each runs every cell on every target once.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// A look at everything rather than a result: two rounds, a tenth of a second a cell.
+    #[arg(long)]
+    pub quick: bool,
+    /// Least measured time of one cell, in milliseconds.
+    #[arg(long, default_value_t = 300, value_name = "MS")]
+    pub min_time: u64,
+    /// Workloads whose name is one of these or begins with one of these.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Targets: native, libfuse, libfuse-xattr, fuser (both of fuser-1 and fuser-4), fuser-N, fuser-N-wb, defuse.
+    #[arg(long, value_delimiter = ',', value_name = "NAME",
+          default_values = ["native", "libfuse", "fuser", "defuse"])]
+    pub targets: Vec<String>,
+    /// Numbers of application threads.
+    #[arg(long, value_delimiter = ',', value_name = "N", default_values_t = [1, 8])]
+    pub threads: Vec<usize>,
+    /// The program to measure [default: `defuse` beside this program].
+    #[arg(long, value_name = "PATH")]
+    pub defuse: Option<PathBuf>,
+    /// Mount options for defuse, as one comma-separated list, in addition to the timeouts.
+    #[arg(short = 'o', long, value_name = "OPTIONS")]
+    pub defuse_options: Option<String>,
+    /// A further defuse target with mount options of its own, e.g. `defuse-uring=io_uring`.
+    #[arg(long, value_name = "NAME=OPTIONS")]
+    pub variant: Vec<String>,
+    /// How long the kernel may keep entries and attributes, the same for every target; passthrough_hp knows only 86400
+    /// and 0.
+    #[arg(long, default_value_t = 86400, value_name = "SECONDS")]
+    pub timeout: u64,
+    /// What the served directory lies on.
+    #[arg(long, value_enum, default_value_t = BackingKind::Ext4)]
+    pub backing: BackingKind,
+    /// Where the image and the mount points are put [default: /dev/shm, or the temporary directory].
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Write everything measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the section for docs/performance.md to this file.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Exit with 1 if defuse failed anywhere, or is below what is required of it.
+    #[arg(long)]
+    pub check: bool,
+    /// List the workloads and what each one does, and leave.
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What the served directory lies on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackingKind {
+    /// ext4 on a loop device over an image file.
+    Ext4,
+    /// A tmpfs.
+    Tmpfs,
+}
+
+impl Args {
+    /// Rounds to run, `--quick` considered.
+    pub fn rounds(&self) -> usize {
+        if self.quick { self.rounds.min(2) } else { self.rounds }.max(1)
+    }
+
+    /// Least measured time of a cell, `--quick` considered.
+    pub fn min_time(&self) -> Duration {
+        Duration::from_millis(if self.quick { self.min_time.min(100) } else { self.min_time })
+    }
+
+    /// Whether `--only` lets a workload through.
+    pub fn wants(&self, workload: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|wanted| workload.starts_with(wanted.as_str()))
+    }
+
+    /// The directory to work in: memory if there is some, because a fast device shows the cost of the way to it.
+    pub fn work_dir(&self) -> PathBuf {
+        let shm = PathBuf::from("/dev/shm");
+        match &self.dir {
+            Some(dir) => dir.clone(),
+            None if shm.is_dir() => shm,
+            None => std::env::temp_dir(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_selects_by_prefix() {
+        let args = Args::parse_from(["bench", "--only", "create,stat-cold"]);
+        assert!(args.wants("create-4k") && args.wants("stat-cold"));
+        assert!(!args.wants("stat-warm"));
+        assert_eq!(args.threads, [1, 8]);
+    }
+
+    #[test]
+    fn quick_bounds_rounds_and_time() {
+        let args = Args::parse_from(["bench", "--quick"]);
+        assert_eq!((args.rounds(), args.min_time()), (2, Duration::from_millis(100)));
+    }
+}

@@ -1,0 +1,133 @@
+//! Measuring one cell: one workload on one target with one number of threads.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use serde::Serialize;
+
+use crate::cpu::{Sample, Used};
+use crate::workloads::{Case, Job, Place, Until};
+
+/// Preparing may take this many times longer than measuring before a cell is content with less.
+const PATIENCE: u32 = 6;
+
+/// What one cell came to in one round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Measurement {
+    /// Operations done.
+    pub operations: u64,
+    /// Time they took, preparation excluded.
+    pub seconds: f64,
+    /// CPU time of the application, in nanoseconds.
+    pub app_ns: u64,
+    /// CPU time of the daemon.
+    pub daemon_ns: u64,
+    /// CPU time of the whole system, other programs included.
+    pub system_ns: u64,
+}
+
+impl Measurement {
+    /// Operations per second.
+    pub fn rate(&self) -> f64 {
+        self.operations as f64 / self.seconds
+    }
+
+    /// CPU time of application and daemon for one operation, in microseconds.
+    pub fn cpu_us(&self) -> f64 {
+        (self.app_ns + self.daemon_ns) as f64 / 1e3 / self.operations as f64
+    }
+
+    /// CPU time of the whole system for one operation, in microseconds: it has the kernel's own threads, which write
+    /// caches back, but also whatever else the machine does.
+    pub fn system_us(&self) -> f64 {
+        self.system_ns as f64 / 1e3 / self.operations as f64
+    }
+
+    fn add(&mut self, operations: u64, elapsed: Duration, used: Used) {
+        self.operations += operations;
+        self.seconds += elapsed.as_secs_f64();
+        self.app_ns += used.app_ns;
+        self.daemon_ns += used.daemon_ns;
+        self.system_ns += used.system_ns;
+    }
+}
+
+/// Runs batches of a workload until `least` time has been measured. `place_of` says where each batch works.
+pub fn measure(
+    case: &Case,
+    daemon: Option<u32>,
+    least: Duration,
+    mut place_of: impl FnMut() -> Place,
+) -> Result<Measurement> {
+    let started = Instant::now();
+    let mut sum = Measurement::default();
+    loop {
+        let place = place_of();
+        let batch = case.jobs(&place).and_then(|jobs| {
+            let left = least.saturating_sub(Duration::from_secs_f64(sum.seconds));
+            run_batch(jobs, daemon, left)
+        });
+        // Also what a failed batch left must go, but its own error is the one to tell.
+        let cleaned = case.clean_up(&place);
+        let (operations, elapsed, used) = batch?;
+        cleaned?;
+        sum.add(operations, elapsed, used);
+        if sum.seconds >= least.as_secs_f64() || started.elapsed() > least * PATIENCE {
+            return Ok(sum);
+        }
+    }
+}
+
+/// Releases the jobs together and waits for all of them.
+fn run_batch(jobs: Vec<Job>, daemon: Option<u32>, time: Duration) -> Result<(u64, Duration, Used)> {
+    let ready = Barrier::new(jobs.len() + 1);
+    let go = Barrier::new(jobs.len() + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = jobs
+            .into_iter()
+            .map(|job| {
+                let (ready, go) = (&ready, &go);
+                scope.spawn(move || {
+                    ready.wait();
+                    go.wait();
+                    job(&Until(Instant::now() + time))
+                })
+            })
+            .collect();
+        ready.wait();
+        let before = Sample::take(daemon);
+        let start = Instant::now();
+        go.wait();
+        let done: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        let elapsed = start.elapsed();
+        let used = before.until(&Sample::take(daemon));
+        let mut operations = 0;
+        for result in done {
+            operations += result.map_err(|_| anyhow!("a workload thread panicked"))??;
+        }
+        Ok((operations, elapsed, used))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_per_operation() {
+        let mut sum = Measurement::default();
+        let used = Used { app_ns: 3_000, daemon_ns: 1_000, system_ns: 9_000 };
+        sum.add(2, Duration::from_millis(500), used);
+        assert_eq!((sum.rate(), sum.cpu_us(), sum.system_us()), (4.0, 2.0, 4.5));
+    }
+
+    #[test]
+    fn a_batch_adds_up_its_threads() {
+        let jobs: Vec<Job> = (0..4).map(|_| Box::new(|_: &Until| Ok(5_u64)) as Job).collect();
+        assert_eq!(run_batch(jobs, None, Duration::ZERO).unwrap().0, 20);
+        let failing: Vec<Job> = vec![Box::new(|_| Err(anyhow!("no")))];
+        assert!(run_batch(failing, None, Duration::ZERO).is_err());
+    }
+}

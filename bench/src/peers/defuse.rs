@@ -1,0 +1,75 @@
+//! The project's own program.
+
+use std::ffi::OsString;
+
+use anyhow::{Context, Result, bail};
+
+use super::program_dir;
+use crate::args::Args;
+use crate::command;
+use crate::target::{MOUNT, Role, SOURCE, Spec};
+
+/// defuse as asked for, and its variants. A program that is not built is left out with a remark, so that the peers can be
+/// measured alone; one that was named must be there.
+pub fn specs(args: &Args) -> Result<Vec<Spec>> {
+    let program = match &args.defuse {
+        Some(program) if !program.exists() => bail!("--defuse: {} is missing", program.display()),
+        Some(program) => program.clone(),
+        None => program_dir()?.join("defuse"),
+    };
+    if !program.exists() {
+        eprintln!(
+            "defuse is left out: {} is missing; build it or name it with --defuse",
+            program.display()
+        );
+        return Ok(Vec::new());
+    }
+    let version = command::output(&program.to_string_lossy(), &["--version"])
+        .unwrap_or_else(|_| "defuse".into())
+        .trim()
+        .to_owned();
+    let base = args.defuse_options.clone().unwrap_or_default();
+    let mut wanted = vec![("defuse".to_owned(), base.clone())];
+    for variant in &args.variant {
+        let (name, options) = variant
+            .split_once('=')
+            .with_context(|| format!("--variant {variant}: NAME=OPTIONS is expected"))?;
+        wanted.push((name.to_owned(), join(&base, options)));
+    }
+    let spec = |(name, options): (String, String)| {
+        let options = join(&timeouts(args.timeout), &options);
+        let words =
+            ["mount", &format!("passthrough:{SOURCE}"), MOUNT, "-o", &options, "--foreground"];
+        let mut command: Vec<OsString> = vec![program.clone().into()];
+        command.extend(words.iter().map(OsString::from));
+        Spec {
+            name,
+            role: Role::Ours,
+            command: Some(command),
+            version: format!("{version} -o {options}"),
+        }
+    };
+    Ok(wanted.into_iter().map(spec).collect())
+}
+
+/// The same terms as the peers get.
+fn timeouts(seconds: u64) -> String {
+    format!("entry_timeout={seconds},attr_timeout={seconds}")
+}
+
+fn join(first: &str, second: &str) -> String {
+    let both: Vec<_> = [first, second].into_iter().filter(|list| !list.is_empty()).collect();
+    both.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_lists_are_joined_without_stray_commas() {
+        assert_eq!(join("", "a,b"), "a,b");
+        assert_eq!(join("a", ""), "a");
+        assert_eq!(join("a", "b"), "a,b");
+    }
+}

@@ -1,0 +1,49 @@
+//! What can be measured: names on the command line become targets, and programs that are missing are built.
+
+mod defuse;
+mod fuser;
+mod libfuse;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::args::Args;
+use crate::target::{Role, Spec};
+
+/// The targets that the arguments name, each ready to start.
+pub fn specs(args: &Args) -> Result<Vec<Spec>> {
+    let mut specs = Vec::new();
+    for name in &args.targets {
+        match name.as_str() {
+            "native" => specs.push(native()),
+            "libfuse" => specs.push(libfuse::spec(libfuse::Build::Package, args.timeout)?),
+            "libfuse-xattr" => specs.push(libfuse::spec(libfuse::Build::Xattr, args.timeout)?),
+            "fuser" => {
+                for threads in ["fuser-1", "fuser-4"] {
+                    specs.push(fuser::spec(threads, args.timeout)?);
+                }
+            }
+            name if name.starts_with("fuser-") => specs.push(fuser::spec(name, args.timeout)?),
+            "defuse" => specs.extend(defuse::specs(args)?),
+            other => bail!("there is no target {other}; --help lists them"),
+        }
+    }
+    if specs.is_empty() {
+        bail!("no target is left to measure");
+    }
+    Ok(specs)
+}
+
+fn native() -> Spec {
+    let version = "the directory itself".to_owned();
+    Spec { name: "native".into(), role: Role::Native, command: None, version }
+}
+
+/// The directory of this program, where cargo puts its fellow programs too.
+fn program_dir() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let dir = program.parent().context("this program lies in no directory")?;
+    // Test programs lie one level deeper.
+    Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir }.to_owned())
+}

@@ -1,0 +1,317 @@
+//! What was measured, and the forms it is shown in.
+
+mod markdown;
+mod rows;
+mod table;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::args::Args;
+use crate::measure::Measurement;
+use crate::stats::{Summary, Verdict, paired_ratios};
+use crate::target::{Role, Spec};
+use crate::workloads::Case;
+
+/// Everything measured in a run, with what is needed to repeat it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Results {
+    /// The command line.
+    pub command: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Processors.
+    pub processors: usize,
+    /// What the served directory lay on.
+    pub backing: String,
+    /// Rounds completed.
+    pub rounds: usize,
+    /// Name and version of each target.
+    pub targets: Vec<(String, String)>,
+    /// The rows.
+    pub cells: Vec<Cell>,
+}
+
+/// One workload with one number of threads, on all targets.
+#[derive(Debug, Clone, Serialize)]
+pub struct Cell {
+    /// Workload.
+    pub workload: String,
+    /// What one operation is.
+    pub what: String,
+    /// Application threads.
+    pub threads: usize,
+    /// What is required of ours, as a multiple of the better peer.
+    pub required: f64,
+    /// One series for each target.
+    pub series: Vec<Series>,
+}
+
+/// One target's measurements in a cell, round by round.
+#[derive(Debug, Clone, Serialize)]
+pub struct Series {
+    /// Target.
+    pub target: String,
+    #[serde(skip)]
+    role: Role,
+    /// A round that failed has none.
+    pub rounds: Vec<Option<Measurement>>,
+    /// Why a round failed.
+    pub failure: Option<String>,
+}
+
+/// Ours against the better peer, in one cell.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// The better peer.
+    pub peer: String,
+    /// Ops/s of ours relative to it.
+    pub rate: Summary,
+    /// CPU time of application and daemon for an operation relative to it.
+    pub cpu: Option<Summary>,
+    /// CPU time of the whole system relative to it.
+    pub system: Option<Summary>,
+    /// Whether that is enough.
+    pub verdict: Verdict,
+}
+
+impl Results {
+    /// Results still without cells.
+    pub fn new<'a>(args: &Args, specs: impl Iterator<Item = &'a Spec>) -> Self {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        Self {
+            command: command_line(),
+            kernel,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            backing: format!("{:?} in {}", args.backing, args.work_dir().display()),
+            rounds: 0,
+            targets: specs.map(|spec| (spec.name.clone(), spec.version.clone())).collect(),
+            cells: Vec::new(),
+        }
+    }
+
+    /// What failed and why, a line each.
+    pub fn failures(&self) -> String {
+        let mut out = String::new();
+        for cell in &self.cells {
+            for series in &cell.series {
+                if let Some(failure) = &series.failure {
+                    let (workload, threads, target) =
+                        (&cell.workload, cell.threads, &series.target);
+                    let _ = writeln!(out, "\n{workload} x{threads} failed on {target}: {failure}");
+                }
+            }
+        }
+        out
+    }
+}
+
+impl Cell {
+    /// The native directory's series, if it was measured.
+    pub fn native(&self) -> Option<&Series> {
+        self.series.iter().find(|series| series.role == Role::Native)
+    }
+
+    /// The peer that did most operations per second, for tables without ours.
+    pub fn better_peer(&self) -> Option<&Series> {
+        let peers = self.series.iter().filter(|series| series.role == Role::Peer);
+        let rated = peers.filter_map(|peer| Some((peer, peer.rate()?.median)));
+        rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(peer, _)| peer)
+    }
+
+    /// The first of ours, which the verdict is about; variants after it are shown only.
+    pub fn ours(&self) -> Option<&Series> {
+        self.series.iter().find(|series| series.role == Role::Ours)
+    }
+
+    /// Ours against the better peer: the one over which ours has the least, taken within the rounds.
+    pub fn comparison(&self) -> Option<Comparison> {
+        let ours = self.ours()?;
+        let peers = self.series.iter().filter(|series| series.role == Role::Peer);
+        let ratios = peers.filter_map(|peer| Some((peer, ours.rate_over(peer)?)));
+        let (peer, rate) = ratios.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
+        let verdict = Verdict::of(rate, self.required);
+        let (cpu, system) = (ours.cpu_over(peer), ours.over(peer, Measurement::system_us));
+        Some(Comparison { peer: peer.target.clone(), rate, cpu, system, verdict })
+    }
+
+    /// One line about the round just measured.
+    pub fn latest(&self) -> String {
+        let one = |series: &Series| match series.rounds.last() {
+            Some(Some(measured)) => format!("{} {:.0}/s", series.target, measured.rate()),
+            _ => format!("{} failed", series.target),
+        };
+        self.series.iter().map(one).collect::<Vec<_>>().join("  ")
+    }
+}
+
+impl Series {
+    /// A series without measurements.
+    pub fn new(spec: &Spec) -> Self {
+        Self { target: spec.name.clone(), role: spec.role, rounds: Vec::new(), failure: None }
+    }
+
+    /// Adds a round. A failure is told at once, and does not end the run: other cells may be fine.
+    pub fn push(&mut self, measured: Result<Measurement>) {
+        if let Err(error) = &measured {
+            eprintln!("{} failed: {error:#}", self.target);
+            self.failure.get_or_insert_with(|| format!("{error:#}"));
+        }
+        self.rounds.push(measured.ok());
+    }
+
+    /// Operations per second.
+    pub fn rate(&self) -> Option<Summary> {
+        self.summary(Measurement::rate)
+    }
+
+    /// CPU time of application and daemon for an operation, in microseconds.
+    pub fn cpu_us(&self) -> Option<Summary> {
+        self.summary(Measurement::cpu_us)
+    }
+
+    /// Ops/s relative to another target.
+    pub fn rate_over(&self, other: &Self) -> Option<Summary> {
+        self.over(other, Measurement::rate)
+    }
+
+    /// CPU time of application and daemon for an operation relative to another target.
+    pub fn cpu_over(&self, other: &Self) -> Option<Summary> {
+        self.over(other, Measurement::cpu_us)
+    }
+
+    fn summary(&self, figure: fn(&Measurement) -> f64) -> Option<Summary> {
+        let figures: Vec<_> = self.rounds.iter().flatten().map(figure).collect();
+        Summary::of(&figures)
+    }
+
+    fn over(&self, other: &Self, figure: fn(&Measurement) -> f64) -> Option<Summary> {
+        let of = |series: &Self| -> Vec<Option<f64>> {
+            series.rounds.iter().map(|round| round.as_ref().map(figure)).collect()
+        };
+        Summary::of(&paired_ratios(&of(self), &of(other)))
+    }
+}
+
+/// Prints the table and writes the files that were asked for.
+pub fn publish(results: &Results, args: &Args) -> Result<()> {
+    say(&format!("{}{}", table::render(&rows::all(results)), results.failures()))?;
+    if let Some(file) = &args.json {
+        write(file, &serde_json::to_string_pretty(results)?)?;
+    }
+    if let Some(file) = &args.markdown {
+        write(file, &markdown::render(results))?;
+    }
+    Ok(())
+}
+
+/// Whether ours never failed and is nowhere below what is required of it. What a peer cannot do is not held against ours.
+pub fn acceptable(results: &Results) -> bool {
+    let fine = |cell: &Cell| {
+        let mut ours = cell.series.iter().filter(|series| series.role == Role::Ours);
+        ours.all(|series| series.failure.is_none())
+            && cell.comparison().is_none_or(|found| found.verdict != Verdict::Below)
+    };
+    results.rounds > 0 && results.cells.iter().all(fine)
+}
+
+/// The list of workloads.
+pub fn catalogue() -> String {
+    let row = |case: &Case| {
+        vec![case.name.to_owned(), format!("{}x", case.required), case.what.to_owned()]
+    };
+    let mut rows = vec![vec!["workload".into(), "required".into(), "one operation".into()]];
+    rows.extend(Case::ALL.iter().map(row));
+    table::render(&rows)
+}
+
+/// Writes to standard output, where a reader who has seen enough is no error.
+pub fn say(text: &str) -> Result<()> {
+    match std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("write {}", file.display()))
+}
+
+/// The command as somebody would repeat it: the program without the directory it was built in.
+fn command_line() -> String {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let words = ["cargo run --release -p defuse-bench --".to_owned()].into_iter().chain(arguments);
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(target: &str, role: Role, rates: &[u64]) -> Series {
+        let round = |&operations: &u64| {
+            let app_ns = 1_000_000;
+            Some(Measurement { operations, seconds: 1.0, app_ns, ..Measurement::default() })
+        };
+        let rounds = rates.iter().map(round).collect();
+        Series { target: target.into(), role, rounds, failure: None }
+    }
+
+    pub(super) fn results() -> Results {
+        let cell = Cell {
+            workload: "create-4k".into(),
+            what: "create".into(),
+            threads: 1,
+            required: 1.5,
+            series: vec![
+                series("native", Role::Native, &[100, 200]),
+                series("libfuse", Role::Peer, &[10, 20]),
+                series("fuser-1", Role::Peer, &[20, 40]),
+                series("defuse", Role::Ours, &[40, 60]),
+            ],
+        };
+        Results {
+            command: "run".into(),
+            kernel: "6".into(),
+            processors: 2,
+            backing: "Ext4".into(),
+            rounds: 2,
+            targets: vec![("libfuse".into(), "3.14".into())],
+            cells: vec![cell],
+        }
+    }
+
+    #[test]
+    fn ours_is_compared_with_the_better_peer_round_by_round() {
+        let results = results();
+        let found = results.cells[0].comparison().unwrap();
+        assert_eq!(found.peer, "fuser-1");
+        assert_eq!(found.rate.median, 1.75);
+        assert_eq!(found.verdict, Verdict::Met);
+        assert!(acceptable(&results));
+    }
+
+    #[test]
+    fn a_failure_of_ours_or_no_round_is_not_acceptable() {
+        let mut failed = results();
+        failed.cells[0].series[1].push(Err(anyhow::anyhow!("no")));
+        assert!(acceptable(&failed));
+        failed.cells[0].series[3].push(Err(anyhow::anyhow!("no")));
+        assert!(!acceptable(&failed));
+        let mut none = results();
+        none.rounds = 0;
+        assert!(!acceptable(&none));
+    }
+
+    #[test]
+    fn without_ours_there_is_no_verdict() {
+        let mut results = results();
+        results.cells[0].series.pop();
+        assert!(results.cells[0].comparison().is_none());
+        assert!(table::render(&rows::all(&results)).contains("create-4k"));
+    }
+}

@@ -1,0 +1,153 @@
+//! The run: all targets mounted at once, every cell measured on each of them in turn, round after round.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::args::Args;
+use crate::backing::Backing;
+use crate::caches;
+use crate::measure::{Measurement, measure};
+use crate::peers;
+use crate::report::{Cell, Results, Series};
+use crate::target::{self, Target};
+use crate::workloads::{Case, Fileset, Place};
+
+/// Everything that is mounted for the run. Fields are dropped in this order: targets before what they serve.
+struct Stage {
+    targets: Vec<Target>,
+    data: PathBuf,
+    _backing: Backing,
+    _work: tempfile::TempDir,
+}
+
+/// Runs what the arguments ask for. After an interrupt the rounds that were completed are the result.
+pub fn run(args: &Args) -> Result<Results> {
+    ensure!(rustix::process::geteuid().is_root(), "root is needed: to mount and to drop caches");
+    if cfg!(debug_assertions) {
+        eprintln!("this build is not optimised, nor is its fuser peer: run it with --release");
+    }
+    let cells = wanted_cells(args)?;
+    let specs = peers::specs(args)?;
+    let interrupted = catch_interrupt()?;
+    target::raise_file_limit();
+    let most_threads = args.threads.iter().copied().max().unwrap_or(1);
+    let stage = Stage::set(args, specs, Fileset::full(most_threads))?;
+    let mut results = Results::new(args, stage.targets.iter().map(|target| &target.spec));
+    results.cells = cells.iter().map(|cell| empty_cell(cell, &stage)).collect();
+    let mut batches = 0;
+    for round in 0..args.rounds() {
+        for cell in &mut results.cells {
+            for turn in 0..stage.targets.len() {
+                if interrupted.load(Ordering::Relaxed) {
+                    eprintln!("interrupted in round {}", round + 1);
+                    return Ok(results);
+                }
+                // Every target has every place in the order once, so that none profits from what comes before it.
+                let index = (turn + round) % stage.targets.len();
+                let measured = stage.measure(cell, index, args, &mut batches);
+                cell.series[index].push(measured);
+            }
+            eprintln!(
+                "round {} {:24} x{} {}",
+                round + 1,
+                cell.workload,
+                cell.threads,
+                cell.latest()
+            );
+        }
+        results.rounds = round + 1;
+    }
+    Ok(results)
+}
+
+fn wanted_cells(args: &Args) -> Result<Vec<(&'static Case, usize)>> {
+    ensure!(args.threads.iter().all(|&threads| threads > 0), "--threads: 0 threads do nothing");
+    let wanted = Case::ALL.iter().filter(|case| args.wants(case.name));
+    let cells: Vec<_> = wanted
+        .flat_map(|case| args.threads.iter().map(move |&threads| (case, threads)))
+        .filter(|(case, threads)| case.applies(*threads))
+        .collect();
+    ensure!(!cells.is_empty(), "--only leaves no workload; --list shows them");
+    Ok(cells)
+}
+
+fn empty_cell((case, threads): &(&'static Case, usize), stage: &Stage) -> Cell {
+    let series = stage.targets.iter().map(|target| Series::new(&target.spec)).collect();
+    let (workload, what) = (case.name.to_owned(), case.what.to_owned());
+    Cell { workload, what, threads: *threads, required: case.required, series }
+}
+
+impl Stage {
+    fn set(args: &Args, specs: Vec<target::Spec>, fileset: Fileset) -> Result<Self> {
+        let dir = args.work_dir();
+        let work = tempfile::Builder::new()
+            .prefix("defuse-bench-")
+            .tempdir_in(&dir)
+            .with_context(|| format!("no work directory in {}", dir.display()))?;
+        eprintln!("working in {}", work.path().display());
+        let backing = Backing::create(args.backing, work.path())?;
+        let data = backing.data();
+        fileset.create(&data)?;
+        let mut stage = Self { targets: Vec::new(), data, _backing: backing, _work: work };
+        for spec in specs {
+            fs::create_dir(stage.data.join(own_dir(&spec.name)))?;
+            let target = Target::start(spec, &stage.data, stage._work.path())?;
+            eprintln!("{}: {}", target.spec.name, target.spec.version);
+            stage.targets.push(target);
+        }
+        Ok(stage)
+    }
+
+    fn measure(
+        &self,
+        cell: &Cell,
+        index: usize,
+        args: &Args,
+        batches: &mut u64,
+    ) -> Result<Measurement> {
+        let target = &self.targets[index];
+        let case = Case::ALL.iter().find(|case| case.name == cell.workload);
+        let case = case.context("the cell's workload is unknown")?;
+        let most_threads = args.threads.iter().copied().max().unwrap_or(1);
+        caches::sync(&self.data)?;
+        caches::settle(&self.daemons());
+        measure(case, target.pid(), args.min_time(), || {
+            *batches += 1;
+            self.place(target, &format!("batch-{batches}"), cell.threads, most_threads)
+        })
+    }
+
+    fn place(&self, target: &Target, batch: &str, threads: usize, most_threads: usize) -> Place {
+        Place {
+            root: target.root.clone(),
+            below: self.data.clone(),
+            own: Path::new(&own_dir(&target.spec.name)).join(batch).display().to_string(),
+            threads,
+            fileset: Fileset::full(most_threads),
+            daemons: self.daemons(),
+        }
+    }
+
+    fn daemons(&self) -> Vec<u32> {
+        self.targets.iter().filter_map(Target::pid).collect()
+    }
+}
+
+/// Targets keep entries for a long time, so none of them may see another's changes: each has a directory of its own.
+fn own_dir(target: &str) -> String {
+    format!("for-{target}")
+}
+
+/// A first Ctrl-C ends the run in order; a second one ends it at once.
+fn catch_interrupt() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, flag.clone())?;
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(flag)
+}

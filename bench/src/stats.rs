@@ -1,0 +1,112 @@
+//! Medians, spreads and the verdict.
+
+use serde::Serialize;
+
+/// A median with its quartiles.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// The middle value.
+    pub median: f64,
+    /// A quarter of the values is below.
+    pub low: f64,
+    /// A quarter of the values is above.
+    pub high: f64,
+}
+
+impl Summary {
+    /// Summarises values; `None` if there is none, or one of them is not finite.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |share| quantile(&sorted, share);
+        Some(Self { median: at(0.5), low: at(0.25), high: at(0.75) })
+    }
+
+    /// Half the distance of the quartiles, relative to the median.
+    pub fn spread(&self) -> f64 {
+        (self.high - self.low) / 2.0 / self.median
+    }
+}
+
+/// A quantile of sorted values, interpolated between neighbours.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let place = share * (sorted.len() - 1) as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * (place - place.floor())
+}
+
+/// Ratios of values taken in the same round: what slows the machine for a round slows both, and cancels.
+pub fn paired_ratios(ours: &[Option<f64>], theirs: &[Option<f64>]) -> Vec<f64> {
+    let pairs = ours.iter().zip(theirs);
+    pairs
+        .filter_map(|pair| if let (Some(a), Some(b)) = pair { Some(a / b) } else { None })
+        .collect()
+}
+
+/// Whether ours is where it must be, against the better peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// At or above what is required.
+    Met,
+    /// Below, but the upper quartile of the rounds reaches it: more rounds would have to decide.
+    WithinNoise,
+    /// Below.
+    Below,
+}
+
+impl Verdict {
+    /// Judges the ratio of ours to the better peer.
+    pub fn of(ratio: Summary, required: f64) -> Self {
+        if ratio.median >= required {
+            Self::Met
+        } else if ratio.high >= required {
+            Self::WithinNoise
+        } else {
+            Self::Below
+        }
+    }
+
+    /// The word for tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::WithinNoise => "noise",
+            Self::Below => "BELOW",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_quartiles() {
+        let summary = Summary::of(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
+        assert_eq!((summary.low, summary.median, summary.high), (2.0, 3.0, 4.0));
+        assert_eq!(Summary::of(&[1.0, 2.0]).unwrap().median, 1.5);
+        assert_eq!(Summary::of(&[7.0]).unwrap().spread(), 0.0);
+        assert_eq!(Summary::of(&[]), None);
+        assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
+    }
+
+    #[test]
+    fn ratios_need_both_of_a_round() {
+        let ours = [Some(2.0), None, Some(9.0)];
+        let theirs = [Some(1.0), Some(5.0), Some(3.0)];
+        assert_eq!(paired_ratios(&ours, &theirs), [2.0, 3.0]);
+    }
+
+    #[test]
+    fn verdicts() {
+        let ratio = |low, median, high| Summary { median, low, high };
+        assert_eq!(Verdict::of(ratio(0.9, 1.0, 1.1), 1.0), Verdict::Met);
+        assert_eq!(Verdict::of(ratio(0.9, 0.98, 1.1), 1.0), Verdict::WithinNoise);
+        assert_eq!(Verdict::of(ratio(0.9, 0.95, 0.99), 1.0), Verdict::Below);
+        assert_eq!(Verdict::of(ratio(1.3, 1.4, 1.45), 1.5), Verdict::Below);
+    }
+}

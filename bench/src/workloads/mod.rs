@@ -1,0 +1,179 @@
+//! The workloads: plain system calls by a few threads, the same for every target.
+//!
+//! A [`Case`] prepares one [`Job`] for each thread, unmeasured; the jobs are then released together and measured. Work
+//! that uses files up (create, unlink, cold caches) comes in batches that are prepared anew until enough time has been
+//! measured; work that can go on does so until the time is over.
+
+mod data;
+mod fileset;
+mod names;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+
+pub use fileset::Fileset;
+
+/// What one thread does in one batch; it returns how many operations it did.
+pub type Job = Box<dyn FnOnce(&Until) -> Result<u64> + Send>;
+
+/// When work that can go on stops.
+#[derive(Debug, Clone, Copy)]
+pub struct Until(pub Instant);
+
+impl Until {
+    /// Whether it is time to stop.
+    pub fn over(&self) -> bool {
+        Instant::now() >= self.0
+    }
+}
+
+/// Where a batch works.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The served directory as the target shows it.
+    pub root: PathBuf,
+    /// The same directory on the backing file system.
+    pub below: PathBuf,
+    /// Name of a directory in it that belongs to this batch alone, so that nothing about it is cached anywhere.
+    pub own: String,
+    /// Application threads.
+    pub threads: usize,
+    /// How large everything is.
+    pub fileset: Fileset,
+    /// Processes of all daemons, to wait for after caches were dropped.
+    pub daemons: Vec<u32>,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Name on the command line and in the table.
+    pub name: &'static str,
+    /// What one operation is.
+    pub what: &'static str,
+    /// What is required of defuse, as a multiple of the better peer.
+    pub required: f64,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Create { bytes: usize },
+    Stat { cold: bool },
+    OpenReadClose { cold: bool },
+    Unlink,
+    ReadDir { cold: bool, stat: bool },
+    Io(Io),
+}
+
+/// A stream of reads or writes.
+#[derive(Debug, Clone, Copy)]
+struct Io {
+    write: bool,
+    bytes: usize,
+    direct: bool,
+    random: bool,
+    /// All threads on one file, rather than each on its own.
+    shared: bool,
+}
+
+const fn case(name: &'static str, what: &'static str, kind: Kind) -> Case {
+    Case { name, what, required: 1.0, kind }
+}
+
+const fn sequential(write: bool, bytes: usize, direct: bool) -> Kind {
+    Kind::Io(Io { write, bytes, direct, random: false, shared: false })
+}
+
+const fn random(write: bool, shared: bool) -> Kind {
+    Kind::Io(Io { write, bytes: 4 << 10, direct: true, random: true, shared })
+}
+
+impl Case {
+    /// Every workload, in the order of the table.
+    pub const ALL: [Case; 21] = {
+        let (k4, k128) = (4 << 10, 128 << 10);
+        [
+            case("create-4k", "create a file, write 4K, close", Kind::Create { bytes: k4 })
+                .requires(1.5),
+            case("create-empty", "create a file, close", Kind::Create { bytes: 0 }).requires(1.5),
+            case("stat-cold", "stat of a name no cache knows", Kind::Stat { cold: true }),
+            case("stat-warm", "stat of a name the kernel has", Kind::Stat { cold: false }),
+            case("open-read-close-cold", "4K file, no cache", Kind::OpenReadClose { cold: true }),
+            case("open-read-close", "4K file, names cached", Kind::OpenReadClose { cold: false }),
+            case("unlink", "unlink of a name not seen before", Kind::Unlink),
+            case("readdir", "1,000 names, cold", Kind::ReadDir { cold: true, stat: false }),
+            case("readdir-warm", "1,000 names again", Kind::ReadDir { cold: false, stat: false }),
+            case("ls-l", "1,000 names and stats, cold", Kind::ReadDir { cold: true, stat: true }),
+            case("read-4k", "sequential, page cache cold", sequential(false, k4, false)),
+            case("read-128k", "sequential, page cache cold", sequential(false, k128, false)),
+            case("read-4k-direct", "sequential, O_DIRECT", sequential(false, k4, true)),
+            case("read-128k-direct", "sequential, O_DIRECT", sequential(false, k128, true)),
+            case("randread-4k-direct", "random, O_DIRECT", random(false, false)),
+            case("randread-4k-shared", "random, O_DIRECT, one file", random(false, true)),
+            case(
+                "write-4k",
+                "sequential into a new file, with its close",
+                sequential(true, k4, false),
+            )
+            .requires(1.5),
+            case("write-128k", "the same in 128K", sequential(true, k128, false)),
+            case("write-4k-direct", "overwrite, O_DIRECT", sequential(true, k4, true)),
+            case("write-128k-direct", "overwrite, O_DIRECT", sequential(true, k128, true)),
+            case("randwrite-4k-shared", "overwrite, O_DIRECT, one file", random(true, true)),
+        ]
+    };
+
+    const fn requires(mut self, ratio: f64) -> Self {
+        self.required = ratio;
+        self
+    }
+
+    /// Whether the workload says anything new with this many threads.
+    pub fn applies(&self, threads: usize) -> bool {
+        threads > 1 || !matches!(self.kind, Kind::Io(Io { shared: true, .. }))
+    }
+
+    /// Prepares a batch, unmeasured: one job for each thread.
+    pub fn jobs(&self, place: &Place) -> Result<Vec<Job>> {
+        match self.kind {
+            Kind::Create { bytes } => names::create(place, bytes),
+            Kind::Stat { cold } => names::stat(place, cold),
+            Kind::OpenReadClose { cold } => names::open_read_close(place, cold),
+            Kind::Unlink => names::unlink(place),
+            Kind::ReadDir { cold, stat } => names::readdir(place, cold, stat),
+            Kind::Io(io) => data::jobs(place, io),
+        }
+    }
+
+    /// Removes what a batch left, through the target: so the kernel forgets it too.
+    pub fn clean_up(&self, place: &Place) -> Result<()> {
+        let own = place.root.join(&place.own);
+        match std::fs::remove_dir_all(&own) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_the_strict_ones_are_the_issue_s() {
+        let names: std::collections::BTreeSet<_> = Case::ALL.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), Case::ALL.len());
+        let strict: Vec<_> =
+            Case::ALL.iter().filter(|case| case.required > 1.0).map(|case| case.name).collect();
+        assert_eq!(strict, ["create-4k", "create-empty", "write-4k"]);
+    }
+
+    #[test]
+    fn one_thread_shares_with_nobody() {
+        let shared = Case::ALL.iter().find(|case| case.name == "randread-4k-shared").unwrap();
+        assert!(!shared.applies(1) && shared.applies(8));
+    }
+}

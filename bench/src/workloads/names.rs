@@ -1,0 +1,185 @@
+//! Workloads on names: create, stat, open, unlink, readdir.
+
+use std::fs;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
+
+use super::fileset::{SHARED, SMALL_BYTES, list_dir, small_dir, small_name};
+use super::{Job, Place, Until};
+use crate::caches;
+
+/// What glibc's readdir asks for at a time.
+const DIRENT_BYTES: usize = 32 << 10;
+/// Names that a thread goes over again and again: few, so that the processor's caches hold what belongs to them, and what
+/// is compared is the way through the kernel rather than where its objects happen to lie.
+const WARM_NAMES: usize = 64;
+
+/// Creates files in one directory for each thread.
+pub fn create(place: &Place, bytes: usize) -> Result<Vec<Job>> {
+    let own = place.root.join(&place.own);
+    fs::create_dir(&own).with_context(|| format!("create {}", own.display()))?;
+    let job = |thread: usize| -> Result<Job> {
+        let dir = own.join(format!("thread-{thread}"));
+        fs::create_dir(&dir)?;
+        let files = names(&dir, place.fileset.batch_files / place.threads);
+        let content = vec![0x5a_u8; bytes];
+        Ok(Box::new(move |_| each(&files, |file| create_one(file, &content))))
+    };
+    (0..place.threads).map(job).collect()
+}
+
+/// Looks small files up by name. Cold, each once after the caches were dropped; warm, again and again.
+pub fn stat(place: &Place, cold: bool) -> Result<Vec<Job>> {
+    let one = |file: &PathBuf| {
+        rustix::fs::statat(CWD, file, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(())
+    };
+    let jobs = small_files(place, cold)
+        .into_iter()
+        .map(|files| repeat(files, cold, one))
+        .collect::<Result<_>>()?;
+    chill(place, cold)?;
+    Ok(jobs)
+}
+
+/// Opens, reads and closes small files.
+pub fn open_read_close(place: &Place, cold: bool) -> Result<Vec<Job>> {
+    let one = |file: &PathBuf| {
+        let mut buffer = [0_u8; SMALL_BYTES];
+        let fd = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let read = rustix::io::read(fd, &mut buffer)?;
+        ensure!(read == SMALL_BYTES, "{} had only {read} bytes", file.display());
+        Ok(())
+    };
+    let jobs = small_files(place, cold)
+        .into_iter()
+        .map(|files| repeat(files, cold, one))
+        .collect::<Result<_>>()?;
+    chill(place, cold)?;
+    Ok(jobs)
+}
+
+/// Unlinks files that were made below, so that the target has not seen them before.
+pub fn unlink(place: &Place) -> Result<Vec<Job>> {
+    fs::create_dir(place.below.join(&place.own))?;
+    let job = |thread: usize| -> Result<Job> {
+        let dir = Path::new(&place.own).join(format!("thread-{thread}"));
+        let below = place.below.join(&dir);
+        fs::create_dir(&below)?;
+        let count = place.fileset.batch_files / place.threads;
+        for file in names(&below, count) {
+            create_one(&file, &[0x5a; SMALL_BYTES])?;
+        }
+        let files = names(&place.root.join(&dir), count);
+        let one = |file: &PathBuf| Ok(rustix::fs::unlink(file)?);
+        Ok(Box::new(move |_| each(&files, one)))
+    };
+    (0..place.threads).map(job).collect()
+}
+
+/// Lists directories, and looks every name up if `stat`.
+pub fn readdir(place: &Place, cold: bool, stat: bool) -> Result<Vec<Job>> {
+    let shared = place.root.join(SHARED);
+    let entries = place.fileset.list_entries;
+    let job = |thread: usize| {
+        let mine = (thread..place.fileset.list_dirs).step_by(place.threads);
+        let dirs: Vec<_> = mine.map(|number| shared.join(list_dir(number))).collect();
+        repeat(dirs, cold, move |dir| {
+            let listed = list(dir, stat)?;
+            ensure!(listed == entries, "{} listed {listed} names", dir.display());
+            Ok(())
+        })
+    };
+    let jobs = (0..place.threads).map(job).collect::<Result<_>>()?;
+    chill(place, cold)?;
+    Ok(jobs)
+}
+
+/// Lists one directory and returns how many names it has, `.` and `..` apart.
+fn list(dir: &Path, stat: bool) -> Result<usize> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; DIRENT_BYTES];
+    let mut listing = RawDir::new(&fd, &mut buffer);
+    let mut listed = 0;
+    while let Some(entry) = listing.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        listed += 1;
+        if stat {
+            rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+    }
+    Ok(listed)
+}
+
+fn create_one(file: &Path, content: &[u8]) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(file, flags, Mode::RUSR | Mode::WUSR)?;
+    if !content.is_empty() {
+        let written = rustix::io::write(fd, content)?;
+        ensure!(written == content.len(), "{} took only {written} bytes", file.display());
+    }
+    Ok(())
+}
+
+/// The small files, divided among the threads in runs, so that a directory is one thread's as far as possible. Warm ones
+/// are few.
+fn small_files(place: &Place, cold: bool) -> Vec<Vec<PathBuf>> {
+    let shared = place.root.join(SHARED);
+    let all: Vec<_> = (0..place.fileset.small_dirs)
+        .flat_map(|dir| {
+            let dir = shared.join(small_dir(dir));
+            (0..place.fileset.small_per_dir).map(move |file| dir.join(small_name(file)))
+        })
+        .collect();
+    let most = if cold { usize::MAX } else { WARM_NAMES };
+    let mine = all.chunks(all.len().div_ceil(place.threads));
+    mine.map(|files| files[..files.len().min(most)].to_vec()).collect()
+}
+
+fn names(dir: &Path, count: usize) -> Vec<PathBuf> {
+    (0..count).map(|file| dir.join(small_name(file))).collect()
+}
+
+fn each(files: &[PathBuf], one: impl Fn(&PathBuf) -> Result<()>) -> Result<u64> {
+    for file in files {
+        one(file).with_context(|| file.display().to_string())?;
+    }
+    Ok(files.len() as u64)
+}
+
+/// Does something with every item: once, or until the time is over. What goes on is done once beforehand, because its
+/// point are warm caches.
+fn repeat(
+    items: Vec<PathBuf>,
+    once: bool,
+    one: impl Fn(&PathBuf) -> Result<()> + Send + 'static,
+) -> Result<Job> {
+    if once {
+        return Ok(Box::new(move |_| each(&items, one)));
+    }
+    each(&items, &one)?;
+    Ok(Box::new(move |until: &Until| {
+        let mut done = 0;
+        while !until.over() {
+            // The clock is read once for a few operations: some of them take no longer than that.
+            for _ in 0..16 {
+                let item = &items[done as usize % items.len()];
+                one(item).with_context(|| item.display().to_string())?;
+                done += 1;
+            }
+        }
+        Ok(done)
+    }))
+}
+
+fn chill(place: &Place, cold: bool) -> Result<()> {
+    if cold { caches::drop_dentries(&place.daemons) } else { Ok(()) }
+}
