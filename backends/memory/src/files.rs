@@ -215,7 +215,8 @@ impl Memory {
                 return Err(Errno::EINVAL);
             }
             let mut data = write(dst.data()?);
-            let result = copy_steps(cx, copy, |at| data.copy_within(at));
+            let size = data.size();
+            let result = copy_steps(cx, copy, size, |at| data.copy_within(at));
             dst.publish(&data);
             result?
         } else {
@@ -228,7 +229,7 @@ impl Memory {
                 to = write(dst.data()?);
                 from = read(src.data()?);
             }
-            let result = copy_steps(cx, copy, |at| to.copy_from(&from, at));
+            let result = copy_steps(cx, copy, from.size(), |at| to.copy_from(&from, at));
             dst.publish(&to);
             result?
         };
@@ -255,15 +256,18 @@ impl Memory {
 }
 
 /// Copies page by page until the length is reached, the source ends, or an error or an interrupt
-/// comes: after some bytes that is a short copy.
+/// comes: after some bytes that is a short copy. The source ends at `size`, its length at the
+/// start, because a copy within one file may move the end.
 fn copy_steps(
     cx: &Context<'_>,
     copy: &CopyRange,
+    size: u64,
     mut step: impl FnMut(CopyAt) -> Result<usize>,
 ) -> Result<u64> {
+    let length = copy.length.min(size.saturating_sub(copy.src_offset));
     let mut done = 0;
-    while done < copy.length {
-        let len = copy.length - done;
+    while done < length {
+        let len = length - done;
         let at = CopyAt { src: copy.src_offset + done, dst: copy.dst_offset + done, len };
         match step(at) {
             Ok(0) => break,
