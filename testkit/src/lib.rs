@@ -1,1 +1,12 @@
-//! POSIX cases and a reference model: one suite for every backend and frontend.
+//! Tests that every file system must pass, written once.
+//!
+//! What it is: [`model`], a file system so simple that it is obviously right, with a driver that
+//! runs random operations on it and on any [`FileSystem`](defuse_fs::FileSystem) side by side; and
+//! [`posix`], cases that run through plain system calls on a directory, so that one suite serves
+//! every backend behind every frontend, and native file systems to prove the suite itself.
+//!
+//! What it is not: no benchmark, no fuzzer of formats, and no part of what is shipped.
+
+#![forbid(unsafe_code)]
+
+pub mod model;

@@ -1,1 +1,478 @@
 //! A file system in memory, like tmpfs.
+//!
+//! What it is: a complete [`FileSystem`] whose inodes, names and pages live on the heap of this
+//! process and end with it. Limits on bytes and inodes are never exceeded, and space is given back
+//! when the last name, lookup and open file of an inode have gone. The lock manager in [`locks`]
+//! stands by itself, for other backends.
+//!
+//! What it is not: it checks no permission bits (the frontend does), keeps no state per open file
+//! (handles are all 0, and reads and writes go by inode number), and writes nothing anywhere. The
+//! limit in bytes counts pages of files, as on tmpfs; names, symbolic links and extended attributes
+//! are bounded by the limit on inodes and by 256 KiB of attributes per inode.
+//!
+//! Times: the access time follows `relatime`; `O_NOATIME` is honoured.
+//!
+//! Several frontends may be attached at once. Whoever caches cannot be told what another one
+//! changes (an operation does not say which frontend it came from, so a notification could come
+//! back into the very call that caused it); so, from the second frontend on, nothing is promised to
+//! stay valid any more. What the first was promised before, it keeps.
+//!
+//! # Order of locks
+//!
+//! 1. `Memory::rename`, by a rename between two directories;
+//! 2. names of directories (`DirBody::names`): the upper before the lower, and two of which neither
+//!    is above the other by inode number and only under 1;
+//! 3. bytes of files (`Body::File`), two of them by inode number;
+//! 4. `Inode::meta`, one at a time, but that of a directory while that of nothing else is held;
+//! 5. the leaves, each alone: references of an inode, shards of the table, free pages, locks.
+//!
+//! No operation holds 2 while it takes 3, so that a long write never stops a lookup.
+//!
+//! *Invariant*: an inode is in the table exactly as long as it has a reference (a name, a lookup or
+//! an open file). *Invariant*: bytes of a page past the end of its file are zero.
+
+#![forbid(unsafe_code)]
+
+mod acl;
+mod data;
+mod dir;
+mod files;
+mod inode;
+mod lock_queue;
+pub mod locks;
+mod names;
+mod pages;
+mod rename;
+mod sync;
+mod table;
+mod xattr;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use defuse_fs::{
+    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
+    FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, Name, NewNode,
+    Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
+    SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+};
+
+use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
+use pages::{PAGE, Pool};
+use sync::{Quota, read};
+
+/// Nobody but this file system changes anything, so what it says holds until it says otherwise.
+const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Free space that statfs shows where there is no limit: 16 TiB, so that programs which look for
+/// room before they write find some.
+const UNLIMITED_PAGES: u64 = 1 << 32;
+const UNLIMITED_INODES: u64 = 1 << 32;
+
+/// How a [`Memory`] is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Most bytes that files may use, in whole pages of 4096 bytes (rounded down); `None` for no
+    /// limit but the memory of the machine.
+    pub size: Option<u64>,
+    /// Most inodes, with the root; `None` for no limit.
+    pub inodes: Option<u64>,
+    /// Bytes of unused pages that are kept at hand: rewriting a file with them takes a tenth of the
+    /// time of memory that comes fresh from the kernel.
+    pub pool: u64,
+    /// Permission bits of the root directory, 0 to 0o7777.
+    pub root_perm: u32,
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+}
+
+impl Default for Options {
+    /// The defaults of tmpfs(5): half of the machine's memory, one inode for every two pages of it,
+    /// and a root like that of `/tmp`. Reads `/proc/meminfo`; 1 GiB where that fails.
+    fn default() -> Self {
+        let memory = total_memory().unwrap_or(2 << 30);
+        Options {
+            size: Some(memory / 2),
+            inodes: Some(memory / PAGE as u64 / 2),
+            pool: 64 << 20,
+            root_perm: 0o1777,
+            root_uid: 0,
+            root_gid: 0,
+        }
+    }
+}
+
+/// Memory of the machine in bytes.
+fn total_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The file system.
+pub struct Memory {
+    table: table::Table,
+    pool: Arc<Pool>,
+    inodes: Arc<Quota>,
+    locks: lock_queue::LockQueue,
+    /// Held while a name moves between directories, see the order of locks.
+    rename: Mutex<()>,
+    next_ino: AtomicU64,
+    frontends: AtomicUsize,
+}
+
+impl Memory {
+    /// An empty file system.
+    ///
+    /// # Panics
+    ///
+    /// Where `options.inodes` is 0, because the root needs one.
+    pub fn new(options: Options) -> Self {
+        let pages = options.size.map(|size| size / PAGE as u64);
+        let memory = Memory {
+            table: table::Table::new(),
+            pool: Arc::new(Pool::new(pages, options.pool as usize / PAGE)),
+            inodes: Arc::new(Quota::new(options.inodes)),
+            locks: lock_queue::LockQueue::default(),
+            rename: Mutex::new(()),
+            next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
+            frontends: AtomicUsize::new(0),
+        };
+        assert!(memory.inodes.take(1), "the root directory needs an inode");
+        let parent = AtomicU64::new(Ino::ROOT.0);
+        let names = RwLock::new(dir::Dir::new());
+        memory.table.insert(Arc::new(Inode::new(
+            Ino::ROOT.0,
+            Fixed { kind: FileKind::Directory, rdev: 0 },
+            root_meta(&options),
+            Body::Dir(DirBody { names, parent }),
+            Refs { lookups: 1, opens: 0, names: 1 },
+            Arc::clone(&memory.inodes),
+        )));
+        memory
+    }
+
+    fn shared(&self) -> bool {
+        self.frontends.load(Ordering::Relaxed) > 1
+    }
+
+    fn valid_for(&self) -> Duration {
+        if self.shared() { Duration::ZERO } else { VALID_FOR }
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        if self.shared() { CacheMode::Direct } else { CacheMode::Keep }
+    }
+}
+
+fn root_meta(options: &Options) -> Meta {
+    let now = Timestamp::now();
+    Meta {
+        perm: options.root_perm & 0o7777,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        nlink: 2,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        linkable: false,
+        xattrs: xattr::Xattrs::default(),
+        access_acl: None,
+        default_acl: None,
+    }
+}
+
+impl FileSystem for Memory {
+    fn caps(&self) -> Caps {
+        Caps {
+            blocking: false,
+            exclusive: true,
+            readdir_entries: true,
+            posix_acl: true,
+            kill_suidgid: true,
+            open_truncates: true,
+            export: true,
+            locks: LockSupport::Either,
+            security_labels: true,
+            negative_valid_for: VALID_FOR,
+            ..Caps::default()
+        }
+    }
+
+    fn attached(&self, _: Arc<dyn Notify>) {
+        self.frontends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn detached(&self) {
+        let less = |count: usize| count.checked_sub(1);
+        let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.look_up(parent, name)
+    }
+
+    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
+        self.look_up_parent(ino)
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        // The root keeps its one lookup for ever.
+        if ino == Ino::ROOT {
+            return;
+        }
+        if let Ok(inode) = self.inode(ino) {
+            self.drop_refs(&inode, |refs| refs.lookups = refs.lookups.saturating_sub(lookups));
+        }
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        match node.kind {
+            FileKind::Directory => Err(Errno::EPERM),
+            _ => self.make(cx, parent, name, node, None),
+        }
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let node = NewNode { kind: FileKind::Directory, rdev: 0, ..*node };
+        self.make(cx, parent, name, &node, None)
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let node = NewNode { kind: FileKind::Symlink, perm: 0o777, rdev: 0, ..*node };
+        match target.len() {
+            0 => Err(Errno::ENOENT),
+            1..=4095 => self.make(cx, parent, name, &node, Some(target)),
+            _ => Err(Errno::ENAMETOOLONG),
+        }
+    }
+
+    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.link_name(ino, parent, name)
+    }
+
+    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove_file(parent, name)
+    }
+
+    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove_dir(parent, name)
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.rename_name(cx, from, to, flags)
+    }
+
+    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.read_link(ino)
+    }
+
+    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        Ok(self.attr(&*self.inode(ino)?))
+    }
+
+    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.set_attr(ino, set)
+    }
+
+    fn setxattr(
+        &self,
+        _: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        self.set_xattr(ino, name, value, flags)
+    }
+
+    fn getxattr(
+        &self,
+        _: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        self.get_xattr(ino, name, room)
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.list_xattrs(cx, ino, room)
+    }
+
+    fn removexattr(&self, _: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.remove_xattr(ino, name)
+    }
+
+    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.open_inode(ino, args, false)
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
+        self.create_open(cx, parent, name, &node, args)
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
+        self.make_tmpfile(cx, parent, &node, args)
+    }
+
+    fn read(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.read_file(file, args, out)
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.write_file(file, args, data)
+    }
+
+    fn submit(&self, mut io: Io) {
+        match io.op() {
+            IoOp::Read { file, args, .. } => {
+                let result = io.with_read_buf(|_, out| self.read_file(file, args, out));
+                io.finish_filled(result);
+            }
+            IoOp::Write { file, args, .. } => {
+                let result = io.with_write_buf(|_, data| self.write_file(file, args, data));
+                io.finish(result);
+            }
+            IoOp::Fsync { file, .. } => io.finish(self.inode(file.ino).map(|_| 0)),
+            IoOp::Lock { file, lock } => match self.inode(file.ino) {
+                Ok(inode) => self.locks.wait(inode.ino, &lock, io),
+                Err(errno) => io.finish(Err(errno)),
+            },
+        }
+    }
+
+    fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        self.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
+        Ok(())
+    }
+
+    fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        if let Some(owner) = args.flock_owner {
+            self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
+        }
+        self.close(file.ino)
+    }
+
+    /// Nothing is durable here, so there is nothing to wait for.
+    fn fsync(&self, _: &Context<'_>, file: File, _: bool) -> Result<()> {
+        self.inode(file.ino).map(drop)
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.allocate(cx, file, range)
+    }
+
+    fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        read(self.inode(file.ino)?.data()?).seek(offset, whence)
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.copy(cx, copy)
+    }
+
+    fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.locks.conflict(self.inode(file.ino)?.ino, request)
+    }
+
+    /// Never waits: one who waits comes through [`submit`](FileSystem::submit), and gets `EAGAIN`
+    /// here.
+    fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        self.locks.set(self.inode(file.ino)?.ino, request)
+    }
+
+    fn opendir(&self, _: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        self.open_inode(ino, OpenArgs { flags, kill_suidgid: false }, true)
+    }
+
+    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.list(dir, from, out)
+    }
+
+    fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
+        self.close(dir.ino)
+    }
+
+    fn fsyncdir(&self, _: &Context<'_>, dir: File, _: bool) -> Result<()> {
+        self.inode(dir.ino)?.dir().map(drop)
+    }
+
+    fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
+        let used = self.pool.quota.used();
+        let blocks = self.pool.quota.limit().unwrap_or(used + UNLIMITED_PAGES);
+        let inodes = self.inodes.used();
+        let files = self.inodes.limit().unwrap_or(inodes + UNLIMITED_INODES);
+        // Counts move while they are read, so what is free may not be less than nothing.
+        let free = blocks.saturating_sub(used);
+        Ok(StatFs {
+            blocks,
+            blocks_free: free,
+            blocks_available: free,
+            files,
+            files_free: files.saturating_sub(inodes),
+            bsize: PAGE as u32,
+            frsize: PAGE as u32,
+            name_max: defuse_fs::NAME_MAX as u32,
+        })
+    }
+
+    fn syncfs(&self, _: &Context<'_>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! POSIX access control lists in the format of the extended attributes `system.posix_acl_access`
+//! and `system.posix_acl_default`, with the arithmetic of acl(5).
+//!
+//! Source: acl(5), and fs/posix_acl.c of Linux for what programs rely on.
+
+use defuse_fs::{Errno, Result};
+
+const VERSION: u32 = 2;
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+/// The id of an entry that names nobody.
+const NO_ID: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AclEntry {
+    tag: u16,
+    perm: u16,
+    id: u32,
+}
+
+/// A valid list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acl(Vec<AclEntry>);
+
+impl Acl {
+    /// Reads the value of the attribute; `None` for a list without entries, which means to remove
+    /// it. `EINVAL` for what is not a valid list, `EOPNOTSUPP` for another version of the format.
+    pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
+        let (header, rest) = value.split_at_checked(4).ok_or(Errno::EINVAL)?;
+        if u32::from_le_bytes(header.try_into().expect("four bytes")) != VERSION {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (chunks, tail) = rest.as_chunks::<8>();
+        if !tail.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let entries: Vec<_> = chunks.iter().map(parse_entry).collect();
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        check(&entries)?;
+        Ok(Some(Acl(entries)))
+    }
+
+    /// The value of the attribute.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = VERSION.to_le_bytes().to_vec();
+        for entry in &self.0 {
+            bytes.extend(entry.tag.to_le_bytes());
+            bytes.extend(entry.perm.to_le_bytes());
+            bytes.extend(entry.id.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The permission bits (0 to 0o777) that stat shows for a file with this list.
+    pub fn perm(&self) -> u32 {
+        let group = self.find(MASK).or(self.find(GROUP_OBJ));
+        let bits = |entry: Option<&AclEntry>| entry.map_or(0, |entry| u32::from(entry.perm));
+        bits(self.find(USER_OBJ)) << 6 | bits(group) << 3 | bits(self.find(OTHER))
+    }
+
+    /// True where the permission bits say all that the list says.
+    pub fn is_minimal(&self) -> bool {
+        self.0.iter().all(|entry| entry.tag & (USER_OBJ | GROUP_OBJ | OTHER) != 0)
+    }
+
+    /// Follows chmod(2): owner, mask (or group where there is none) and other take the new bits.
+    pub fn chmod(&mut self, perm: u32) {
+        self.restrict(perm, |_, new| new);
+    }
+
+    /// Makes this default list the access list of a new file that asked for `perm`: each class gets
+    /// what both grant. Returns the permission bits of the file.
+    pub fn inherit(&mut self, perm: u32) -> u32 {
+        self.restrict(perm, |old, asked| old & asked);
+        perm & !0o777 | self.perm()
+    }
+
+    fn restrict(&mut self, perm: u32, combine: impl Fn(u16, u16) -> u16) {
+        let group_class = if self.find(MASK).is_some() { MASK } else { GROUP_OBJ };
+        for entry in &mut self.0 {
+            let shift = match entry.tag {
+                USER_OBJ => 6,
+                OTHER => 0,
+                tag if tag == group_class => 3,
+                _ => continue,
+            };
+            entry.perm = combine(entry.perm, (perm >> shift & 7) as u16);
+        }
+    }
+
+    fn find(&self, tag: u16) -> Option<&AclEntry> {
+        self.0.iter().find(|entry| entry.tag == tag)
+    }
+}
+
+fn parse_entry(bytes: &[u8; 8]) -> AclEntry {
+    let [t0, t1, p0, p1, id @ ..] = *bytes;
+    let tag = u16::from_le_bytes([t0, t1]);
+    // What the kernel does too: an id means something only where the tag names someone.
+    let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
+    AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
+}
+
+/// The order is owner, users, group, groups, mask, other; the mask is needed where someone is named.
+fn check(entries: &[AclEntry]) -> Result<()> {
+    let mut previous = 0;
+    let (mut needs_mask, mut seen) = (false, 0);
+    for entry in entries {
+        let repeats = matches!(entry.tag, USER | GROUP) && entry.tag == previous;
+        let known = matches!(entry.tag, USER_OBJ | USER | GROUP_OBJ | GROUP | MASK | OTHER);
+        if !known || (entry.tag <= previous && !repeats) || entry.perm > 7 {
+            return Err(Errno::EINVAL);
+        }
+        if matches!(entry.tag, USER | GROUP) {
+            needs_mask = true;
+            if entry.id == NO_ID {
+                return Err(Errno::EINVAL);
+            }
+        }
+        seen |= entry.tag;
+        previous = entry.tag;
+    }
+    let needed = USER_OBJ | GROUP_OBJ | OTHER | if needs_mask { MASK } else { 0 };
+    if seen & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let entry = |&(tag, perm, id): &(u16, u16, u32)| AclEntry { tag, perm, id };
+        Acl(entries.iter().map(entry).collect()).to_bytes()
+    }
+
+    fn named() -> Vec<u8> {
+        value(&[
+            (USER_OBJ, 7, NO_ID),
+            (USER, 5, 1000),
+            (GROUP_OBJ, 4, NO_ID),
+            (MASK, 6, NO_ID),
+            (OTHER, 1, NO_ID),
+        ])
+    }
+
+    #[test]
+    fn the_format_survives_a_round_trip() {
+        let acl = Acl::parse(&named()).unwrap().unwrap();
+        assert_eq!(acl.to_bytes(), named());
+        assert_eq!((acl.perm(), acl.is_minimal()), (0o761, false));
+        assert_eq!(Acl::parse(&VERSION.to_le_bytes()), Ok(None));
+    }
+
+    #[test]
+    fn what_is_no_valid_list_is_refused() {
+        assert_eq!(Acl::parse(b""), Err(Errno::EINVAL));
+        assert_eq!(Acl::parse(&1u32.to_le_bytes()), Err(Errno::EOPNOTSUPP));
+        assert_eq!(Acl::parse(&named()[..20]), Err(Errno::EINVAL));
+        let minimal = [(USER_OBJ, 7, NO_ID), (GROUP_OBJ, 4, NO_ID), (OTHER, 1, NO_ID)];
+        assert!(Acl::parse(&value(&minimal)).unwrap().unwrap().is_minimal());
+        assert_eq!(Acl::parse(&value(&minimal[..2])), Err(Errno::EINVAL));
+        let mut wrong = minimal;
+        wrong.swap(0, 1);
+        assert_eq!(Acl::parse(&value(&wrong)), Err(Errno::EINVAL));
+        wrong = minimal;
+        wrong[0].1 = 8;
+        assert_eq!(Acl::parse(&value(&wrong)), Err(Errno::EINVAL));
+        let no_mask = [minimal[0], (USER, 7, 5), minimal[1], minimal[2]];
+        assert_eq!(Acl::parse(&value(&no_mask)), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn chmod_changes_the_mask_and_a_child_inherits_what_both_grant() {
+        let mut acl = Acl::parse(&named()).unwrap().unwrap();
+        acl.chmod(0o640);
+        assert_eq!(acl.perm(), 0o640);
+        assert_eq!(acl.find(GROUP_OBJ).unwrap().perm, 4);
+        let mut acl = Acl::parse(&named()).unwrap().unwrap();
+        assert_eq!(acl.inherit(0o4666), 0o4660);
+        assert_eq!(acl.find(USER).unwrap().perm, 5);
+    }
+}

@@ -1,0 +1,424 @@
+//! The bytes of one regular file.
+//!
+//! *Invariant*: in a page that exists, the bytes past the end of the file are zero. So growing
+//! needs no work, and only what shrinks or fails half-way has to clear.
+
+use std::sync::Arc;
+
+use defuse_fs::{Errno, Fallocate, ReadBuf, Result, Whence, WriteBuf};
+
+use crate::pages::{PAGE, PageMap, Pool};
+
+/// The largest offset plus one: what a signed 64-bit offset can express.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
+
+const PAGE_U64: u64 = PAGE as u64;
+
+/// Pages with a length. Dropped, it gives its pages back.
+pub(crate) struct Data {
+    pool: Arc<Pool>,
+    pages: PageMap,
+    size: u64,
+}
+
+/// A piece of one page: its index, and the bytes in it.
+struct Piece {
+    index: u64,
+    start: usize,
+    len: usize,
+}
+
+/// The piece that begins at `offset` and goes on for at most `len` bytes.
+fn piece(offset: u64, len: u64) -> Piece {
+    let start = (offset % PAGE_U64) as usize;
+    let len = len.min((PAGE - start) as u64) as usize;
+    Piece { index: offset / PAGE_U64, start, len }
+}
+
+impl Data {
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Data { pool, pages: PageMap::default(), size: 0 }
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Pages in use.
+    pub fn page_count(&self) -> u64 {
+        self.pages.len()
+    }
+
+    /// Puts the bytes from `offset` on into `out`, straight from the pages.
+    pub fn read(&self, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
+        let mut at = offset;
+        while out.remaining() > 0 && at < self.size {
+            let piece = piece(at, self.size - at);
+            let put = match self.pages.get(piece.index) {
+                Some(page) => out.put(&page[piece.start..piece.start + piece.len])?,
+                None => {
+                    let next = self.pages.next_present(piece.index).map(|index| index * PAGE_U64);
+                    let hole = next.unwrap_or(MAX_SIZE).min(self.size) - at;
+                    out.put_zeros(usize::try_from(hole).unwrap_or(usize::MAX))?
+                }
+            };
+            at += put as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes all of `data` at `offset`; returns how many bytes were taken. `EFBIG`, `ENOSPC` where
+    /// not one byte could be.
+    pub fn write(&mut self, offset: u64, data: &mut WriteBuf<'_>) -> Result<usize> {
+        if offset >= MAX_SIZE && data.remaining() > 0 {
+            return Err(Errno::EFBIG);
+        }
+        let mut done = 0;
+        while data.remaining() > 0 {
+            let at = offset + done as u64;
+            let piece = piece(at, (MAX_SIZE - at).min(data.remaining() as u64));
+            if piece.len == 0 {
+                break;
+            }
+            match self.write_piece(&piece, data) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            }
+            self.size = self.size.max(offset + done as u64);
+        }
+        Ok(done)
+    }
+
+    fn write_piece(&mut self, piece: &Piece, data: &mut WriteBuf<'_>) -> Result<usize> {
+        let range = piece.start..piece.start + piece.len;
+        if let Some(page) = self.pages.get_mut(piece.index) {
+            let taken = data.take(&mut page[range.clone()]);
+            let count = *taken.as_ref().unwrap_or(&0);
+            if count < piece.len {
+                // A source that fails may have left bytes behind; past the end they must be zero.
+                let end = self.size.saturating_sub(piece.index * PAGE_U64).min(PAGE_U64) as usize;
+                let from = end.max(piece.start + count);
+                if from < range.end {
+                    page[from..range.end].fill(0);
+                }
+            }
+            return taken;
+        }
+        self.pool.reserve(1)?;
+        let mut page = self.pool.page(piece.len < PAGE);
+        match data.take(&mut page[range]) {
+            Ok(count) if count > 0 => {
+                if count < piece.len {
+                    page[piece.start + count..].fill(0);
+                }
+                self.pages.insert(piece.index, page);
+                Ok(count)
+            }
+            nothing => {
+                self.pool.give_back(page);
+                nothing
+            }
+        }
+    }
+
+    /// Sets the length. `EFBIG`.
+    pub fn set_size(&mut self, size: u64) -> Result<()> {
+        if size > MAX_SIZE {
+            return Err(Errno::EFBIG);
+        }
+        if size < self.size {
+            self.clear(size, self.size);
+            self.drop_pages(size.div_ceil(PAGE_U64), u64::MAX / PAGE_U64);
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    /// Makes `start..end` zero where there are pages; whole pages stay.
+    fn clear(&mut self, start: u64, end: u64) {
+        let mut at = start;
+        while at < end {
+            let piece = piece(at, end - at);
+            if let Some(page) = self.pages.get_mut(piece.index) {
+                page[piece.start..piece.start + piece.len].fill(0);
+                at += piece.len as u64;
+            } else {
+                let Some(next) = self.pages.next_present(piece.index) else { return };
+                at = next * PAGE_U64;
+            }
+        }
+    }
+
+    fn drop_pages(&mut self, first: u64, end: u64) {
+        if first < end {
+            self.pages.remove(first, end, |_, page| self.pool.give_back(page));
+        }
+    }
+
+    /// fallocate(2). `EOPNOTSUPP` for a mode that does not exist, `EINVAL` for a range that the mode
+    /// does not allow, `EFBIG`, `ENOSPC` (then nothing has changed), `EINTR` when `interrupted` says
+    /// so (some pages may then be there already).
+    pub fn fallocate(&mut self, range: Fallocate, interrupted: &dyn Fn() -> bool) -> Result<()> {
+        const KEEP: u32 = Fallocate::KEEP_SIZE;
+        const PUNCH_KEEP: u32 = Fallocate::PUNCH_HOLE | KEEP;
+        let end = range.offset.checked_add(range.length).ok_or(Errno::EFBIG)?;
+        if end > MAX_SIZE {
+            return Err(Errno::EFBIG);
+        }
+        match range.mode & !Fallocate::UNSHARE_RANGE {
+            PUNCH_KEEP if range.mode == PUNCH_KEEP => self.punch(range.offset, end),
+            Fallocate::COLLAPSE_RANGE if range.mode == Fallocate::COLLAPSE_RANGE => {
+                self.collapse(range.offset, end)?;
+            }
+            Fallocate::INSERT_RANGE if range.mode == Fallocate::INSERT_RANGE => {
+                self.insert(range.offset, range.length)?;
+            }
+            mode if mode & !(KEEP | Fallocate::ZERO_RANGE) == 0 => {
+                let zero = mode & Fallocate::ZERO_RANGE != 0;
+                if zero && range.mode & Fallocate::UNSHARE_RANGE != 0 {
+                    return Err(Errno::EOPNOTSUPP);
+                }
+                self.allocate(range.offset, end, interrupted)?;
+                if zero {
+                    self.clear(range.offset, end);
+                }
+                if mode & KEEP == 0 {
+                    self.size = self.size.max(end);
+                }
+            }
+            _ => return Err(Errno::EOPNOTSUPP),
+        }
+        Ok(())
+    }
+
+    fn punch(&mut self, start: u64, end: u64) {
+        let (first, last) = (start.div_ceil(PAGE_U64), end / PAGE_U64);
+        if first > last {
+            self.clear(start, end);
+            return;
+        }
+        self.clear(start, first * PAGE_U64);
+        self.drop_pages(first, last);
+        self.clear(last * PAGE_U64, end);
+    }
+
+    fn allocate(&mut self, start: u64, end: u64, interrupted: &dyn Fn() -> bool) -> Result<()> {
+        let (first, last) = (start / PAGE_U64, end.div_ceil(PAGE_U64));
+        let mut missing = self.pages.holes(first, last);
+        self.pool.reserve(missing)?;
+        let mut index = first;
+        while missing > 0 {
+            index = self.pages.next_absent(index);
+            self.pages.insert(index, self.pool.page(true));
+            missing -= 1;
+            if missing.is_multiple_of(1024) && interrupted() {
+                self.pool.quota.give_back(missing);
+                return Err(Errno::EINTR);
+            }
+        }
+        Ok(())
+    }
+
+    fn collapse(&mut self, start: u64, end: u64) -> Result<()> {
+        if !start.is_multiple_of(PAGE_U64) || !end.is_multiple_of(PAGE_U64) || end >= self.size {
+            return Err(Errno::EINVAL);
+        }
+        self.drop_pages(start / PAGE_U64, end / PAGE_U64);
+        let by = (end - start) / PAGE_U64;
+        self.shift(end / PAGE_U64, |index| index - by);
+        self.size -= end - start;
+        Ok(())
+    }
+
+    fn insert(&mut self, start: u64, length: u64) -> Result<()> {
+        if !start.is_multiple_of(PAGE_U64) || !length.is_multiple_of(PAGE_U64) || start >= self.size
+        {
+            return Err(Errno::EINVAL);
+        }
+        if length > MAX_SIZE - self.size {
+            return Err(Errno::EFBIG);
+        }
+        // Pages past the end would move beyond the largest offset; they hold nothing.
+        self.drop_pages(self.size.div_ceil(PAGE_U64), u64::MAX / PAGE_U64);
+        self.shift(start / PAGE_U64, |index| index + length / PAGE_U64);
+        self.size += length;
+        Ok(())
+    }
+
+    /// Moves every page from index `first` on.
+    fn shift(&mut self, first: u64, to: impl Fn(u64) -> u64) {
+        let mut moved = Vec::new();
+        self.pages.remove(first, u64::MAX / PAGE_U64, |index, page| moved.push((index, page)));
+        for (index, page) in moved {
+            self.pages.insert(to(index), page);
+        }
+    }
+
+    /// lseek(2) for `SEEK_DATA` and `SEEK_HOLE`. `ENXIO` at or past the end, or without more data.
+    pub fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        if offset >= self.size {
+            return Err(Errno::ENXIO);
+        }
+        let index = offset / PAGE_U64;
+        match whence {
+            Whence::Data => {
+                let next = self.pages.next_present(index).ok_or(Errno::ENXIO)?;
+                let at = (next * PAGE_U64).max(offset);
+                if at < self.size { Ok(at) } else { Err(Errno::ENXIO) }
+            }
+            Whence::Hole => {
+                Ok((self.pages.next_absent(index) * PAGE_U64).max(offset).min(self.size))
+            }
+        }
+    }
+
+    /// Copies one piece of at most a page from `src_offset` of `src` to `dst_offset`; holes stay
+    /// holes where they fall on whole pages. Returns the bytes copied, 0 at the end of `src`.
+    pub fn copy_from(&mut self, src: &Data, at: CopyAt) -> Result<usize> {
+        let len = at.len.min(src.size.saturating_sub(at.src));
+        let from = piece(at.src, len);
+        let page = src.pages.get(from.index);
+        let bytes = page.map(|page| &page[from.start..from.start + from.len]);
+        self.put_piece(at.dst, from.len, bytes)
+    }
+
+    /// As [`Data::copy_from`], within one file.
+    pub fn copy_within(&mut self, at: CopyAt) -> Result<usize> {
+        let from = piece(at.src, at.len.min(self.size.saturating_sub(at.src)));
+        // A copy on the stack, because source and target are borrowed from the same map.
+        let page = self.pages.get(from.index).copied();
+        let bytes = page.as_ref().map(|page| &page[from.start..from.start + from.len]);
+        self.put_piece(at.dst, from.len, bytes)
+    }
+
+    /// Writes `bytes`, or `len` zeros, at `offset`, up to the end of its page.
+    fn put_piece(&mut self, offset: u64, len: usize, bytes: Option<&[u8]>) -> Result<usize> {
+        let to = piece(offset, len as u64);
+        if to.len == 0 {
+            return Ok(0);
+        }
+        let end = offset.checked_add(to.len as u64).filter(|&end| end <= MAX_SIZE);
+        let end = end.ok_or(Errno::EFBIG)?;
+        match bytes {
+            Some(bytes) => {
+                let mut source = defuse_fs::SliceSource::new(&bytes[..to.len]);
+                self.write_piece(&to, &mut WriteBuf::new(&mut source))?;
+            }
+            None => self.punch(offset, end),
+        }
+        self.size = self.size.max(end);
+        Ok(to.len)
+    }
+}
+
+/// Offsets and the largest length of one step of a copy, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyAt {
+    pub src: u64,
+    pub dst: u64,
+    pub len: u64,
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        self.drop_pages(0, u64::MAX / PAGE_U64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use defuse_fs::{SliceSink, SliceSource};
+
+    fn put(data: &mut Data, offset: u64, bytes: &[u8]) -> Result<usize> {
+        data.write(offset, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
+    }
+
+    fn get(data: &Data, offset: u64, len: usize) -> Vec<u8> {
+        let mut memory = vec![0xee; len];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, len);
+        data.read(offset, &mut out).unwrap();
+        let filled = out.filled();
+        memory.truncate(filled);
+        memory
+    }
+
+    fn data(limit: Option<u64>) -> Data {
+        Data::new(Arc::new(Pool::new(limit, 64)))
+    }
+
+    #[test]
+    fn holes_read_as_zeros_and_use_no_space() {
+        let mut file = data(None);
+        assert_eq!(put(&mut file, 1 << 40, b"end"), Ok(3));
+        assert_eq!((file.size(), file.page_count()), ((1 << 40) + 3, 1));
+        assert_eq!(get(&file, (1 << 40) - 2, 100), b"\0\0end");
+        assert_eq!(file.seek(0, Whence::Data), Ok(1 << 40));
+        assert_eq!(file.seek(1 << 40, Whence::Hole), Ok((1 << 40) + 3));
+        assert_eq!(file.seek((1 << 40) + 3, Whence::Hole), Err(Errno::ENXIO));
+    }
+
+    #[test]
+    fn what_truncate_cut_off_reads_as_zeros_when_the_file_grows_again() {
+        let mut file = data(None);
+        put(&mut file, 0, &[1; 10000]).unwrap();
+        file.set_size(5000).unwrap();
+        assert_eq!(file.page_count(), 2);
+        file.set_size(10000).unwrap();
+        let bytes = get(&file, 0, 20000);
+        assert_eq!(bytes.len(), 10000);
+        assert!(bytes[..5000].iter().all(|&b| b == 1) && bytes[5000..].iter().all(|&b| b == 0));
+        assert_eq!(file.set_size(MAX_SIZE + 1), Err(Errno::EFBIG));
+    }
+
+    #[test]
+    fn a_full_file_system_gives_a_short_write_then_enospc() {
+        let mut file = data(Some(2));
+        assert_eq!(put(&mut file, 0, &[1; 10000]), Ok(8192));
+        assert_eq!(put(&mut file, 8192, b"x"), Err(Errno::ENOSPC));
+        assert_eq!(put(&mut file, 0, &[2; 8192]), Ok(8192));
+        assert_eq!(file.size(), 8192);
+        file.set_size(0).unwrap();
+        assert_eq!(put(&mut file, 1 << 30, b"x"), Ok(1));
+    }
+
+    #[test]
+    fn fallocate_modes_do_what_the_manual_says() {
+        let mut file = data(Some(8));
+        let run = |file: &mut Data, mode, offset, length| {
+            file.fallocate(Fallocate { mode, offset, length }, &|| false)
+        };
+        put(&mut file, 0, &[1; 3 * PAGE]).unwrap();
+        run(&mut file, Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE, 100, 2 * PAGE_U64).unwrap();
+        assert_eq!((file.page_count(), file.size()), (2, 3 * PAGE_U64));
+        assert_eq!(file.seek(0, Whence::Hole), Ok(PAGE_U64));
+        assert!(get(&file, 100, 2 * PAGE).iter().all(|&byte| byte == 0));
+        run(&mut file, Fallocate::COLLAPSE_RANGE, PAGE_U64, PAGE_U64).unwrap();
+        assert_eq!(file.size(), 2 * PAGE_U64);
+        assert_eq!(get(&file, PAGE_U64 + 100, 1), [1]);
+        run(&mut file, Fallocate::INSERT_RANGE, PAGE_U64, PAGE_U64).unwrap();
+        assert_eq!(get(&file, 2 * PAGE_U64 + 100, 1), [1]);
+        run(&mut file, Fallocate::ZERO_RANGE, 0, 50).unwrap();
+        assert_eq!(get(&file, 49, 2), [0, 1]);
+        run(&mut file, Fallocate::KEEP_SIZE, 0, 8 * PAGE_U64).unwrap();
+        assert_eq!((file.page_count(), file.size()), (8, 3 * PAGE_U64));
+        assert_eq!(run(&mut file, 0, 0, 9 * PAGE_U64), Err(Errno::ENOSPC));
+        assert_eq!(run(&mut file, Fallocate::PUNCH_HOLE, 0, 1), Err(Errno::EOPNOTSUPP));
+        assert_eq!(run(&mut file, Fallocate::COLLAPSE_RANGE, 0, 12288), Err(Errno::EINVAL));
+        assert_eq!(run(&mut file, 0, u64::MAX, 2), Err(Errno::EFBIG));
+    }
+
+    #[test]
+    fn space_comes_back_when_the_data_is_dropped() {
+        let pool = Arc::new(Pool::new(Some(4), 64));
+        let mut file = Data::new(Arc::clone(&pool));
+        put(&mut file, 0, &[1; 4 * PAGE]).unwrap();
+        assert_eq!(pool.quota.used(), 4);
+        drop(file);
+        assert_eq!(pool.quota.used(), 0);
+    }
+}

@@ -1,0 +1,283 @@
+//! Attributes and bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use defuse_fs::{
+    Attr, Context, CopyRange, Entry, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
+    Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, Timestamp, WriteArgs, WriteBuf,
+};
+
+use crate::Memory;
+use crate::data::CopyAt;
+use crate::inode::{Inode, Meta, Refs};
+use crate::names::check_openable;
+use crate::pages::PAGE;
+use crate::sync::{read, write};
+
+const DAY_SECS: i64 = 24 * 60 * 60;
+
+impl Memory {
+    pub(crate) fn entry(&self, inode: &Inode) -> Entry {
+        let attr = self.attr(inode);
+        // Numbers are never used twice, so one generation is enough.
+        Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: attr.valid_for }
+    }
+
+    pub(crate) fn attr(&self, inode: &Inode) -> Attr {
+        self.attr_of(inode, &read(&inode.meta))
+    }
+
+    fn attr_of(&self, inode: &Inode, meta: &Meta) -> Attr {
+        Attr {
+            st_ino: inode.ino,
+            kind: inode.kind,
+            perm: meta.perm,
+            nlink: meta.nlink,
+            uid: meta.uid,
+            gid: meta.gid,
+            rdev: inode.rdev,
+            size: inode.size.load(Ordering::Relaxed),
+            blocks: inode.pages.load(Ordering::Relaxed) * (PAGE as u64 / 512),
+            blksize: PAGE as u32,
+            atime: meta.atime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+            btime: Some(inode.btime),
+            valid_for: self.valid_for(),
+        }
+    }
+
+    pub(crate) fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let inode = self.table.get(ino.0)?;
+        // Held to the end, so that all changes take effect at one moment.
+        let mut data = match set.size {
+            Some(_) => Some(write(inode.data()?)),
+            None => None,
+        };
+        let now = Timestamp::now();
+        if let (Some(size), Some(data)) = (set.size, &mut data) {
+            data.set_size(size)?;
+            inode.publish(data);
+        }
+        let mut meta = write(&inode.meta);
+        if set.size.is_some() {
+            meta.modified(now);
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            meta.uid = set.uid.unwrap_or(meta.uid);
+            meta.gid = set.gid.unwrap_or(meta.gid);
+            if !inode.is_dir() {
+                meta.kill_suidgid();
+            }
+        }
+        if set.kill_suidgid && !inode.is_dir() {
+            meta.kill_suidgid();
+        }
+        if let Some(perm) = set.perm {
+            meta.chmod(perm);
+        }
+        let time = |time| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        meta.atime = set.atime.map_or(meta.atime, time);
+        meta.mtime = set.mtime.map_or(meta.mtime, time);
+        if *set != SetAttr::default() {
+            meta.ctime = set.ctime.unwrap_or(now);
+        }
+        Ok(self.attr_of(&inode, &meta))
+    }
+
+    pub(crate) fn opened(&self, inode: &Inode) -> Opened {
+        Opened { cache: self.cache_mode(), cache_dir: inode.is_dir(), ..Opened::default() }
+    }
+
+    /// Opens a file or, with `dir`, a directory.
+    pub(crate) fn open_inode(&self, ino: Ino, args: OpenArgs, dir: bool) -> Result<Opened> {
+        let inode = self.table.get(ino.0)?;
+        if dir {
+            inode.dir()?;
+        }
+        check_openable(&inode, args.flags, false)?;
+        inode.change_refs(|refs| refs.opens += 1)?;
+        if let Err(errno) = self.truncate_on_open(&inode, args) {
+            self.drop_refs(&inode, |refs| refs.opens -= 1);
+            return Err(errno);
+        }
+        // The daily part of relatime, here because reads do not look at the clock.
+        if read(&inode.meta).atime.secs + DAY_SECS <= Timestamp::now().secs
+            && !args.flags.has(OpenFlags::NOATIME)
+        {
+            write(&inode.meta).atime = Timestamp::now();
+        }
+        Ok(self.opened(&inode))
+    }
+
+    pub(crate) fn truncate_on_open(&self, inode: &Inode, args: OpenArgs) -> Result<()> {
+        if !args.flags.has(OpenFlags::TRUNC) || inode.kind != FileKind::Regular {
+            return Ok(());
+        }
+        let mut data = write(inode.data()?);
+        data.set_size(0)?;
+        inode.publish(&data);
+        self.data_changed(inode, args.kill_suidgid);
+        Ok(())
+    }
+
+    pub(crate) fn close(&self, ino: Ino) -> Result<()> {
+        let inode = self.table.get(ino.0)?;
+        self.drop_refs(&inode, |refs| refs.opens = refs.opens.saturating_sub(1));
+        Ok(())
+    }
+
+    /// Changes the references of `inode`, which goes when none is left.
+    pub(crate) fn drop_refs(&self, inode: &Inode, change: impl FnOnce(&mut Refs)) {
+        if inode.change_refs(change) == Ok(true) {
+            self.table.remove(inode.ino);
+            self.locks.forget_file(inode.ino);
+        }
+    }
+
+    /// Moves the access time by the policy of relatime.
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
+        if read(&inode.meta).atime_is_due() {
+            write(&inode.meta).atime = Timestamp::now();
+        }
+    }
+
+    fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
+        let mut meta = write(&inode.meta);
+        meta.modified(Timestamp::now());
+        if kill_suidgid {
+            meta.kill_suidgid();
+        }
+    }
+
+    pub(crate) fn read_file(
+        &self,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let inode = self.table.get(file.ino.0)?;
+        read(inode.data()?).read(args.offset, out)?;
+        if !args.flags.has(OpenFlags::NOATIME) {
+            self.touch_atime(&inode);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_file(
+        &self,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let inode = self.table.get(file.ino.0)?;
+        let mut bytes = write(inode.data()?);
+        if data.remaining() == 0 {
+            return Ok(0);
+        }
+        let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        let offset = if append { bytes.size() } else { args.offset };
+        let result = bytes.write(offset, data);
+        if result.is_ok() {
+            inode.publish(&bytes);
+            self.data_changed(&inode, args.kill_suidgid);
+        }
+        result
+    }
+
+    pub(crate) fn allocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        let inode = self.table.get(file.ino.0)?;
+        let mut data = write(inode.data().map_err(|_| Errno::ENODEV)?);
+        let result = data.fallocate(range, &|| cx.interrupted());
+        // Published after an error too, because an interrupt leaves some pages behind.
+        inode.publish(&data);
+        if result.is_ok() {
+            self.data_changed(&inode, false);
+        }
+        result
+    }
+
+    /// `EINVAL` for flags, and for ranges of one file that overlap.
+    pub(crate) fn copy(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        let src = self.table.get(copy.src.ino.0)?;
+        let dst = self.table.get(copy.dst.ino.0)?;
+        let both_fit = copy.src_offset.checked_add(copy.length).is_some()
+            && copy.dst_offset.checked_add(copy.length).is_some();
+        if copy.flags != 0 || !both_fit {
+            return Err(if both_fit { Errno::EINVAL } else { Errno::EOVERFLOW });
+        }
+        let done = if src.ino == dst.ino {
+            if copy.src_offset.abs_diff(copy.dst_offset) < copy.length {
+                return Err(Errno::EINVAL);
+            }
+            let mut data = write(dst.data()?);
+            let size = data.size();
+            let result = copy_steps(cx, copy, size, |at| data.copy_within(at));
+            dst.publish(&data);
+            result?
+        } else {
+            // By number, as everyone does who holds the data of two files.
+            let (from, mut to);
+            if src.ino < dst.ino {
+                from = read(src.data()?);
+                to = write(dst.data()?);
+            } else {
+                to = write(dst.data()?);
+                from = read(src.data()?);
+            }
+            let result = copy_steps(cx, copy, from.size(), |at| to.copy_from(&from, at));
+            dst.publish(&to);
+            result?
+        };
+        if done > 0 {
+            self.data_changed(&dst, false);
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.table.get(ino.0)?;
+        match &inode.body {
+            crate::inode::Body::Symlink(target) => {
+                self.touch_atime(&inode);
+                Ok(target.to_vec())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        self.table.get(ino.0)
+    }
+}
+
+/// Copies page by page until the length is reached, the source ends, or an error or an interrupt
+/// comes: after some bytes that is a short copy. The source ends at `size`, its length at the
+/// start, because a copy within one file may move the end.
+fn copy_steps(
+    cx: &Context<'_>,
+    copy: &CopyRange,
+    size: u64,
+    mut step: impl FnMut(CopyAt) -> Result<usize>,
+) -> Result<u64> {
+    let length = copy.length.min(size.saturating_sub(copy.src_offset));
+    let mut done = 0;
+    while done < length {
+        let len = length - done;
+        let at = CopyAt { src: copy.src_offset + done, dst: copy.dst_offset + done, len };
+        match step(at) {
+            Ok(0) => break,
+            Ok(count) => done += count as u64,
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+        if done.is_multiple_of(1 << 20) && cx.interrupted() {
+            break;
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,78 @@
+//! The lock manager behind a mutex, with the contract's [`Io`] as what waits.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::{Errno, Io, Lock, LockKind, LockOwner, LockRequest, Result};
+
+use crate::locks::{LockTable, Waiting};
+use crate::sync::lock;
+
+/// Answers are sent after the mutex was let go, because they run code of the frontend.
+#[derive(Default)]
+pub(crate) struct LockQueue {
+    table: Arc<Mutex<LockTable<u64, Io>>>,
+    /// False until the first lock: most file systems never see one, and every close asks.
+    used: AtomicBool,
+}
+
+impl LockQueue {
+    pub fn conflict(&self, ino: u64, request: &LockRequest) -> Result<Option<Lock>> {
+        lock(&self.table).conflict(ino, request)
+    }
+
+    pub fn set(&self, ino: u64, request: &LockRequest) -> Result<()> {
+        self.used.store(true, Ordering::Release);
+        let mut granted = Vec::new();
+        let result = lock(&self.table).set(ino, request, &mut granted);
+        answer(granted);
+        result
+    }
+
+    /// Takes the lock that `io` wants, or queues it until it can be had or is interrupted.
+    pub fn wait(&self, ino: u64, request: &LockRequest, io: Io) {
+        self.used.store(true, Ordering::Release);
+        let token = Arc::clone(io.interrupt());
+        let mut granted = Vec::new();
+        let waiting = lock(&self.table).wait(ino, request, io, &mut granted);
+        answer(granted);
+        match waiting {
+            Waiting::Done(io, result) => io.finish(result.map(|()| 0)),
+            Waiting::Queued(ticket) => {
+                let table = Arc::clone(&self.table);
+                // Runs at once where the interrupt came first, so none is lost.
+                token.on_interrupt(move || {
+                    let io = lock(&table).cancel(ticket);
+                    if let Some(io) = io {
+                        io.finish(Err(Errno::EINTR));
+                    }
+                });
+            }
+        }
+    }
+
+    pub fn drop_owner(&self, ino: u64, kind: LockKind, owner: LockOwner) {
+        if !self.used.load(Ordering::Acquire) {
+            return;
+        }
+        let mut granted = Vec::new();
+        lock(&self.table).drop_owner(ino, kind, owner, &mut granted);
+        answer(granted);
+    }
+
+    pub fn forget_file(&self, ino: u64) {
+        if !self.used.load(Ordering::Acquire) {
+            return;
+        }
+        let waiting = lock(&self.table).forget_file(ino);
+        for io in waiting {
+            io.finish(Err(Errno::ESTALE));
+        }
+    }
+}
+
+fn answer(granted: Vec<Io>) {
+    for io in granted {
+        io.finish(Ok(0));
+    }
+}

@@ -1,0 +1,316 @@
+//! Looking up, making, linking and removing names.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use defuse_fs::{
+    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode, OpenArgs,
+    OpenFlags, Opened, Push, Result, SetXattrFlags, Timestamp,
+};
+
+use crate::Memory;
+use crate::acl::Acl;
+use crate::data::Data;
+use crate::dir::{DOT, DOT_DOT, Dir};
+use crate::inode::{Body, DirBody, Fixed, Inode, LINK_MAX, Meta, Refs, SGID};
+use crate::sync::{read, write};
+use crate::xattr::Xattrs;
+
+/// What a directory entry adds to the length of its directory, as on tmpfs.
+pub(crate) const ENTRY_SIZE: u64 = 20;
+
+const LOOKED_UP: Refs = Refs { lookups: 1, opens: 0, names: 1 };
+
+impl Memory {
+    pub(crate) fn look_up(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let dir = self.table.get(parent.0)?;
+        let names = read(&dir.dir()?.names);
+        let inode = names.find(name)?;
+        // Counted while the name is held, so that the inode cannot vanish in between.
+        inode.change_refs(|refs| refs.lookups += 1)?;
+        drop(names);
+        Ok(self.entry(&inode))
+    }
+
+    pub(crate) fn look_up_parent(&self, ino: Ino) -> Result<Entry> {
+        let dir = self.table.get(ino.0)?;
+        let parent = self.table.get(dir.dir()?.parent.load(Ordering::Relaxed))?;
+        parent.change_refs(|refs| refs.lookups += 1)?;
+        Ok(self.entry(&parent))
+    }
+
+    /// Makes an inode and its name.
+    pub(crate) fn make(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        target: Option<&[u8]>,
+    ) -> Result<Entry> {
+        let dir = self.table.get(parent.0)?;
+        let mut names = write(&dir.dir()?.names);
+        let inode = self.make_in(cx, &dir, &mut names, name, node, target, LOOKED_UP)?;
+        drop(names);
+        Ok(self.entry(&inode))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn make_in(
+        &self,
+        cx: &Context<'_>,
+        dir: &Inode,
+        names: &mut Dir,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        target: Option<&[u8]>,
+        refs: Refs,
+    ) -> Result<Arc<Inode>> {
+        names.check_free(name)?;
+        let is_dir = node.kind == FileKind::Directory;
+        if is_dir && read(&dir.meta).nlink >= LINK_MAX {
+            return Err(Errno::EMLINK);
+        }
+        let inode = self.new_inode(cx, dir, node, target, refs)?;
+        self.table.insert(Arc::clone(&inode));
+        names.put(name, inode.clone());
+        names_changed(dir, names, i32::from(is_dir), inode.btime);
+        Ok(inode)
+    }
+
+    /// An inode as `node` wants it, with what `dir` hands down; not yet in the table.
+    pub(crate) fn new_inode(
+        &self,
+        cx: &Context<'_>,
+        dir: &Inode,
+        node: &NewNode<'_>,
+        target: Option<&[u8]>,
+        refs: Refs,
+    ) -> Result<Arc<Inode>> {
+        let mut meta = new_meta(cx, &read(&dir.meta), node);
+        if let Some((name, value)) = node.security {
+            meta.xattrs.set(name.as_bytes(), value, SetXattrFlags::default())?;
+        }
+        meta.nlink = refs.names as u32;
+        let body = match (node.kind, target) {
+            (FileKind::Regular, _) => Body::File(RwLock::new(Data::new(Arc::clone(&self.pool)))),
+            (FileKind::Directory, _) => {
+                meta.nlink += 1;
+                let parent = AtomicU64::new(dir.ino);
+                Body::Dir(DirBody { names: RwLock::new(Dir::new()), parent })
+            }
+            (FileKind::Symlink, Some(target)) => Body::Symlink(target.into()),
+            (FileKind::Symlink, None) => return Err(Errno::EINVAL),
+            _ => Body::Special,
+        };
+        if !self.inodes.take(1) {
+            return Err(Errno::ENOSPC);
+        }
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        let fixed = Fixed { kind: node.kind, rdev: node.rdev };
+        Ok(Arc::new(Inode::new(ino, fixed, meta, body, refs, Arc::clone(&self.inodes))))
+    }
+
+    pub(crate) fn link_name(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let inode = self.table.get(ino.0)?;
+        if inode.is_dir() {
+            return Err(Errno::EPERM);
+        }
+        let dir = self.table.get(parent.0)?;
+        let mut names = write(&dir.dir()?.names);
+        names.check_free(name)?;
+        let now = Timestamp::now();
+        let mut meta = write(&inode.meta);
+        if meta.nlink == 0 && !meta.linkable {
+            return Err(Errno::ENOENT);
+        }
+        if meta.nlink >= LINK_MAX {
+            return Err(Errno::EMLINK);
+        }
+        inode.change_refs(|refs| {
+            refs.names += 1;
+            refs.lookups += 1;
+        })?;
+        meta.nlink += 1;
+        // Once it has had a name, losing the last one is final.
+        meta.linkable = false;
+        meta.ctime = now;
+        drop(meta);
+        names.put(name, Arc::clone(&inode));
+        names_changed(&dir, &names, 0, now);
+        drop(names);
+        Ok(self.entry(&inode))
+    }
+
+    pub(crate) fn remove_file(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+        let dir = self.table.get(parent.0)?;
+        let mut names = write(&dir.dir()?.names);
+        let inode = names.find(name)?;
+        if inode.is_dir() {
+            return Err(Errno::EISDIR);
+        }
+        let now = Timestamp::now();
+        names.remove(name);
+        names_changed(&dir, &names, 0, now);
+        drop(names);
+        self.lost_name(&inode, now);
+        Ok(())
+    }
+
+    pub(crate) fn remove_dir(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+        let dir = self.table.get(parent.0)?;
+        let mut names = write(&dir.dir()?.names);
+        let inode = names.find(name)?;
+        write(&inode.dir()?.names).kill()?;
+        let now = Timestamp::now();
+        names.remove(name);
+        names_changed(&dir, &names, -1, now);
+        drop(names);
+        self.lost_name(&inode, now);
+        Ok(())
+    }
+
+    /// Counts one name less; a directory thereby loses its own `.` as well.
+    pub(crate) fn lost_name(&self, inode: &Inode, now: Timestamp) {
+        let mut meta = write(&inode.meta);
+        meta.nlink = if inode.is_dir() { 0 } else { meta.nlink.saturating_sub(1) };
+        meta.ctime = now;
+        drop(meta);
+        self.drop_refs(inode, |refs| refs.names = refs.names.saturating_sub(1));
+    }
+
+    pub(crate) fn create_open(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let dir = self.table.get(parent.0)?;
+        let mut names = write(&dir.dir()?.names);
+        let Some(inode) = names.get(name).map(Arc::clone) else {
+            let refs = Refs { opens: 1, ..LOOKED_UP };
+            let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
+            drop(names);
+            return Ok((self.entry(&inode), self.opened(&inode)));
+        };
+        if args.flags.has(OpenFlags::EXCL) {
+            return Err(Errno::EEXIST);
+        }
+        check_openable(&inode, args.flags, true)?;
+        inode.change_refs(|refs| {
+            refs.lookups += 1;
+            refs.opens += 1;
+        })?;
+        drop(names);
+        if let Err(errno) = self.truncate_on_open(&inode, args) {
+            self.drop_refs(&inode, |refs| {
+                refs.lookups -= 1;
+                refs.opens -= 1;
+            });
+            return Err(errno);
+        }
+        Ok((self.entry(&inode), self.opened(&inode)))
+    }
+
+    pub(crate) fn make_tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let dir = self.table.get(parent.0)?;
+        read(&dir.dir()?.names).check_alive()?;
+        let refs = Refs { lookups: 1, opens: 1, names: 0 };
+        let inode = self.new_inode(cx, &dir, node, None, refs)?;
+        write(&inode.meta).linkable = !args.flags.has(OpenFlags::EXCL);
+        self.table.insert(Arc::clone(&inode));
+        Ok((self.entry(&inode), self.opened(&inode)))
+    }
+
+    pub(crate) fn list(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let inode = self.table.get(dir.ino.0)?;
+        let body = inode.dir()?;
+        self.touch_atime(&inode);
+        let names = read(&body.names);
+        let parent = body.parent.load(Ordering::Relaxed);
+        for (next, name, ino) in [(DOT, &b"."[..], inode.ino), (DOT_DOT, b"..", parent)] {
+            let item = DirItem { ino, next, kind: FileKind::Directory, name };
+            if from < next && out.push(item) == Push::Full {
+                return Ok(());
+            }
+        }
+        for (next, name, child) in names.after(from) {
+            let item = DirItem { ino: child.ino, next, kind: child.kind, name };
+            let look_up = || {
+                child.change_refs(|refs| refs.lookups += 1).ok()?;
+                Some(self.entry(child))
+            };
+            if out.push_with(item, look_up) == Push::Full {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What open(2) refuses by the kind of file. `by_name` is true where a symbolic link can only mean
+/// that the caller did not want to follow it.
+pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags, by_name: bool) -> Result<()> {
+    match inode.kind {
+        FileKind::Directory if flags.writable() || by_name => Err(Errno::EISDIR),
+        FileKind::Symlink => Err(Errno::ELOOP),
+        _ => Ok(()),
+    }
+}
+
+/// Follows a change of the names of `dir`, under whose lock it is called.
+pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timestamp) {
+    dir.size.store(names.len() as u64 * ENTRY_SIZE, Ordering::Relaxed);
+    let mut meta = write(&dir.meta);
+    meta.nlink = meta.nlink.saturating_add_signed(subdirs);
+    meta.modified(now);
+}
+
+/// Owner, permissions and lists of a new inode: inode_init_owner and posix_acl_create of Linux.
+fn new_meta(cx: &Context<'_>, dir: &Meta, node: &NewNode<'_>) -> Meta {
+    let now = Timestamp::now();
+    let is_dir = node.kind == FileKind::Directory;
+    let mut perm = node.perm & 0o7777;
+    let mut gid = node.gid;
+    if dir.perm & SGID != 0 {
+        gid = dir.gid;
+        let member = node.gid == dir.gid || node.supplementary_gid == Some(dir.gid);
+        if is_dir {
+            perm |= SGID;
+        } else if perm & 0o2010 == 0o2010 && !member && cx.caller.uid != 0 {
+            perm &= !SGID;
+        }
+    }
+    let mut access_acl = None;
+    match &dir.default_acl {
+        _ if node.kind == FileKind::Symlink => {}
+        Some(default) => {
+            let mut acl = default.clone();
+            perm = acl.inherit(perm);
+            access_acl = Some(acl).filter(|acl| !acl.is_minimal());
+        }
+        None => perm &= !(node.umask & 0o777),
+    }
+    let default_acl: Option<Acl> = if is_dir { dir.default_acl.clone() } else { None };
+    Meta {
+        perm,
+        uid: node.uid,
+        gid,
+        nlink: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        linkable: false,
+        xattrs: Xattrs::default(),
+        access_acl,
+        default_acl,
+    }
+}

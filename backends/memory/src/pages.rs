@@ -1,0 +1,230 @@
+//! Pages: where they come from ([`Pool`]) and how a file finds its own ([`PageMap`]).
+
+use std::array;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use defuse_fs::{Errno, Result};
+
+use crate::sync::{Quota, lock};
+
+/// Bytes in a page.
+pub(crate) const PAGE: usize = 4096;
+
+/// One page of a file.
+pub(crate) type Page = Box<[u8; PAGE]>;
+
+const POOL_SHARDS: usize = 8;
+
+/// All pages: those in use are counted against the limit, and some that were given back are kept,
+/// because a page that is written again costs a tenth of one that the kernel must fault in.
+pub(crate) struct Pool {
+    pub quota: Quota,
+    free: [Mutex<Vec<Page>>; POOL_SHARDS],
+    keep: usize,
+}
+
+impl Pool {
+    /// At most `limit` pages in use, and at most `keep` unused ones at hand.
+    pub fn new(limit: Option<u64>, keep: usize) -> Self {
+        let free = array::from_fn(|_| Mutex::default());
+        Pool { quota: Quota::new(limit), free, keep: keep / POOL_SHARDS }
+    }
+
+    /// Takes `count` pages out of the limit; `ENOSPC`. Each is then obtained by [`Pool::page`].
+    pub fn reserve(&self, count: u64) -> Result<()> {
+        if self.quota.take(count) { Ok(()) } else { Err(Errno::ENOSPC) }
+    }
+
+    /// A page that was reserved; with old content unless `zeroed`.
+    pub fn page(&self, zeroed: bool) -> Page {
+        let kept = lock(&self.free[shard()]).pop();
+        match kept {
+            Some(mut page) => {
+                if zeroed {
+                    page.fill(0);
+                }
+                page
+            }
+            None => fresh_page(),
+        }
+    }
+
+    /// Takes a page back, and its place in the limit.
+    pub fn give_back(&self, page: Page) {
+        self.quota.give_back(1);
+        let mut free = lock(&self.free[shard()]);
+        if free.len() < self.keep {
+            free.push(page);
+        }
+    }
+}
+
+/// Memory from calloc, which need not be cleared where the kernel has just done so.
+fn fresh_page() -> Page {
+    vec![0; PAGE].into_boxed_slice().try_into().expect("the length is that of a page")
+}
+
+/// The free list of this thread: threads rarely share one, and a page comes back warm.
+fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    MINE.with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, Ordering::Relaxed) % POOL_SHARDS);
+        }
+        mine.get()
+    })
+}
+
+/// Pages in one chunk of the map: 512 bytes of pointers for 256 KiB of file, so that a file with
+/// one page here and there wastes little, and one tree step serves 64 pages.
+const CHUNK: u64 = 64;
+
+struct Chunk {
+    pages: [Option<Page>; CHUNK as usize],
+    present: u32,
+}
+
+/// The pages of one file by their index; what is absent is a hole.
+#[derive(Default)]
+pub(crate) struct PageMap {
+    chunks: BTreeMap<u64, Box<Chunk>>,
+    len: u64,
+}
+
+impl PageMap {
+    /// How many pages there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn get(&self, index: u64) -> Option<&[u8; PAGE]> {
+        self.chunks.get(&(index / CHUNK))?.pages[(index % CHUNK) as usize].as_deref()
+    }
+
+    pub fn get_mut(&mut self, index: u64) -> Option<&mut [u8; PAGE]> {
+        self.chunks.get_mut(&(index / CHUNK))?.pages[(index % CHUNK) as usize].as_deref_mut()
+    }
+
+    /// Puts a page where a hole is.
+    pub fn insert(&mut self, index: u64, page: Page) {
+        let empty = || Box::new(Chunk { pages: [const { None }; CHUNK as usize], present: 0 });
+        let chunk = self.chunks.entry(index / CHUNK).or_insert_with(empty);
+        let old = chunk.pages[(index % CHUNK) as usize].replace(page);
+        assert!(old.is_none(), "a page may only fill a hole");
+        chunk.present += 1;
+        self.len += 1;
+    }
+
+    /// Takes out all pages with `first <= index < end`, each handed to `gone`.
+    pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(u64, Page)) {
+        let mut at = first;
+        while let Some((&number, chunk)) = self.chunks.range_mut(at / CHUNK..).next() {
+            let base = number * CHUNK;
+            at = at.max(base);
+            let stop = end.min(base + CHUNK);
+            if at >= end {
+                break;
+            }
+            for index in at..stop {
+                if let Some(page) = chunk.pages[(index % CHUNK) as usize].take() {
+                    chunk.present -= 1;
+                    self.len -= 1;
+                    gone(index, page);
+                }
+            }
+            if chunk.present == 0 {
+                self.chunks.remove(&number);
+            }
+            at = stop;
+        }
+    }
+
+    /// The first index at or after `from` that has a page.
+    pub fn next_present(&self, from: u64) -> Option<u64> {
+        for (&number, chunk) in self.chunks.range(from / CHUNK..) {
+            let base = number * CHUNK;
+            let first = from.max(base) - base;
+            let here = chunk.pages[first as usize..].iter().position(Option::is_some);
+            if let Some(offset) = here {
+                return Some(base + first + offset as u64);
+            }
+        }
+        None
+    }
+
+    /// The first index at or after `from` that has none.
+    pub fn next_absent(&self, from: u64) -> u64 {
+        let mut at = from;
+        while let Some(chunk) = self.chunks.get(&(at / CHUNK)) {
+            let rest = &chunk.pages[(at % CHUNK) as usize..];
+            match rest.iter().position(Option::is_none) {
+                Some(offset) => return at + offset as u64,
+                None => at += rest.len() as u64,
+            }
+        }
+        at
+    }
+
+    /// How many indexes with `first <= index < end` have no page.
+    pub fn holes(&self, first: u64, end: u64) -> u64 {
+        let mut present = 0;
+        for (&number, chunk) in self.chunks.range(first / CHUNK..end.div_ceil(CHUNK)) {
+            let base = number * CHUNK;
+            let (from, to) = (first.max(base) - base, end.min(base + CHUNK) - base);
+            let slots = &chunk.pages[from as usize..to as usize];
+            present += slots.iter().filter(|slot| slot.is_some()).count() as u64;
+        }
+        end - first - present
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_found_counted_and_taken_out_across_chunks() {
+        let pool = Pool::new(None, 64);
+        let mut map = PageMap::default();
+        let indexes = [0, 1, 63, 64, 200, 1 << 50];
+        for index in indexes {
+            pool.reserve(1).unwrap();
+            map.insert(index, pool.page(true));
+        }
+        assert_eq!(map.len(), 6);
+        assert_eq!(map.next_present(2), Some(63));
+        assert_eq!(map.next_present(65), Some(200));
+        assert_eq!(map.next_present(201), Some(1 << 50));
+        assert_eq!(map.next_present((1 << 50) + 1), None);
+        assert_eq!((map.next_absent(0), map.next_absent(63), map.next_absent(5)), (2, 65, 5));
+        assert_eq!(map.holes(0, 65), 61);
+        assert_eq!(map.holes(63, 201), 135);
+
+        let mut gone = Vec::new();
+        map.remove(1, 201, |index, page| {
+            gone.push(index);
+            pool.give_back(page);
+        });
+        assert_eq!(gone, [1, 63, 64, 200]);
+        assert_eq!((map.len(), pool.quota.used()), (2, 2));
+        assert!(map.get(0).is_some() && map.get(64).is_none());
+    }
+
+    #[test]
+    fn the_pool_never_exceeds_its_limit_and_clears_pages_that_are_used_again() {
+        let pool = Pool::new(Some(2), 64);
+        pool.reserve(2).unwrap();
+        assert_eq!(pool.reserve(1), Err(Errno::ENOSPC));
+        let mut page = pool.page(true);
+        page.fill(7);
+        pool.give_back(page);
+        pool.reserve(1).unwrap();
+        assert!(pool.page(true).iter().all(|&byte| byte == 0));
+    }
+}

@@ -1,0 +1,238 @@
+//! renameat2(2).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
+
+use crate::Memory;
+use crate::dir::Dir;
+use crate::inode::{Inode, LINK_MAX, Refs};
+use crate::names::names_changed;
+use crate::sync::{lock, read, write};
+
+/// One of the two places of a rename.
+struct Place<'a> {
+    dir: &'a Inode,
+    name: Name<'a>,
+}
+
+/// How two different directories lie to each other.
+struct Lineage {
+    /// The ancestor, or equal, of the other directory's chain that would make a loop: the child of
+    /// `from` through which `to` is reached, and the other way round.
+    to_is_below: Option<u64>,
+    from_is_below: Option<u64>,
+}
+
+impl Memory {
+    pub(crate) fn rename_name(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        const KNOWN: u32 = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        let exchange = flags.has(RenameFlags::EXCHANGE);
+        let others = flags.0 & (RenameFlags::NOREPLACE | RenameFlags::WHITEOUT);
+        if flags.0 & !KNOWN != 0 || (exchange && others != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let (from_dir, to_dir) = (self.table.get(from.0.0)?, self.table.get(to.0.0)?);
+        let (from_body, to_body) = (from_dir.dir()?, to_dir.dir()?);
+        let from = Place { dir: &from_dir, name: from.1 };
+        let to = Place { dir: &to_dir, name: to.1 };
+        if from_dir.ino == to_dir.ino {
+            let mut names = write(&from_body.names);
+            let none = Lineage { to_is_below: None, from_is_below: None };
+            return self.rename_locked(cx, &from, &to, &mut Names::One(&mut names), &none, flags);
+        }
+        // While it is held no directory changes its parent, so what is found out about who lies
+        // below whom stays true until the names have changed.
+        let _topology = lock(&self.rename);
+        let lineage = Lineage {
+            to_is_below: self.child_towards(&from_dir, &to_dir),
+            from_is_below: self.child_towards(&to_dir, &from_dir),
+        };
+        // The upper one first, like everybody who goes down; otherwise by number.
+        let from_first = match (&lineage.to_is_below, &lineage.from_is_below) {
+            (Some(_), _) => true,
+            (_, Some(_)) => false,
+            _ => from_dir.ino < to_dir.ino,
+        };
+        let (mut from_names, mut to_names);
+        if from_first {
+            from_names = write(&from_body.names);
+            to_names = write(&to_body.names);
+        } else {
+            to_names = write(&to_body.names);
+            from_names = write(&from_body.names);
+        }
+        let mut names = Names::Two(&mut from_names, &mut to_names);
+        self.rename_locked(cx, &from, &to, &mut names, &lineage, flags)
+    }
+
+    /// The child of `upper` on the way to `lower`; `None` where `lower` is not below it.
+    fn child_towards(&self, upper: &Inode, lower: &Arc<Inode>) -> Option<u64> {
+        let mut at = Arc::clone(lower);
+        loop {
+            let parent = at.dir().ok()?.parent.load(Ordering::Relaxed);
+            if parent == upper.ino && at.ino != upper.ino {
+                return Some(at.ino);
+            }
+            if parent == at.ino {
+                return None;
+            }
+            // A removed directory may have a parent that is gone; nothing lies below it any more.
+            at = self.table.get(parent).ok()?;
+        }
+    }
+
+    fn rename_locked(
+        &self,
+        cx: &Context<'_>,
+        from: &Place<'_>,
+        to: &Place<'_>,
+        names: &mut Names<'_>,
+        lineage: &Lineage,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        names.from().check_alive()?;
+        names.to().check_alive()?;
+        let source = names.from().find(from.name)?;
+        let target = names.to().get(to.name).map(Arc::clone);
+        let exchange = flags.has(RenameFlags::EXCHANGE);
+        if flags.has(RenameFlags::NOREPLACE) && target.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if exchange && target.is_none() {
+            return Err(Errno::ENOENT);
+        }
+        if lineage.to_is_below == Some(source.ino) {
+            return Err(Errno::EINVAL);
+        }
+        if target.as_ref().is_some_and(|target| lineage.from_is_below == Some(target.ino)) {
+            return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+        }
+        if target.as_ref().is_some_and(|target| target.ino == source.ino) {
+            return Ok(());
+        }
+        match target {
+            Some(target) if exchange => self.exchange(from, to, names, &source, &target),
+            target => self.replace(cx, from, to, names, &source, target, flags),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn replace(
+        &self,
+        cx: &Context<'_>,
+        from: &Place<'_>,
+        to: &Place<'_>,
+        names: &mut Names<'_>,
+        source: &Arc<Inode>,
+        target: Option<Arc<Inode>>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if let Some(target) = &target {
+            match (source.is_dir(), target.is_dir()) {
+                (true, false) => return Err(Errno::ENOTDIR),
+                (false, true) => return Err(Errno::EISDIR),
+                _ => {}
+            }
+        }
+        let across = from.dir.ino != to.dir.ino;
+        let replaces_dir = target.as_ref().is_some_and(|target| target.is_dir());
+        if source.is_dir() && across && !replaces_dir && read(&to.dir.meta).nlink >= LINK_MAX {
+            return Err(Errno::EMLINK);
+        }
+        let whiteout = flags.has(RenameFlags::WHITEOUT);
+        let whiteout = if whiteout { Some(self.whiteout(cx, from.dir)?) } else { None };
+        // The last thing that can fail; from here on everything changes.
+        if let Some(target) = target.as_ref().filter(|target| target.is_dir())
+            && let Err(errno) = write(&target.dir()?.names).kill()
+        {
+            return Err(errno);
+        }
+        let now = Timestamp::now();
+        names.to().put(to.name, Arc::clone(source));
+        match whiteout {
+            Some(node) => {
+                self.table.insert(Arc::clone(&node));
+                names.from().put(from.name, node);
+            }
+            None => {
+                names.from().remove(from.name);
+            }
+        }
+        let moved = i32::from(source.is_dir());
+        if across {
+            names_changed(from.dir, names.from(), -moved, now);
+            names_changed(to.dir, names.to(), moved - i32::from(replaces_dir), now);
+            set_parent(source, to.dir);
+        } else {
+            names_changed(to.dir, names.to(), -i32::from(replaces_dir), now);
+        }
+        write(&source.meta).ctime = now;
+        if let Some(target) = target {
+            self.lost_name(&target, now);
+        }
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        from: &Place<'_>,
+        to: &Place<'_>,
+        names: &mut Names<'_>,
+        source: &Arc<Inode>,
+        target: &Arc<Inode>,
+    ) -> Result<()> {
+        let now = Timestamp::now();
+        names.to().put(to.name, Arc::clone(source));
+        names.from().put(from.name, Arc::clone(target));
+        let across = from.dir.ino != to.dir.ino;
+        let moved =
+            if across { i32::from(source.is_dir()) - i32::from(target.is_dir()) } else { 0 };
+        names_changed(from.dir, names.from(), -moved, now);
+        names_changed(to.dir, names.to(), moved, now);
+        set_parent(source, to.dir);
+        set_parent(target, from.dir);
+        write(&source.meta).ctime = now;
+        write(&target.meta).ctime = now;
+        Ok(())
+    }
+
+    /// What overlay file systems put where something was deleted: the character device 0/0.
+    fn whiteout(&self, cx: &Context<'_>, dir: &Inode) -> Result<Arc<Inode>> {
+        let node = NewNode::new(FileKind::CharDevice, 0, cx.caller);
+        self.new_inode(cx, dir, &node, None, Refs { lookups: 0, opens: 0, names: 1 })
+    }
+}
+
+/// The names of both directories, which may be one.
+enum Names<'a> {
+    One(&'a mut Dir),
+    Two(&'a mut Dir, &'a mut Dir),
+}
+
+impl Names<'_> {
+    fn from(&mut self) -> &mut Dir {
+        match self {
+            Names::One(names) | Names::Two(names, _) => names,
+        }
+    }
+
+    fn to(&mut self) -> &mut Dir {
+        match self {
+            Names::One(names) | Names::Two(_, names) => names,
+        }
+    }
+}
+
+fn set_parent(inode: &Inode, dir: &Inode) {
+    if let Ok(body) = inode.dir() {
+        body.parent.store(dir.ino, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,77 @@
+//! All inodes by number, in shards, so that no lock is common to all reads and writes.
+
+use std::array;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, RwLock};
+
+use defuse_fs::{Errno, Result};
+
+use crate::inode::{Body, Inode};
+use crate::sync::{read, write};
+
+const SHARDS: usize = 64;
+
+/// Inode numbers are given out one after the other and by us, so a multiplication spreads them
+/// well enough and nobody can choose them to collide.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
+type Shard = HashMap<u64, Arc<Inode>, BuildHasherDefault<NumberHasher>>;
+
+pub(crate) struct Table {
+    shards: [RwLock<Shard>; SHARDS],
+}
+
+impl Table {
+    pub fn new() -> Self {
+        Table { shards: array::from_fn(|_| RwLock::default()) }
+    }
+
+    /// `ESTALE` where there is no such inode (any more).
+    pub fn get(&self, ino: u64) -> Result<Arc<Inode>> {
+        read(self.shard(ino)).get(&ino).map(Arc::clone).ok_or(Errno::ESTALE)
+    }
+
+    pub fn insert(&self, inode: Arc<Inode>) {
+        write(self.shard(inode.ino)).insert(inode.ino, inode);
+    }
+
+    pub fn remove(&self, ino: u64) {
+        let gone = write(self.shard(ino)).remove(&ino);
+        // Freeing the pages of a large file takes a while; not under the lock of the shard.
+        drop(gone);
+    }
+
+    fn shard(&self, ino: u64) -> &RwLock<Shard> {
+        &self.shards[ino as usize % SHARDS]
+    }
+}
+
+impl Drop for Table {
+    /// Empties the directories while the table still holds every inode, because dropping a deep
+    /// tree from its root would recurse once per level.
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            for inode in read(shard).values() {
+                if let Body::Dir(dir) = &inode.body {
+                    write(&dir.names).clear();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Extended attributes of one inode, and the calls of the contract that reach them.
+
+use std::collections::BTreeMap;
+
+use defuse_fs::{
+    Context, Errno, FileKind, Ino, Result, SetXattrFlags, Timestamp, Xattr, XattrName,
+};
+
+use crate::Memory;
+use crate::acl::Acl;
+use crate::inode::{Inode, Meta, SGID};
+use crate::sync::{read, write};
+
+/// The longest value in bytes, `XATTR_SIZE_MAX`.
+const VALUE_MAX: usize = 65536;
+/// All names of one inode, each with its NUL, `XATTR_LIST_MAX`: more could not be listed.
+const NAMES_MAX: usize = 65536;
+/// Names and values of one inode together, because they do not count against the space limit.
+const TOTAL_MAX: usize = 4 * VALUE_MAX;
+
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// Names and values, in the order of the names.
+#[derive(Default)]
+pub(crate) struct Xattrs(BTreeMap<Box<[u8]>, Box<[u8]>>);
+
+impl Xattrs {
+    fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.0.get(name).map(|value| &**value)
+    }
+
+    /// `E2BIG`, `EEXIST`, `ENODATA`, `ENOSPC`.
+    pub fn set(&mut self, name: &[u8], value: &[u8], flags: SetXattrFlags) -> Result<()> {
+        if value.len() > VALUE_MAX {
+            return Err(Errno::E2BIG);
+        }
+        match self.0.get(name) {
+            Some(_) if flags.create => return Err(Errno::EEXIST),
+            None if flags.replace => return Err(Errno::ENODATA),
+            _ => {}
+        }
+        let others = || self.0.iter().filter(|(other, _)| ***other != *name);
+        let names: usize = others().map(|(other, _)| other.len() + 1).sum();
+        let values: usize = others().map(|(_, value)| value.len()).sum();
+        let names = names + name.len() + 1;
+        if names > NAMES_MAX || names + values + value.len() > TOTAL_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        self.0.insert(name.into(), value.into());
+        Ok(())
+    }
+
+    /// True where it existed.
+    pub fn remove(&mut self, name: &[u8]) -> bool {
+        self.0.remove(name).is_some()
+    }
+}
+
+/// What a name stands for.
+enum Target {
+    Plain,
+    AccessAcl,
+    DefaultAcl,
+}
+
+/// The namespaces of xattr(7). `EOPNOTSUPP` for one that is not kept, `EINVAL` for a namespace
+/// without a name behind it, `EOPNOTSUPP` for a list on a symbolic link.
+fn target(inode: &Inode, name: XattrName<'_>) -> Result<Target> {
+    let name = name.as_bytes();
+    if name == ACCESS || name == DEFAULT {
+        return match inode.kind {
+            FileKind::Symlink => Err(Errno::EOPNOTSUPP),
+            _ if name == ACCESS => Ok(Target::AccessAcl),
+            _ => Ok(Target::DefaultAcl),
+        };
+    }
+    for namespace in [&b"user."[..], b"trusted.", b"security."] {
+        match name.strip_prefix(namespace) {
+            Some([]) => return Err(Errno::EINVAL),
+            Some(_) => return Ok(Target::Plain),
+            None => {}
+        }
+    }
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// `user.` attributes belong to files and directories only, xattr(7).
+fn keeps_user_attributes(inode: &Inode) -> bool {
+    matches!(inode.kind, FileKind::Regular | FileKind::Directory)
+}
+
+impl Memory {
+    pub(crate) fn set_xattr(
+        &self,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let inode = self.table.get(ino.0)?;
+        let target = target(&inode, name)?;
+        if name.as_bytes().starts_with(b"user.") && !keeps_user_attributes(&inode) {
+            return Err(Errno::EPERM);
+        }
+        let meta = &mut *write(&inode.meta);
+        match target {
+            Target::Plain => meta.xattrs.set(name.as_bytes(), value, flags)?,
+            Target::AccessAcl => set_access(meta, Acl::parse(value)?, flags)?,
+            Target::DefaultAcl => {
+                let acl = Acl::parse(value)?;
+                if !inode.is_dir() && acl.is_some() {
+                    return Err(Errno::EACCES);
+                }
+                check_flags(meta.default_acl.is_some(), flags)?;
+                meta.default_acl = acl;
+            }
+        }
+        meta.ctime = Timestamp::now();
+        Ok(())
+    }
+
+    pub(crate) fn get_xattr(&self, ino: Ino, name: XattrName<'_>, room: usize) -> Result<Xattr> {
+        let inode = self.table.get(ino.0)?;
+        let target = target(&inode, name)?;
+        let meta = read(&inode.meta);
+        let value = match target {
+            Target::Plain => meta.xattrs.get(name.as_bytes()).map(<[u8]>::to_vec),
+            Target::AccessAcl => meta.access_acl.as_ref().map(Acl::to_bytes),
+            Target::DefaultAcl => meta.default_acl.as_ref().map(Acl::to_bytes),
+        };
+        Xattr::answer(value.ok_or(Errno::ENODATA)?, room)
+    }
+
+    /// `trusted.` names are listed to root only, xattr(7).
+    pub(crate) fn list_xattrs(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        let inode = self.table.get(ino.0)?;
+        let meta = read(&inode.meta);
+        let mut names = Vec::new();
+        let mut add = |name: &[u8]| {
+            names.extend_from_slice(name);
+            names.push(0);
+        };
+        if meta.access_acl.is_some() {
+            add(ACCESS);
+        }
+        if meta.default_acl.is_some() {
+            add(DEFAULT);
+        }
+        for name in meta.xattrs.0.keys() {
+            if cx.caller.uid == 0 || !name.starts_with(b"trusted.") {
+                add(name);
+            }
+        }
+        Xattr::answer(names, room)
+    }
+
+    /// Removing a list that is not there succeeds, as on every file system of Linux (the kernel
+    /// sets it to nothing).
+    pub(crate) fn remove_xattr(&self, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        let inode = self.table.get(ino.0)?;
+        let target = target(&inode, name)?;
+        let meta = &mut *write(&inode.meta);
+        match target {
+            Target::Plain if !meta.xattrs.remove(name.as_bytes()) => return Err(Errno::ENODATA),
+            Target::Plain => {}
+            Target::AccessAcl => meta.access_acl = None,
+            Target::DefaultAcl => meta.default_acl = None,
+        }
+        meta.ctime = Timestamp::now();
+        Ok(())
+    }
+}
+
+/// An access list changes the permission bits; one that says no more than they do is not kept.
+fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result<()> {
+    check_flags(meta.access_acl.is_some(), flags)?;
+    if let Some(acl) = &acl {
+        meta.perm = meta.perm & !0o777 | acl.perm();
+        if flags.clear_sgid {
+            meta.perm &= !SGID;
+        }
+    }
+    meta.access_acl = acl.filter(|acl| !acl.is_minimal());
+    Ok(())
+}
+
+fn check_flags(exists: bool, flags: SetXattrFlags) -> Result<()> {
+    if flags.create && exists {
+        Err(Errno::EEXIST)
+    } else if flags.replace && !exists {
+        Err(Errno::ENODATA)
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! Short ways to call a file system.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use defuse_fs::*;
+use defuse_memory::{Memory, Options};
+
+pub const FH: Fh = Fh(0);
+
+pub fn root() -> Context<'static> {
+    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
+}
+
+pub fn user() -> Context<'static> {
+    Context::new(Caller { uid: 1000, gid: 1000, pid: 2 })
+}
+
+pub fn memory(size: Option<u64>, inodes: Option<u64>) -> Memory {
+    Memory::new(Options { size, inodes, ..Options::default() })
+}
+
+pub fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn xattr(text: &str) -> XattrName<'_> {
+    XattrName::new(text.as_bytes()).unwrap()
+}
+
+pub fn node(kind: FileKind, perm: u32) -> NewNode<'static> {
+    NewNode::new(kind, perm, root().caller)
+}
+
+pub fn file(fs: &Memory, parent: Ino, text: &str) -> Ino {
+    fs.mknod(&root(), parent, name(text), &node(FileKind::Regular, 0o644)).unwrap().ino
+}
+
+pub fn dir(fs: &Memory, parent: Ino, text: &str) -> Ino {
+    fs.mkdir(&root(), parent, name(text), &node(FileKind::Directory, 0o755)).unwrap().ino
+}
+
+pub fn handle(ino: Ino) -> File {
+    File { ino, fh: FH }
+}
+
+pub fn write(fs: &Memory, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
+    let args = WriteArgs { offset, ..WriteArgs::default() };
+    fs.write(&root(), handle(ino), args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
+}
+
+pub fn read(fs: &Memory, ino: Ino, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut memory = vec![0xee; len];
+    let mut sink = SliceSink::new(&mut memory);
+    let mut out = ReadBuf::new(&mut sink, len);
+    fs.read(&root(), handle(ino), ReadArgs { offset, ..ReadArgs::default() }, &mut out)?;
+    let filled = out.filled();
+    memory.truncate(filled);
+    Ok(memory)
+}
+
+pub fn rename(fs: &Memory, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Result<()> {
+    fs.rename(&root(), (from.0, name(from.1)), (to.0, name(to.1)), RenameFlags(flags))
+}
+
+/// A listing that takes `room` entries at a time.
+#[derive(Default)]
+pub struct Listing {
+    pub room: usize,
+    pub entries: bool,
+    pub names: Vec<String>,
+    pub last: u64,
+    pub inos: Vec<Option<Ino>>,
+}
+
+impl DirSink for Listing {
+    fn wants_entries(&self) -> bool {
+        self.entries
+    }
+    fn fits(&self, _: usize) -> bool {
+        self.room > 0
+    }
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        self.room -= 1;
+        self.names.push(String::from_utf8(item.name.to_vec()).unwrap());
+        self.last = item.next;
+        self.inos.push(entry.map(|entry| entry.ino));
+    }
+}
+
+impl Listing {
+    /// Lists up to `room` more; returns how many came.
+    pub fn more(&mut self, fs: &Memory, dir: Ino, room: usize) -> usize {
+        let before = self.names.len();
+        self.room = room;
+        let from = self.last;
+        fs.readdir(&root(), handle(dir), from, &mut DirBuf::new(self)).unwrap();
+        self.names.len() - before
+    }
+}
+
+struct Answer(Sender<Result<usize>>);
+
+impl Completion for Answer {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        unreachable!("not a read")
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        unreachable!("not a write")
+    }
+    fn finish(self: Box<Self>, result: Result<usize>) {
+        let _ = self.0.send(result);
+    }
+}
+
+/// Submits a wait for a lock; returns where the answer will come, and the interrupt.
+pub fn wait_lock(
+    fs: &Memory,
+    ino: Ino,
+    lock: LockRequest,
+) -> (Receiver<Result<usize>>, Arc<InterruptToken>) {
+    let (sender, receiver) = channel();
+    let token = Arc::new(InterruptToken::default());
+    let op = IoOp::Lock { file: handle(ino), lock };
+    let answer = Box::new(Answer(sender));
+    fs.submit(Io::new(op, root().caller, 7, Arc::clone(&token), answer));
+    (receiver, token)
+}

@@ -1,0 +1,135 @@
+//! The operations, and how random ones are made.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// One step. Inodes, handles and names are picked by number, modulo how many there are, so that
+/// every step of a shrunk sequence still means something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Op {
+    Lookup { dir: usize, name: u8 },
+    LookupParent { dir: usize },
+    Mknod { dir: usize, name: u8, kind: SpecialKind, perm: u16, umask: u16 },
+    Mkdir { dir: usize, name: u8, perm: u16 },
+    Symlink { dir: usize, name: u8, length: u16 },
+    Link { node: usize, dir: usize, name: u8 },
+    Unlink { dir: usize, name: u8 },
+    Rmdir { dir: usize, name: u8 },
+    Rename { from: usize, old: u8, to: usize, new: u8, flags: u8 },
+    Create { dir: usize, name: u8, perm: u16, exclusive: bool, truncate: bool },
+    Tmpfile { dir: usize, exclusive: bool },
+    Open { node: usize, truncate: bool },
+    Close { handle: usize },
+    Forget { node: usize },
+    Readlink { node: usize },
+    Chmod { node: usize, perm: u16 },
+    Chown { node: usize, uid: u8, gid: u8 },
+    Truncate { node: usize, size: u32 },
+    Write { handle: usize, offset: u32, length: u16, byte: u8, append: bool },
+    Read { handle: usize, offset: u32, length: u16 },
+    Fallocate { handle: usize, mode: u8, offset: u32, length: u32 },
+    Copy { from: usize, to: usize, src: u32, dst: u32, length: u16 },
+    Seek { handle: usize, offset: u32, hole: bool },
+    Readdir { dir: usize },
+    SetXattr { node: usize, name: u8, length: u8, flags: u8 },
+    GetXattr { node: usize, name: u8 },
+    RemoveXattr { node: usize, name: u8 },
+}
+
+/// What [`Op::Mknod`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SpecialKind {
+    Regular,
+    Fifo,
+    Socket,
+    Device,
+}
+
+/// Offsets that lie in few pages, and often on or beside their borders, where mistakes live.
+fn offset() -> impl Strategy<Value = u32> + Clone {
+    prop_oneof![
+        0..5000u32,
+        (0..6u32, 0..3u32).prop_map(|(page, by)| (page * 4096 + by).saturating_sub(1)),
+        (0..6u32).prop_map(|page| page * 4096),
+    ]
+}
+
+fn kind() -> impl Strategy<Value = SpecialKind> {
+    use SpecialKind::*;
+    prop_oneof![4 => Just(Regular), 1 => Just(Fifo), 1 => Just(Socket), 1 => Just(Device)]
+}
+
+/// Up to 60 steps.
+pub(crate) fn sequence() -> impl Strategy<Value = Vec<Op>> {
+    vec(prop_oneof![7 => names(), 6 => bytes(), 3 => attributes()], 1..60)
+}
+
+fn names() -> impl Strategy<Value = Op> {
+    // Few names and few directories, so that they collide.
+    let (dir, node, name, perm) = (0..8usize, 0..8usize, 0..6u8, 0..0o10000u16);
+    let place = (dir.clone(), name.clone());
+    prop_oneof![
+        1 => place.clone().prop_map(|(dir, name)| Op::Lookup { dir, name }),
+        1 => dir.clone().prop_map(|dir| Op::LookupParent { dir }),
+        1 => (place.clone(), kind(), perm.clone(), 0..0o1000u16).prop_map(
+            |((dir, name), kind, perm, umask)| Op::Mknod { dir, name, kind, perm, umask }
+        ),
+        2 => (place.clone(), perm.clone())
+            .prop_map(|((dir, name), perm)| Op::Mkdir { dir, name, perm }),
+        1 => (place.clone(), 1..4096u16)
+            .prop_map(|((dir, name), length)| Op::Symlink { dir, name, length }),
+        1 => (node.clone(), place.clone()).prop_map(|(node, (dir, name))| Op::Link { node, dir, name }),
+        1 => place.clone().prop_map(|(dir, name)| Op::Unlink { dir, name }),
+        1 => place.clone().prop_map(|(dir, name)| Op::Rmdir { dir, name }),
+        3 => (place.clone(), place.clone(), prop_oneof![3 => Just(0u8), 2 => 0..9u8])
+            .prop_map(|((from, old), (to, new), flags)| Op::Rename { from, old, to, new, flags }),
+        2 => (place, perm, any::<bool>(), any::<bool>()).prop_map(
+            |((dir, name), perm, exclusive, truncate)| Op::Create {
+                dir, name, perm, exclusive, truncate
+            }
+        ),
+        1 => (dir.clone(), any::<bool>()).prop_map(|(dir, exclusive)| Op::Tmpfile { dir, exclusive }),
+        1 => node.clone().prop_map(|node| Op::Forget { node }),
+        1 => node.prop_map(|node| Op::Readlink { node }),
+        1 => dir.prop_map(|dir| Op::Readdir { dir }),
+    ]
+}
+
+fn bytes() -> impl Strategy<Value = Op> {
+    let (handle, node, length) = (0..4usize, 0..8usize, 0..9000u16);
+    prop_oneof![
+        2 => (node.clone(), any::<bool>()).prop_map(|(node, truncate)| Op::Open { node, truncate }),
+        1 => handle.clone().prop_map(|handle| Op::Close { handle }),
+        1 => (node, offset()).prop_map(|(node, size)| Op::Truncate { node, size }),
+        5 => (handle.clone(), offset(), length.clone(), 1..255u8, any::<bool>()).prop_map(
+            |(handle, offset, length, byte, append)| Op::Write {
+                handle, offset, length, byte, append
+            }
+        ),
+        3 => (handle.clone(), offset(), length.clone())
+            .prop_map(|(handle, offset, length)| Op::Read { handle, offset, length }),
+        2 => (handle.clone(), 0..8u8, offset(), offset()).prop_map(
+            |(handle, mode, offset, length)| Op::Fallocate { handle, mode, offset, length }
+        ),
+        1 => (handle.clone(), handle.clone(), offset(), offset(), length).prop_map(
+            |(from, to, src, dst, length)| Op::Copy { from, to, src, dst, length }
+        ),
+        1 => (handle, offset(), any::<bool>())
+            .prop_map(|(handle, offset, hole)| Op::Seek { handle, offset, hole }),
+    ]
+}
+
+fn attributes() -> impl Strategy<Value = Op> {
+    let (node, name) = (0..8usize, 0..3u8);
+    prop_oneof![
+        1 => (node.clone(), 0..0o10000u16).prop_map(|(node, perm)| Op::Chmod { node, perm }),
+        1 => (node.clone(), 0..3u8, 0..3u8).prop_map(|(node, uid, gid)| Op::Chown { node, uid, gid }),
+        2 => (node.clone(), name.clone(), any::<u8>(), 0..4u8).prop_map(
+            |(node, name, length, flags)| Op::SetXattr { node, name, length, flags }
+        ),
+        1 => (node.clone(), name.clone()).prop_map(|(node, name)| Op::GetXattr { node, name }),
+        1 => (node, name).prop_map(|(node, name)| Op::RemoveXattr { node, name }),
+    ]
+}

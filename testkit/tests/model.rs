@@ -1,0 +1,24 @@
+//! The reference model against the backends.
+
+use std::sync::Arc;
+
+use defuse_memory::{Memory, Options};
+use defuse_testkit::model::{Missing, Op, check, replay};
+
+#[test]
+fn memory_does_what_the_model_does() {
+    check(Missing::Refused, || Arc::new(Memory::new(Options::default())));
+}
+
+/// A copy within one file moved the end of the file that it read from, and so copied more bytes
+/// than there had been.
+#[test]
+fn a_copy_that_lengthens_its_own_source_stops_at_the_old_end() {
+    let ops = [
+        Op::Create { dir: 0, name: 0, perm: 0o600, exclusive: false, truncate: false },
+        Op::Write { handle: 0, offset: 0, length: 8193, byte: 1, append: false },
+        Op::Copy { from: 0, to: 0, src: 8191, dst: 8193, length: 100 },
+        Op::Copy { from: 0, to: 0, src: 8191, dst: 12287, length: 300 },
+    ];
+    replay(Missing::Refused, &Memory::new(Options::default()), &ops).unwrap();
+}
