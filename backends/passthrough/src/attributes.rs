@@ -1,0 +1,227 @@
+//! Attributes and extended attributes.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use defuse_fs::{
+    Attr, Context, Errno, Fh, FileKind, Ino, Result, SetAttr, SetTime, SetXattrFlags, Timestamp,
+    Xattr, XattrName,
+};
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+
+use crate::creds::{Owner, become_owner, keep_suidgid};
+use crate::inode::Inode;
+use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::passthrough::Passthrough;
+use crate::sys;
+
+/// The largest value, and the longest list of names, that Linux keeps: `XATTR_SIZE_MAX`.
+const XATTR_MAX: usize = 64 << 10;
+/// Names that only the privileged see, xattr(7).
+const TRUSTED: &[u8] = b"trusted.";
+
+impl Passthrough {
+    pub(crate) fn attributes(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        let inode = self.inodes.get(ino)?;
+        let stat = match fh.and_then(|fh| self.files.get(fh).ok()) {
+            Some(open) => Stat::of(open.fd.as_fd())?,
+            None => Stat::of(self.fd(&inode)?.as_fd())?,
+        };
+        stat.attr(inode.key.mount, self.options.attr_valid_for)
+    }
+
+    /// The order makes the result that of `set` as a whole: a change of owner clears set-user-id,
+    /// so it comes before the mode, and a change of length moves the times, so they come last.
+    pub(crate) fn change(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        fh: Option<Fh>,
+        set: &SetAttr,
+    ) -> Result<Attr> {
+        let inode = self.inodes.get(ino)?;
+        let pinned = self.fd(&inode)?;
+        let fd = pinned.as_fd();
+        let how = self.options.credentials;
+        if set.uid.is_some() || set.gid.is_some() {
+            // The kernel itself clears set-user-id, set-group-id and security.capability, for
+            // everyone; CAP_FSETID only spares set-group-id without group execution.
+            let _guard = keep_suidgid(cx.caller.uid == 0, how);
+            let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+            rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH).or_errno()?;
+        }
+        if let Some(perm) = set.perm {
+            // The frontend knows the caller's groups and has decided whether set-group-id stays.
+            let _guard = keep_suidgid(true, how);
+            change_mode(fd, perm & 0o7777)?;
+        }
+        if let Some(size) = set.size {
+            let _guard = keep_suidgid(!set.kill_suidgid, how);
+            self.change_size(&inode, fd, fh, size)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times = Timestamps {
+                last_access: timespec(set.atime),
+                last_modification: timespec(set.mtime),
+            };
+            rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).or_errno()?;
+        }
+        Stat::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
+    }
+
+    fn change_size(
+        &self,
+        inode: &Inode,
+        fd: BorrowedFd<'_>,
+        fh: Option<Fh>,
+        size: u64,
+    ) -> Result<()> {
+        match inode.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::EISDIR),
+            _ => return Err(Errno::EINVAL),
+        }
+        let by_handle = match fh.and_then(|fh| self.files.get(fh).ok()) {
+            Some(open) => rustix::fs::ftruncate(open.fd.as_fd(), size).or_errno(),
+            None => Err(Errno::EINVAL),
+        };
+        match by_handle {
+            // No handle, or one that is not open for writing.
+            Err(Errno::EINVAL | Errno::EBADF) => sys::truncate(ProcPath::new(fd).as_c_str(), size),
+            other => other,
+        }
+    }
+
+    // ---- extended attributes --------------------------------------------------------------
+    //
+    // By the path of the descriptor: the calls of Linux 6.13 that take a descriptor refuse O_PATH.
+
+    pub(crate) fn get_xattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        if hidden(cx, name.as_bytes()) {
+            return Err(Errno::ENODATA);
+        }
+        self.with_path(ino, |path| {
+            let (path, name) = (path.as_c_str(), name.as_bytes());
+            let length = || rustix::fs::getxattr_query(path, name);
+            read_sized(room, length, |buf| rustix::fs::getxattr(path, name, buf))
+        })
+    }
+
+    pub(crate) fn list_xattrs(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.with_path(ino, |path| {
+            let length = || rustix::fs::listxattr_query(path.as_c_str());
+            let list = |buf: &mut [u8]| rustix::fs::listxattr(path.as_c_str(), buf);
+            if cx.caller.uid == 0 {
+                return read_sized(room, length, list);
+            }
+            let Xattr::Value(names) = read_sized(XATTR_MAX, length, list)? else {
+                return Err(Errno::EIO);
+            };
+            let shown = names.split_inclusive(|byte| *byte == 0);
+            let shown = shown.filter(|name| !name.starts_with(TRUSTED));
+            Xattr::answer(shown.flatten().copied().collect(), room)
+        })
+    }
+
+    pub(crate) fn set_xattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        if hidden(cx, name.as_bytes()) {
+            return Err(Errno::EPERM);
+        }
+        let how = self.options.credentials;
+        let mut bits = XattrFlags::empty();
+        bits.set(XattrFlags::CREATE, flags.create);
+        bits.set(XattrFlags::REPLACE, flags.replace);
+        // The kernel clears set-group-id with an access ACL for one who is neither in the group
+        // nor privileged, which is what the thread then is.
+        let _guard = if flags.clear_sgid {
+            let (uid, gid) = (cx.caller.uid, cx.caller.gid);
+            let owner = Owner { uid, gid, supplementary_gid: None, umask: 0o022 };
+            let owner = become_owner(owner, how)?;
+            [Some(owner), Some(keep_suidgid(false, how))]
+        } else {
+            [Some(keep_suidgid(true, how)), None]
+        };
+        self.with_path(ino, |path| {
+            rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
+        })
+    }
+
+    pub(crate) fn remove_xattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+    ) -> Result<()> {
+        if hidden(cx, name.as_bytes()) {
+            return Err(Errno::EPERM);
+        }
+        self.with_path(ino, |path| {
+            rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno()
+        })
+    }
+
+    fn with_path<T>(&self, ino: Ino, run: impl FnOnce(&ProcPath) -> Result<T>) -> Result<T> {
+        if !self.options.xattrs {
+            return Err(Errno::ENOSYS);
+        }
+        let inode = self.inodes.get(ino)?;
+        let fd = self.fd(&inode)?;
+        run(&ProcPath::new(fd.as_fd()))
+    }
+}
+
+/// Names in `trusted.` are for the privileged; the daemon is, its caller is not.
+fn hidden(cx: &Context<'_>, name: &[u8]) -> bool {
+    cx.caller.uid != 0 && name.starts_with(TRUSTED)
+}
+
+/// Asks for the length where `room` is 0, otherwise reads into a buffer of `room` bytes.
+fn read_sized(
+    room: usize,
+    length: impl FnOnce() -> rustix::io::Result<usize>,
+    read: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>,
+) -> Result<Xattr> {
+    if room == 0 {
+        return u32::try_from(length().or_errno()?).map(Xattr::Size).map_err(|_| Errno::E2BIG);
+    }
+    let mut value = vec![0; room.min(XATTR_MAX)];
+    let len = read(&mut value).or_errno()?;
+    value.truncate(len);
+    Ok(Xattr::Value(value))
+}
+
+/// chmod(2) of an `O_PATH` descriptor: fchmodat2(2), or by `/proc` before Linux 6.6.
+fn change_mode(fd: BorrowedFd<'_>, perm: u32) -> Result<()> {
+    match sys::fchmod_path(fd, perm) {
+        Err(Errno::ENOSYS) => {
+            let path = ProcPath::new(fd);
+            let flags = AtFlags::empty();
+            rustix::fs::chmodat(rustix::fs::CWD, path.as_c_str(), Mode::from_raw_mode(perm), flags)
+                .or_errno()
+        }
+        other => other,
+    }
+}
+
+fn timespec(time: Option<SetTime>) -> Timespec {
+    let special = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    match time {
+        None => special(rustix::fs::UTIME_OMIT),
+        Some(SetTime::Now) => special(rustix::fs::UTIME_NOW),
+        Some(SetTime::At(Timestamp { secs, nanos })) => {
+            Timespec { tv_sec: secs, tv_nsec: nanos.min(999_999_999).into() }
+        }
+    }
+}

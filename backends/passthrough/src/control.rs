@@ -1,0 +1,134 @@
+//! ioctl, bmap and statfs: what goes straight to the lower file system, and only that.
+
+use std::os::fd::AsFd;
+
+use defuse_fs::{Context, Errno, File, Ino, IoctlArgs, IoctlReply, Result, StatFs};
+use rustix::fs::OFlags;
+
+use crate::lower::{OrErrno, Stat};
+use crate::passthrough::Passthrough;
+use crate::sys::{self, IOCTL_BYTES};
+
+/// linux/fs.h. The flags are 4 bytes, whatever the size in the request number says.
+const FS_IOC_GETFLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
+const FS_IOC_SETFLAGS: u32 = libc::FS_IOC_SETFLAGS as u32;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+const FIBMAP: u32 = 1;
+const FIGETBSZ: u32 = 2;
+
+/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL`, which take `CAP_LINUX_IMMUTABLE` to change.
+const GUARDED_FLAGS: u32 = 0x30;
+/// The same in `struct fsxattr`: `FS_XFLAG_IMMUTABLE` and `FS_XFLAG_APPEND`.
+const GUARDED_XFLAGS: u32 = 0x18;
+
+const FLAGS_BYTES: usize = 4;
+const FSXATTR_BYTES: usize = 28;
+
+impl Passthrough {
+    pub(crate) fn control(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: &IoctlArgs<'_>,
+    ) -> Result<IoctlReply> {
+        match args.cmd {
+            FS_IOC_GETFLAGS => self.get_flags(file, args, FLAGS_BYTES),
+            FS_IOC_FSGETXATTR => self.get_flags(file, args, FSXATTR_BYTES),
+            FS_IOC_SETFLAGS => {
+                self.set_flags(cx, file, args, (FS_IOC_GETFLAGS, FLAGS_BYTES, GUARDED_FLAGS))
+            }
+            FS_IOC_FSSETXATTR => {
+                self.set_flags(cx, file, args, (FS_IOC_FSGETXATTR, FSXATTR_BYTES, GUARDED_XFLAGS))
+            }
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn get_flags(&self, file: File, args: &IoctlArgs<'_>, len: usize) -> Result<IoctlReply> {
+        if args.output_len < len {
+            return Err(Errno::EINVAL);
+        }
+        let open = self.files.get(file.fh)?;
+        let mut data = [0; IOCTL_BYTES];
+        let result = sys::ioctl(open.fd.as_fd(), args.cmd, &mut data)?;
+        Ok(IoctlReply { result, output: data[..len].to_vec() })
+    }
+
+    /// Sets flags for the owner or user 0; what the kernel guards by a capability, the daemon has
+    /// and the caller has not, unless it is user 0. `read` is the request that tells the present
+    /// ones, with their length in bytes and those that are guarded.
+    fn set_flags(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: &IoctlArgs<'_>,
+        read: (u32, usize, u32),
+    ) -> Result<IoctlReply> {
+        let (get, len, guarded) = read;
+        let input = args.input.get(..len).ok_or(Errno::EINVAL)?;
+        let open = self.files.get(file.fh)?;
+        let fd = open.fd.as_fd();
+        if cx.caller.uid != 0 {
+            let mut now = [0; IOCTL_BYTES];
+            sys::ioctl(fd, get, &mut now)?;
+            let changed = word(&now) ^ word(input);
+            if Stat::of(fd)?.uid() != cx.caller.uid || changed & guarded != 0 {
+                return Err(Errno::EPERM);
+            }
+        }
+        let mut data = [0; IOCTL_BYTES];
+        data[..len].copy_from_slice(input);
+        let result = sys::ioctl(fd, args.cmd, &mut data)?;
+        Ok(IoctlReply { result, output: Vec::new() })
+    }
+
+    /// FIBMAP counts in blocks of the file system, the request in blocks of its own.
+    pub(crate) fn block_of(&self, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        let inode = self.inodes.get(ino)?;
+        if inode.kind != defuse_fs::FileKind::Regular || block_size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let fd = self.open_inode(&inode, OFlags::RDONLY)?;
+        let mut data = [0; IOCTL_BYTES];
+        sys::ioctl(fd.as_fd(), FIGETBSZ, &mut data)?;
+        let unit = u64::from(word(&data)).max(1);
+        let byte = index.checked_mul(block_size.into()).ok_or(Errno::EFBIG)?;
+        let block = u32::try_from(byte / unit).map_err(|_| Errno::EFBIG)?;
+        data[..4].copy_from_slice(&block.to_ne_bytes());
+        sys::ioctl(fd.as_fd(), FIBMAP, &mut data)?;
+        match u64::from(word(&data)) {
+            0 => Ok(0),
+            found => Ok((found * unit + byte % unit) / u64::from(block_size)),
+        }
+    }
+
+    pub(crate) fn space(&self, ino: Ino) -> Result<StatFs> {
+        let inode = self.inodes.get(ino)?;
+        let stat = rustix::fs::fstatfs(self.fd(&inode)?.as_fd()).or_errno()?;
+        Ok(StatFs {
+            blocks: stat.f_blocks,
+            blocks_free: stat.f_bfree,
+            blocks_available: stat.f_bavail,
+            files: stat.f_files,
+            files_free: stat.f_ffree,
+            bsize: stat.f_bsize as u32,
+            frsize: if stat.f_frsize == 0 { stat.f_bsize as u32 } else { stat.f_frsize as u32 },
+            name_max: stat.f_namelen as u32,
+        })
+    }
+
+    /// Every file system that was met below the source; the first error, but all are tried.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let mut result = Ok(());
+        for fd in self.mounts.iter().filter_map(|mount| mount.fd.as_ref()) {
+            result = result.and(rustix::fs::syncfs(fd).or_errno());
+        }
+        result
+    }
+}
+
+/// The first 4 bytes as a number.
+fn word(data: &[u8]) -> u32 {
+    data.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}

@@ -1,0 +1,162 @@
+//! Open files and their bytes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use defuse_fs::{
+    CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
+    Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
+};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+
+use crate::creds::keep_suidgid;
+use crate::lower::OrErrno;
+use crate::open_files::OpenFile;
+use crate::passthrough::Passthrough;
+
+/// What of the caller's flags is passed on. `O_NONBLOCK` is not: it means nothing for a regular
+/// file, but lets an open fail where a lease is held.
+const PASSED_ON: u32 =
+    OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
+
+impl Passthrough {
+    /// The flags with which the lower file is opened, without those of creation.
+    pub(crate) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
+        let access = match flags.0 & 3 {
+            OpenFlags::WRONLY if self.options.writeback => OpenFlags::RDWR,
+            // O_ACCMODE counts as both.
+            3 => OpenFlags::RDWR,
+            access => access,
+        };
+        OFlags::from_bits_retain(access | flags.0 & PASSED_ON & !self.ignored_flags())
+    }
+
+    /// Flags that the frontend takes care of: with a write cache it knows the end of the file.
+    fn ignored_flags(&self) -> u32 {
+        if self.options.writeback { OpenFlags::APPEND } else { 0 }
+    }
+
+    pub(crate) fn open_file(&self, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let inode = self.inodes.get(ino)?;
+        match inode.kind {
+            FileKind::Regular => {}
+            FileKind::Directory if args.flags.writable() => return Err(Errno::EISDIR),
+            FileKind::Directory => {}
+            FileKind::Symlink => return Err(Errno::ELOOP),
+            // Special files live in the caller's kernel; opening them here would reach the
+            // daemon's devices.
+            _ => return Err(Errno::ENXIO),
+        }
+        let flags = self.lower_flags(args.flags);
+        let _guard = flags
+            .contains(OFlags::TRUNC)
+            .then(|| keep_suidgid(!args.kill_suidgid, self.options.credentials));
+        let fd = match self.open_inode(&inode, flags) {
+            // It can be written but not read, which only the write cache would have wanted.
+            Err(Errno::EACCES) if self.options.writeback => {
+                let flags = (flags - OFlags::RWMODE) | OFlags::from_bits_retain(args.flags.0 & 3);
+                self.open_inode(&inode, flags)?
+            }
+            other => other?,
+        };
+        self.opened(inode.key.mount, fd, args.flags)
+    }
+
+    /// Puts an open regular file into the table.
+    pub(crate) fn opened(&self, mount: u32, fd: OwnedFd, flags: OpenFlags) -> Result<Opened> {
+        let local = self.mounts.get(mount)?.is_local();
+        let fd = Arc::new(fd);
+        let backing = self.options.backing_files.then(|| Arc::clone(&fd));
+        let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
+        let cache = match self.options.cache {
+            CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
+            other => other,
+        };
+        Ok(Opened {
+            cache,
+            backing,
+            no_flush: local && !self.forwards_locks(),
+            parallel_direct_writes: true,
+            ..Opened::new(fh)
+        })
+    }
+
+    pub(crate) fn read_file(
+        &self,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let open = self.files.get(file.fh)?;
+        out.fill_from(open.fd_as(args.flags), args.offset).map(drop)
+    }
+
+    pub(crate) fn write_file(
+        &self,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let open = self.files.get(file.fh)?;
+        let _guard = keep_suidgid(!args.kill_suidgid, self.options.credentials);
+        let fd = if args.from_cache { open.fd_at_offset()? } else { open.fd_as(args.flags) };
+        data.drain_to(fd, args.offset)
+    }
+
+    /// What close(2) would report, by a close of a duplicate.
+    pub(crate) fn flush_file(&self, file: File) -> Result<()> {
+        let open = self.files.get(file.fh)?;
+        if open.local {
+            return Ok(());
+        }
+        let duplicate = rustix::io::fcntl_dupfd_cloexec(open.fd.as_fd(), 0).or_errno()?;
+        crate::sys::close(duplicate)
+    }
+
+    pub(crate) fn sync_file(&self, file: File, datasync: bool) -> Result<()> {
+        let open = self.files.get(file.fh)?;
+        let fd = open.fd.as_fd();
+        if datasync { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }.or_errno()
+    }
+
+    pub(crate) fn allocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        let open = self.files.get(file.fh)?;
+        // The request does not say whether to clear set-user-id; natively all but the privileged
+        // do.
+        let _guard = keep_suidgid(cx.caller.uid == 0, self.options.credentials);
+        let mode = FallocateFlags::from_bits_retain(range.mode);
+        rustix::fs::fallocate(open.fd.as_fd(), mode, range.offset, range.length).or_errno()
+    }
+
+    pub(crate) fn seek(&self, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        let open = self.files.get(file.fh)?;
+        // Beyond what loff_t holds nothing can be.
+        if i64::try_from(offset).is_err() {
+            return Err(Errno::ENXIO);
+        }
+        let to = match whence {
+            Whence::Data => SeekFrom::Data(offset),
+            Whence::Hole => SeekFrom::Hole(offset),
+        };
+        rustix::fs::seek(open.fd.as_fd(), to).or_errno()
+    }
+
+    pub(crate) fn copy_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        if copy.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let (src, dst) = (self.files.get(copy.src.fh)?, self.files.get(copy.dst.fh)?);
+        let _guard = keep_suidgid(cx.caller.uid == 0, self.options.credentials);
+        let (mut from, mut to) = (copy.src_offset, copy.dst_offset);
+        let len = usize::try_from(copy.length).unwrap_or(usize::MAX);
+        rustix::fs::copy_file_range(
+            src.fd.as_fd(),
+            Some(&mut from),
+            dst.fd_at_offset()?,
+            Some(&mut to),
+            len,
+        )
+        .or_errno()
+        .map(|count| count as u64)
+    }
+}

@@ -1,0 +1,151 @@
+//! Listing directories.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, PoisonError};
+
+use defuse_fs::{DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
+use rustix::fs::{OFlags, SeekFrom};
+
+use crate::lower::{OrErrno, Stat, distinct_ino};
+use crate::open_files::OpenFile;
+use crate::passthrough::Passthrough;
+use crate::sys;
+
+/// What one getdents64(2) may return, in bytes: a thousand names of ordinary length.
+const BUFFER_BYTES: usize = 32 << 10;
+
+/// Where the listing of an open directory stands: entries that the kernel gave and that the
+/// frontend did not take yet.
+pub(crate) struct DirStream {
+    buf: Vec<u8>,
+    at: usize,
+    end: usize,
+    /// The position of the entry at `at`, as frontends name it.
+    next: u64,
+    /// Something has been read since the position was 0.
+    begun: bool,
+}
+
+impl DirStream {
+    pub(crate) fn new() -> Self {
+        DirStream { buf: Vec::new(), at: 0, end: 0, next: 0, begun: false }
+    }
+
+    /// Goes to `from`. Seeks only where the listing does not simply go on; the start is always
+    /// read afresh, as rewinddir(3) promises.
+    fn go_to(&mut self, fd: BorrowedFd<'_>, from: u64) -> Result<()> {
+        if from == self.next && (from != 0 || !self.begun) {
+            return Ok(());
+        }
+        rustix::fs::seek(fd, SeekFrom::Start(from)).or_errno()?;
+        (self.at, self.end, self.next, self.begun) = (0, 0, from, false);
+        Ok(())
+    }
+
+    /// The next entry, left in place; `None` at the end.
+    fn peek(&mut self, fd: BorrowedFd<'_>) -> Result<Option<Dirent<'_>>> {
+        if self.at == self.end {
+            if self.buf.is_empty() {
+                self.buf.resize(BUFFER_BYTES, 0);
+            }
+            self.end = sys::getdents(fd, &mut self.buf)?;
+            (self.at, self.begun) = (0, true);
+            if self.end == 0 {
+                return Ok(None);
+            }
+        }
+        Dirent::parse(&self.buf[self.at..self.end]).map(Some).ok_or(Errno::EIO)
+    }
+
+    fn advance(&mut self, len: usize, next: u64) {
+        self.at += len;
+        self.next = next;
+    }
+}
+
+/// A `struct linux_dirent64`, getdents64(2).
+struct Dirent<'a> {
+    ino: u64,
+    next: u64,
+    len: usize,
+    d_type: u8,
+    name: &'a [u8],
+}
+
+impl<'a> Dirent<'a> {
+    fn parse(record: &'a [u8]) -> Option<Self> {
+        const NAME_AT: usize = 19;
+        let word = |at: usize| Some(u64::from_ne_bytes(record.get(at..at + 8)?.try_into().ok()?));
+        let len = usize::from(u16::from_ne_bytes(record.get(16..18)?.try_into().ok()?));
+        let name = record.get(NAME_AT..len)?;
+        let name = &name[..name.iter().position(|byte| *byte == 0)?];
+        Some(Dirent { ino: word(0)?, next: word(8)?, len, d_type: record[18], name })
+    }
+
+    /// `None` for a file system that does not tell.
+    fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(u32::from(self.d_type) << 12)
+    }
+
+    fn is_dot(&self) -> bool {
+        self.name == b"." || self.name == b".."
+    }
+}
+
+impl Passthrough {
+    pub(crate) fn open_dir(&self, ino: Ino) -> Result<Opened> {
+        let inode = self.inodes.get(ino)?;
+        if inode.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let fd = self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let fh = self.files.insert(OpenFile::directory(fd))?;
+        Ok(Opened { cache_dir: self.options.exclusive, ..Opened::new(fh) })
+    }
+
+    pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<OpenFile>> {
+        let open = self.files.get(dir.fh)?;
+        if open.dir.is_some() { Ok(open) } else { Err(Errno::ENOTDIR) }
+    }
+
+    pub(crate) fn read_dir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let open = self.dir_file(dir)?;
+        let inode = self.inodes.get(dir.ino)?;
+        let mount = inode.key.mount;
+        let fd = open.fd.as_fd();
+        let stream = open.dir.as_ref().ok_or(Errno::ENOTDIR)?;
+        let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.go_to(fd, from)?;
+        while let Some(entry) = stream.peek(fd)? {
+            let (len, next) = (entry.len, entry.next);
+            if self.push_entry(mount, fd, &entry, out) == Push::Full {
+                break;
+            }
+            stream.advance(len, next);
+        }
+        Ok(())
+    }
+
+    fn push_entry(
+        &self,
+        mount: u32,
+        dir: BorrowedFd<'_>,
+        entry: &Dirent<'_>,
+        out: &mut DirBuf<'_>,
+    ) -> Push {
+        let kind = match entry.kind() {
+            Some(kind) => kind,
+            None if entry.is_dot() => FileKind::Directory,
+            None => match Stat::at(dir, entry.name).and_then(|stat| stat.kind()) {
+                Ok(kind) => kind,
+                // Gone in the meantime, so it need not be listed.
+                Err(_) => return Push::Added,
+            },
+        };
+        let ino = distinct_ino(entry.ino, mount);
+        let item = DirItem { ino, next: entry.next, kind, name: entry.name };
+        out.push_with(item, || {
+            if entry.is_dot() { None } else { self.lookup_in(mount, dir, entry.name).ok() }
+        })
+    }
+}

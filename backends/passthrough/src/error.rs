@@ -1,0 +1,76 @@
+//! Why a directory cannot be served.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use defuse_fs::Errno;
+
+/// Why [`Passthrough::new`](crate::Passthrough::new) failed. The text names the object and the
+/// next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// Nothing has this path.
+    NotFound(PathBuf),
+    /// Something other than a directory has this path.
+    NotADirectory(PathBuf),
+    /// The path may not be walked or the directory not be read by this process.
+    NotPermitted(PathBuf),
+    /// Another error of the system.
+    Io(PathBuf, Errno),
+    /// [`FileHandles::On`](crate::FileHandles::On), but handles do not work here, with the reason.
+    NoFileHandles(PathBuf, Errno),
+    /// `/proc` is not mounted, by whose `self/fd` inodes are opened and changed.
+    NoProc(Errno),
+}
+
+impl SourceError {
+    pub(crate) fn new(path: PathBuf, errno: Errno) -> Self {
+        match errno {
+            Errno::ENOENT => SourceError::NotFound(path),
+            Errno::ENOTDIR => SourceError::NotADirectory(path),
+            Errno::EACCES | Errno::EPERM => SourceError::NotPermitted(path),
+            other => SourceError::Io(path, other),
+        }
+    }
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SourceError::NotFound(path) => write!(
+                f,
+                "the source {} does not exist; create it (mkdir) or check the spelling",
+                path.display()
+            ),
+            SourceError::NotADirectory(path) => write!(
+                f,
+                "the source {} is not a directory; give the directory that holds it",
+                path.display()
+            ),
+            SourceError::NotPermitted(path) => write!(
+                f,
+                "the source {} may not be read by uid {}; run as its owner or as root",
+                path.display(),
+                rustix::process::geteuid().as_raw()
+            ),
+            SourceError::Io(path, errno) => write!(
+                f,
+                "the source {} cannot be opened: {errno}; see whether `ls` of it works",
+                path.display()
+            ),
+            SourceError::NoFileHandles(path, errno) => write!(
+                f,
+                "file handles do not work in {}: {errno}; they need CAP_DAC_READ_SEARCH and a \
+                 file system that can be exported; use automatic file handles, or turn them off",
+                path.display()
+            ),
+            SourceError::NoProc(errno) => write!(
+                f,
+                "/proc/self/fd cannot be opened: {errno}; mount it (mount -t proc proc /proc)"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SourceError {}

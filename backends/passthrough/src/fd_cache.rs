@@ -1,0 +1,111 @@
+//! A bounded set of `O_PATH` descriptors of inodes that have file handles.
+//!
+//! Each inode remembers the slot that it was last kept in and each slot knows whose descriptor it
+//! holds, so a hit takes one lock that nobody else wants, and an eviction need not find the inode
+//! that it evicts. The victim is chosen by a clock: the hand passes over what was used since it
+//! came by last.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::inode::Inode;
+
+pub(crate) struct FdCache {
+    slots: Box<[Mutex<Slot>]>,
+    hand: AtomicUsize,
+    held: AtomicUsize,
+    misses: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Slot {
+    kept: Option<(u64, Arc<OwnedFd>)>,
+    used: bool,
+    /// Counted here and not in one place for all, where every processor would write.
+    hits: u64,
+}
+
+impl FdCache {
+    pub(crate) fn new(capacity: usize) -> Self {
+        FdCache {
+            slots: (0..capacity.max(1)).map(|_| Mutex::default()).collect(),
+            hand: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            misses: AtomicUsize::new(0),
+        }
+    }
+
+    /// The descriptor of `inode`, where it is kept.
+    pub(crate) fn get(&self, inode: &Inode) -> Option<Arc<OwnedFd>> {
+        let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
+        if let Some(slot) = self.slots.get(hint) {
+            let mut slot = lock(slot);
+            if let Some((number, fd)) = &slot.kept
+                && *number == inode.number
+            {
+                let fd = Arc::clone(fd);
+                slot.used = true;
+                slot.hits += 1;
+                return Some(fd);
+            }
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Keeps `fd` for `inode`. With `hot` it outlives one round of the clock without being used.
+    pub(crate) fn put(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
+        // Two rounds clear every mark, so a third finds a victim unless all slots are locked.
+        for _ in 0..self.slots.len() * 2 + 1 {
+            let index = self.hand.fetch_add(1, Ordering::Relaxed) % self.slots.len();
+            let Ok(mut slot) = self.slots[index].try_lock() else { continue };
+            if std::mem::take(&mut slot.used) {
+                continue;
+            }
+            let victim = slot.kept.replace((inode.number, Arc::clone(fd)));
+            slot.used = hot;
+            inode.cache_slot.store(index as u32, Ordering::Relaxed);
+            drop(slot);
+            if victim.is_none() {
+                self.held.fetch_add(1, Ordering::Relaxed);
+            }
+            return;
+        }
+    }
+
+    /// Drops what is kept for `inode`, which is about to be forgotten.
+    pub(crate) fn remove(&self, inode: &Inode) {
+        let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
+        let Some(slot) = self.slots.get(hint) else { return };
+        let kept = lock(slot).kept.take_if(|(number, _)| *number == inode.number);
+        if kept.is_some() {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes up to `count` descriptors, because the process has too many.
+    pub(crate) fn shrink(&self, count: usize) {
+        let mut left = count;
+        for slot in &self.slots {
+            if left == 0 {
+                return;
+            }
+            if lock(slot).kept.take().is_some() {
+                self.held.fetch_sub(1, Ordering::Relaxed);
+                left -= 1;
+            }
+        }
+    }
+
+    /// Descriptors kept, hits and misses so far.
+    pub(crate) fn counts(&self) -> (usize, u64, u64) {
+        let hits = self.slots.iter().map(|slot| lock(slot).hits).sum();
+        let misses = self.misses.load(Ordering::Relaxed) as u64;
+        (self.held.load(Ordering::Relaxed), hits, misses)
+    }
+}
+
+fn lock(slot: &Mutex<Slot>) -> MutexGuard<'_, Slot> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}

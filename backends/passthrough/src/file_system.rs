@@ -1,0 +1,255 @@
+//! The contract, operation by operation; the work is in the other modules.
+
+use defuse_fs::{
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Fallocate, Fh, File, FileSystem, Ino, IoctlArgs,
+    IoctlReply, LockOwner, LockSupport, Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
+};
+use rustix::fs::AtFlags;
+
+use crate::lower::OrErrno;
+use crate::options::Locks;
+use crate::passthrough::Passthrough;
+
+impl Passthrough {
+    pub(crate) fn forwards_locks(&self) -> bool {
+        self.options.locks == Locks::FileSystem
+    }
+}
+
+impl FileSystem for Passthrough {
+    fn caps(&self) -> Caps {
+        let options = &self.options;
+        Caps {
+            read_only: self.read_only,
+            blocking: true,
+            exclusive: options.exclusive,
+            readdir_entries: true,
+            posix_acl: self.posix_acl,
+            xattrs: options.xattrs,
+            kill_suidgid: true,
+            open_truncates: true,
+            // A number is not found again after it was forgotten: it is not made from the handle.
+            export: false,
+            locks: match options.locks {
+                Locks::Frontend => LockSupport::Frontend,
+                Locks::FileSystem => LockSupport::FileSystem,
+            },
+            submits: false,
+            backing_files: options.backing_files,
+            security_labels: options.xattrs,
+            negative_valid_for: options.negative_valid_for,
+            time_granularity_ns: 1,
+        }
+    }
+
+    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.lookup_name(parent, name)
+    }
+
+    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
+        self.parent_of(ino)
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        self.give_back(ino, lookups);
+    }
+
+    fn mknod(
+        &self,
+        _: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make_node(parent, name, node)
+    }
+
+    fn mkdir(
+        &self,
+        _: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make_dir(parent, name, node)
+    }
+
+    fn symlink(
+        &self,
+        _: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make_symlink(parent, name, target, node)
+    }
+
+    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.make_link(ino, parent, name)
+    }
+
+    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove_name(parent, name, AtFlags::empty())
+    }
+
+    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove_name(parent, name, AtFlags::REMOVEDIR)
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.move_name(cx, from, to, flags)
+    }
+
+    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.read_link(ino)
+    }
+
+    fn getattr(&self, _: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        self.attributes(ino, fh)
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.change(cx, ino, fh, set)
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        self.set_xattr(cx, ino, name, value, flags)
+    }
+
+    fn getxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        self.get_xattr(cx, ino, name, room)
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.list_xattrs(cx, ino, room)
+    }
+
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.remove_xattr(cx, ino, name)
+    }
+
+    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.open_file(ino, args)
+    }
+
+    fn create(
+        &self,
+        _: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        self.create_file(parent, name, node, args)
+    }
+
+    fn tmpfile(
+        &self,
+        _: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        self.create_unnamed(parent, node, args)
+    }
+
+    fn read(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.read_file(file, args, out)
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.write_file(file, args, data)
+    }
+
+    fn flush(&self, _: &Context<'_>, file: File, _: LockOwner) -> Result<()> {
+        self.flush_file(file)
+    }
+
+    fn release(&self, _: &Context<'_>, file: File, _: ReleaseArgs) -> Result<()> {
+        self.files.remove(file.fh).map(drop)
+    }
+
+    fn fsync(&self, _: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.sync_file(file, datasync)
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.allocate(cx, file, range)
+    }
+
+    fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        self.seek(file, offset, whence)
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.copy_range(cx, copy)
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.control(cx, file, args)
+    }
+
+    fn bmap(&self, _: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        self.block_of(ino, block_size, index)
+    }
+
+    fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+        self.open_dir(ino)
+    }
+
+    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.read_dir(dir, from, out)
+    }
+
+    fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
+        self.files.remove(dir.fh).map(drop)
+    }
+
+    fn fsyncdir(&self, _: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        let open = self.dir_file(dir)?;
+        let sync = if datasync { rustix::fs::fdatasync } else { rustix::fs::fsync };
+        sync(&open.fd).or_errno()
+    }
+
+    fn statfs(&self, _: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        self.space(ino)
+    }
+
+    fn syncfs(&self, _: &Context<'_>) -> Result<()> {
+        self.sync_all()
+    }
+}

@@ -1,0 +1,137 @@
+//! File handles of the lower file system, name_to_handle_at(2): what finds an inode again without
+//! a descriptor.
+
+use std::hash::Hasher;
+
+/// `MAX_HANDLE_SZ` of the kernel.
+pub(crate) const MAX_HANDLE_BYTES: usize = 128;
+
+/// Bytes kept in place. Those of ext4 (8), tmpfs and xfs (12), and btrfs (20) fit; overlayfs and
+/// NFS need the heap.
+const SMALL: usize = 22;
+
+/// The kernel's `struct file_handle`, compact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    kind: i32,
+    bytes: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bytes {
+    Small(u8, [u8; SMALL]),
+    Large(Box<[u8]>),
+}
+
+impl Handle {
+    /// A handle of the type `kind`; `bytes` holds at most [`MAX_HANDLE_BYTES`].
+    pub(crate) fn new(kind: i32, bytes: &[u8]) -> Self {
+        debug_assert!(bytes.len() <= MAX_HANDLE_BYTES);
+        let bytes = if bytes.len() <= SMALL {
+            let mut small = [0; SMALL];
+            small[..bytes.len()].copy_from_slice(bytes);
+            Bytes::Small(bytes.len() as u8, small)
+        } else {
+            Bytes::Large(bytes.into())
+        };
+        Handle { kind, bytes }
+    }
+
+    /// `handle_type`.
+    pub(crate) fn kind(&self) -> i32 {
+        self.kind
+    }
+
+    /// `f_handle`.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Small(len, bytes) => &bytes[..usize::from(*len)],
+            Bytes::Large(bytes) => bytes,
+        }
+    }
+
+    /// Bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match &self.bytes {
+            Bytes::Small(..) => 0,
+            Bytes::Large(bytes) => bytes.len(),
+        }
+    }
+
+    /// A number that differs between an inode and its successor with the same number, for file
+    /// systems that keep no birth time. Never 0.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        hasher.write_i32(self.kind);
+        hasher.write(self.bytes());
+        hasher.finish() | 1
+    }
+
+    /// Whether this is a handle of the inode with the number `ino`; `None` where the layout is not
+    /// known. The layouts are those of the kernel's `enum fid_type` (exportfs.h) and mm/shmem.c.
+    pub(crate) fn names(&self, f_type: u64, ino: u64) -> Option<bool> {
+        const INO32_GEN: i32 = 1;
+        const BTRFS: [i32; 3] = [0x4d, 0x4e, 0x4f];
+        const XFS_INO64: [i32; 2] = [0x81, 0x82];
+        let bytes = self.bytes();
+        let word =
+            |at: usize| bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+        let found = match (f_type, self.kind) {
+            (fs_type::TMPFS, _) => u64::from(word(4)?) | u64::from(word(8)?) << 32,
+            (fs_type::EXT, INO32_GEN | 2) | (fs_type::F2FS, INO32_GEN | 2) => u64::from(word(0)?),
+            (fs_type::XFS, kind) if XFS_INO64.contains(&kind) => {
+                u64::from(word(0)?) | u64::from(word(4)?) << 32
+            }
+            (fs_type::BTRFS, kind) if BTRFS.contains(&kind) => {
+                u64::from(word(0)?) | u64::from(word(4)?) << 32
+            }
+            _ => return None,
+        };
+        Some(found == ino)
+    }
+}
+
+/// `f_type` of statfs(2), from linux/magic.h.
+pub(crate) mod fs_type {
+    pub(crate) const EXT: u64 = 0xef53;
+    pub(crate) const TMPFS: u64 = 0x0102_1994;
+    pub(crate) const XFS: u64 = 0x5846_5342;
+    pub(crate) const BTRFS: u64 = 0x9123_683e;
+    pub(crate) const F2FS: u64 = 0xf2f5_2010;
+    pub(crate) const OVERLAY: u64 = 0x794c_7630;
+    pub(crate) const BCACHEFS: u64 = 0xca45_1a4e;
+    pub(crate) const RAMFS: u64 = 0x8584_58f6;
+    pub(crate) const ZFS: u64 = 0x2fc1_2fc1;
+}
+
+/// True where nothing is held back until close(2): the file system keeps its data here and reports
+/// every error at the operation itself or at fsync.
+pub(crate) fn is_local(f_type: u64) -> bool {
+    use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, OVERLAY, RAMFS, TMPFS, XFS, ZFS};
+    [EXT, TMPFS, XFS, BTRFS, F2FS, OVERLAY, BCACHEFS, RAMFS, ZFS].contains(&f_type)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_keep_their_bytes_small_and_large() {
+        for len in [0, 8, SMALL, SMALL + 1, MAX_HANDLE_BYTES] {
+            let bytes: Vec<u8> = (0..len as u8).collect();
+            let handle = Handle::new(7, &bytes);
+            assert_eq!((handle.kind(), handle.bytes()), (7, &bytes[..]));
+        }
+        assert!(size_of::<Handle>() <= 32);
+    }
+
+    #[test]
+    fn a_handle_tells_its_inode_number_where_the_layout_is_known() {
+        let ext4 = Handle::new(1, &[0xa3, 0xc4, 3, 0, 9, 9, 9, 9]);
+        assert_eq!(ext4.names(fs_type::EXT, 0x3c4a3), Some(true));
+        assert_eq!(ext4.names(fs_type::EXT, 0x3c4a4), Some(false));
+        assert_eq!(ext4.names(fs_type::OVERLAY, 0x3c4a3), None);
+        let tmpfs = Handle::new(1, &[9, 9, 9, 9, 5, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(tmpfs.names(fs_type::TMPFS, 0x1_0000_0005), Some(true));
+    }
+}

@@ -1,0 +1,305 @@
+//! The inodes that frontends know: by number, and by identity in the lower file system.
+
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use defuse_fs::{Errno, FileKind, Ino, Result};
+use hashbrown::HashTable;
+
+use crate::handle::Handle;
+use crate::slab::{Place, SHARDS, Slab};
+
+/// What an inode is in the lower file systems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// `stx_ino`.
+    pub(crate) ino: u64,
+    /// Nanoseconds of the birth time, or a digest of the file handle where none is kept: tells an
+    /// inode from the one that had its number before.
+    pub(crate) birth: u64,
+    /// Index into the table of mounts.
+    pub(crate) mount: u32,
+}
+
+/// An inode that a frontend knows.
+pub(crate) struct Inode {
+    /// The number that frontends use.
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+    lookups: AtomicU64,
+    /// Where the descriptor cache last kept this inode; only a hint.
+    pub(crate) cache_slot: AtomicU32,
+    pub(crate) kind: FileKind,
+    /// A descriptor that stays until the inode is forgotten: of the root, of everything where file
+    /// handles do not work, and of what lost its last name (no handle finds it any more).
+    pub(crate) pin: OnceLock<OwnedFd>,
+    pub(crate) handle: Option<Handle>,
+}
+
+impl Inode {
+    pub(crate) fn ino(&self) -> Ino {
+        Ino(self.number)
+    }
+
+    pub(crate) fn root(key: Key, handle: Option<Handle>, fd: OwnedFd) -> Self {
+        let mut root = Inode::new(key, FileKind::Directory, handle, Some(fd));
+        root.number = Ino::ROOT.0;
+        root
+    }
+
+    fn new(key: Key, kind: FileKind, handle: Option<Handle>, pin: Option<OwnedFd>) -> Self {
+        let cell = OnceLock::new();
+        if let Some(fd) = pin {
+            let _ = cell.set(fd);
+        }
+        Inode {
+            number: 0,
+            key,
+            lookups: AtomicU64::new(0),
+            cache_slot: AtomicU32::new(u32::MAX),
+            kind,
+            pin: cell,
+            handle,
+        }
+    }
+}
+
+/// All inodes that frontends know. Sharded by identity; the shard is part of the number, so that
+/// either way one lock of one shard is taken, and for everything but the first lookup and the last
+/// forget of an inode it is a shared lock.
+pub(crate) struct InodeTable {
+    shards: Box<[RwLock<Shard>]>,
+    hasher: RandomState,
+    root: Arc<Inode>,
+    pinned: AtomicUsize,
+}
+
+struct Shard {
+    slab: Slab<Inode>,
+    /// Slots of the slab, found by the hash of the key in them.
+    by_key: HashTable<u32>,
+}
+
+impl InodeTable {
+    pub(crate) fn new(root: Inode) -> Self {
+        let shard = || RwLock::new(Shard { slab: Slab::new(), by_key: HashTable::new() });
+        InodeTable {
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            hasher: RandomState::new(),
+            root: Arc::new(root),
+            pinned: AtomicUsize::new(1),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Arc<Inode> {
+        &self.root
+    }
+
+    /// The inode with a number; `ESTALE` where it has been forgotten.
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
+        if ino == Ino::ROOT {
+            return Ok(Arc::clone(&self.root));
+        }
+        let place = Place::of(ino.0);
+        self.read(place.shard).slab.get(place).cloned().ok_or(Errno::ESTALE)
+    }
+
+    /// The inode with an identity, without a lookup.
+    pub(crate) fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
+        if *key == self.root.key {
+            return Some(Arc::clone(&self.root));
+        }
+        let (hash, index) = self.place(key);
+        find(&self.read(index), hash, key).cloned()
+    }
+
+    /// One lookup more of the inode with an identity, where it is known.
+    pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
+        if *key == self.root.key {
+            return Some(Ino::ROOT);
+        }
+        let (hash, index) = self.place(key);
+        let shard = self.read(index);
+        let inode = find(&shard, hash, key)?;
+        // Under the shared lock, because `forget` removes what it sees at 0 under the exclusive
+        // one.
+        inode.lookups.fetch_add(1, Ordering::Relaxed);
+        Some(inode.ino())
+    }
+
+    /// Enters an inode with one lookup, or counts one more of that which is there already.
+    pub(crate) fn insert(
+        &self,
+        key: Key,
+        kind: FileKind,
+        handle: Option<Handle>,
+        pin: Option<OwnedFd>,
+    ) -> Result<Ino> {
+        if key == self.root.key {
+            return Ok(Ino::ROOT);
+        }
+        let (hash, index) = self.place(&key);
+        let pinned = usize::from(pin.is_some());
+        let mut inode = Inode::new(key, kind, handle, pin);
+        let mut guard = self.write(index);
+        let shard = &mut *guard;
+        if let Some(known) = find(shard, hash, &key) {
+            known.lookups.fetch_add(1, Ordering::Relaxed);
+            let ino = known.ino();
+            // The descriptor that is not needed is closed outside the lock.
+            drop(guard);
+            drop(inode);
+            return Ok(ino);
+        }
+        let Shard { slab, by_key } = shard;
+        let (slot, inode) = slab
+            .insert(index, |number| {
+                inode.number = number;
+                inode.lookups = AtomicU64::new(1);
+                Arc::new(inode)
+            })
+            .ok_or(Errno::ENFILE)?;
+        let hash_of =
+            |slot: &u32| slab.at(*slot).map_or(0, |inode| self.hasher.hash_one(inode.key));
+        by_key.insert_unique(hash, slot, hash_of);
+        self.pinned.fetch_add(pinned, Ordering::Relaxed);
+        Ok(inode.ino())
+    }
+
+    /// Gives lookups back; returns the inode when those were the last.
+    pub(crate) fn forget(&self, ino: Ino, lookups: u64) -> Option<Arc<Inode>> {
+        if ino == Ino::ROOT {
+            return None;
+        }
+        let place = Place::of(ino.0);
+        {
+            let shard = self.read(place.shard);
+            let count = &shard.slab.get(place)?.lookups;
+            let less = |count: u64| Some(count.saturating_sub(lookups));
+            let before = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            if before.is_ok_and(|before| before > lookups) {
+                return None;
+            }
+        }
+        let mut guard = self.write(place.shard);
+        let Shard { slab, by_key } = &mut *guard;
+        let inode = slab.get(place)?;
+        // Looked up again between the two locks.
+        if inode.lookups.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        let hash = self.hasher.hash_one(inode.key);
+        if let Ok(entry) = by_key.find_entry(hash, |slot| *slot == place.slot) {
+            entry.remove();
+        }
+        let inode = slab.remove(place)?;
+        if inode.pin.get().is_some() {
+            self.pinned.fetch_sub(1, Ordering::Relaxed);
+        }
+        Some(inode)
+    }
+
+    /// Lets the identity of `inode`, which is gone, lead to another from now on; its number stays
+    /// until it is forgotten.
+    pub(crate) fn unhash(&self, inode: &Inode) {
+        let place = Place::of(inode.number);
+        if inode.ino() != Ino::ROOT {
+            let hash = self.hasher.hash_one(inode.key);
+            let mut shard = self.write(place.shard);
+            if let Ok(entry) = shard.by_key.find_entry(hash, |slot| *slot == place.slot) {
+                entry.remove();
+            }
+        }
+    }
+
+    /// Keeps `fd` in the inode until it is forgotten.
+    pub(crate) fn pin(&self, inode: &Inode, fd: OwnedFd) {
+        // Under the lock of the shard, so that `forget` counts what it removes.
+        let _shard = self.read(Place::of(inode.number).shard);
+        if inode.pin.set(fd).is_ok() {
+            self.pinned.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Descriptors that are kept until their inode is forgotten.
+    pub(crate) fn pinned(&self) -> usize {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Number of inodes with the root, and the bytes of memory that they take in all.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        const ARC_COUNTS: usize = 2 * size_of::<usize>();
+        let (mut count, mut bytes) = (1, 0);
+        for index in 0..SHARDS {
+            let shard = self.read(index);
+            count += shard.slab.len();
+            bytes += shard.slab.memory_bytes() + shard.by_key.allocation_size();
+            bytes += shard.slab.len() * (size_of::<Inode>() + ARC_COUNTS);
+            let handles = shard.slab.values().filter_map(|inode| inode.handle.as_ref());
+            bytes += handles.map(Handle::heap_bytes).sum::<usize>();
+        }
+        (count, bytes)
+    }
+
+    fn place(&self, key: &Key) -> (u64, usize) {
+        let hash = self.hasher.hash_one(key);
+        // The table inside a shard uses the low and the topmost bits.
+        (hash, (hash >> 40) as usize % SHARDS)
+    }
+
+    fn read(&self, shard: usize) -> std::sync::RwLockReadGuard<'_, Shard> {
+        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, shard: usize) -> std::sync::RwLockWriteGuard<'_, Shard> {
+        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn find<'a>(shard: &'a Shard, hash: u64, key: &Key) -> Option<&'a Arc<Inode>> {
+    let same = |slot: &u32| shard.slab.at(*slot).is_some_and(|inode| inode.key == *key);
+    shard.by_key.find(hash, same).and_then(|slot| shard.slab.at(*slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> InodeTable {
+        let fd = std::fs::File::open("/").unwrap().into();
+        InodeTable::new(Inode::root(key(0), None, fd))
+    }
+
+    fn key(ino: u64) -> Key {
+        Key { ino, birth: 7, mount: 0 }
+    }
+
+    #[test]
+    fn an_inode_stays_until_its_last_lookup_is_given_back() {
+        let table = table();
+        let ino = table.insert(key(2), FileKind::Regular, None, None).unwrap();
+        assert_eq!(table.insert(key(2), FileKind::Regular, None, None), Ok(ino));
+        assert_eq!(table.acquire(&key(2)), Some(ino));
+        assert!(table.forget(ino, 2).is_none());
+        assert!(table.get(ino).is_ok());
+        assert!(table.forget(ino, 1).is_some());
+        assert_eq!(table.get(ino).err(), Some(Errno::ESTALE));
+        assert_eq!(table.acquire(&key(2)), None);
+        assert!(table.forget(ino, 1).is_none(), "too many forgets are ignored");
+    }
+
+    #[test]
+    fn an_inode_takes_less_than_150_bytes() {
+        let table = table();
+        for ino in 1..100_000 {
+            table
+                .insert(key(ino), FileKind::Regular, Some(Handle::new(1, &[0; 12])), None)
+                .unwrap();
+        }
+        let (count, bytes) = table.size();
+        assert_eq!(count, 100_000);
+        assert!(bytes / count < 150, "{} bytes", bytes / count);
+    }
+}

@@ -1,0 +1,170 @@
+//! Small pieces around system calls of the lower file system: errors, attributes, `/proc` paths.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+
+/// Turns the errors of rustix into those of the contract.
+pub(crate) trait OrErrno<T> {
+    fn or_errno(self) -> Result<T>;
+}
+
+impl<T> OrErrno<T> for rustix::io::Result<T> {
+    fn or_errno(self) -> Result<T> {
+        self.map_err(|error| Errno::from_raw(error.raw_os_error()))
+    }
+}
+
+/// Which mount and device an inode belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MountId {
+    pub(crate) mount: u64,
+    pub(crate) device: u64,
+}
+
+/// What statx(2) told.
+pub(crate) struct Stat(Statx);
+
+/// `STATX_MNT_ID_UNIQUE` of Linux 6.8, which rustix does not name. Kernels from 5.8 to 6.7 ignore
+/// it and give the id that may be used again after an unmount.
+const MNT_ID_UNIQUE: u32 = 0x4000;
+
+fn mask() -> StatxFlags {
+    StatxFlags::BASIC_STATS
+        | StatxFlags::BTIME
+        | StatxFlags::MNT_ID
+        | StatxFlags::from_bits_retain(MNT_ID_UNIQUE)
+}
+
+impl Stat {
+    /// Of `name` in `dir`, not following a symbolic link.
+    pub(crate) fn at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Self> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        rustix::fs::statx(dir, name, flags, mask()).or_errno().map(Stat)
+    }
+
+    /// Of an open file.
+    pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self> {
+        rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask()).or_errno().map(Stat)
+    }
+
+    pub(crate) fn kind(&self) -> Result<FileKind> {
+        FileKind::from_mode(self.0.stx_mode.into()).ok_or(Errno::EIO)
+    }
+
+    pub(crate) fn nlink(&self) -> u32 {
+        self.0.stx_nlink
+    }
+
+    pub(crate) fn uid(&self) -> u32 {
+        self.0.stx_uid
+    }
+
+    pub(crate) fn ino(&self) -> u64 {
+        self.0.stx_ino
+    }
+
+    pub(crate) fn mount_id(&self) -> MountId {
+        let device = rustix::fs::makedev(self.0.stx_dev_major, self.0.stx_dev_minor);
+        let known = StatxFlags::MNT_ID.bits() | MNT_ID_UNIQUE;
+        let mount = if self.0.stx_mask & known != 0 { self.0.stx_mnt_id } else { 0 };
+        MountId { mount, device }
+    }
+
+    /// Nanoseconds of the birth time; `None` where none is kept.
+    pub(crate) fn birth(&self) -> Option<u64> {
+        let time = self.btime()?;
+        Some((time.secs as u64).wrapping_mul(1_000_000_000).wrapping_add(time.nanos.into()))
+    }
+
+    fn btime(&self) -> Option<Timestamp> {
+        let kept = self.0.stx_mask & StatxFlags::BTIME.bits() != 0;
+        kept.then(|| timestamp(self.0.stx_btime)).filter(|time| *time != Timestamp::default())
+    }
+
+    /// The attributes, with `mount` the index of the mount: inode numbers of file systems mounted
+    /// below the source are made distinct, because all seem to lie on one device.
+    pub(crate) fn attr(&self, mount: u32, valid_for: Duration) -> Result<Attr> {
+        let stat = &self.0;
+        Ok(Attr {
+            st_ino: distinct_ino(stat.stx_ino, mount),
+            kind: self.kind()?,
+            perm: u32::from(stat.stx_mode) & 0o7777,
+            nlink: stat.stx_nlink,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            blksize: stat.stx_blksize,
+            atime: timestamp(stat.stx_atime),
+            mtime: timestamp(stat.stx_mtime),
+            ctime: timestamp(stat.stx_ctime),
+            btime: self.btime(),
+            valid_for,
+        })
+    }
+}
+
+/// `st_ino` as programs see it; that of the source's own file system is left as it is.
+pub(crate) fn distinct_ino(ino: u64, mount: u32) -> u64 {
+    ino ^ (u64::from(mount) << 48)
+}
+
+fn timestamp(time: StatxTimestamp) -> Timestamp {
+    Timestamp { secs: time.tv_sec, nanos: time.tv_nsec }
+}
+
+/// The path by which this process reaches what it has open as `fd`, NUL-terminated, without an
+/// allocation.
+pub(crate) struct ProcPath {
+    bytes: [u8; 32],
+}
+
+impl ProcPath {
+    pub(crate) fn new(fd: BorrowedFd<'_>) -> Self {
+        const PREFIX: &[u8] = b"/proc/self/fd/";
+        let mut bytes = [0; 32];
+        bytes[..PREFIX.len()].copy_from_slice(PREFIX);
+        let mut digits = [0; 10];
+        let (mut rest, mut at) = (fd.as_raw_fd().unsigned_abs(), digits.len());
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        bytes[PREFIX.len()..][..digits.len() - at].copy_from_slice(&digits[at..]);
+        ProcPath { bytes }
+    }
+
+    pub(crate) fn as_c_str(&self) -> &std::ffi::CStr {
+        // A prefix of 14 bytes and at most 10 digits leave NULs in 32 bytes.
+        std::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+
+    /// The path of `name` below it.
+    pub(crate) fn join(&self, name: &[u8]) -> Vec<u8> {
+        let dir = self.as_c_str().to_bytes();
+        [dir, b"/", name].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_proc_path_has_the_number_in_decimal() {
+        let file = std::fs::File::open("/").unwrap();
+        let path = ProcPath::new(file.as_fd());
+        let expected = format!("/proc/self/fd/{}", file.as_raw_fd());
+        assert_eq!(path.as_c_str().to_str(), Ok(&*expected));
+        assert_eq!(path.join(b"x"), format!("{expected}/x").as_bytes());
+    }
+}

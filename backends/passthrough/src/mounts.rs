@@ -1,0 +1,139 @@
+//! The file systems that lie below the source, each with a descriptor by which its file handles
+//! are opened.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use defuse_fs::{Errno, FileKind, Result};
+use rustix::fs::{Mode, OFlags};
+
+use crate::handle::{fs_type, is_local};
+use crate::lower::{MountId, OrErrno, Stat};
+use crate::options::FileHandles;
+use crate::sys;
+
+/// How many mounts (and btrfs subvolumes) can be known at once.
+const MAX_MOUNTS: usize = 1024;
+
+/// One mount, or one subvolume of it: wherever mount id or device number differ.
+pub(crate) struct Mount {
+    pub(crate) id: MountId,
+    /// Open for reading, as open_by_handle_at(2) wants it. `None` for the mount of something other
+    /// than a directory. It keeps the mount busy for umount(8).
+    pub(crate) fd: Option<OwnedFd>,
+    pub(crate) f_type: u64,
+    /// File handles work.
+    pub(crate) handles: bool,
+}
+
+impl Mount {
+    /// The mount that the directory `dir` lies on. With handles it is an error where they do not
+    /// work, otherwise they are not used then.
+    pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
+        let id = Stat::of(dir)?.mount_id();
+        let f_type = f_type(dir)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
+        let works = probe(fd.as_fd());
+        match (want, works) {
+            (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
+            (FileHandles::Off, _) | (_, Err(_)) => {
+                Ok(Mount { id, fd: Some(fd), f_type, handles: false })
+            }
+            (_, Ok(())) => Ok(Mount { id, fd: Some(fd), f_type, handles: true }),
+        }
+    }
+
+    /// True where the birth time of an inode never changes. Not so on overlayfs (copy up), and not
+    /// to be relied on where a server answers.
+    pub(crate) fn birth_is_constant(&self) -> bool {
+        use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, TMPFS, XFS};
+        [EXT, TMPFS, XFS, BTRFS, F2FS, BCACHEFS].contains(&self.f_type)
+    }
+
+    /// True where close(2) has nothing to report.
+    pub(crate) fn is_local(&self) -> bool {
+        is_local(self.f_type)
+    }
+}
+
+/// Why a mount cannot be used.
+pub(crate) enum MountError {
+    NoHandles(Errno),
+    Other(Errno),
+}
+
+impl From<Errno> for MountError {
+    fn from(errno: Errno) -> Self {
+        MountError::Other(errno)
+    }
+}
+
+/// A handle made and opened again shows at once whether the file system and the process can.
+fn probe(dir: BorrowedFd<'_>) -> Result<()> {
+    let handle = sys::name_to_handle(dir, c"")?;
+    sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).map(drop)
+}
+
+fn f_type(fd: BorrowedFd<'_>) -> Result<u64> {
+    // The kernel's number has 32 bits; some architectures sign-extend it.
+    rustix::fs::fstatfs(fd).or_errno().map(|stat| stat.f_type as u64 & 0xffff_ffff)
+}
+
+/// All mounts that were met. They are never removed, so that an index stays true and reading takes
+/// no lock.
+pub(crate) struct MountTable {
+    mounts: Box<[OnceLock<Mount>]>,
+    len: Mutex<usize>,
+    want: FileHandles,
+}
+
+impl MountTable {
+    pub(crate) fn new(first: Mount, want: FileHandles) -> Self {
+        let mounts: Box<[OnceLock<Mount>]> = (0..MAX_MOUNTS).map(|_| OnceLock::new()).collect();
+        let _ = mounts[0].set(first);
+        // Handles that are asked for are asked for at the source; what is mounted below it may be
+        // any file system.
+        let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
+        MountTable { mounts, len: Mutex::new(1), want }
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Result<&Mount> {
+        self.mounts.get(index as usize).and_then(OnceLock::get).ok_or(Errno::EIO)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Mount> {
+        self.mounts.iter().map_while(OnceLock::get)
+    }
+
+    /// The index of the mount `id`, which is most often that of the parent, `likely`.
+    pub(crate) fn find(&self, id: MountId, likely: u32) -> Option<u32> {
+        if self.get(likely).is_ok_and(|mount| mount.id == id) {
+            return Some(likely);
+        }
+        self.iter().position(|mount| mount.id == id).map(|index| index as u32)
+    }
+
+    /// The index of the mount that `fd` lies on, which is entered where it is new.
+    pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<u32> {
+        let mount = if stat.kind()? == FileKind::Directory {
+            Mount::open(fd, self.want).map_err(|error| match error {
+                MountError::NoHandles(errno) | MountError::Other(errno) => errno,
+            })?
+        } else {
+            Mount { id: stat.mount_id(), fd: None, f_type: f_type(fd)?, handles: false }
+        };
+        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = self.find(mount.id, 0) {
+            return Ok(index);
+        }
+        let index = *len;
+        let place = self.mounts.get(index).ok_or_else(|| {
+            log::error!("more than {MAX_MOUNTS} file systems are mounted below the source");
+            Errno::ENFILE
+        })?;
+        let _ = place.set(mount);
+        *len += 1;
+        Ok(index as u32)
+    }
+}

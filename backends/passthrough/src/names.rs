@@ -1,0 +1,282 @@
+//! Making, moving and removing names.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use defuse_fs::{
+    Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags,
+    Result,
+};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+
+use crate::creds::{Owner, become_owner, creation_mode};
+use crate::inode::Inode;
+use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::passthrough::{InodeFd, Passthrough};
+
+/// How often create looks again for a file that comes and goes.
+const CREATE_TRIES: usize = 16;
+/// Deeper than any path that can be made, to end a walk upwards.
+const MAX_DEPTH: usize = 1 << 16;
+
+impl Passthrough {
+    pub(crate) fn lookup_name(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let dir = self.inodes.get(parent)?;
+        let fd = self.dir_fd(&dir)?;
+        self.lookup_in(dir.key.mount, fd.as_fd(), name.as_bytes())
+    }
+
+    /// A descriptor of a directory to walk from.
+    fn dir_fd<'a>(&self, inode: &'a Inode) -> Result<InodeFd<'a>> {
+        if inode.kind == FileKind::Directory { self.fd(inode) } else { Err(Errno::ENOTDIR) }
+    }
+
+    /// Makes a node by `make(dir, name, mode)`, labels it, and looks it up.
+    fn make(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        make: impl FnOnce(BorrowedFd<'_>, &[u8], Mode) -> rustix::io::Result<()>,
+    ) -> Result<Entry> {
+        let dir = self.inodes.get(parent)?;
+        let fd = self.dir_fd(&dir)?;
+        let (fd, name) = (fd.as_fd(), name.as_bytes());
+        {
+            let how = self.options.credentials;
+            let _guard = become_owner(Owner::of(node), how)?;
+            make(fd, name, creation_mode(node, how)).or_errno()?;
+        }
+        self.label(&ProcPath::new(fd).join(name), node).inspect_err(|_| {
+            let flags = match node.kind {
+                FileKind::Directory => AtFlags::REMOVEDIR,
+                _ => AtFlags::empty(),
+            };
+            let _ = rustix::fs::unlinkat(fd, name, flags);
+        })?;
+        self.lookup_in(dir.key.mount, fd, name)
+    }
+
+    /// Sets the security label that a new inode at `path` is to have from the start.
+    fn label(&self, path: &[u8], node: &NewNode<'_>) -> Result<()> {
+        let Some((name, value)) = node.security else { return Ok(()) };
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(path, name.as_bytes(), value, flags).or_errno()
+    }
+
+    pub(crate) fn make_node(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let kind = match node.kind {
+            FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL),
+            other => FileType::from_raw_mode(other.mode_bits()),
+        };
+        self.make(parent, name, node, |dir, name, mode| {
+            rustix::fs::mknodat(dir, name, kind, mode, node.rdev)
+        })
+    }
+
+    pub(crate) fn make_dir(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(parent, name, node, |dir, name, mode| rustix::fs::mkdirat(dir, name, mode))
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(parent, name, node, |dir, name, _| rustix::fs::symlinkat(target, dir, name))
+    }
+
+    pub(crate) fn create_file(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let dir = self.inodes.get(parent)?;
+        let dir_fd = self.dir_fd(&dir)?;
+        for _ in 0..CREATE_TRIES {
+            // Always exclusively, so that a fifo or device that has the name is never opened, nor
+            // a symbolic link followed.
+            match self.create_new(dir_fd.as_fd(), name, node, args.flags) {
+                Ok(fd) => {
+                    let made = self.enter_created(dir.key.mount, fd, node, args.flags);
+                    return made.inspect_err(|_| {
+                        let name = name.as_bytes();
+                        let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name, AtFlags::empty());
+                    });
+                }
+                Err(Errno::EEXIST) if !args.flags.has(OpenFlags::EXCL) => {}
+                Err(errno) => return Err(errno),
+            }
+            let entry = match self.lookup_in(dir.key.mount, dir_fd.as_fd(), name.as_bytes()) {
+                // Removed between the two.
+                Err(Errno::ENOENT) => continue,
+                other => other?,
+            };
+            let opened = self.open_file(entry.ino, args);
+            return opened.map(|opened| (entry, opened)).inspect_err(|_| {
+                self.give_back(entry.ino, 1);
+            });
+        }
+        Err(Errno::EEXIST)
+    }
+
+    fn create_new(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        flags: OpenFlags,
+    ) -> Result<OwnedFd> {
+        let creation = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = (self.lower_flags(flags) - OFlags::TRUNC) | creation;
+        let how = self.options.credentials;
+        let _guard = become_owner(Owner::of(node), how)?;
+        let mode = creation_mode(node, how);
+        self.with_spare_fds(|| rustix::fs::openat(dir, name.as_bytes(), flags, mode).or_errno())
+    }
+
+    /// Enters a file that was just made. Without TRUNC: it is empty.
+    fn enter_created(
+        &self,
+        mount: u32,
+        fd: OwnedFd,
+        node: &NewNode<'_>,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        self.label(ProcPath::new(fd.as_fd()).as_c_str().to_bytes(), node)?;
+        let entry = self.enter_open_fd(mount, fd.as_fd())?;
+        let opened = self.opened(mount, fd, flags).inspect_err(|_| self.give_back(entry.ino, 1))?;
+        Ok((entry, opened))
+    }
+
+    pub(crate) fn create_unnamed(
+        &self,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let dir = self.inodes.get(parent)?;
+        let dir_fd = self.dir_fd(&dir)?;
+        let exclusive = OFlags::from_bits_retain(args.flags.0) & OFlags::EXCL;
+        let flags = self.lower_flags(args.flags) - OFlags::TRUNC;
+        let flags = flags | OFlags::TMPFILE | OFlags::CLOEXEC | exclusive;
+        let fd = {
+            let how = self.options.credentials;
+            let _guard = become_owner(Owner::of(node), how)?;
+            let mode = creation_mode(node, how);
+            self.with_spare_fds(|| {
+                rustix::fs::openat(dir_fd.as_fd(), c".", flags, mode).or_errno()
+            })?
+        };
+        self.enter_created(dir.key.mount, fd, node, args.flags)
+    }
+
+    pub(crate) fn make_link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let (inode, dir) = (self.inodes.get(ino)?, self.inodes.get(parent)?);
+        if inode.kind == FileKind::Directory {
+            return Err(Errno::EPERM);
+        }
+        let (fd, dir_fd) = (self.fd(&inode)?, self.dir_fd(&dir)?);
+        let (fd, dir_fd, name) = (fd.as_fd(), dir_fd.as_fd(), name.as_bytes());
+        match rustix::fs::linkat(fd, c"", dir_fd, name, AtFlags::EMPTY_PATH).or_errno() {
+            // Without CAP_DAC_READ_SEARCH the empty path does not exist, but this one does.
+            Err(Errno::ENOENT) => {
+                let path = ProcPath::new(fd);
+                let flags = AtFlags::SYMLINK_FOLLOW;
+                rustix::fs::linkat(rustix::fs::CWD, path.as_c_str(), dir_fd, name, flags)
+                    .or_errno()?;
+            }
+            other => other?,
+        }
+        self.lookup_in(dir.key.mount, dir_fd, name)
+    }
+
+    pub(crate) fn remove_name(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
+        let dir = self.inodes.get(parent)?;
+        let fd = self.dir_fd(&dir)?;
+        self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
+        rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno()
+    }
+
+    pub(crate) fn move_name(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (old, new) = (self.inodes.get(from.0)?, self.inodes.get(to.0)?);
+        let (old_fd, new_fd) = (self.dir_fd(&old)?, self.dir_fd(&new)?);
+        let (old_name, new_name) = (from.1.as_bytes(), to.1.as_bytes());
+        if flags.0 & (RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) == 0 {
+            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name);
+        }
+        // A whiteout is made here, and belongs to the caller.
+        let caller = cx.caller;
+        let owner = Owner { uid: caller.uid, gid: caller.gid, supplementary_gid: None, umask: 0 };
+        let _guard = if flags.has(RenameFlags::WHITEOUT) {
+            Some(become_owner(owner, self.options.credentials)?)
+        } else {
+            None
+        };
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
+        rustix::fs::renameat_with(old_fd.as_fd(), old_name, new_fd.as_fd(), new_name, flags)
+            .or_errno()
+    }
+
+    /// The parent of a directory, provided that it lies below the source: a directory that was
+    /// moved out of the source behind our back must not lead further out.
+    pub(crate) fn parent_of(&self, ino: Ino) -> Result<Entry> {
+        let inode = self.inodes.get(ino)?;
+        let fd = self.dir_fd(&inode)?;
+        if ino == Ino::ROOT {
+            return self.enter_path_fd(0, fd.as_fd().try_clone_to_owned()?);
+        }
+        let parent = self.open_parent(fd.as_fd())?;
+        let root = Stat::of(self.fd(self.inodes.root())?.as_fd())?;
+        let same = |a: &Stat, b: &Stat| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
+        let mut above = Arc::new(parent.try_clone()?);
+        let mut below = Stat::of(fd.as_fd())?;
+        for _ in 0..MAX_DEPTH {
+            let stat = Stat::of(above.as_fd())?;
+            if same(&stat, &root) {
+                return self.enter_path_fd(inode.key.mount, parent);
+            }
+            if same(&stat, &below) {
+                break;
+            }
+            above = Arc::new(self.open_parent(above.as_fd())?);
+            below = stat;
+        }
+        Err(Errno::ESTALE)
+    }
+
+    fn open_parent(&self, fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.with_spare_fds(|| rustix::fs::openat(fd, c"..", flags, Mode::empty()).or_errno())
+    }
+
+    pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inodes.get(ino)?;
+        if inode.kind != FileKind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        let fd = self.fd(&inode)?;
+        let target = rustix::fs::readlinkat(fd.as_fd(), c"", Vec::new()).or_errno()?;
+        Ok(target.into_bytes())
+    }
+}

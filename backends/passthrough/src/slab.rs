@@ -1,0 +1,135 @@
+//! Numbered storage: a number leads to its value in O(1), and a number whose value is gone is
+//! told from its successor by a generation.
+
+use std::sync::Arc;
+
+/// Bits of a number that choose the shard; the caller keeps one [`Slab`] for each.
+pub(crate) const SHARD_BITS: u32 = 6;
+/// How many shards there are.
+pub(crate) const SHARDS: usize = 1 << SHARD_BITS;
+/// Values that fit in one shard: 2^26, and 2^32 in all.
+const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
+
+/// The values of one shard. A number is `generation << 32 | slot << SHARD_BITS | shard`; as
+/// generations start at 1, none is ever below 2^32.
+pub(crate) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+struct Slot<T> {
+    generation: u32,
+    value: Option<Arc<T>>,
+}
+
+/// Where a number points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) shard: usize,
+    pub(crate) slot: u32,
+    generation: u32,
+}
+
+impl Place {
+    pub(crate) fn of(number: u64) -> Self {
+        let low = number as u32;
+        Place {
+            shard: low as usize % SHARDS,
+            slot: low >> SHARD_BITS,
+            generation: (number >> 32) as u32,
+        }
+    }
+}
+
+impl<T> Slab<T> {
+    pub(crate) const fn new() -> Self {
+        Slab { slots: Vec::new(), free: Vec::new() }
+    }
+
+    /// Stores what `make` makes of its own number; `None` when all numbers are taken.
+    pub(crate) fn insert(
+        &mut self,
+        shard: usize,
+        make: impl FnOnce(u64) -> Arc<T>,
+    ) -> Option<(u32, Arc<T>)> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() == MAX_SLOTS => return None,
+            None => {
+                self.slots.push(Slot { generation: 0, value: None });
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let place = &mut self.slots[slot as usize];
+        // Skips 0 when it wraps around, so that numbers stay at or above 2^32.
+        place.generation = place.generation.wrapping_add(1).max(1);
+        let low = u64::from(slot) << SHARD_BITS | shard as u64;
+        let value = make(u64::from(place.generation) << 32 | low);
+        place.value = Some(Arc::clone(&value));
+        Some((slot, value))
+    }
+
+    /// The value of a number; `None` for a number that is not in use any more, or never was.
+    pub(crate) fn get(&self, place: Place) -> Option<&Arc<T>> {
+        let slot = self.slots.get(place.slot as usize)?;
+        if slot.generation == place.generation { slot.value.as_ref() } else { None }
+    }
+
+    /// The value in a slot that is in use.
+    pub(crate) fn at(&self, slot: u32) -> Option<&Arc<T>> {
+        self.slots.get(slot as usize)?.value.as_ref()
+    }
+
+    pub(crate) fn remove(&mut self, place: Place) -> Option<Arc<T>> {
+        let slot = self.slots.get_mut(place.slot as usize)?;
+        if slot.generation != place.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        self.free.push(place.slot);
+        Some(value)
+    }
+
+    /// How many values there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Every value there is.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+
+    /// Bytes of memory that the slots take, without the values.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_does_not_lead_to_the_successor_of_its_value() {
+        let mut slab = Slab::new();
+        let mut first = 0;
+        slab.insert(5, |number| {
+            first = number;
+            Arc::new('a')
+        });
+        assert!(first >= 1 << 32);
+        assert_eq!(Place::of(first).shard, 5);
+        assert_eq!(slab.remove(Place::of(first)).as_deref(), Some(&'a'));
+        let mut second = 0;
+        slab.insert(5, |number| {
+            second = number;
+            Arc::new('b')
+        });
+        assert_eq!(Place::of(first).slot, Place::of(second).slot);
+        assert!(slab.get(Place::of(first)).is_none());
+        assert!(slab.remove(Place::of(first)).is_none());
+        assert_eq!(slab.get(Place::of(second)).map(|b| **b), Some('b'));
+        assert_eq!(slab.len(), 1);
+    }
+}

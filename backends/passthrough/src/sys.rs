@@ -1,0 +1,151 @@
+//! The system calls that rustix lacks. The only module with unsafe code; nothing here decides
+//! anything.
+
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+
+use defuse_fs::{Errno, Result};
+
+use crate::handle::{Handle, MAX_HANDLE_BYTES};
+
+/// `struct file_handle` with room for the largest one, name_to_handle_at(2).
+#[repr(C)]
+struct RawHandle {
+    handle_bytes: u32,
+    handle_type: i32,
+    f_handle: [u8; MAX_HANDLE_BYTES],
+}
+
+fn check(result: libc::c_long) -> Result<libc::c_long> {
+    if result < 0 { Err(last_errno()) } else { Ok(result) }
+}
+
+fn last_errno() -> Errno {
+    std::io::Error::last_os_error().into()
+}
+
+fn owned(result: libc::c_long) -> Result<OwnedFd> {
+    let fd = check(result)? as libc::c_int;
+    // SAFETY: the system call that gave `fd` succeeded just now and nothing else knows the number,
+    // so this is its only owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The handle of `name` in `dir`, or of `dir` itself for an empty name; never follows a link.
+pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle> {
+    let mut raw = RawHandle {
+        handle_bytes: MAX_HANDLE_BYTES as u32,
+        handle_type: 0,
+        f_handle: [0; MAX_HANDLE_BYTES],
+    };
+    let mut mount_id: libc::c_int = 0;
+    let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+    // SAFETY: `raw` is laid out as struct file_handle and says how much room it has; the kernel
+    // writes no further. `name` ends with a NUL and `dir` is open during the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            &raw mut raw,
+            &raw mut mount_id,
+            flags,
+        )
+    })?;
+    let bytes = raw.f_handle.get(..raw.handle_bytes as usize).ok_or(Errno::EIO)?;
+    Ok(Handle::new(raw.handle_type, bytes))
+}
+
+/// Opens the inode of `handle` in the file system of `mount`. `ESTALE` where it is gone.
+pub(crate) fn open_by_handle(
+    mount: BorrowedFd<'_>,
+    handle: &Handle,
+    flags: u32,
+) -> Result<OwnedFd> {
+    let bytes = handle.bytes();
+    let mut raw = RawHandle {
+        handle_bytes: bytes.len() as u32,
+        handle_type: handle.kind(),
+        f_handle: [0; MAX_HANDLE_BYTES],
+    };
+    raw.f_handle[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: `raw` is laid out as struct file_handle, its length is within its array, and the
+    // kernel only reads it; `mount` is open during the call.
+    owned(unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw mut raw,
+            flags as libc::c_int | libc::O_CLOEXEC,
+        )
+    })
+}
+
+/// Sets the file-system user of this thread alone; returns the one before. The kernel ignores
+/// what is not permitted, setfsuid(2).
+pub(crate) fn setfsuid(uid: u32) -> u32 {
+    // SAFETY: takes a number and touches no memory. The raw call, because it is the calling thread
+    // alone that must change.
+    unsafe { libc::syscall(libc::SYS_setfsuid, uid) as u32 }
+}
+
+/// As [`setfsuid`], for the group.
+pub(crate) fn setfsgid(gid: u32) -> u32 {
+    // SAFETY: as for setfsuid.
+    unsafe { libc::syscall(libc::SYS_setfsgid, gid) as u32 }
+}
+
+/// Gives this thread a umask and a working directory of its own, unshare(2).
+pub(crate) fn unshare_fs() -> Result<()> {
+    // SAFETY: CLONE_FS only parts the root, the working directory and the umask from those of the
+    // other threads; no memory or descriptor is affected.
+    check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FS) }).map(drop)
+}
+
+/// Fills `buf` with `struct linux_dirent64` records, getdents64(2); returns their length, 0 at the
+/// end.
+pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
+    // SAFETY: the kernel writes at most `buf.len()` bytes into `buf`, which is exclusively ours.
+    let len = check(unsafe {
+        libc::syscall(libc::SYS_getdents64, fd.as_raw_fd(), buf.as_mut_ptr(), buf.len())
+    })?;
+    Ok(len as usize)
+}
+
+/// Sets the permission bits of what `fd` (also `O_PATH`) is, fchmodat2(2) of Linux 6.6. `ENOSYS`
+/// before.
+pub(crate) fn fchmod_path(fd: BorrowedFd<'_>, perm: u32) -> Result<()> {
+    const SYS_FCHMODAT2: libc::c_long = 452;
+    // SAFETY: the path is an empty literal with a NUL; the rest are numbers.
+    check(unsafe {
+        libc::syscall(SYS_FCHMODAT2, fd.as_raw_fd(), c"".as_ptr(), perm, libc::AT_EMPTY_PATH)
+    })
+    .map(drop)
+}
+
+/// Sets the length of the file at `path`, truncate(2).
+pub(crate) fn truncate(path: &CStr, len: u64) -> Result<()> {
+    let len = libc::off64_t::try_from(len).map_err(|_| Errno::EFBIG)?;
+    // SAFETY: `path` ends with a NUL.
+    check(libc::c_long::from(unsafe { libc::truncate64(path.as_ptr(), len) })).map(drop)
+}
+
+/// An ioctl(2) whose argument points to `data`, which the kernel reads, writes, or both.
+///
+/// `data` must be at least as long as what the driver transfers for `cmd`; all callers pass
+/// requests of fixed size from the table in `control.rs`, with that size checked there.
+pub(crate) fn ioctl(fd: BorrowedFd<'_>, cmd: u32, data: &mut [u8; IOCTL_BYTES]) -> Result<i32> {
+    // SAFETY: the requests that are let through (control.rs) transfer at most 28 bytes, and `data`
+    // holds IOCTL_BYTES.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), cmd as libc::Ioctl, data.as_mut_ptr()) };
+    check(libc::c_long::from(result)).map(|result| result as i32)
+}
+
+/// Room for the argument of [`ioctl`] in bytes; `struct fsxattr`, the largest, has 28.
+pub(crate) const IOCTL_BYTES: usize = 64;
+
+/// Closes `fd` and tells what close(2) says, which dropping it does not.
+pub(crate) fn close(fd: OwnedFd) -> Result<()> {
+    // SAFETY: `into_raw_fd` gives up the ownership, so this is the only close of the number.
+    check(libc::c_long::from(unsafe { libc::close(fd.into_raw_fd()) })).map(drop)
+}

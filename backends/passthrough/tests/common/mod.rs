@@ -1,0 +1,190 @@
+//! What the tests of this crate share: a served directory, and the operations in short form.
+
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+
+use defuse_fs::*;
+use defuse_passthrough::{Options, Passthrough};
+
+/// A served temporary directory.
+pub struct Served {
+    pub fs: Passthrough,
+    dir: tempfile::TempDir,
+}
+
+/// Where tests take place: a tmpfs, and the default directory, which is on a disk.
+pub fn bases() -> Vec<PathBuf> {
+    let shm = PathBuf::from("/dev/shm");
+    let mut bases = vec![std::env::temp_dir()];
+    bases.extend(shm.is_dir().then_some(shm));
+    bases
+}
+
+/// Runs `test` in every base, with file handles and without.
+pub fn everywhere(options: &Options, test: impl Fn(&Served)) {
+    for base in bases() {
+        for file_handles in
+            [defuse_passthrough::FileHandles::Auto, defuse_passthrough::FileHandles::Off]
+        {
+            let options = Options { file_handles, ..options.clone() };
+            eprintln!("{} {file_handles:?}", base.display());
+            test(&Served::new(&base, options));
+        }
+    }
+}
+
+/// True for root; says so where a test is skipped.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can act as other users, and mount");
+    }
+    root
+}
+
+pub fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn cx(uid: u32, gid: u32) -> Context<'static> {
+    Context::new(Caller { uid, gid, pid: 0 })
+}
+
+/// The context of the process itself.
+pub fn me() -> Context<'static> {
+    cx(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+pub fn regular(cx: &Context<'_>, perm: u32) -> NewNode<'static> {
+    NewNode::new(FileKind::Regular, perm, cx.caller)
+}
+
+pub fn flags(flags: u32) -> OpenArgs {
+    OpenArgs { flags: OpenFlags(flags), kill_suidgid: false }
+}
+
+impl Served {
+    pub fn new(base: &Path, options: Options) -> Self {
+        let dir = tempfile::Builder::new().prefix("defuse-pt-").tempdir_in(base).unwrap();
+        let fs = Passthrough::new(dir.path(), options).unwrap();
+        Served { fs, dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn create(&self, text: &str) -> (Entry, File) {
+        let cx = me();
+        let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
+        let (entry, opened) =
+            self.fs.create(&cx, Ino::ROOT, name(text), &regular(&cx, 0o644), args).unwrap();
+        (entry, File { ino: entry.ino, fh: opened.fh })
+    }
+
+    pub fn mkdir(&self, parent: Ino, text: &str) -> Entry {
+        let cx = me();
+        let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
+        self.fs.mkdir(&cx, parent, name(text), &node).unwrap()
+    }
+
+    pub fn lookup(&self, text: &str) -> Result<Entry> {
+        self.fs.lookup(&me(), Ino::ROOT, name(text))
+    }
+
+    pub fn open(&self, ino: Ino, bits: u32) -> Result<File> {
+        self.fs.open(&me(), ino, flags(bits)).map(|opened| File { ino, fh: opened.fh })
+    }
+
+    pub fn read(&self, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut memory = vec![0; len];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, len);
+        let args = ReadArgs { offset, ..ReadArgs::default() };
+        self.fs.read(&me(), file, args, &mut out)?;
+        let filled = out.filled();
+        memory.truncate(filled);
+        Ok(memory)
+    }
+
+    pub fn write(&self, file: File, args: WriteArgs, bytes: &[u8]) -> Result<usize> {
+        let mut source = SliceSource::new(bytes);
+        self.fs.write(&me(), file, args, &mut WriteBuf::new(&mut source))
+    }
+
+    pub fn write_at(&self, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write(file, WriteArgs { offset, ..WriteArgs::default() }, bytes)
+    }
+
+    pub fn release(&self, file: File) {
+        self.fs.release(&me(), file, ReleaseArgs::default()).unwrap();
+    }
+
+    pub fn xattr(&self, ino: Ino, name: &str) -> Result<Vec<u8>> {
+        let name = XattrName::new(name.as_bytes()).unwrap();
+        match self.fs.getxattr(&me(), ino, name, 4096)? {
+            Xattr::Value(value) => Ok(value),
+            Xattr::Size(_) => panic!("a size for a buffer"),
+        }
+    }
+
+    pub fn set_xattr(&self, ino: Ino, name: &str, value: &[u8]) -> Result<()> {
+        let name = XattrName::new(name.as_bytes()).unwrap();
+        self.fs.setxattr(&me(), ino, name, value, SetXattrFlags::default())
+    }
+
+    pub fn list(&self, ino: Ino, room: usize, plus: bool) -> Result<Vec<Listed>> {
+        let opened = self.fs.opendir(&me(), ino, OpenFlags::default())?;
+        let dir = File { ino, fh: opened.fh };
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let got = self.list_some(dir, from, room, plus)?;
+            let Some(last) = got.last() else { break };
+            from = last.next;
+            all.extend(got);
+        }
+        self.fs.releasedir(&me(), dir)?;
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    pub fn list_some(&self, dir: File, from: u64, room: usize, plus: bool) -> Result<Vec<Listed>> {
+        let mut sink = Listing { room, plus, items: Vec::new() };
+        self.fs.readdir(&me(), dir, from, &mut DirBuf::new(&mut sink))?;
+        Ok(sink.items)
+    }
+}
+
+/// An entry of a listing.
+pub struct Listed {
+    pub name: String,
+    pub ino: u64,
+    pub next: u64,
+    pub kind: FileKind,
+    pub entry: Option<Entry>,
+}
+
+struct Listing {
+    room: usize,
+    plus: bool,
+    items: Vec<Listed>,
+}
+
+impl DirSink for Listing {
+    fn wants_entries(&self) -> bool {
+        self.plus
+    }
+    fn fits(&self, _: usize) -> bool {
+        self.items.len() < self.room
+    }
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        self.items.push(Listed {
+            name: String::from_utf8_lossy(item.name).into_owned(),
+            ino: item.ino,
+            next: item.next,
+            kind: item.kind,
+            entry: entry.copied(),
+        });
+    }
+}
