@@ -425,7 +425,8 @@ pub struct Opened {
     /// it is open: a frontend may read and write it past the file system. Only with
     /// [`Caps::backing_files`].
     pub backing: Option<Arc<OwnedFd>>,
-    /// [`flush`](crate::FileSystem::flush) does nothing for this file, so it need not be called.
+    /// [`flush`](crate::FileSystem::flush) does nothing for this file but drop POSIX locks, so it
+    /// need not be called where the frontend keeps those.
     pub no_flush: bool,
     /// No lseek: the file is a stream that keeps its own position.
     pub stream: bool,

@@ -24,3 +24,9 @@ pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::SessionOptions;
 pub use session::{Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
+
+/// The worker pool's bookkeeping, open to its checker in `tests/shuttle.rs` and to nobody else.
+#[cfg(feature = "shuttle")]
+pub mod checked {
+    pub use crate::workers::pool::{Growth, Pool, PoolCounts, PoolLimits, Woken};
+}

@@ -86,7 +86,9 @@ impl Dispatcher {
         set(abi::FOPEN_KEEP_CACHE, opened.cache == CacheMode::Keep);
         set(abi::FOPEN_NONSEEKABLE | abi::FOPEN_STREAM, opened.stream);
         set(abi::FOPEN_CACHE_DIR, opened.cache_dir);
-        set(abi::FOPEN_NOFLUSH, opened.no_flush);
+        // With locks of its own, the file system drops them when it is told of a close.
+        let locks = self.negotiated.uses(abi::FUSE_POSIX_LOCKS);
+        set(abi::FOPEN_NOFLUSH, opened.no_flush && !locks);
         set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
         let (Some(backings), Some(fd)) = (&self.backings, &opened.backing) else { return out };
         match backings.open(ino, Fh(out.fh), fd.as_fd()) {
