@@ -22,7 +22,7 @@ pub use info::{
     Liveness, MountEntry, connection_id, fuse_mounts, is_dead_mount, liveness, parse_mountinfo,
 };
 pub use options::{Applied, MountOptions, OptionError, RootKind, mount_option_names};
-pub use unmount::unmount;
+pub use unmount::{abort, unmount};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs, Result,
-    Whence,
+    IoctlArgs, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs,
+    Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -212,6 +212,10 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let lock = convert::lock_request(args, true)?;
+        if lock.lock.typ == LockType::Unlock {
+            // flock(2) unlocks with the request that waits.
+            return self.setlk(call, args, reply);
+        }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let deferred = reply.defer(Deferred::Plain);
         self.submit(call, IoOp::Lock { file, lock }, deferred);

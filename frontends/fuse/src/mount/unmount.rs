@@ -13,6 +13,19 @@ use std::process::{Command, Stdio};
 /// Never asks the file system. Refuses mounts of other types, so that a slip
 /// in a path does no harm.
 pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, lazy);
+    detach(path, flags)
+}
+
+/// Ends a FUSE file system whatever it is doing: its requests fail with ECONNABORTED, also those
+/// that the server will never answer, and the mount point is free (`umount2(2)`, MNT_FORCE and
+/// MNT_DETACH). Needs the right to unmount; a helper cannot do it.
+pub fn abort(path: &Path) -> Result<(), UnmountError> {
+    detach(path, UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH)
+}
+
+fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
     let path = resolve(path);
     match info::mount_at(&path) {
         Ok(None) => return Err(UnmountError::NotMounted { path }),
@@ -22,13 +35,13 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
         // Without /proc the kernel's answer has to do.
         Ok(Some(_)) | Err(_) => {}
     }
-    let mut flags = UnmountFlags::NOFOLLOW;
-    flags.set(UnmountFlags::DETACH, lazy);
     match rustix::mount::unmount(&path, flags) {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => match helper::find() {
-            Some(helper) => by_helper(&helper, path, lazy),
-            None => Err(UnmountError::NotPermitted { path }),
+            Some(helper) if !flags.contains(UnmountFlags::FORCE) => {
+                by_helper(&helper, path, flags.contains(UnmountFlags::DETACH))
+            }
+            _ => Err(UnmountError::NotPermitted { path }),
         },
         Err(Errno::BUSY) => Err(UnmountError::Busy { path }),
         Err(Errno::INVAL | Errno::NOENT) => Err(UnmountError::NotMounted { path }),

@@ -1,0 +1,453 @@
+//! Sessions against the running kernel: faults of handlers, interrupts, locks, workers,
+//! notifications. The file system here does what each test scripts for one file.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem,
+    Ino, Io, IoOp, LockRequest, LockSupport, LockType, Name, Notify, OpenArgs, Opened, PollHandle,
+    ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
+};
+use defuse_fuse::mount::{self, MountOptions};
+use defuse_fuse::{Session, SessionOptions};
+
+/// What a read of `/file` does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Script {
+    Answer,
+    Panic,
+    /// Waits until the test opens the gate, or the caller is interrupted.
+    Wait,
+    /// Waits for the gate and ignores interrupts.
+    WaitForever,
+    /// Sits in a system call that only a signal ends.
+    Block,
+}
+
+struct Scripted {
+    script: Mutex<Script>,
+    content: Mutex<Vec<u8>>,
+    gate: AtomicBool,
+    inside: AtomicUsize,
+    most_inside: AtomicUsize,
+    lookups: Mutex<HashMap<u64, u64>>,
+    forgotten: AtomicU64,
+    waiting: Mutex<Vec<Io>>,
+    polls: Mutex<Vec<PollHandle>>,
+    ready: AtomicBool,
+    notify: Mutex<Option<Arc<dyn Notify>>>,
+    detached: AtomicBool,
+    forever: Duration,
+}
+
+const FILE: Ino = Ino(2);
+
+impl Scripted {
+    fn new() -> Arc<Self> {
+        Arc::new(Scripted {
+            script: Mutex::new(Script::Answer),
+            content: Mutex::new(b"content".to_vec()),
+            gate: AtomicBool::new(false),
+            inside: AtomicUsize::new(0),
+            most_inside: AtomicUsize::new(0),
+            lookups: Mutex::default(),
+            forgotten: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            polls: Mutex::default(),
+            ready: AtomicBool::new(false),
+            notify: Mutex::default(),
+            detached: AtomicBool::new(false),
+            forever: Duration::from_secs(3600),
+        })
+    }
+
+    fn set(&self, script: Script) {
+        *self.script.lock().unwrap() = script;
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::clone(self.notify.lock().unwrap().as_ref().expect("attached"))
+    }
+
+    fn attr(&self, ino: Ino) -> Attr {
+        let dir = ino == Ino::ROOT;
+        Attr {
+            st_ino: ino.0,
+            kind: if dir { FileKind::Directory } else { FileKind::Regular },
+            perm: if dir { 0o755 } else { 0o644 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: if dir { 0 } else { self.content.lock().unwrap().len() as u64 },
+            blocks: 1,
+            blksize: 4096,
+            atime: Timestamp::default(),
+            mtime: Timestamp { secs: 1, nanos: 0 },
+            ctime: Timestamp::default(),
+            btime: Some(Timestamp { secs: 7, nanos: 0 }),
+            valid_for: self.forever,
+        }
+    }
+
+    fn run_script(&self, cx: &Context<'_>) -> Result<()> {
+        let script = *self.script.lock().unwrap();
+        match script {
+            Script::Answer => return Ok(()),
+            Script::Panic => panic!("scripted"),
+            Script::Block => {
+                let (reader, _writer) = rustix::pipe::pipe().unwrap();
+                let error = rustix::io::read(&reader, &mut [0; 1][..]).unwrap_err();
+                return Err(Errno::from_raw(error.raw_os_error()));
+            }
+            Script::Wait | Script::WaitForever => {}
+        }
+        while !self.gate.load(Ordering::Acquire) {
+            if script == Script::Wait && cx.interrupted() {
+                return Err(Errno::EINTR);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl FileSystem for Scripted {
+    fn caps(&self) -> Caps {
+        Caps { locks: LockSupport::FileSystem, exclusive: true, ..Caps::default() }
+    }
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        *self.notify.lock().unwrap() = Some(notify);
+    }
+    fn detached(&self) {
+        self.detached.store(true, Ordering::Release);
+    }
+    fn lookup(&self, _: &Context<'_>, _: Ino, name: Name<'_>) -> Result<Entry> {
+        if name.as_bytes() != b"file" {
+            return Err(Errno::ENOENT);
+        }
+        *self.lookups.lock().unwrap().entry(FILE.0).or_default() += 1;
+        Ok(Entry { ino: FILE, generation: 1, attr: self.attr(FILE), valid_for: self.forever })
+    }
+    fn forget(&self, ino: Ino, lookups: u64) {
+        *self.lookups.lock().unwrap().entry(ino.0).or_default() -= lookups;
+        self.forgotten.fetch_add(lookups, Ordering::AcqRel);
+    }
+    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        Ok(self.attr(ino))
+    }
+    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, _: &SetAttr) -> Result<Attr> {
+        Ok(self.attr(ino))
+    }
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+        let cached = *self.script.lock().unwrap() == Script::Answer;
+        let cache = if cached { CacheMode::Keep } else { CacheMode::Direct };
+        Ok(Opened { fh: Fh(9), cache, ..Opened::default() })
+    }
+    fn read(&self, cx: &Context<'_>, _: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
+        let inside = self.inside.fetch_add(1, Ordering::AcqRel) + 1;
+        self.most_inside.fetch_max(inside, Ordering::AcqRel);
+        let result = self.run_script(cx);
+        self.inside.fetch_sub(1, Ordering::AcqRel);
+        result?;
+        let content = self.content.lock().unwrap();
+        out.put(content.get(args.offset as usize..).unwrap_or_default())?;
+        Ok(())
+    }
+    fn flush(&self, _: &Context<'_>, _: File, _: defuse_fs::LockOwner) -> Result<()> {
+        Ok(())
+    }
+    fn readdir(&self, _: &Context<'_>, _: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        if from == 0 {
+            out.push(DirItem { ino: 2, next: 1, kind: FileKind::Regular, name: b"file" });
+        }
+        Ok(())
+    }
+    fn setlk(&self, _: &Context<'_>, _: File, request: &LockRequest) -> Result<()> {
+        match request.lock.typ {
+            // The unlock grants all that wait.
+            LockType::Unlock => {
+                let waiting = std::mem::take(&mut *self.waiting.lock().unwrap());
+                waiting.into_iter().for_each(|io| io.finish(Ok(0)));
+                Ok(())
+            }
+            _ => Err(Errno::EAGAIN),
+        }
+    }
+    fn submit(&self, io: Io) {
+        assert!(matches!(io.op(), IoOp::Lock { .. }));
+        self.waiting.lock().unwrap().push(io);
+    }
+    fn poll(&self, _: &Context<'_>, _: File, _: u32, wake: Option<PollHandle>) -> Result<u32> {
+        self.polls.lock().unwrap().extend(wake);
+        Ok(if self.ready.load(Ordering::Acquire) { libc::POLLIN as u32 } else { 0 })
+    }
+}
+
+struct Mount {
+    dir: tempfile::TempDir,
+    fs: Arc<Scripted>,
+    session: Option<Session>,
+}
+
+impl Mount {
+    fn new(options: &SessionOptions) -> Option<Mount> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: needs root and /dev/fuse");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Scripted::new();
+        let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+        let session = Session::start(mounted.device, fs.clone(), options).unwrap();
+        Some(Mount { dir, fs, session: Some(session) })
+    }
+
+    fn file(&self) -> std::path::PathBuf {
+        self.dir.path().join("file")
+    }
+
+    /// A process that reads the file.
+    fn reader(&self) -> Child {
+        Command::new("cat")
+            .arg(self.file())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn end(mut self) -> (Arc<Scripted>, bool) {
+        mount::unmount(self.dir.path(), false).unwrap();
+        let clean = self.session.take().unwrap().wait();
+        (self.fs.clone(), clean)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.fs.gate.store(true, Ordering::Release);
+        let _ = mount::abort(self.dir.path());
+    }
+}
+
+fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn one_worker() -> SessionOptions {
+    SessionOptions { workers: Some(1), ..SessionOptions::default() }
+}
+
+#[test]
+fn a_panic_answers_eio_to_its_request_alone() {
+    let Some(mount) = Mount::new(&one_worker()) else { return };
+    mount.fs.set(Script::Panic);
+    let error = std::fs::read(mount.file()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    mount.fs.set(Script::Answer);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    let (fs, clean) = mount.end();
+    assert!(clean && fs.detached.load(Ordering::Acquire));
+}
+
+/// The only worker is in the handler, so nobody but the sentinel can receive the INTERRUPT.
+#[test]
+fn an_interrupt_ends_the_handler_of_the_only_worker() {
+    let Some(mount) = Mount::new(&one_worker()) else { return };
+    for script in [Script::Wait, Script::Block] {
+        mount.fs.set(script);
+        let mut reader = mount.reader();
+        eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+        reader.kill().unwrap();
+        eventually("the reader ends", || reader.try_wait().unwrap().is_some());
+        eventually("the handler ends", || mount.fs.inside.load(Ordering::Acquire) == 0);
+    }
+    mount.fs.set(Script::Answer);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    assert!(mount.end().1);
+}
+
+/// What the sentinel receives while the worker is stuck is handled afterwards.
+#[test]
+fn requests_behind_a_stuck_worker_are_not_lost() {
+    let Some(mount) = Mount::new(&one_worker()) else { return };
+    mount.fs.set(Script::WaitForever);
+    let mut readers: Vec<Child> = (0..5).map(|_| mount.reader()).collect();
+    eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+    std::thread::sleep(Duration::from_millis(100));
+    mount.fs.gate.store(true, Ordering::Release);
+    for reader in &mut readers {
+        let mut text = String::new();
+        reader.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+        assert!(reader.wait().unwrap().success());
+    }
+    assert_eq!(mount.fs.most_inside.load(Ordering::Acquire), 1, "one worker means one at a time");
+    assert!(mount.end().1);
+}
+
+#[test]
+fn a_handler_that_never_answers_cannot_hold_the_mount() {
+    let Some(mut mount) = Mount::new(&SessionOptions::default()) else { return };
+    mount.fs.set(Script::WaitForever);
+    let mut reader = mount.reader();
+    eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+    let busy = mount::unmount(mount.dir.path(), false).unwrap_err();
+    assert!(matches!(busy, mount::UnmountError::Busy { .. }), "{busy}");
+    mount::abort(mount.dir.path()).unwrap();
+    eventually("the reader ends", || reader.try_wait().unwrap().is_some());
+    assert!(!reader.wait().unwrap().success());
+    assert!(!mount.session.take().unwrap().wait(), "the handler is still there");
+    assert!(std::fs::read_dir(mount.dir.path()).unwrap().next().is_none());
+}
+
+#[test]
+fn workers_appear_when_handlers_block_and_retire_never_below_one() {
+    let options = SessionOptions { workers: Some(6), ..SessionOptions::default() };
+    let Some(mount) = Mount::new(&options) else { return };
+    mount.fs.set(Script::WaitForever);
+    let mut readers: Vec<Child> = (0..10).map(|_| mount.reader()).collect();
+    eventually("all workers are busy", || mount.fs.inside.load(Ordering::Acquire) == 6);
+    mount.fs.gate.store(true, Ordering::Release);
+    for reader in &mut readers {
+        assert!(reader.wait().unwrap().success());
+    }
+    assert_eq!(mount.fs.most_inside.load(Ordering::Acquire), 6);
+    let statistics = mount.session.as_ref().unwrap().statistics();
+    let peak = statistics.snapshot().gauges["workers_peak"];
+    assert_eq!(peak, 6);
+    // One caller at a time: the others park.
+    eventually("workers park", || {
+        std::fs::read(mount.file()).unwrap();
+        statistics.snapshot().gauges["workers_parked"] >= 4
+    });
+    assert!(mount.end().1);
+}
+
+/// More callers wait for a lock than there are workers; the unlock still gets through.
+#[test]
+fn waiting_for_locks_holds_no_worker() {
+    let Some(mount) = Mount::new(&one_worker()) else { return };
+    let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
+    let lock = || Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
+    let mut waiters: Vec<Child> = (0..4).map(|_| lock()).collect();
+    eventually("all wait", || mount.fs.waiting.lock().unwrap().len() == 4);
+    // An interrupt ends one of the waits: the token trips and the file system may answer.
+    let file = std::fs::File::open(mount.file()).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+    for waiter in &mut waiters {
+        assert!(waiter.wait().unwrap().success());
+    }
+    drop(file);
+    assert!(mount.end().1);
+}
+
+#[test]
+fn an_interrupt_reaches_a_deferred_request() {
+    let Some(mount) = Mount::new(&one_worker()) else { return };
+    let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
+    let mut waiter =
+        Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
+    eventually("it waits", || mount.fs.waiting.lock().unwrap().len() == 1);
+    let interrupted = Arc::new(AtomicBool::new(false));
+    {
+        let waiting = mount.fs.waiting.lock().unwrap();
+        let flag = Arc::clone(&interrupted);
+        waiting[0].interrupt().on_interrupt(move || flag.store(true, Ordering::Release));
+    }
+    waiter.kill().unwrap();
+    eventually("the interrupt arrives", || interrupted.load(Ordering::Acquire));
+    mount.fs.waiting.lock().unwrap().pop().unwrap().finish(Err(Errno::EINTR));
+    waiter.wait().unwrap();
+    assert!(mount.end().1);
+}
+
+#[test]
+fn every_lookup_is_given_back() {
+    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+    for _ in 0..50 {
+        assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
+        let parent = Name::new(b"file").unwrap();
+        let _ = mount.fs.notifier().invalidate_entry(Ino::ROOT, parent, false);
+    }
+    std::fs::metadata(mount.file()).unwrap();
+    let (fs, _) = mount.end();
+    // At an unmount the kernel drops its lookups without a word; what it did give back must not be
+    // more than what it took.
+    let left = fs.lookups.lock().unwrap().get(&FILE.0).copied().unwrap_or(0);
+    assert!(fs.forgotten.load(Ordering::Acquire) >= 40, "{left} left");
+}
+
+#[test]
+fn notifications_reach_the_page_cache() {
+    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+    let notify = mount.fs.notifier();
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    *mount.fs.content.lock().unwrap() = b"CONTENT".to_vec();
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content", "it is cached");
+    notify.invalidate_inode(FILE, Some((0, 0))).unwrap();
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"CONTENT");
+    notify.store(FILE, 0, b"stored!").unwrap();
+    let file = std::fs::File::open(mount.file()).unwrap();
+    let mut bytes = [0; 7];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"stored!");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done = Box::new(move |got: Result<Vec<u8>>| sender.send(got).unwrap());
+    notify.retrieve(FILE, 2, 3, done).unwrap();
+    let got = receiver.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+    assert_eq!(got, b"ore");
+    drop(file);
+    let name = Name::new(b"file").unwrap();
+    for result in [
+        notify.deleted(Ino::ROOT, FILE, name),
+        notify.invalidate_entry(Ino::ROOT, name, true),
+        notify.increment_epoch(),
+        notify.prune(&[FILE]),
+        notify.invalidate_inode(FILE, None),
+    ] {
+        // A name that was deleted just before is not there any more.
+        assert!(matches!(result, Ok(()) | Err(Errno::ENOENT)), "{result:?}");
+    }
+    assert!(mount.end().1);
+    assert_eq!(notify.invalidate_inode(FILE, None), Err(Errno::ENOTCONN));
+}
+
+#[test]
+fn poll_is_woken_by_a_notification() {
+    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+    let file = std::fs::File::open(mount.file()).unwrap();
+    let polling = std::thread::spawn(move || {
+        let mut fds = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&limit)).unwrap()
+    });
+    eventually("somebody polls", || !mount.fs.polls.lock().unwrap().is_empty());
+    assert!(!polling.is_finished());
+    mount.fs.ready.store(true, Ordering::Release);
+    let handle = mount.fs.polls.lock().unwrap()[0];
+    mount.fs.notifier().poll_wake(handle).unwrap();
+    assert_eq!(polling.join().unwrap(), 1);
+    assert!(mount.end().1);
+}
+
+#[test]
+fn statx_tells_the_birth_time() {
+    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+    let created = std::fs::metadata(mount.file()).unwrap().created();
+    let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
+    assert_eq!(created.map_err(|error: io::Error| error.kind()), Ok(7));
+    assert!(mount.end().1);
+}
