@@ -43,6 +43,12 @@ impl<P: PathFileSystem> PathAdapter<P> {
         &self.inner
     }
 
+    /// How many inodes are known, the root included.
+    #[cfg(test)]
+    pub(crate) fn nodes(&self) -> usize {
+        self.names.lock().len()
+    }
+
     /// The number of the inode at `path` (components, each after a `/`), where a frontend knows it:
     /// what a backend needs to notify of changes that came from elsewhere.
     pub fn ino_of(&self, path: &[u8]) -> Option<Ino> {

@@ -23,7 +23,7 @@ mod handles;
 mod held;
 mod remove;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tree;
 mod types;
 

@@ -9,13 +9,13 @@ use crate::{
     RenameFlags, Result, Timestamp, WriteArgs, WriteBuf,
 };
 
-pub(super) struct Backend {
+pub(crate) struct Backend {
     caps: PathCaps,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(crate) struct State {
     pub names: BTreeMap<Vec<u8>, u64>,
     files: HashMap<u64, Inode>,
     pub open: HashMap<u64, u64>,
