@@ -1,16 +1,42 @@
 //! The tree of names that the frontend knows. Pure bookkeeping: no backend is called from here.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::{Errno, Fh, FileKind, Ino, Result};
 
 /// A name in a directory.
 type Name<'a> = (Ino, &'a [u8]);
 
+/// Nodes by number. The adapter hands the numbers out itself, one after the other, so nobody can
+/// choose them to collide and a multiplication spreads them well enough; with the default hasher
+/// most of the time of an operation went into hashing. Names keep that one: anybody chooses names.
+type Nodes = HashMap<Ino, Node, BuildHasherDefault<InoHasher>>;
+
+#[derive(Debug, Default)]
+struct InoHasher(u64);
+
+impl Hasher for InoHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 by the golden ratio; turned, because the table looks at both ends of the hash.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e3779b97f4a7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// All nodes. Numbers are never used twice, so a generation is not needed to tell them apart.
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: HashMap<Ino, Node>,
+    nodes: Nodes,
     by_st_ino: HashMap<u64, Ino>,
     next: u64,
 }
@@ -92,7 +118,8 @@ pub(super) struct Found {
 impl Tree {
     pub fn new() -> Self {
         let root = Node::new(FileKind::Directory, None);
-        Tree { nodes: HashMap::from([(Ino::ROOT, root)]), by_st_ino: HashMap::new(), next: 2 }
+        let nodes = Nodes::from_iter([(Ino::ROOT, root)]);
+        Tree { nodes, by_st_ino: HashMap::new(), next: 2 }
     }
 
     /// The node `ino`; `ESTALE` where it is not known.
