@@ -51,6 +51,16 @@ impl<'a> ReadBuf<'a> {
         self.filled
     }
 
+    /// Runs `fill` with room for at most `max` bytes: to take a part from one place and the next
+    /// from another.
+    pub fn with_limit<T>(&mut self, max: usize, fill: impl FnOnce(&mut Self) -> T) -> T {
+        let capacity = self.capacity;
+        self.capacity = capacity.min(self.filled.saturating_add(max));
+        let result = fill(self);
+        self.capacity = capacity;
+        result
+    }
+
     /// Appends `bytes`, or as many as fit; returns how many.
     pub fn put(&mut self, bytes: &[u8]) -> Result<usize> {
         let len = bytes.len().min(self.remaining());
@@ -116,6 +126,13 @@ impl<'a> WriteBuf<'a> {
         self.source.remaining()
     }
 
+    /// Runs `drain` with at most `max` of the remaining bytes: to put a part in one place and the
+    /// next in another.
+    pub fn with_limit<T>(&mut self, max: usize, drain: impl FnOnce(&mut WriteBuf<'_>) -> T) -> T {
+        let mut limited = Limited { source: &mut *self.source, left: max };
+        drain(&mut WriteBuf::new(&mut limited))
+    }
+
     /// Moves the next bytes into `out`; returns how many.
     pub fn take(&mut self, out: &mut [u8]) -> Result<usize> {
         self.source.take(out)
@@ -135,6 +152,31 @@ impl<'a> WriteBuf<'a> {
             }
         }
         Ok(done)
+    }
+}
+
+/// The first bytes of another source.
+struct Limited<'a> {
+    source: &'a mut dyn WriteSource,
+    left: usize,
+}
+
+impl WriteSource for Limited<'_> {
+    fn remaining(&self) -> usize {
+        self.source.remaining().min(self.left)
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        let len = out.len().min(self.left);
+        let count = self.source.take(&mut out[..len])?;
+        self.left -= count;
+        Ok(count)
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let count = self.source.drain_to(fd, offset, len.min(self.left))?;
+        self.left -= count;
+        Ok(count)
     }
 }
 
@@ -306,6 +348,22 @@ mod tests {
         assert_eq!(out.put(b"zz"), Ok(0));
         assert_eq!((out.filled(), out.remaining()), (6, 0));
         assert_eq!(&memory, b"abcd\0\0\xff\xff");
+    }
+
+    #[test]
+    fn a_limit_holds_for_one_part_only() {
+        let mut memory = [0; 8];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, 6);
+        assert_eq!(out.with_limit(2, |out| out.put(b"abcd")), Ok(2));
+        assert_eq!(out.put(b"efghij"), Ok(4));
+        assert_eq!(&memory, b"abefgh\0\0");
+
+        let mut source = SliceSource::new(b"hello world");
+        let mut data = WriteBuf::new(&mut source);
+        let mut taken = [0; 8];
+        let first = data.with_limit(5, |data| (data.remaining(), data.take(&mut taken)));
+        assert_eq!((first, data.remaining()), ((5, Ok(5)), 6));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod file_system;
 mod io;
 pub mod layer;
 mod notify;
+pub mod path;
 mod types;
 
 pub use buf::{

@@ -1,15 +1,27 @@
 //! Layers: file systems that wrap another one and change a part of what it does.
 
 mod delegate;
+mod fault;
 mod map;
 mod method;
+mod read_only;
+mod subdir;
+#[cfg(test)]
+mod testing;
 
+pub use fault::{Action, Fault, Rule, When};
 pub use map::MapInos;
 pub use method::Method;
+pub use read_only::ReadOnly;
+pub use subdir::Subdir;
 
 use std::sync::Arc;
 
 use crate::FileSystem;
+
+impl<F: FileSystem + ?Sized> FileSystem for &F {
+    crate::delegate!(deref);
+}
 
 impl<F: FileSystem + ?Sized> FileSystem for Arc<F> {
     crate::delegate!(deref);

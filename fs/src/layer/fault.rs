@@ -1,0 +1,444 @@
+//! A layer that makes things go wrong, for tests of everything above it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::layer::Method;
+use crate::{
+    Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, Name, NewNode,
+    OpenArgs, Opened, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
+    delegate,
+};
+
+/// How often a delayed operation looks whether its caller has given up.
+const INTERRUPT_CHECK: Duration = Duration::from_millis(5);
+
+/// Which calls something happens to, and what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
+    /// The method, or `None` for every one. What comes through `submit` counts as the method that
+    /// it stands for.
+    pub method: Option<Method>,
+    /// Which of its calls, counted from when the rule was set.
+    pub when: When,
+    /// What happens.
+    pub action: Action,
+}
+
+/// Which of the calls that a rule applies to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum When {
+    /// All.
+    Always,
+    /// One of them; the first is 1.
+    Nth(u64),
+    /// Every so many, beginning with the one of that number; 0 is none.
+    Every(u64),
+    /// With this probability, 0 to 1. Whether the n-th call is among them depends on the seed and on
+    /// n alone.
+    Chance(f64),
+}
+
+/// What happens to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is not done, and fails.
+    Fail(Errno),
+    /// It is done after this time, or fails with `EINTR` when the caller gives up before. Rules
+    /// that come after this one still apply.
+    Delay(Duration),
+    /// It is done, and its answer lost: the caller gets `EIO`. What it gave (a lookup, an open
+    /// file) stays taken, as after a lost message. Rules that come after this one still apply.
+    Lose,
+    /// It is not done; the thread panics.
+    Panic,
+    /// A read or write moves at most this many bytes. Nothing happens to other methods. Rules that
+    /// come after this one still apply.
+    Short(usize),
+}
+
+/// The file system below, with the faults that rules describe. The rules are tried in their order,
+/// for each call. With the same seed and rules, the n-th call that a rule applies to always fares
+/// the same.
+#[derive(Debug)]
+pub struct Fault<F> {
+    inner: Arc<F>,
+    seed: u64,
+    rules: RwLock<Arc<[Armed]>>,
+}
+
+/// A rule at work.
+#[derive(Debug)]
+struct Armed {
+    rule: Rule,
+    seen: AtomicU64,
+    fired: AtomicU64,
+}
+
+/// What the rules leave of a call that is to be done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Verdict {
+    delay: Duration,
+    lose: bool,
+    short: Option<usize>,
+    /// Decided together with the rest but carried out after the delay.
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Fail(Errno),
+    Panic(Method),
+}
+
+impl<F: FileSystem + 'static> Fault<F> {
+    /// `inner` without faults so far; `seed` decides chances.
+    pub fn new(inner: F, seed: u64) -> Self {
+        Fault { inner: Arc::new(inner), seed, rules: RwLock::new(Arc::new([])) }
+    }
+
+    /// The file system below.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+
+    /// Replaces all rules, and counts calls anew. Calls that run are not affected.
+    pub fn set_rules(&self, rules: &[Rule]) {
+        let arm = |&rule: &Rule| Armed { rule, seen: AtomicU64::new(0), fired: AtomicU64::new(0) };
+        let armed = rules.iter().map(arm).collect();
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = armed;
+    }
+
+    /// How many calls each rule has acted on.
+    pub fn fired(&self) -> Vec<u64> {
+        self.armed().iter().map(|armed| armed.fired.load(Relaxed)).collect()
+    }
+
+    fn armed(&self) -> Arc<[Armed]> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn around<T>(
+        &self,
+        method: Method,
+        cx: &Context<'_>,
+        call: impl FnOnce(&F) -> Result<T>,
+    ) -> Result<T> {
+        self.limited(method, cx, |inner, _| call(inner))
+    }
+
+    /// Runs `call`, which is told how many bytes it may move, as the rules will.
+    fn limited<T>(
+        &self,
+        method: Method,
+        cx: &Context<'_>,
+        call: impl FnOnce(&F, Option<usize>) -> Result<T>,
+    ) -> Result<T> {
+        let verdict = self.judge(method);
+        verdict.wait(cx)?;
+        verdict.end()?;
+        let result = call(&self.inner, verdict.short);
+        if verdict.lose { Err(Errno::EIO) } else { result }
+    }
+
+    fn judge(&self, method: Method) -> Verdict {
+        let mut verdict = Verdict::default();
+        for (place, armed) in self.armed().iter().enumerate() {
+            let applies = armed.rule.method.is_none_or(|only| only == method);
+            if !applies {
+                continue;
+            }
+            let call = armed.seen.fetch_add(1, Relaxed) + 1;
+            if !armed.rule.when.includes(call, self.seed.wrapping_add(place as u64)) {
+                continue;
+            }
+            armed.fired.fetch_add(1, Relaxed);
+            match armed.rule.action {
+                Action::Delay(time) => verdict.delay = verdict.delay.saturating_add(time),
+                Action::Lose => verdict.lose = true,
+                Action::Short(max) => verdict.short = Some(max),
+                Action::Fail(errno) => verdict.end = Some(End::Fail(errno)),
+                Action::Panic => verdict.end = Some(End::Panic(method)),
+            }
+            if verdict.end.is_some() {
+                break;
+            }
+        }
+        verdict
+    }
+}
+
+impl When {
+    fn includes(self, call: u64, seed: u64) -> bool {
+        match self {
+            When::Always => true,
+            When::Nth(nth) => call == nth,
+            When::Every(step) => step > 0 && call.is_multiple_of(step),
+            When::Chance(chance) => {
+                // 53 bits are what a float between 0 and 1 can tell apart.
+                let share = (mix(mix(seed) ^ call) >> 11) as f64 / (1u64 << 53) as f64;
+                share < chance
+            }
+        }
+    }
+}
+
+impl Verdict {
+    fn wait(&self, cx: &Context<'_>) -> Result<()> {
+        let start = Instant::now();
+        while let Some(left) = self.delay.checked_sub(start.elapsed()).filter(|it| !it.is_zero()) {
+            if cx.interrupted() {
+                return Err(Errno::EINTR);
+            }
+            std::thread::sleep(left.min(INTERRUPT_CHECK));
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<()> {
+        match self.end {
+            None => Ok(()),
+            Some(End::Fail(errno)) => Err(errno),
+            Some(End::Panic(method)) => panic!("injected into {}", method.name()),
+        }
+    }
+}
+
+/// The finalizer of SplitMix64: each bit of the result depends on all of `value`.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e3779b97f4a7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d049bb133111eb);
+    value ^ (value >> 31)
+}
+
+/// Opened files without a way past the layer.
+fn covered(opened: Opened) -> Opened {
+    Opened { backing: None, ..opened }
+}
+
+impl<F: FileSystem + 'static> FileSystem for Fault<F> {
+    delegate!(around inner, except caps, submit, open, create, tmpfile, read, write);
+
+    fn caps(&self) -> Caps {
+        Caps { backing_files: false, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        let method = match io.op() {
+            IoOp::Read { .. } => Method::Read,
+            IoOp::Write { .. } => Method::Write,
+            IoOp::Fsync { .. } => Method::Fsync,
+            IoOp::Lock { .. } => Method::Setlk,
+        };
+        let verdict = self.judge(method);
+        if verdict.delay.is_zero() {
+            return submit(&*self.inner, verdict, io);
+        }
+        // Whoever submits must not be kept waiting.
+        let inner = Arc::clone(&self.inner);
+        std::thread::spawn(move || match io.with_context(|cx| verdict.wait(cx)) {
+            Ok(()) => submit(&*inner, verdict, io),
+            Err(errno) => io.finish(Err(errno)),
+        });
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.around(Method::Open, cx, |inner| inner.open(cx, ino, args)).map(covered)
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let call = |inner: &F| inner.create(cx, parent, name, node, args);
+        let (entry, opened) = self.around(Method::Create, cx, call)?;
+        Ok((entry, covered(opened)))
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let call = |inner: &F| inner.tmpfile(cx, parent, node, args);
+        let (entry, opened) = self.around(Method::Tmpfile, cx, call)?;
+        Ok((entry, covered(opened)))
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.limited(Method::Read, cx, |inner, max| {
+            out.with_limit(max.unwrap_or(usize::MAX), |out| inner.read(cx, file, args, out))
+        })
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.limited(Method::Write, cx, |inner, max| match max {
+            None => inner.write(cx, file, args, data),
+            Some(max) => data.with_limit(max, |data| inner.write(cx, file, args, data)),
+        })
+    }
+}
+
+/// Submits what a verdict leaves of an operation. One that is to be short is done at once, because
+/// only then is there a buffer to shorten.
+fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
+    if let Err(errno) = verdict.end() {
+        return io.finish(Err(errno));
+    }
+    let mut io = if verdict.lose {
+        io.map_completion(|completion| Box::new(Lost(completion)) as Box<dyn Completion>)
+    } else {
+        io
+    };
+    match (io.op(), verdict.short) {
+        (IoOp::Read { file, args, .. }, Some(max)) => {
+            let result = io.with_read_buf(|cx, out| {
+                out.with_limit(max, |out| inner.read(cx, file, args, out))
+            });
+            io.finish_filled(result);
+        }
+        (IoOp::Write { file, args, .. }, Some(max)) => {
+            let result = io.with_write_buf(|cx, data| {
+                data.with_limit(max, |data| inner.write(cx, file, args, data))
+            });
+            io.finish(result);
+        }
+        _ => inner.submit(io),
+    }
+}
+
+/// A completion that says `EIO` whatever happened.
+struct Lost(Box<dyn Completion>);
+
+impl Completion for Lost {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        self.0.sink()
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        self.0.source()
+    }
+    fn finish(self: Box<Self>, _: Result<usize>) {
+        self.0.finish(Err(Errno::EIO));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::testing::{self, cx, name};
+    use crate::{Caller, InterruptToken};
+
+    fn rule(method: Option<Method>, when: When, action: Action) -> Rule {
+        Rule { method, when, action }
+    }
+
+    fn layer() -> (Fault<Arc<dyn FileSystem>>, Ino) {
+        let layer = Fault::new(testing::tree() as Arc<dyn FileSystem>, 7);
+        let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
+        (layer, file)
+    }
+
+    #[test]
+    fn a_rule_acts_on_the_calls_it_names_and_can_change_while_running() {
+        let (layer, file) = layer();
+        layer.set_rules(&[
+            rule(Some(Method::Getattr), When::Nth(2), Action::Fail(Errno::ENOSPC)),
+            rule(Some(Method::Getattr), When::Every(3), Action::Fail(Errno::EIO)),
+        ]);
+        let getattr = || layer.getattr(&cx(), file, None).err();
+        let seen: Vec<_> = (0..7).map(|_| getattr()).collect();
+        // The call that the first rule ended was not counted by the second.
+        let (full, broken) = (Some(Errno::ENOSPC), Some(Errno::EIO));
+        assert_eq!(seen, [None, full, None, broken, None, None, broken]);
+        assert_eq!(layer.fired(), [1, 2]);
+        assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
+        layer.set_rules(&[]);
+        assert_eq!(getattr(), None);
+    }
+
+    #[test]
+    fn chance_depends_on_the_seed_alone() {
+        let when = When::Chance(0.25);
+        let calls = |seed| (1..=4000).filter(move |&call| when.includes(call, seed));
+        assert_eq!(calls(1).collect::<Vec<_>>(), calls(1).collect::<Vec<_>>());
+        assert_ne!(calls(1).collect::<Vec<_>>(), calls(2).collect::<Vec<_>>());
+        for seed in 0..20 {
+            assert!(calls(seed).count().abs_diff(1000) < 150);
+        }
+        assert!(!When::Chance(0.0).includes(1, 1) && When::Chance(1.0).includes(1, 1));
+    }
+
+    #[test]
+    fn reads_and_writes_can_be_short() {
+        let (layer, file) = layer();
+        layer.set_rules(&[rule(None, When::Always, Action::Short(3))]);
+        assert_eq!(testing::read(&layer, file), Ok(b"tex".to_vec()));
+        assert_eq!(testing::write(&layer, file, b"TEXT"), Ok(3));
+        assert_eq!(testing::submit_write(&layer, file), Ok(3));
+        layer.set_rules(&[]);
+        assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
+    }
+
+    #[test]
+    fn a_lost_answer_is_of_something_that_was_done() {
+        let (layer, file) = layer();
+        layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Lose)]);
+        assert_eq!(testing::write(&layer, file, b"done"), Err(Errno::EIO));
+        assert_eq!(testing::read(&layer, file), Ok(b"done".to_vec()));
+        assert_eq!(testing::submit_write(&layer, file), Err(Errno::EIO));
+        assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
+    }
+
+    #[test]
+    fn a_delay_ends_when_the_caller_gives_up() {
+        let (layer, file) = layer();
+        layer.set_rules(&[
+            rule(Some(Method::Write), When::Nth(1), Action::Delay(Duration::from_millis(20))),
+            rule(Some(Method::Getattr), When::Always, Action::Delay(Duration::MAX)),
+        ]);
+        let start = Instant::now();
+        assert_eq!(testing::submit_write(&layer, file), Ok(4));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        let token = InterruptToken::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                token.trip();
+            });
+            let cx = Context::with_interrupt(Caller::default(), 1, &token);
+            assert_eq!(layer.getattr(&cx, file, None).err(), Some(Errno::EINTR));
+        });
+    }
+
+    #[test]
+    fn a_panic_answers_what_was_submitted() {
+        let (layer, file) = layer();
+        layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Panic)]);
+        let layer = std::panic::AssertUnwindSafe(&layer);
+        let caught = std::panic::catch_unwind(|| testing::submit_write(*layer, file));
+        assert!(caught.is_err());
+        layer.set_rules(&[rule(None, When::Always, Action::Fail(Errno::EROFS))]);
+        assert_eq!(testing::submit_write(*layer, file), Err(Errno::EROFS));
+    }
+}

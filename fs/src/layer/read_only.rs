@@ -1,0 +1,135 @@
+//! A layer that lets nothing be changed.
+
+use crate::layer::Method;
+use crate::{
+    AccessMask, Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, NewNode, OpenArgs,
+    OpenFlags, Opened, Result, delegate,
+};
+
+/// The file system below, to be read only. Every change gives `EROFS`, as does opening for writing
+/// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit; opening with `O_CREAT`
+/// what exists opens it. Locks and device control pass: they are the business of the file.
+///
+/// A read of a file may still move its access time, if the file system below does that by itself.
+#[derive(Clone, Debug)]
+pub struct ReadOnly<F> {
+    inner: F,
+}
+
+impl<F: FileSystem> ReadOnly<F> {
+    /// `inner`, to be read only.
+    pub fn new(inner: F) -> Self {
+        ReadOnly { inner }
+    }
+
+    /// The file system below.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+
+    #[inline]
+    fn around<T>(
+        &self,
+        method: Method,
+        _: &Context<'_>,
+        call: impl FnOnce(&F) -> Result<T>,
+    ) -> Result<T> {
+        if method.changes() { Err(Errno::EROFS) } else { call(&self.inner) }
+    }
+}
+
+/// The write bit of access(2), `W_OK`.
+const WRITE: u32 = 2;
+
+impl<F: FileSystem> FileSystem for ReadOnly<F> {
+    delegate!(around inner, except caps, submit, access, open, create);
+
+    fn caps(&self) -> Caps {
+        // The descriptors behind open files may be writable, so nobody gets past this layer.
+        Caps { read_only: true, backing_files: false, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        match io.op() {
+            IoOp::Write { .. } => io.finish(Err(Errno::EROFS)),
+            _ => self.inner.submit(io),
+        }
+    }
+
+    fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
+        if mask.0 & WRITE != 0 { Err(Errno::EROFS) } else { self.inner.access(cx, ino, mask) }
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        if args.flags.writable() || args.flags.has(OpenFlags::TRUNC) {
+            return Err(Errno::EROFS);
+        }
+        let opened = self.inner.open(cx, ino, args)?;
+        Ok(Opened { backing: None, ..opened })
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        _: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let entry = self.inner.lookup(cx, parent, name).map_err(|errno| match errno {
+            Errno::ENOENT => Errno::EROFS,
+            other => other,
+        })?;
+        let flags = args.flags.without(OpenFlags::CREAT | OpenFlags::EXCL);
+        let opened = match args.flags.has(OpenFlags::EXCL) {
+            true => Err(Errno::EEXIST),
+            false => self.open(cx, entry.ino, OpenArgs { flags, ..args }),
+        };
+        if opened.is_err() {
+            self.inner.forget(entry.ino, 1);
+        }
+        Ok((entry, opened?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::testing::{self, cx, name};
+    use crate::{RenameFlags, SetAttr};
+
+    #[test]
+    fn nothing_can_be_changed_and_everything_read() {
+        let layer = ReadOnly::new(testing::tree());
+        assert!(layer.caps().read_only);
+        let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
+        let node = testing::node();
+        let read_only = Some(Errno::EROFS);
+        assert_eq!(layer.mkdir(&cx(), dir, name("new"), &node).err(), read_only);
+        assert_eq!(layer.unlink(&cx(), dir, name("file")).err(), read_only);
+        assert_eq!(layer.setattr(&cx(), file, None, &SetAttr::default()).err(), read_only);
+        let (from, to) = ((dir, name("file")), (dir, name("other")));
+        assert_eq!(layer.rename(&cx(), from, to, RenameFlags(0)).err(), read_only);
+        assert_eq!(layer.access(&cx(), file, AccessMask(6)).err(), read_only);
+        assert_eq!(testing::write(&layer, file, b"x"), Err(Errno::EROFS));
+        assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
+        assert_eq!(testing::submit_write(&layer, file), Err(Errno::EROFS));
+    }
+
+    #[test]
+    fn opening_depends_on_what_for() {
+        let layer = ReadOnly::new(testing::tree());
+        let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let open = |at, flags| {
+            let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
+            let opened = layer.create(&cx(), dir, name(at), &testing::node(), args);
+            opened.map(|_| ())
+        };
+        assert_eq!(open("file", OpenFlags::CREAT), Ok(()));
+        assert_eq!(open("file", OpenFlags::CREAT | OpenFlags::EXCL), Err(Errno::EEXIST));
+        assert_eq!(open("file", OpenFlags::CREAT | OpenFlags::RDWR), Err(Errno::EROFS));
+        assert_eq!(open("file", OpenFlags::TRUNC), Err(Errno::EROFS));
+        assert_eq!(open("none", OpenFlags::CREAT), Err(Errno::EROFS));
+    }
+}

@@ -1,0 +1,202 @@
+//! A layer that shows a directory as the whole.
+
+use std::sync::Arc;
+
+use crate::layer::MapInos;
+use crate::{
+    Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, PollHandle,
+    Result, delegate,
+};
+
+/// A directory of the file system below as the root. `..` does not lead out of it. A directory that
+/// is moved out of it by other ways stays reachable for those who already know its number, as it
+/// does for a process in chroot(2); this layer is a view, not a prison.
+#[derive(Debug)]
+pub struct Subdir<F: FileSystem> {
+    inner: F,
+    base: Ino,
+}
+
+impl<F: FileSystem> Subdir<F> {
+    /// The directory that `path` (components from the root) leads to in `inner`, as seen by
+    /// `caller`; symbolic links are not followed. Errors: those of lookup, `ENOTDIR` where the path
+    /// leads to something else, `EINVAL` for a component that is not a name.
+    pub fn new<'p>(
+        inner: F,
+        caller: Caller,
+        path: impl IntoIterator<Item = &'p [u8]>,
+    ) -> Result<Self> {
+        let cx = Context::new(caller);
+        // Made at once, so that its end gives back the lookup of whatever was reached.
+        let mut subdir = Subdir { inner, base: Ino::ROOT };
+        for component in path {
+            let entry = subdir.inner.lookup(&cx, subdir.base, Name::new(component)?)?;
+            subdir.give_back();
+            subdir.base = entry.ino;
+            if entry.attr.kind != FileKind::Directory {
+                return Err(Errno::ENOTDIR);
+            }
+        }
+        Ok(subdir)
+    }
+
+    /// The file system below.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+
+    /// The number that the inner file system knows, for one that this layer gave out.
+    fn map<T: MapInos>(&self, argument: T) -> T {
+        argument.map_inos(|ino| if ino == Ino::ROOT { self.base } else { ino })
+    }
+
+    fn give_back(&self) {
+        if self.base != Ino::ROOT {
+            self.inner.forget(self.base, 1);
+        }
+    }
+}
+
+impl<F: FileSystem> Drop for Subdir<F> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl<F: FileSystem> FileSystem for Subdir<F> {
+    delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        self.inner.attached(Arc::new(Inside { notify, base: self.base }));
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        // The root is never forgotten, and its lookup of the inner directory is this layer's.
+        if ino != Ino::ROOT {
+            self.inner.forget(ino, lookups);
+        }
+    }
+
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        let top = ino == Ino::ROOT || ino == self.base;
+        let found = if top { None } else { Some(self.inner.lookup_parent(cx, ino)?) };
+        match found {
+            Some(entry) if entry.ino != self.base => Ok(entry),
+            reached => {
+                if let Some(entry) = reached {
+                    self.inner.forget(entry.ino, 1);
+                }
+                let attr = self.inner.getattr(cx, self.base, None)?;
+                let (generation, valid_for) = (0, attr.valid_for);
+                Ok(Entry { ino: Ino::ROOT, generation, attr, valid_for })
+            }
+        }
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.inner.copy_file_range(cx, &self.map(*copy))
+    }
+}
+
+/// The notifier of a view: the inner file system's numbers become the layer's.
+struct Inside {
+    notify: Arc<dyn Notify>,
+    base: Ino,
+}
+
+impl Inside {
+    /// `ENOENT` for the root of the inner file system, which this frontend does not know.
+    fn map(&self, ino: Ino) -> Result<Ino> {
+        match ino {
+            ino if ino == self.base => Ok(Ino::ROOT),
+            Ino::ROOT => Err(Errno::ENOENT),
+            other => Ok(other),
+        }
+    }
+}
+
+impl Notify for Inside {
+    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
+        self.notify.invalidate_inode(self.map(ino)?, range)
+    }
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
+        self.notify.invalidate_entry(self.map(parent)?, name, expire_only)
+    }
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.notify.deleted(self.map(parent)?, self.map(child)?, name)
+    }
+    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.notify.store(self.map(ino)?, offset, data)
+    }
+    fn retrieve(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()> {
+        self.notify.retrieve(self.map(ino)?, offset, len, done)
+    }
+    fn poll_wake(&self, handle: PollHandle) -> Result<()> {
+        self.notify.poll_wake(handle)
+    }
+    fn increment_epoch(&self) -> Result<()> {
+        self.notify.increment_epoch()
+    }
+    fn prune(&self, inodes: &[Ino]) -> Result<()> {
+        // The root is never pruned, under whichever number.
+        let known = |ino: &&Ino| **ino != Ino::ROOT && **ino != self.base;
+        let inodes: Vec<_> = inodes.iter().filter(known).copied().collect();
+        self.notify.prune(&inodes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::testing::{self, cx, name};
+    use crate::{NoNotify, OpenFlags};
+
+    fn components(path: &str) -> impl Iterator<Item = &[u8]> {
+        path.split('/').filter(|part| !part.is_empty()).map(str::as_bytes)
+    }
+
+    #[test]
+    fn a_directory_is_the_root_and_dot_dot_stays_inside() {
+        let tree = testing::tree();
+        {
+            let dir = components("/dir");
+            let layer = Subdir::new(&*tree, Caller::default(), dir).unwrap();
+            assert_eq!(layer.lookup(&cx(), Ino::ROOT, name("dir")).err(), Some(Errno::ENOENT));
+            let file = layer.lookup(&cx(), Ino::ROOT, name("file")).unwrap().ino;
+            assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
+            let sub = layer.mkdir(&cx(), Ino::ROOT, name("sub"), &testing::node()).unwrap().ino;
+            for inside in [sub, Ino::ROOT] {
+                assert_eq!(layer.lookup_parent(&cx(), inside).unwrap().ino, Ino::ROOT);
+            }
+            layer.opendir(&cx(), Ino::ROOT, OpenFlags(0)).unwrap();
+            layer.forget(file, 1);
+            layer.forget(sub, 1);
+        }
+        assert_eq!(tree.nodes(), 1, "the layer gives back what it looked up");
+    }
+
+    #[test]
+    fn a_path_must_lead_to_a_directory() {
+        let tree = testing::tree();
+        let subdir = |path| Subdir::new(&*tree, Caller::default(), components(path)).err();
+        assert_eq!(subdir("/dir/file"), Some(Errno::ENOTDIR));
+        assert_eq!(subdir("/dir/none"), Some(Errno::ENOENT));
+        assert_eq!(subdir("/dir/.."), Some(Errno::EINVAL));
+        assert_eq!(subdir("/"), None);
+        assert_eq!(tree.nodes(), 1);
+    }
+
+    #[test]
+    fn notifications_speak_the_numbers_of_the_layer() {
+        let inside = Inside { notify: Arc::new(NoNotify), base: Ino(7) };
+        assert_eq!(inside.map(Ino(7)), Ok(Ino::ROOT));
+        assert_eq!(inside.map(Ino(8)), Ok(Ino(8)));
+        assert_eq!(inside.invalidate_inode(Ino::ROOT, None), Err(Errno::ENOENT));
+    }
+}

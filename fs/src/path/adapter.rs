@@ -1,0 +1,552 @@
+//! Paths over inodes.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError};
+
+use crate::{
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File,
+    FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name, NewNode,
+    Notify, OpenArgs, OpenFlags, Opened, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
+    XattrName,
+};
+
+use super::handles::{Dir, Dirs};
+use super::held::{Held, Names, Refusal, Want};
+use super::tree::Found;
+use super::{PathCaps, PathCopy, PathDirEntry, PathFile, PathFileSystem, PathRef, Target};
+
+/// A [`FileSystem`] over a [`PathFileSystem`]. What happens when operations meet is told in the
+/// [module](super).
+///
+/// An inode number is never used for a second inode, so a generation is always 0. Without
+/// [`PathCaps::stable_ino`] the adapter's numbers are also what programs see as `st_ino`.
+#[derive(Debug)]
+pub struct PathAdapter<P> {
+    pub(super) inner: P,
+    pub(super) caps: PathCaps,
+    pub(super) names: Names,
+    dirs: Dirs,
+    pub(super) hidden: AtomicU64,
+}
+
+impl<P: PathFileSystem> PathAdapter<P> {
+    /// A file system over `inner`.
+    pub fn new(inner: P) -> Self {
+        let caps = inner.path_caps();
+        let (names, dirs) = (Names::new(), Dirs::default());
+        PathAdapter { inner, caps, names, dirs, hidden: AtomicU64::new(0) }
+    }
+
+    /// The file system below.
+    pub fn inner(&self) -> &P {
+        &self.inner
+    }
+
+    /// How many inodes are known, the root included.
+    #[cfg(test)]
+    pub(crate) fn nodes(&self) -> usize {
+        self.names.lock().len()
+    }
+
+    /// The number of the inode at `path` (components, each after a `/`), where a frontend knows it:
+    /// what a backend needs to notify of changes that came from elsewhere.
+    pub fn ino_of(&self, path: &[u8]) -> Option<Ino> {
+        let tree = self.names.lock();
+        let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
+        parts.try_fold(Ino::ROOT, |dir, name| tree.child(dir, name))
+    }
+
+    /// Runs `call` on the open file, with its path unless the backend can do without.
+    fn with_file<T>(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        call: impl FnOnce(PathFile<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if self.caps.handles_survive_unlink {
+            return call(PathFile { path: None, fh: file.fh });
+        }
+        let held = self.names.hold(cx, &[Want::Node(file.ino)])?;
+        call(PathFile { path: Some(held.path(0)), fh: file.fh })
+    }
+
+    /// As [`with_file`](Self::with_file), for operations that also directories know.
+    fn with_any<T>(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        call: impl FnOnce(PathFile<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let is_dir = self.names.lock().node(file.ino)?.kind == FileKind::Directory;
+        let fh = if is_dir { self.dirs.get(file.fh)?.fh } else { file.fh };
+        self.with_file(cx, File { fh, ..file }, call)
+    }
+
+    /// Runs `call` on the inode: at its path, or through an open handle where it has none any more.
+    /// `write` tells that such a handle must be open for writing.
+    fn with_target<T>(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        fh: Option<Fh>,
+        write: bool,
+        call: impl FnOnce(Target<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let survives = self.caps.handles_survive_unlink;
+        // The handle of a directory is the adapter's own and says nothing to the backend.
+        let is_dir = self.names.lock().node(ino)?.kind == FileKind::Directory;
+        match fh.filter(|_| !is_dir) {
+            Some(fh) if survives => call(Target::Open(PathFile { path: None, fh })),
+            fh => match self.names.hold(cx, &[Want::Node(ino)]) {
+                Ok(held) => {
+                    let path = held.path(0);
+                    call(match fh {
+                        Some(fh) => Target::Open(PathFile { path: Some(path), fh }),
+                        None => Target::Path(path),
+                    })
+                }
+                Err(Refusal::Gone) if survives => {
+                    let borrowed = self.names.borrow_handle(ino, write)?;
+                    call(Target::Open(PathFile { path: None, fh: borrowed.fh }))
+                }
+                Err(refusal) => Err(refusal.into()),
+            },
+        }
+    }
+
+    /// What the frontend is told of the attributes of `ino`.
+    fn attr(&self, ino: Ino, attr: Attr) -> Attr {
+        if self.caps.stable_ino { attr } else { Attr { st_ino: ino.0, ..attr } }
+    }
+
+    /// Counts a lookup of what is at `name`, and tells the frontend of it.
+    fn enter(&self, parent: Ino, name: Name<'_>, attr: Attr, fresh: bool) -> Result<Entry> {
+        let found = Found { kind: attr.kind, st_ino: self.caps.identity(&attr), fresh };
+        let ino = self.names.lock().bind(parent, name.as_bytes(), found)?;
+        Ok(self.entry(ino, attr))
+    }
+
+    fn entry(&self, ino: Ino, attr: Attr) -> Entry {
+        let attr = self.attr(ino, attr);
+        Entry { ino, generation: 0, attr, valid_for: self.caps.entry_valid_for }
+    }
+
+    /// Makes something new at `name` with `make`.
+    fn make(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        make: impl FnOnce(PathRef<'_>) -> Result<()>,
+    ) -> Result<Entry> {
+        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+        make(held.path(0))?;
+        let attr = self.inner.getattr(cx, Target::Path(held.path(0)))?;
+        self.enter(parent, name, attr, true)
+    }
+
+    /// Enters a file that was just created and opened. What is open stays so only on success.
+    fn enter_open(
+        &self,
+        cx: &Context<'_>,
+        held: &Held<'_>,
+        (parent, name): (Ino, Name<'_>),
+        flags: OpenFlags,
+        fh: Fh,
+    ) -> Result<Entry> {
+        let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
+        let file = PathFile { path, fh };
+        let entered = self.inner.getattr(cx, Target::Open(file)).and_then(|attr| {
+            let entry = self.enter(parent, name, attr, flags.has(OpenFlags::EXCL))?;
+            self.names.add_handle(entry.ino, fh, flags.writable())?;
+            Ok(entry)
+        });
+        if entered.is_err() {
+            // The error that brought us here is the one to report.
+            let _ = self.inner.release(cx, file, ReleaseArgs { flags, flock_owner: None });
+        }
+        entered
+    }
+
+    /// The listing of an open directory, made anew where it begins.
+    fn listing(&self, cx: &Context<'_>, file: File, from: u64) -> Result<Arc<[PathDirEntry]>> {
+        let dir = self.dirs.get(file.fh)?;
+        let lock = |dir: &Dir| dir.listing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if from > 0
+            && let Some(listing) = lock(&dir)
+        {
+            return Ok(listing);
+        }
+        let read = |dir: PathFile<'_>| self.inner.readdir(cx, dir);
+        let mut entries = match self.with_file(cx, File { fh: dir.fh, ..file }, read) {
+            Err(Errno::ESTALE) => Err(Errno::ENOENT),
+            other => other,
+        }?;
+        entries.retain(|entry| Name::new(&entry.name).is_ok());
+        let listing: Arc<[PathDirEntry]> = entries.into();
+        *dir.listing.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&listing));
+        Ok(listing)
+    }
+}
+
+/// The first positions of a listing are those of `.` and `..`.
+const DOTS: [&[u8]; 2] = [b".", b".."];
+
+impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
+    fn caps(&self) -> Caps {
+        // Numbers mean nothing once forgotten, and submit is the trait's own.
+        Caps { export: false, submits: false, readdir_entries: false, ..self.caps.caps.clone() }
+    }
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        self.inner.attached(notify);
+    }
+
+    fn detached(&self) {
+        self.inner.detached();
+    }
+
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let held = self.names.hold(cx, &[Want::Name(parent, name.as_bytes())])?;
+        match self.inner.getattr(cx, Target::Path(held.path(0))) {
+            Ok(attr) => self.enter(parent, name, attr, false),
+            Err(errno) => {
+                if errno == Errno::ENOENT {
+                    // Someone else has removed it.
+                    self.names.lock().detach(parent, name.as_bytes());
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        let parent = if ino == Ino::ROOT {
+            Ino::ROOT
+        } else {
+            let mut tree = self.names.lock();
+            let parent = tree.node(ino)?.names.first().ok_or(Errno::ENOENT)?.0;
+            tree.look_up_again(parent)?;
+            parent
+        };
+        let found = self.getattr(cx, parent, None);
+        if found.is_err() {
+            self.forget(parent, 1);
+        }
+        Ok(self.entry(parent, found?))
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        self.names.lock().forget(ino, lookups);
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |path| self.inner.mknod(cx, path, node))
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |path| self.inner.mkdir(cx, path, node))
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |path| self.inner.symlink(cx, path, target, node))
+    }
+
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let wants = [Want::Node(ino), Want::Change(parent, name.as_bytes())];
+        let held = self.names.hold(cx, &wants).map_err(|refusal| match refusal {
+            // The new name is one on the path of the old one, so it is taken.
+            Refusal::Nested(_) => Errno::EEXIST,
+            other => other.into(),
+        })?;
+        self.inner.link(cx, held.path(0), held.path(1))?;
+        let attr = self.inner.getattr(cx, Target::Path(held.path(1)))?;
+        // With stable numbers it is found to be `ino`, otherwise each name is an inode.
+        self.enter(parent, name, attr, !self.caps.stable_ino)
+    }
+
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.unlink_or_hide(cx, parent, name)
+    }
+
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+        self.inner.rmdir(cx, held.path(0))?;
+        let mut tree = self.names.lock();
+        if let Some(ino) = tree.child(parent, name.as_bytes()) {
+            tree.forget_st_ino(ino);
+            tree.detach(parent, name.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.move_name(cx, from, to, flags)
+    }
+
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        self.inner.readlink(cx, held.path(0))
+    }
+
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        let call = |target: Target<'_>| self.inner.getattr(cx, target);
+        let attr = self.with_target(cx, ino, fh, false, call)?;
+        let known = self.names.lock().node(ino)?.st_ino;
+        let replaced = self.caps.stable_ino && known.is_some_and(|known| known != attr.st_ino);
+        if replaced { Err(Errno::ESTALE) } else { Ok(self.attr(ino, attr)) }
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        let call = |target: Target<'_>| self.inner.setattr(cx, target, set);
+        Ok(self.attr(ino, self.with_target(cx, ino, fh, set.size.is_some(), call)?))
+    }
+
+    fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
+        self.with_target(cx, ino, None, false, |target| self.inner.access(cx, target, mask))
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let call = |target: Target<'_>| self.inner.setxattr(cx, target, name, value, flags);
+        self.with_target(cx, ino, None, false, call)
+    }
+
+    fn getxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        let call = |target: Target<'_>| self.inner.getxattr(cx, target, name, room);
+        self.with_target(cx, ino, None, false, call)
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.with_target(cx, ino, None, false, |target| self.inner.listxattr(cx, target, room))
+    }
+
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.with_target(cx, ino, None, false, |target| self.inner.removexattr(cx, target, name))
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        let opened = self.inner.open(cx, held.path(0), args)?;
+        let added = self.names.add_handle(ino, opened.fh, args.flags.writable());
+        if added.is_err() {
+            let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
+            let release = ReleaseArgs { flags: args.flags, flock_owner: None };
+            let _ = self.inner.release(cx, PathFile { path, fh: opened.fh }, release);
+        }
+        added.map(|()| opened)
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+        let opened = self.inner.create(cx, held.path(0), node, args)?;
+        let entry = self.enter_open(cx, &held, (parent, name), args.flags, opened.fh)?;
+        Ok((entry, opened))
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.with_file(cx, file, |file| self.inner.read(cx, file, args, out))
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.with_file(cx, file, |file| self.inner.write(cx, file, args, data))
+    }
+
+    fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        self.with_file(cx, file, |file| self.inner.flush(cx, file, owner))
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        // It happens once, so it must not be given up because of an interrupt.
+        let cx = &Context::new(cx.caller);
+        self.names.close_handle(file.ino, file.fh);
+        let held = match self.caps.handles_survive_unlink {
+            true => None,
+            // A file that someone else has removed is released all the same.
+            false => self.names.hold(cx, &[Want::Node(file.ino)]).ok(),
+        };
+        let path = held.as_ref().map(|held| held.path(0));
+        let result = self.inner.release(cx, PathFile { path, fh: file.fh }, args);
+        let last = self.names.drop_handle(file.ino, file.fh);
+        drop(held);
+        if last {
+            self.remove_hidden(cx, file.ino);
+        }
+        result
+    }
+
+    fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.with_file(cx, file, |file| self.inner.fsync(cx, file, datasync))
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.with_file(cx, file, |file| self.inner.fallocate(cx, file, range))
+    }
+
+    fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        self.with_file(cx, file, |file| self.inner.lseek(cx, file, offset, whence))
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        let held = match self.caps.handles_survive_unlink {
+            true => None,
+            false => {
+                Some(self.names.hold(cx, &[Want::Node(copy.src.ino), Want::Node(copy.dst.ino)])?)
+            }
+        };
+        let path = |place| held.as_ref().map(|held| held.path(place));
+        let copy = PathCopy {
+            src: PathFile { path: path(0), fh: copy.src.fh },
+            src_offset: copy.src_offset,
+            dst: PathFile { path: path(1), fh: copy.dst.fh },
+            dst_offset: copy.dst_offset,
+            length: copy.length,
+            flags: copy.flags,
+        };
+        self.inner.copy_file_range(cx, &copy)
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.with_any(cx, file, |file| self.inner.ioctl(cx, file, args))
+    }
+
+    fn poll(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        events: u32,
+        wake: Option<PollHandle>,
+    ) -> Result<u32> {
+        self.with_any(cx, file, |file| self.inner.poll(cx, file, events, wake))
+    }
+
+    fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        self.inner.bmap(cx, held.path(0), block_size, index)
+    }
+
+    fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.with_any(cx, file, |file| self.inner.getlk(cx, file, request))
+    }
+
+    fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        // The path is copied, and its names are free again, before the call that may wait.
+        let (fh, path) = self.with_any(cx, file, |file| {
+            Ok((file.fh, file.path.map(|path| path.as_bytes().to_vec())))
+        })?;
+        let path = path.as_deref().map(PathRef::from_checked);
+        self.inner.setlk(cx, PathFile { path, fh }, request)
+    }
+
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        if self.names.lock().node(ino)?.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        let opened = self.inner.opendir(cx, held.path(0), flags)?;
+        Ok(Opened { fh: self.dirs.add(opened.fh), ..opened })
+    }
+
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let listing = self.listing(cx, dir, from)?;
+        let start = usize::try_from(from).unwrap_or(usize::MAX);
+        for (place, name) in DOTS.into_iter().enumerate().skip(start) {
+            let (next, kind) = (place as u64 + 1, FileKind::Directory);
+            if out.push(DirItem { ino: dir.ino.0, next, kind, name }) == Push::Full {
+                return Ok(());
+            }
+        }
+        let rest = listing.iter().enumerate().skip(start.saturating_sub(DOTS.len()));
+        for (place, entry) in rest {
+            let next = (place + DOTS.len() + 1) as u64;
+            let (kind, name) = (entry.kind, &entry.name[..]);
+            // d_ino must not be 0, which some programs take for a removed entry.
+            let item = DirItem { ino: entry.st_ino.max(1), next, kind, name };
+            let look_up = || self.lookup(cx, dir.ino, Name::new(name).ok()?).ok();
+            if out.push_with(item, look_up) == Push::Full {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        let cx = &Context::new(cx.caller);
+        let open = self.dirs.remove(dir.fh)?;
+        let held = match self.caps.handles_survive_unlink {
+            true => None,
+            false => self.names.hold(cx, &[Want::Node(dir.ino)]).ok(),
+        };
+        let path = held.as_ref().map(|held| held.path(0));
+        self.inner.releasedir(cx, PathFile { path, fh: open.fh })
+    }
+
+    fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        self.with_any(cx, dir, |dir| self.inner.fsyncdir(cx, dir, datasync))
+    }
+
+    fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        self.with_target(cx, ino, None, false, |target| self.inner.statfs(cx, target))
+    }
+
+    fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
+        self.inner.syncfs(cx)
+    }
+}

@@ -1,0 +1,123 @@
+//! Open files and directories, as far as the adapter must know of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{Errno, Fh, Ino, Result};
+
+use super::held::Names;
+use super::tree::Handle;
+use super::types::PathDirEntry;
+
+/// A handle that serves an operation which came without one: released only after this is dropped.
+pub(super) struct Borrowed<'a> {
+    names: &'a Names,
+    ino: Ino,
+    pub fh: Fh,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        if let Ok(node) = self.names.lock().node_mut(self.ino) {
+            let borrowed = |handle: &&mut Handle| handle.fh == self.fh && handle.borrowed > 0;
+            if let Some(handle) = node.handles.iter_mut().find(borrowed) {
+                handle.borrowed -= 1;
+            }
+        }
+        self.names.wake();
+    }
+}
+
+impl Names {
+    /// Remembers an open handle of `ino`. `ESTALE` where the frontend has forgotten it meanwhile.
+    pub fn add_handle(&self, ino: Ino, fh: Fh, writable: bool) -> Result<()> {
+        let handle = Handle { fh, writable, borrowed: 0, closing: false };
+        self.lock().node_mut(ino)?.handles.push(handle);
+        Ok(())
+    }
+
+    /// Any open handle of `ino`, one for writing where `write` is set. `ESTALE` where there is none.
+    pub fn borrow_handle(&self, ino: Ino, write: bool) -> Result<Borrowed<'_>> {
+        let mut tree = self.lock();
+        let handles = tree.node_mut(ino)?.handles.iter_mut();
+        let handle = handles.filter(|handle| !handle.closing).find(|it| it.writable || !write);
+        let handle = handle.ok_or(Errno::ESTALE)?;
+        handle.borrowed += 1;
+        Ok(Borrowed { names: self, ino, fh: handle.fh })
+    }
+
+    /// Waits until nobody borrows the handle, and lets nobody from now on.
+    pub fn close_handle(&self, ino: Ino, fh: Fh) {
+        let mut tree = self.lock();
+        while let Ok(node) = tree.node_mut(ino) {
+            let open = node.handles.iter_mut().filter(|it| it.fh == fh && !it.closing);
+            match open.min_by_key(|handle| handle.borrowed) {
+                Some(handle) if handle.borrowed == 0 => {
+                    handle.closing = true;
+                    return;
+                }
+                Some(_) => tree = self.wait(tree),
+                None => return,
+            }
+        }
+    }
+
+    /// Forgets a handle that was closed. True where it was the last one of a hidden file.
+    pub fn drop_handle(&self, ino: Ino, fh: Fh) -> bool {
+        let mut tree = self.lock();
+        let Ok(node) = tree.node_mut(ino) else { return false };
+        if let Some(place) = node.handles.iter().position(|it| it.fh == fh && it.closing) {
+            node.handles.swap_remove(place);
+        }
+        let last = node.hidden.is_some() && node.handles.is_empty();
+        if !last {
+            tree.collect(ino);
+        }
+        last
+    }
+}
+
+/// The open directories, each with the listing that its readdir calls go through.
+#[derive(Debug, Default)]
+pub(super) struct Dirs {
+    open: Mutex<DirTable>,
+}
+
+#[derive(Debug, Default)]
+struct DirTable {
+    dirs: HashMap<Fh, Arc<Dir>>,
+    last: u64,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(super) struct Dir {
+    /// The backend's handle.
+    pub fh: Fh,
+    pub listing: Mutex<Option<Arc<[PathDirEntry]>>>,
+}
+
+impl Dirs {
+    fn lock(&self) -> MutexGuard<'_, DirTable> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A handle of the adapter's for the backend's handle `fh`.
+    pub fn add(&self, fh: Fh) -> Fh {
+        let mut table = self.lock();
+        table.last += 1;
+        let own = Fh(table.last);
+        table.dirs.insert(own, Arc::new(Dir { fh, listing: Mutex::default() }));
+        own
+    }
+
+    /// The directory that is open as `fh`; `EBADF` where none is.
+    pub fn get(&self, fh: Fh) -> Result<Arc<Dir>> {
+        self.lock().dirs.get(&fh).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Forgets an open directory.
+    pub fn remove(&self, fh: Fh) -> Result<Arc<Dir>> {
+        self.lock().dirs.remove(&fh).ok_or(Errno::EBADF)
+    }
+}

@@ -1,0 +1,298 @@
+//! Names in use: what makes a path stay true while the backend works on it.
+//!
+//! An operation asks for all the names it needs at once and holds none while it waits, so that no
+//! two can wait for each other. Whoever waits to change a name makes newcomers wait as well, except
+//! those who also change names: they might be waited for.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{Context, Errno, Ino, Result};
+
+use super::tree::{Edge, Tree};
+use super::types::PathRef;
+
+/// How often a waiting operation looks whether its caller has given up.
+const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
+
+/// The tree, to be locked for a moment or to have names of it held for longer.
+#[derive(Debug)]
+pub(super) struct Names {
+    tree: Mutex<Tree>,
+    changed: Condvar,
+    /// How many wait on `changed`: waking nobody would cost a system call.
+    waiting: AtomicUsize,
+}
+
+/// A path that an operation needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Want<'a> {
+    /// Where this inode is.
+    Node(Ino),
+    /// A name in this directory.
+    Name(Ino, &'a [u8]),
+    /// A name in this directory, to be changed.
+    Change(Ino, &'a [u8]),
+}
+
+/// Why names cannot be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The inode is not known, or has no name left: `ESTALE`.
+    Gone,
+    /// The directory has no name left: `ENOENT`.
+    DirGone,
+    /// The name to be changed by the want at this place is on the path of another want.
+    Nested(usize),
+    /// The caller gave up: `EINTR`.
+    Interrupted,
+}
+
+impl From<Refusal> for Errno {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Gone => Errno::ESTALE,
+            Refusal::DirGone => Errno::ENOENT,
+            Refusal::Nested(_) => Errno::EINVAL,
+            Refusal::Interrupted => Errno::EINTR,
+        }
+    }
+}
+
+/// Paths that stay true until this is dropped.
+pub(super) struct Held<'a> {
+    names: &'a Names,
+    paths: Vec<HeldPath>,
+}
+
+#[derive(Debug)]
+struct HeldPath {
+    path: Vec<u8>,
+    steps: Vec<Step>,
+    /// The last step is held to be changed.
+    change: bool,
+}
+
+/// A name on a path: its directory, and its place in the bytes of the path.
+#[derive(Debug)]
+struct Step {
+    parent: Ino,
+    start: usize,
+    end: usize,
+}
+
+impl HeldPath {
+    fn name(&self, step: &Step) -> &[u8] {
+        &self.path[step.start..step.end]
+    }
+
+    /// The name that is to be changed.
+    fn changed(&self) -> Option<(Ino, &[u8])> {
+        let last = self.steps.last().filter(|_| self.change)?;
+        Some((last.parent, self.name(last)))
+    }
+
+    /// The names that are shared.
+    fn shared(&self) -> impl Iterator<Item = (Ino, &[u8])> {
+        let count = self.steps.len() - usize::from(self.change);
+        self.steps[..count].iter().map(|step| (step.parent, self.name(step)))
+    }
+}
+
+impl Held<'_> {
+    /// The path of the want at this place.
+    pub fn path(&self, place: usize) -> PathRef<'_> {
+        PathRef::from_checked(&self.paths[place].path)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut tree = self.names.lock();
+        for held in &self.paths {
+            for (parent, name) in held.shared() {
+                tree.with_edge(parent, name, |edge| edge.shared -= 1);
+            }
+            if let Some((parent, name)) = held.changed() {
+                tree.with_edge(parent, name, |edge| edge.exclusive = false);
+            }
+        }
+        drop(tree);
+        self.names.wake();
+    }
+}
+
+impl Names {
+    pub fn new() -> Self {
+        Names {
+            tree: Mutex::new(Tree::new()),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// The tree, for bookkeeping. Not to be kept while a backend is called.
+    pub fn lock(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes those who wait for names or handles. Called after the tree was unlocked: who waits
+    /// since then has seen the change, and who misses the call looks again soon.
+    pub fn wake(&self) {
+        if self.waiting.load(Relaxed) > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits a moment, or until something changed.
+    pub fn wait<'t>(&self, tree: MutexGuard<'t, Tree>) -> MutexGuard<'t, Tree> {
+        self.waiting.fetch_add(1, Relaxed);
+        let waited = self.changed.wait_timeout(tree, INTERRUPT_CHECK);
+        self.waiting.fetch_sub(1, Relaxed);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Waits until all of `wants` can be had, and holds them.
+    pub fn hold(&self, cx: &Context<'_>, wants: &[Want<'_>]) -> Result<Held<'_>, Refusal> {
+        let mut tree = self.lock();
+        if let Some(paths) = try_hold(&mut tree, wants)? {
+            return Ok(Held { names: self, paths });
+        }
+        set_wanted(&mut tree, wants, |edge| edge.wanted += 1);
+        let paths = loop {
+            tree = self.wait(tree);
+            match try_hold(&mut tree, wants) {
+                Ok(None) if cx.interrupted() => break Err(Refusal::Interrupted),
+                Ok(None) => {}
+                Ok(Some(paths)) => break Ok(paths),
+                Err(refusal) => break Err(refusal),
+            }
+        };
+        set_wanted(&mut tree, wants, |edge| edge.wanted -= 1);
+        drop(tree);
+        if paths.is_err() {
+            self.wake();
+        }
+        paths.map(|paths| Held { names: self, paths })
+    }
+}
+
+/// Changes the edges that `wants` are to change.
+fn set_wanted(tree: &mut Tree, wants: &[Want<'_>], change: impl Fn(&mut Edge)) {
+    for want in wants {
+        if let Want::Change(parent, name) = *want {
+            tree.with_edge(parent, name, &change);
+        }
+    }
+}
+
+/// Holds all of `wants`, or none (`None`) where one of them is in use.
+fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>, Refusal> {
+    let mut paths = Vec::with_capacity(wants.len());
+    for want in wants {
+        paths.push(build(tree, want)?);
+    }
+    for (place, held) in paths.iter().enumerate() {
+        let on_path = |name| paths.iter().any(|other| other.shared().any(|step| step == name));
+        if held.changed().is_some_and(on_path) {
+            return Err(Refusal::Nested(place));
+        }
+    }
+    // Those who change names do not let others pass that wait to: each might be on the other's
+    // path, and neither would ever go on.
+    let polite = !paths.iter().any(|held| held.change);
+    let free = paths.iter().all(|held| {
+        let blocked = |(parent, name): (Ino, &[u8])| {
+            tree.edge(parent, name)
+                .is_some_and(|edge| edge.exclusive || (polite && edge.wanted > 0))
+        };
+        let in_use = |(parent, name): (Ino, &[u8])| {
+            tree.edge(parent, name).is_some_and(|edge| edge.exclusive || edge.shared > 0)
+        };
+        !held.shared().any(blocked) && !held.changed().is_some_and(in_use)
+    });
+    if !free {
+        return Ok(None);
+    }
+    for held in &paths {
+        for (parent, name) in held.shared() {
+            tree.with_edge(parent, name, |edge| edge.shared += 1);
+        }
+        if let Some((parent, name)) = held.changed() {
+            tree.with_edge(parent, name, |edge| edge.exclusive = true);
+        }
+    }
+    Ok(Some(paths))
+}
+
+/// The path of a want and the names on it.
+fn build(tree: &Tree, want: &Want<'_>) -> Result<HeldPath, Refusal> {
+    let (dir, last) = match *want {
+        Want::Node(ino) => (ino, None),
+        Want::Name(parent, name) | Want::Change(parent, name) => (parent, Some((parent, name))),
+    };
+    let gone = if last.is_some() { Refusal::DirGone } else { Refusal::Gone };
+    let chain = tree.chain(dir).map_err(|_| Refusal::Gone)?.ok_or(gone)?;
+    let (mut path, mut steps) = (Vec::new(), Vec::with_capacity(chain.len() + 1));
+    for (parent, name) in chain.into_iter().rev().chain(last) {
+        path.push(b'/');
+        let start = path.len();
+        path.extend_from_slice(name);
+        steps.push(Step { parent, start, end: path.len() });
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    Ok(HeldPath { path, steps, change: matches!(want, Want::Change(..)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::tree::Found;
+    use crate::{Caller, FileKind, InterruptToken};
+
+    const DIR: Found = Found { kind: FileKind::Directory, st_ino: None, fresh: true };
+
+    #[test]
+    fn an_operation_below_a_directory_keeps_it_from_moving_until_it_ends() {
+        let names = Names::new();
+        let cx = Context::new(Caller::default());
+        let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();
+        let below = names.hold(&cx, &[Want::Name(dir, b"x")]).ok().unwrap();
+        assert_eq!(below.path(0).as_bytes(), b"/a/x");
+
+        let token = InterruptToken::default();
+        token.trip();
+        let gone = Context::with_interrupt(Caller::default(), 1, &token);
+        let change = [Want::Change(Ino::ROOT, b"a")];
+        assert_eq!(names.hold(&gone, &change).err(), Some(Refusal::Interrupted));
+
+        std::thread::scope(|scope| {
+            let mover = scope.spawn(|| drop(names.hold(&cx, &change)));
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!mover.is_finished());
+            // A newcomer lets the mover pass.
+            assert_eq!(names.hold(&gone, &[Want::Node(dir)]).err(), Some(Refusal::Interrupted));
+            drop(below);
+        });
+        assert_eq!(names.hold(&cx, &[Want::Node(dir)]).ok().unwrap().path(0).as_bytes(), b"/a");
+        names.lock().forget(dir, 1);
+        assert_eq!(names.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_change_of_a_name_on_the_path_of_the_other_is_refused() {
+        let names = Names::new();
+        let cx = Context::new(Caller::default());
+        let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();
+        let below = [Want::Change(Ino::ROOT, b"a"), Want::Change(dir, b"x")];
+        assert_eq!(names.hold(&cx, &below).err(), Some(Refusal::Nested(0)));
+        let above = [Want::Change(dir, b"x"), Want::Change(Ino::ROOT, b"a")];
+        assert_eq!(names.hold(&cx, &above).err(), Some(Refusal::Nested(1)));
+        assert_eq!(names.hold(&cx, &[Want::Name(Ino(99), b"x")]).err(), Some(Refusal::Gone));
+        // Nothing stays in use after a refusal.
+        assert!(names.lock().edge(dir, b"x").is_none());
+    }
+}

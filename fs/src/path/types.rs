@@ -1,0 +1,149 @@
+//! What passes between the adapter and a path file system.
+
+use std::fmt;
+
+use crate::{Attr, Caps, Errno, Fh, FileKind, Result};
+
+/// A path from the root of the file system: a `/`, or components each after a `/`. No `.`, no `..`,
+/// no empty component, no NUL. Not limited in length: what the backend cannot take it refuses with
+/// `ENAMETOOLONG`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathRef<'a>(&'a [u8]);
+
+impl<'a> PathRef<'a> {
+    /// The root.
+    pub const ROOT: PathRef<'static> = PathRef(b"/");
+
+    /// The adapter's paths are right by construction.
+    pub(super) fn from_checked(bytes: &'a [u8]) -> Self {
+        debug_assert!(bytes.starts_with(b"/") && (bytes.len() == 1 || !bytes.ends_with(b"/")));
+        PathRef(bytes)
+    }
+
+    /// The bytes, with the leading `/`.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The path as an `OsStr`, with the leading `/`.
+    pub fn as_os_str(self) -> &'a std::ffi::OsStr {
+        std::os::unix::ffi::OsStrExt::from_bytes(self.0)
+    }
+
+    /// The path without its leading `/`, to be joined to a directory; empty for the root.
+    pub fn relative(self) -> &'a std::path::Path {
+        let bytes: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(&self.0[1..]);
+        std::path::Path::new(bytes)
+    }
+
+    /// The directory and the last component; `None` for the root.
+    pub fn split(self) -> Option<(PathRef<'a>, &'a [u8])> {
+        let slash = self.0.iter().rposition(|&byte| byte == b'/')?;
+        let name = &self.0[slash + 1..];
+        let parent = PathRef(&self.0[..slash.max(1)]);
+        (!name.is_empty()).then_some((parent, name))
+    }
+}
+
+impl fmt::Debug for PathRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_os_str(), f)
+    }
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathFile<'a> {
+    /// Where it is, which may not be where it was opened. `None` with
+    /// [`PathCaps::handles_survive_unlink`].
+    pub path: Option<PathRef<'a>>,
+    /// What open, create or opendir returned.
+    pub fh: Fh,
+}
+
+impl<'a> PathFile<'a> {
+    /// The path; `EIO` where there is none, for backends that did not ask for that.
+    pub fn path(self) -> Result<PathRef<'a>> {
+        self.path.ok_or(Errno::EIO)
+    }
+}
+
+/// What an operation on an inode is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// What is at this path.
+    Path(PathRef<'a>),
+    /// This open file, which may have no path any more.
+    Open(PathFile<'a>),
+}
+
+impl<'a> Target<'a> {
+    /// The path; `ESTALE` where there is none.
+    pub fn path(self) -> Result<PathRef<'a>> {
+        match self {
+            Target::Path(path) => Ok(path),
+            Target::Open(file) => file.path.ok_or(Errno::ESTALE),
+        }
+    }
+
+    /// The handle, where there is one.
+    pub fn fh(self) -> Option<Fh> {
+        match self {
+            Target::Path(_) => None,
+            Target::Open(file) => Some(file.fh),
+        }
+    }
+}
+
+/// One entry of a directory. `.` and `..` need not be listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathDirEntry {
+    /// One component.
+    pub name: Vec<u8>,
+    /// Its type.
+    pub kind: FileKind,
+    /// `st_ino`, or 0 where it is not known.
+    pub st_ino: u64,
+}
+
+/// What copy_file_range(2) copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathCopy<'a> {
+    /// Open for reading.
+    pub src: PathFile<'a>,
+    /// First byte to read.
+    pub src_offset: u64,
+    /// Open for writing.
+    pub dst: PathFile<'a>,
+    /// First byte to write.
+    pub dst_offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Flags of the system call, 0 today.
+    pub flags: u64,
+}
+
+/// Facts about a path file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathCaps {
+    /// Facts for the frontend. [`Caps::export`] is not possible and taken as false.
+    pub caps: Caps,
+    /// [`Attr::st_ino`] names a file for as long as it exists, whatever its name, and no two files
+    /// at once: names with one number are hard links of one inode. Where this is false, each name
+    /// is an inode of its own, with a number that the adapter makes up.
+    pub stable_ino: bool,
+    /// All operations on an open file work through its handle, also when it has been renamed or
+    /// unlinked: the adapter gives no path with them. Where this is false, every operation comes
+    /// with the path as it is now, and an open file that is unlinked is kept under another name,
+    /// `.defuse_hidden` and a number in the same directory, until it is released.
+    pub handles_survive_unlink: bool,
+    /// How long the frontend may rely on a name leading where it did.
+    pub entry_valid_for: std::time::Duration,
+}
+
+impl PathCaps {
+    /// Which inode the attributes `attr` are of.
+    pub(super) fn identity(&self, attr: &Attr) -> Option<u64> {
+        self.stable_ino.then_some(attr.st_ino)
+    }
+}
