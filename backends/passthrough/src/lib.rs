@@ -54,6 +54,7 @@ mod fd_cache;
 mod file_system;
 mod handle;
 mod inode;
+mod locks;
 mod lower;
 mod mounts;
 mod names;

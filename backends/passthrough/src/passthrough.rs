@@ -14,14 +14,13 @@ use crate::error::SourceError;
 use crate::fd_cache::FdCache;
 use crate::handle::Handle;
 use crate::inode::{Inode, InodeTable, Key};
+use crate::locks::LockTable;
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
 use crate::sys;
 
-/// How often a lookup is tried again when the name changes under it.
-const LOOKUP_TRIES: usize = 16;
 /// Descriptors that the cache gives up when the process has too many.
 const SHRINK_BY: usize = 64;
 
@@ -32,6 +31,7 @@ pub struct Passthrough {
     pub(crate) inodes: InodeTable,
     pub(crate) files: OpenFiles,
     pub(crate) cache: FdCache,
+    pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
 }
@@ -51,7 +51,7 @@ pub struct Stats {
     /// Descriptors that stay until their inode is forgotten: of unlinked files, and of all files
     /// where file handles do not work.
     pub pinned_fds: usize,
-    /// All descriptors: files, cache, pins and one for each mount.
+    /// All descriptors: files, cache, pins, lock owners and one for each mount.
     pub open_fds: usize,
     /// Times that the descriptor of an inode was in the cache.
     pub cache_hits: u64,
@@ -123,6 +123,7 @@ impl Passthrough {
             mounts: MountTable::new(mount, options.file_handles),
             inodes: InodeTable::new(Inode::root(key, handle, root)),
             files: OpenFiles::new(),
+            locks: LockTable::new(),
             options,
         })
     }
@@ -139,7 +140,7 @@ impl Passthrough {
             open_files,
             cached_fds: cached + pinned_fds,
             pinned_fds,
-            open_fds: cached + pinned_fds + open_files + mounts,
+            open_fds: cached + pinned_fds + open_files + mounts + self.locks.len(),
             cache_hits,
             cache_misses,
         }
@@ -212,34 +213,30 @@ impl Passthrough {
     /// Looks `name` up in `dir`, a directory on the mount `likely`; one lookup more.
     ///
     /// Between the calls the name may come to lead elsewhere; that is noticed because the handle
-    /// names an inode, and starts over.
+    /// names an inode, and a descriptor, which can only be of one inode, is taken instead.
     pub(crate) fn lookup_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
-        for _ in 0..LOOKUP_TRIES {
-            let stat = Stat::at(dir, name)?;
-            let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
-                return self.lookup_by_fd(likely, dir, name);
-            };
-            let mount = self.mounts.get(index)?;
-            if let Some(key) = mount.key(index, &stat, None)
-                && let Some(ino) = self.inodes.acquire(&key)
-            {
-                return self.entry(ino, index, &stat);
-            }
-            if !mount.handles {
-                return self.lookup_by_fd(likely, dir, name);
-            }
-            let handle = handle_of(dir, name)?;
-            if !same_inode(mount, &handle, &stat, dir, name)? {
-                continue;
-            }
-            let key = mount.key(index, &stat, Some(&handle)).ok_or(Errno::EIO)?;
-            let ino = self.inodes.insert(key, stat.kind()?, Some(handle), None)?;
+        let stat = Stat::at(dir, name)?;
+        let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
+            return self.lookup_by_fd(likely, dir, name);
+        };
+        let mount = self.mounts.get(index)?;
+        if let Some(key) = mount.key(index, &stat, None)
+            && let Some(ino) = self.inodes.acquire(&key)
+        {
             return self.entry(ino, index, &stat);
         }
-        Err(Errno::ESTALE)
+        if !mount.handles {
+            return self.lookup_by_fd(likely, dir, name);
+        }
+        let handle = handle_of(dir, name)?;
+        if !same_inode(mount, &handle, &stat, dir, name)? {
+            return self.lookup_by_fd(likely, dir, name);
+        }
+        self.enter(index, &stat, Some(handle), None)
     }
 
-    /// The same with a descriptor: where there are no handles, and at mount points.
+    /// The same with a descriptor: where there are no handles, at mount points, and where
+    /// the name is changing.
     fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
@@ -308,6 +305,9 @@ impl Passthrough {
     pub(crate) fn give_back(&self, ino: Ino, lookups: u64) {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
             self.cache.remove(&inode);
+            if self.forwards_locks() {
+                self.locks.forget(ino);
+            }
         }
     }
 
