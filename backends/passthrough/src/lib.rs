@@ -55,6 +55,7 @@ mod file_system;
 mod handle;
 mod inode;
 mod locks;
+mod lookup;
 mod lower;
 mod mounts;
 mod names;
