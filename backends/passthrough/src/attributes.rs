@@ -29,8 +29,9 @@ impl Passthrough {
         stat.attr(inode.key.mount, self.options.attr_valid_for)
     }
 
-    /// The order makes the result that of `set` as a whole: a change of owner clears set-user-id,
-    /// so it comes before the mode, and a change of length moves the times, so they come last.
+    /// The order makes the result that of `set` as a whole: changes of owner and length may clear
+    /// set-user-id, so they come before the mode, and a change of length moves the times, so they
+    /// come last.
     pub(crate) fn change(
         &self,
         cx: &Context<'_>,
@@ -49,14 +50,14 @@ impl Passthrough {
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
             rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH).or_errno()?;
         }
+        if let Some(size) = set.size {
+            let _guard = keep_suidgid(!set.kill_suidgid, how);
+            self.change_size(&inode, fd, fh, size)?;
+        }
         if let Some(perm) = set.perm {
             // The frontend knows the caller's groups and has decided whether set-group-id stays.
             let _guard = keep_suidgid(true, how);
             change_mode(fd, perm & 0o7777)?;
-        }
-        if let Some(size) = set.size {
-            let _guard = keep_suidgid(!set.kill_suidgid, how);
-            self.change_size(&inode, fd, fh, size)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times = Timestamps {

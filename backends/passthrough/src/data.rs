@@ -59,7 +59,11 @@ impl Passthrough {
             }
             other => other?,
         };
-        self.opened(inode.key.mount, fd, args.flags)
+        let mut opened = self.opened(inode.key.mount, fd, args.flags)?;
+        if inode.kind == FileKind::Directory {
+            opened.backing = None;
+        }
+        Ok(opened)
     }
 
     /// Puts an open regular file into the table.

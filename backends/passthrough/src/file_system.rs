@@ -1,10 +1,12 @@
 //! The contract, operation by operation; the work is in the other modules.
 
+use std::os::fd::AsFd;
+
 use defuse_fs::{
-    Attr, Caps, Context, CopyRange, DirBuf, Entry, Fallocate, Fh, File, FileSystem, Ino, IoctlArgs,
-    IoctlReply, LockOwner, LockSupport, Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino, Io,
+    IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, Name, NewNode,
+    OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
+    SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 use rustix::fs::AtFlags;
 
@@ -195,12 +197,39 @@ impl FileSystem for Passthrough {
         self.write_file(file, args, data)
     }
 
-    fn flush(&self, _: &Context<'_>, file: File, _: LockOwner) -> Result<()> {
+    fn submit(&self, mut io: Io) {
+        match io.op() {
+            IoOp::Read { file, args, .. } => {
+                let result = io.with_read_buf(|_, out| self.read_file(file, args, out));
+                io.finish_filled(result);
+            }
+            IoOp::Write { file, args, .. } => {
+                let result = io.with_write_buf(|_, data| self.write_file(file, args, data));
+                io.finish(result);
+            }
+            IoOp::Fsync { file, datasync } => {
+                io.finish(self.sync_file(file, datasync).map(|()| 0));
+            }
+            IoOp::Lock { file, lock } if self.forwards_locks() => {
+                self.wait_for_lock(io, file, lock);
+            }
+            IoOp::Lock { .. } => io.finish(Err(Errno::ENOSYS)),
+        }
+    }
+
+    fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        if self.forwards_locks() {
+            self.drop_posix_locks(file.ino, owner);
+        }
         self.flush_file(file)
     }
 
-    fn release(&self, _: &Context<'_>, file: File, _: ReleaseArgs) -> Result<()> {
-        self.files.remove(file.fh).map(drop)
+    fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        let open = self.files.remove(file.fh)?;
+        if self.forwards_locks() && args.flock_owner.is_some() {
+            self.drop_flock(open.fd.as_fd());
+        }
+        Ok(())
     }
 
     fn fsync(&self, _: &Context<'_>, file: File, datasync: bool) -> Result<()> {
@@ -225,6 +254,14 @@ impl FileSystem for Passthrough {
 
     fn bmap(&self, _: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         self.block_of(ino, block_size, index)
+    }
+
+    fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        if self.forwards_locks() { self.test_lock(file, request) } else { Err(Errno::ENOSYS) }
+    }
+
+    fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        if self.forwards_locks() { self.set_lock(file, request) } else { Err(Errno::ENOSYS) }
     }
 
     fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {

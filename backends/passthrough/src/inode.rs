@@ -216,9 +216,11 @@ impl InodeTable {
 
     /// Keeps `fd` in the inode until it is forgotten.
     pub(crate) fn pin(&self, inode: &Inode, fd: OwnedFd) {
-        // Under the lock of the shard, so that `forget` counts what it removes.
-        let _shard = self.read(Place::of(inode.number).shard);
-        if inode.pin.set(fd).is_ok() {
+        // Under the lock of the shard and only while it is there, so that `forget` counts what it
+        // removes.
+        let place = Place::of(inode.number);
+        let shard = self.read(place.shard);
+        if shard.slab.get(place).is_some() && inode.pin.set(fd).is_ok() {
             self.pinned.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -54,6 +54,8 @@ mod fd_cache;
 mod file_system;
 mod handle;
 mod inode;
+mod locks;
+mod lookup;
 mod lower;
 mod mounts;
 mod names;

@@ -36,6 +36,8 @@ impl Mount {
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
         match (want, works) {
+            // That says nothing about handles; the caller makes room and tries again.
+            (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
                 Ok(Mount { id, fd: Some(fd), f_type, handles: false })

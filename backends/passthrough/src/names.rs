@@ -47,7 +47,7 @@ impl Passthrough {
             let _guard = become_owner(Owner::of(node), how)?;
             make(fd, name, creation_mode(node, how)).or_errno()?;
         }
-        self.label(&ProcPath::new(fd).join(name), node).inspect_err(|_| {
+        label(fd, name, node).inspect_err(|_| {
             let flags = match node.kind {
                 FileKind::Directory => AtFlags::REMOVEDIR,
                 _ => AtFlags::empty(),
@@ -55,13 +55,6 @@ impl Passthrough {
             let _ = rustix::fs::unlinkat(fd, name, flags);
         })?;
         self.lookup_in(dir.key.mount, fd, name)
-    }
-
-    /// Sets the security label that a new inode at `path` is to have from the start.
-    fn label(&self, path: &[u8], node: &NewNode<'_>) -> Result<()> {
-        let Some((name, value)) = node.security else { return Ok(()) };
-        let flags = rustix::fs::XattrFlags::empty();
-        rustix::fs::lsetxattr(path, name.as_bytes(), value, flags).or_errno()
     }
 
     pub(crate) fn make_node(
@@ -157,7 +150,10 @@ impl Passthrough {
         node: &NewNode<'_>,
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
-        self.label(ProcPath::new(fd.as_fd()).as_c_str().to_bytes(), node)?;
+        if let Some((name, value)) = node.security {
+            let none = rustix::fs::XattrFlags::empty();
+            rustix::fs::fsetxattr(&fd, name.as_bytes(), value, none).or_errno()?;
+        }
         let entry = self.enter_open_fd(mount, fd.as_fd())?;
         let opened = self.opened(mount, fd, flags).inspect_err(|_| self.give_back(entry.ino, 1))?;
         Ok((entry, opened))
@@ -279,4 +275,12 @@ impl Passthrough {
         let target = rustix::fs::readlinkat(fd.as_fd(), c"", Vec::new()).or_errno()?;
         Ok(target.into_bytes())
     }
+}
+
+/// Sets the security label that the new inode `name` in `dir` is to have from the start.
+fn label(dir: BorrowedFd<'_>, name: &[u8], node: &NewNode<'_>) -> Result<()> {
+    let Some((label, value)) = node.security else { return Ok(()) };
+    let path = ProcPath::new(dir).join(name);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::lsetxattr(path, label.as_bytes(), value, flags).or_errno()
 }

@@ -5,23 +5,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_fs::{Entry, Errno, FileKind, Ino, Result};
+use defuse_fs::{Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags};
-use rustix::path::Arg;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::SourceError;
 use crate::fd_cache::FdCache;
-use crate::handle::Handle;
-use crate::inode::{Inode, InodeTable, Key};
+use crate::inode::{Inode, InodeTable};
+use crate::locks::LockTable;
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
 use crate::sys;
 
-/// How often a lookup is tried again when the name changes under it.
-const LOOKUP_TRIES: usize = 16;
 /// Descriptors that the cache gives up when the process has too many.
 const SHRINK_BY: usize = 64;
 
@@ -32,6 +29,7 @@ pub struct Passthrough {
     pub(crate) inodes: InodeTable,
     pub(crate) files: OpenFiles,
     pub(crate) cache: FdCache,
+    pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
 }
@@ -51,7 +49,7 @@ pub struct Stats {
     /// Descriptors that stay until their inode is forgotten: of unlinked files, and of all files
     /// where file handles do not work.
     pub pinned_fds: usize,
-    /// All descriptors: files, cache, pins and one for each mount.
+    /// All descriptors: files, cache, pins, lock owners and one for each mount.
     pub open_fds: usize,
     /// Times that the descriptor of an inode was in the cache.
     pub cache_hits: u64,
@@ -123,6 +121,7 @@ impl Passthrough {
             mounts: MountTable::new(mount, options.file_handles),
             inodes: InodeTable::new(Inode::root(key, handle, root)),
             files: OpenFiles::new(),
+            locks: LockTable::new(),
             options,
         })
     }
@@ -139,7 +138,7 @@ impl Passthrough {
             open_files,
             cached_fds: cached + pinned_fds,
             pinned_fds,
-            open_fds: cached + pinned_fds + open_files + mounts,
+            open_fds: cached + pinned_fds + open_files + mounts + self.locks.len(),
             cache_hits,
             cache_misses,
         }
@@ -196,10 +195,7 @@ impl Passthrough {
                 self.cache.shrink(SHRINK_BY);
                 open().inspect_err(|errno| {
                     if *errno == Errno::EMFILE {
-                        log::error!(
-                            "too many open files ({}): raise the limit of descriptors (ulimit -n)",
-                            self.files.len() + self.inodes.pinned()
-                        );
+                        self.say_that_descriptors_ran_out();
                     }
                 })
             }
@@ -207,180 +203,23 @@ impl Passthrough {
         }
     }
 
-    // ---- from name to inode ---------------------------------------------------------------
-
-    /// Looks `name` up in `dir`, a directory on the mount `likely`; one lookup more.
-    ///
-    /// Between the calls the name may come to lead elsewhere; that is noticed because the handle
-    /// names an inode, and starts over.
-    pub(crate) fn lookup_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
-        for _ in 0..LOOKUP_TRIES {
-            let stat = Stat::at(dir, name)?;
-            let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
-                return self.lookup_by_fd(likely, dir, name);
-            };
-            let mount = self.mounts.get(index)?;
-            if let Some(key) = mount.key(index, &stat, None)
-                && let Some(ino) = self.inodes.acquire(&key)
-            {
-                return self.entry(ino, index, &stat);
-            }
-            if !mount.handles {
-                return self.lookup_by_fd(likely, dir, name);
-            }
-            let handle = handle_of(dir, name)?;
-            if !same_inode(mount, &handle, &stat, dir, name)? {
-                continue;
-            }
-            let key = mount.key(index, &stat, Some(&handle)).ok_or(Errno::EIO)?;
-            let ino = self.inodes.insert(key, stat.kind()?, Some(handle), None)?;
-            return self.entry(ino, index, &stat);
-        }
-        Err(Errno::ESTALE)
-    }
-
-    /// The same with a descriptor: where there are no handles, and at mount points.
-    fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
-        self.enter_path_fd(likely, self.with_spare_fds(open)?)
-    }
-
-    /// Enters what an `O_PATH` descriptor has open; one lookup more.
-    pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd) -> Result<Entry> {
-        let stat = Stat::of(fd.as_fd())?;
-        let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
-        let pin = if handle.is_some() { None } else { Some(fd) };
-        self.enter(index, &stat, handle, pin)
-    }
-
-    /// Enters what `fd` has open for reading or writing; one lookup more.
-    pub(crate) fn enter_open_fd(&self, likely: u32, fd: BorrowedFd<'_>) -> Result<Entry> {
-        let stat = Stat::of(fd)?;
-        let (index, handle) = self.identify(likely, fd, &stat)?;
-        // A file without a name is found by no handle.
-        let pin = if handle.is_some() && stat.nlink() > 0 {
-            None
-        } else {
-            let path = ProcPath::new(fd);
-            let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let open = || rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno();
-            Some(self.with_spare_fds(open)?)
-        };
-        self.enter(index, &stat, handle, pin)
-    }
-
-    fn identify(
-        &self,
-        likely: u32,
-        fd: BorrowedFd<'_>,
-        stat: &Stat,
-    ) -> Result<(u32, Option<Handle>)> {
-        let index = match self.mounts.find(stat.mount_id(), likely) {
-            Some(index) => index,
-            None => self.with_spare_fds(|| self.mounts.enter(fd, stat))?,
-        };
-        let handles = self.mounts.get(index)?.handles;
-        let handle = if handles { Some(sys::name_to_handle(fd, c"")?) } else { None };
-        Ok((index, handle))
-    }
-
-    fn enter(
-        &self,
-        index: u32,
-        stat: &Stat,
-        handle: Option<Handle>,
-        pin: Option<OwnedFd>,
-    ) -> Result<Entry> {
-        let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
-        let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;
-        self.entry(ino, index, stat)
-    }
-
-    fn entry(&self, ino: Ino, mount: u32, stat: &Stat) -> Result<Entry> {
-        let attr = stat.attr(mount, self.options.attr_valid_for).inspect_err(|_| {
-            self.give_back(ino, 1);
-        })?;
-        Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
-    }
-
-    /// Gives lookups back, and closes what was kept for the inode after the last.
-    pub(crate) fn give_back(&self, ino: Ino, lookups: u64) {
-        if let Some(inode) = self.inodes.forget(ino, lookups) {
-            self.cache.remove(&inode);
-        }
-    }
-
-    /// Keeps a descriptor of what `name` in `dir` leads to, if a frontend knows it and it is about
-    /// to lose what may be its last name: the contract keeps its number valid, but no handle leads
-    /// to a file without names. Not more than a precaution, so that errors are ignored: the
-    /// operation itself will show them.
-    pub(crate) fn pin_victim(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) {
-        let Ok(stat) = Stat::at(dir, name) else { return };
-        // With three names and more, others remain whatever happens at the same time.
-        let directory = stat.kind() == Ok(FileKind::Directory);
-        if stat.nlink() > 2 && !directory {
-            return;
-        }
-        let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return };
-        let Ok(mount) = self.mounts.get(index) else { return };
-        if !mount.handles {
-            return;
-        }
-        let key = mount
-            .key(index, &stat, None)
-            .or_else(|| mount.key(index, &stat, Some(&handle_of(dir, name).ok()?)));
-        let Some(inode) = key.and_then(|key| self.inodes.peek(&key)) else { return };
-        if inode.pin.get().is_none()
-            && let Ok(fd) = self.open_inode(&inode, OFlags::PATH)
-        {
-            self.inodes.pin(&inode, fd);
-            self.cache.remove(&inode);
-        }
+    /// Once, because from then on every lookup may fail.
+    fn say_that_descriptors_ran_out(&self) {
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| {
+            log::error!(
+                "too many open files: {} of frontends and {} of inodes; raise the limit \
+                 (ulimit -n), or use file handles",
+                self.files.len(),
+                self.inodes.pinned()
+            );
+        });
     }
 }
 
 impl fmt::Debug for Passthrough {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Passthrough").field("options", &self.options).finish_non_exhaustive()
-    }
-}
-
-impl Mount {
-    /// The identity of an inode on this mount, the `index`th. `None` where that takes the handle,
-    /// because the file system keeps no birth times that can be relied upon.
-    fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
-        let birth = match (self.birth_is_constant(), self.handles) {
-            (true, _) if stat.birth().is_some() => stat.birth()?,
-            (_, true) => handle?.digest(),
-            // The descriptor that every inode holds keeps its number from being used again.
-            (_, false) => 0,
-        };
-        Some(Key { ino: stat.ino(), birth, mount: index })
-    }
-}
-
-/// The handle of `name` in `dir`.
-fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
-    // Names of up to 255 bytes are terminated on the stack.
-    name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
-}
-
-/// Whether `handle` belongs to the inode of `stat`: by the number in it, or by a second look at
-/// the name.
-fn same_inode(
-    mount: &Mount,
-    handle: &Handle,
-    stat: &Stat,
-    dir: BorrowedFd<'_>,
-    name: &[u8],
-) -> Result<bool> {
-    match handle.names(mount.f_type, stat.ino()) {
-        Some(same) => Ok(same),
-        None => {
-            let again = Stat::at(dir, name)?;
-            Ok(again.ino() == stat.ino() && again.mount_id() == stat.mount_id())
-        }
     }
 }
 

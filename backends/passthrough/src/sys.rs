@@ -149,3 +149,28 @@ pub(crate) fn close(fd: OwnedFd) -> Result<()> {
     // SAFETY: `into_raw_fd` gives up the ownership, so this is the only close of the number.
     check(libc::c_long::from(unsafe { libc::close(fd.into_raw_fd()) })).map(drop)
 }
+
+/// A lock as `struct flock` has it: type, first byte, length (0 to the end) and process.
+pub(crate) struct FoundLock {
+    pub(crate) typ: i32,
+    pub(crate) start: i64,
+    pub(crate) len: i64,
+    pub(crate) pid: i32,
+}
+
+/// A lock that belongs to the open file description, fcntl(2) `F_OFD_*`, of a type, from a byte,
+/// for a length; returns what the kernel left in the structure.
+pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: (i32, i64, i64)) -> Result<FoundLock> {
+    let (typ, start, len) = lock;
+    let mut raw = libc::flock64 {
+        l_type: typ as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    };
+    // SAFETY: `raw` is a struct flock64, as these commands want, that the kernel reads and, for
+    // F_OFD_GETLK, writes; it outlives the call.
+    check(libc::c_long::from(unsafe { libc::fcntl(fd.as_raw_fd(), cmd, &raw mut raw) }))?;
+    Ok(FoundLock { typ: raw.l_type.into(), start: raw.l_start, len: raw.l_len, pid: raw.l_pid })
+}

@@ -1,0 +1,318 @@
+//! POSIX and flock locks in the lower file system, [`Locks::FileSystem`](crate::Locks).
+//!
+//! POSIX locks are taken as open file description locks, fcntl(2), on one descriptor for each pair
+//! of inode and owner: so owners conflict with each other and with everyone on the source, and
+//! closing some other descriptor of the file drops nothing. flock locks are taken on the descriptor
+//! of the open file, to which they belong.
+//!
+//! A lock that is waited for holds no thread: one thread tries all of them again, at once when
+//! something is unlocked through us and otherwise at growing intervals, because nothing tells when
+//! someone else unlocks but a call that blocks and cannot be interrupted without a signal.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_fs::{
+    Errno, File, Ino, Interrupted, Io, Lock, LockKind, LockOwner, LockRequest, LockType, Result,
+};
+use rustix::fs::{FlockOperation, OFlags};
+
+use crate::lower::OrErrno;
+use crate::passthrough::Passthrough;
+use crate::sys;
+
+/// `OFFSET_MAX` of the kernel: an end here or beyond is the end of the file, however long.
+const OFFSET_MAX: u64 = u64::MAX >> 1;
+/// Locks that may be waited for at one time.
+const MAX_WAITING: usize = 1 << 16;
+/// The shortest and the longest interval between two attempts.
+const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// The descriptors on which the locks of each owner are, and the locks that are waited for.
+pub(crate) struct LockTable {
+    owners: Mutex<HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>>,
+    waiters: Arc<Waiters>,
+}
+
+#[derive(Default)]
+struct Waiters {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Waiting>,
+    /// Being tried at this moment, outside the lock.
+    trying: usize,
+    running: bool,
+    /// Try again now: something was unlocked or interrupted.
+    kicked: bool,
+    stopped: bool,
+}
+
+struct Waiting {
+    io: Io,
+    fd: Arc<OwnedFd>,
+    lock: LockRequest,
+}
+
+impl LockTable {
+    pub(crate) fn new() -> Self {
+        LockTable { owners: Mutex::default(), waiters: Arc::default() }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, ino: Ino, owner: LockOwner) -> Option<Arc<OwnedFd>> {
+        self.owners().get(&ino)?.get(&owner).cloned()
+    }
+
+    /// Drops the POSIX locks of `owner`.
+    fn drop_owner(&self, ino: Ino, owner: LockOwner) {
+        let mut owners = self.owners();
+        let Some(of_inode) = owners.get_mut(&ino) else { return };
+        let fd = of_inode.remove(&owner);
+        if of_inode.is_empty() {
+            owners.remove(&ino);
+        }
+        drop(owners);
+        if let Some(fd) = fd {
+            // Not by closing alone: a lock that is waited for may hold the descriptor too.
+            let all = Lock { typ: LockType::Unlock, start: 0, end: OFFSET_MAX, pid: 0 };
+            let _ = ofd(fd.as_fd(), libc::F_OFD_SETLK, &all);
+            self.waiters.kick();
+        }
+    }
+
+    /// Drops what is left of an inode that nobody knows any more.
+    pub(crate) fn forget(&self, ino: Ino) {
+        if self.owners().remove(&ino).is_some() {
+            self.waiters.kick();
+        }
+    }
+
+    /// Descriptors held for lock owners.
+    pub(crate) fn len(&self) -> usize {
+        self.owners().values().map(HashMap::len).sum()
+    }
+}
+
+impl Drop for LockTable {
+    fn drop(&mut self) {
+        let mut queue = self.waiters.lock();
+        queue.stopped = true;
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        // Answered outside the lock, as they end.
+        drop(waiting);
+        self.waiters.kick();
+    }
+}
+
+impl Passthrough {
+    /// The descriptor on which a request is to be made.
+    fn lock_fd(&self, file: File, request: &LockRequest) -> Result<Arc<OwnedFd>> {
+        let open = self.files.get(file.fh)?;
+        if request.kind == LockKind::Flock {
+            return Ok(Arc::clone(&open.fd));
+        }
+        if let Some(fd) = self.locks.find(file.ino, request.owner) {
+            return Ok(fd);
+        }
+        // Of its own, for both kinds of lock where that is permitted.
+        let inode = self.inodes.get(file.ino)?;
+        let fd = match self.open_inode(&inode, OFlags::RDWR) {
+            Err(Errno::EACCES | Errno::EROFS | Errno::EISDIR | Errno::ETXTBSY) => {
+                self.open_inode(&inode, OFlags::RDONLY)?
+            }
+            other => other?,
+        };
+        let mut owners = self.locks.owners();
+        let of_inode = owners.entry(file.ino).or_default();
+        Ok(Arc::clone(of_inode.entry(request.owner).or_insert_with(|| Arc::new(fd))))
+    }
+
+    pub(crate) fn test_lock(&self, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        if request.kind == LockKind::Flock {
+            return Err(Errno::EINVAL);
+        }
+        let fd = match self.locks.find(file.ino, request.owner) {
+            Some(fd) => fd,
+            None => Arc::clone(&self.files.get(file.fh)?.fd),
+        };
+        ofd(fd.as_fd(), libc::F_OFD_GETLK, &request.lock)
+    }
+
+    pub(crate) fn set_lock(&self, file: File, request: &LockRequest) -> Result<()> {
+        let unlock = request.lock.typ == LockType::Unlock;
+        // Who has no descriptor has no lock.
+        let idle = unlock && request.kind == LockKind::Posix;
+        if idle && self.locks.find(file.ino, request.owner).is_none() {
+            return Ok(());
+        }
+        let fd = self.lock_fd(file, request)?;
+        let result = attempt(fd.as_fd(), request);
+        if result.is_ok() {
+            // Also a lock that was made weaker may let others in.
+            self.locks.waiters.kick();
+        }
+        result
+    }
+
+    pub(crate) fn wait_for_lock(&self, io: Io, file: File, request: LockRequest) {
+        match self.set_lock(file, &request) {
+            Err(Errno::EAGAIN) if request.wait => {}
+            other => return io.finish(other.map(|()| 0)),
+        }
+        match self.lock_fd(file, &request) {
+            Ok(fd) => Waiters::add(&self.locks.waiters, Waiting { io, fd, lock: request }),
+            Err(errno) => io.finish(Err(errno)),
+        }
+    }
+
+    pub(crate) fn drop_posix_locks(&self, ino: Ino, owner: LockOwner) {
+        self.locks.drop_owner(ino, owner);
+    }
+
+    /// Drops the flock lock of an open file that is released. Closing it would do, but that may
+    /// be later: the frontend may hold the descriptor as a backing file.
+    pub(crate) fn drop_flock(&self, fd: BorrowedFd<'_>) {
+        let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
+        self.locks.waiters.kick();
+    }
+}
+
+impl Waiters {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kick(&self) {
+        let mut queue = self.lock();
+        if queue.running {
+            queue.kicked = true;
+            self.changed.notify_one();
+        }
+    }
+
+    fn add(this: &Arc<Self>, waiting: Waiting) {
+        let shared = Arc::clone(this);
+        // Before it is in the queue, so that an interrupt is either seen there or kicks.
+        waiting.io.interrupt().on_interrupt(move || shared.kick());
+        let mut queue = this.lock();
+        if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
+            drop(queue);
+            return waiting.io.finish(Err(Errno::ENOLCK));
+        }
+        queue.waiting.push(waiting);
+        queue.kicked = true;
+        this.changed.notify_one();
+        if queue.running {
+            return;
+        }
+        let shared = Arc::clone(this);
+        let name = std::thread::Builder::new().name("defuse-locks".into());
+        match name.spawn(move || shared.run()) {
+            Ok(_) => queue.running = true,
+            Err(error) => {
+                let waiting = std::mem::take(&mut queue.waiting);
+                drop(queue);
+                log::error!("no thread to wait for locks: {error}");
+                waiting.into_iter().for_each(|waiting| waiting.io.finish(Err(Errno::ENOLCK)));
+            }
+        }
+    }
+
+    /// Tries until nothing is waited for.
+    fn run(&self) {
+        let mut interval = POLL.0;
+        let mut queue = self.lock();
+        loop {
+            if queue.waiting.is_empty() || queue.stopped {
+                queue.running = false;
+                return;
+            }
+            if std::mem::take(&mut queue.kicked) {
+                interval = POLL.0;
+            }
+            let batch = std::mem::take(&mut queue.waiting);
+            queue.trying = batch.len();
+            drop(queue);
+            let left: Vec<Waiting> = batch.into_iter().filter_map(Waiting::go_on).collect();
+            queue = self.lock();
+            queue.trying = 0;
+            queue.waiting.extend(left);
+            if !queue.kicked && !queue.waiting.is_empty() {
+                let waited = self.changed.wait_timeout(queue, interval);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                interval = (interval * 2).min(POLL.1);
+            }
+        }
+    }
+}
+
+impl Waiting {
+    /// Tries once; `None` when it was answered.
+    fn go_on(self) -> Option<Self> {
+        let result = if self.io.interrupt().interrupted() {
+            Err(Errno::EINTR)
+        } else {
+            attempt(self.fd.as_fd(), &self.lock)
+        };
+        match result {
+            Err(Errno::EAGAIN) => Some(self),
+            other => {
+                self.io.finish(other.map(|()| 0));
+                None
+            }
+        }
+    }
+}
+
+/// Takes, changes or drops a lock without waiting. `EAGAIN` where it cannot be had.
+fn attempt(fd: BorrowedFd<'_>, request: &LockRequest) -> Result<()> {
+    match request.kind {
+        LockKind::Posix => match ofd(fd, libc::F_OFD_SETLK, &request.lock) {
+            Err(Errno::EACCES) => Err(Errno::EAGAIN),
+            other => other.map(drop),
+        },
+        LockKind::Flock => {
+            let operation = match request.lock.typ {
+                LockType::Read => FlockOperation::NonBlockingLockShared,
+                LockType::Write => FlockOperation::NonBlockingLockExclusive,
+                LockType::Unlock => FlockOperation::Unlock,
+            };
+            rustix::fs::flock(fd, operation).or_errno()
+        }
+    }
+}
+
+/// One of the commands `F_OFD_*`; what it leaves in the structure, unless that says unlocked.
+fn ofd(fd: BorrowedFd<'_>, cmd: i32, lock: &Lock) -> Result<Option<Lock>> {
+    let typ = match lock.typ {
+        LockType::Read => libc::F_RDLCK,
+        LockType::Write => libc::F_WRLCK,
+        LockType::Unlock => libc::F_UNLCK,
+    };
+    if lock.start > OFFSET_MAX || lock.end < lock.start {
+        return Err(Errno::EINVAL);
+    }
+    // A length of 0 is to the end of the file.
+    let len = if lock.end >= OFFSET_MAX { 0 } else { lock.end - lock.start + 1 };
+    let found = sys::ofd_lock(fd, cmd, (typ, lock.start as i64, len as i64))?;
+    let typ = match found.typ {
+        libc::F_RDLCK => LockType::Read,
+        libc::F_WRLCK => LockType::Write,
+        _ => return Ok(None),
+    };
+    let start = found.start as u64;
+    let end = if found.len == 0 { OFFSET_MAX } else { start + found.len as u64 - 1 };
+    // A lock of an open file description belongs to no process, and says -1.
+    let pid = u32::try_from(found.pid).unwrap_or(0);
+    Ok(Some(Lock { typ, start, end, pid }))
+}

@@ -1,0 +1,183 @@
+//! From a name to an inode.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use defuse_fs::{Entry, Errno, FileKind, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::path::Arg;
+
+use crate::handle::Handle;
+use crate::inode::Key;
+use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::mounts::Mount;
+use crate::passthrough::Passthrough;
+use crate::sys;
+
+impl Passthrough {
+    /// Looks `name` up in `dir`, a directory on the mount `likely`; one lookup more.
+    ///
+    /// Between the calls the name may come to lead elsewhere; that is noticed because the handle
+    /// names an inode, and a descriptor, which can only be of one inode, is taken instead.
+    pub(crate) fn lookup_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
+        let stat = Stat::at(dir, name)?;
+        let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
+            return self.lookup_by_fd(likely, dir, name);
+        };
+        let mount = self.mounts.get(index)?;
+        if let Some(key) = mount.key(index, &stat, None)
+            && let Some(ino) = self.inodes.acquire(&key)
+        {
+            return self.entry(ino, index, &stat);
+        }
+        if !mount.handles {
+            return self.lookup_by_fd(likely, dir, name);
+        }
+        let handle = handle_of(dir, name)?;
+        if !same_inode(mount, &handle, &stat, dir, name)? {
+            return self.lookup_by_fd(likely, dir, name);
+        }
+        self.enter(index, &stat, Some(handle), None)
+    }
+
+    /// The same with a descriptor: where there are no handles, at mount points, and where
+    /// the name is changing.
+    fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
+        self.enter_path_fd(likely, self.with_spare_fds(open)?)
+    }
+
+    /// Enters what an `O_PATH` descriptor has open; one lookup more.
+    pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd) -> Result<Entry> {
+        let stat = Stat::of(fd.as_fd())?;
+        let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
+        let pin = if handle.is_some() { None } else { Some(fd) };
+        self.enter(index, &stat, handle, pin)
+    }
+
+    /// Enters what `fd` has open for reading or writing; one lookup more.
+    pub(crate) fn enter_open_fd(&self, likely: u32, fd: BorrowedFd<'_>) -> Result<Entry> {
+        let stat = Stat::of(fd)?;
+        let (index, handle) = self.identify(likely, fd, &stat)?;
+        // A file without a name is found by no handle.
+        let pin = if handle.is_some() && stat.nlink() > 0 {
+            None
+        } else {
+            let path = ProcPath::new(fd);
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let open = || rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno();
+            Some(self.with_spare_fds(open)?)
+        };
+        self.enter(index, &stat, handle, pin)
+    }
+
+    fn identify(
+        &self,
+        likely: u32,
+        fd: BorrowedFd<'_>,
+        stat: &Stat,
+    ) -> Result<(u32, Option<Handle>)> {
+        let index = match self.mounts.find(stat.mount_id(), likely) {
+            Some(index) => index,
+            None => self.with_spare_fds(|| self.mounts.enter(fd, stat))?,
+        };
+        let handles = self.mounts.get(index)?.handles;
+        let handle = if handles { Some(sys::name_to_handle(fd, c"")?) } else { None };
+        Ok((index, handle))
+    }
+
+    fn enter(
+        &self,
+        index: u32,
+        stat: &Stat,
+        handle: Option<Handle>,
+        pin: Option<OwnedFd>,
+    ) -> Result<Entry> {
+        let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
+        let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;
+        self.entry(ino, index, stat)
+    }
+
+    fn entry(&self, ino: Ino, mount: u32, stat: &Stat) -> Result<Entry> {
+        let attr = stat.attr(mount, self.options.attr_valid_for).inspect_err(|_| {
+            self.give_back(ino, 1);
+        })?;
+        Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
+    }
+
+    /// Gives lookups back, and closes what was kept for the inode after the last.
+    pub(crate) fn give_back(&self, ino: Ino, lookups: u64) {
+        if let Some(inode) = self.inodes.forget(ino, lookups) {
+            self.cache.remove(&inode);
+            if self.forwards_locks() {
+                self.locks.forget(ino);
+            }
+        }
+    }
+
+    /// Keeps a descriptor of what `name` in `dir` leads to, if a frontend knows it and it is about
+    /// to lose what may be its last name: the contract keeps its number valid, but no handle leads
+    /// to a file without names. Not more than a precaution, so that errors are ignored: the
+    /// operation itself will show them.
+    pub(crate) fn pin_victim(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) {
+        let Ok(stat) = Stat::at(dir, name) else { return };
+        // With three names and more, others remain whatever happens at the same time.
+        let directory = stat.kind() == Ok(FileKind::Directory);
+        if stat.nlink() > 2 && !directory {
+            return;
+        }
+        let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return };
+        let Ok(mount) = self.mounts.get(index) else { return };
+        if !mount.handles {
+            return;
+        }
+        let key = mount
+            .key(index, &stat, None)
+            .or_else(|| mount.key(index, &stat, Some(&handle_of(dir, name).ok()?)));
+        let Some(inode) = key.and_then(|key| self.inodes.peek(&key)) else { return };
+        if inode.pin.get().is_none()
+            && let Ok(fd) = self.open_inode(&inode, OFlags::PATH)
+        {
+            self.inodes.pin(&inode, fd);
+            self.cache.remove(&inode);
+        }
+    }
+}
+
+impl Mount {
+    /// The identity of an inode on this mount, the `index`th. `None` where that takes the handle,
+    /// because the file system keeps no birth times that can be relied upon.
+    pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
+        let birth = match (self.birth_is_constant(), self.handles) {
+            (true, _) if stat.birth().is_some() => stat.birth()?,
+            (_, true) => handle?.digest(),
+            // The descriptor that every inode holds keeps its number from being used again.
+            (_, false) => 0,
+        };
+        Some(Key { ino: stat.ino(), birth, mount: index })
+    }
+}
+
+/// The handle of `name` in `dir`.
+fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
+    // Names of up to 255 bytes are terminated on the stack.
+    name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
+}
+
+/// Whether `handle` belongs to the inode of `stat`: by the number in it, or by a second look at
+/// the name.
+fn same_inode(
+    mount: &Mount,
+    handle: &Handle,
+    stat: &Stat,
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+) -> Result<bool> {
+    match handle.names(mount.f_type, stat.ino()) {
+        Some(same) => Ok(same),
+        None => {
+            let again = Stat::at(dir, name)?;
+            Ok(again.ino() == stat.ino() && again.mount_id() == stat.mount_id())
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Locks forwarded to the lower file system.
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use common::*;
+use defuse_fs::*;
+use defuse_passthrough::{Locks, Options};
+
+struct Answer(mpsc::Sender<Result<usize>>);
+
+impl Completion for Answer {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        unreachable!("locks read nothing")
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        unreachable!("locks write nothing")
+    }
+    fn finish(self: Box<Self>, result: Result<usize>) {
+        let _ = self.0.send(result);
+    }
+}
+
+fn request(kind: LockKind, owner: u64, typ: LockType) -> LockRequest {
+    let lock = Lock { typ, start: 0, end: 9, pid: 1 };
+    LockRequest { kind, owner: LockOwner(owner), lock, wait: true }
+}
+
+fn wait(
+    served: &Served,
+    file: File,
+    lock: LockRequest,
+) -> (mpsc::Receiver<Result<usize>>, Arc<InterruptToken>) {
+    let (send, receive) = mpsc::channel();
+    let token = Arc::new(InterruptToken::default());
+    let op = IoOp::Lock { file, lock };
+    let io = Io::new(op, me().caller, 1, Arc::clone(&token), Box::new(Answer(send)));
+    served.fs.submit(io);
+    (receive, token)
+}
+
+#[test]
+fn locks_are_waited_for_interrupted_and_seen_by_others() {
+    let options = Options { locks: Locks::FileSystem, ..Options::default() };
+    everywhere(&options, |served| {
+        let short = Duration::from_millis(30);
+        let long = Duration::from_secs(10);
+        let (entry, file) = served.create("a");
+        let other = served.open(entry.ino, OpenFlags::RDWR).unwrap();
+        for kind in [LockKind::Posix, LockKind::Flock] {
+            let first = request(kind, 1, LockType::Write);
+            let second = request(kind, 2, LockType::Write);
+            let now = LockRequest { wait: false, ..second };
+            assert_eq!(served.fs.setlk(&me(), file, &first), Ok(()));
+            assert_eq!(served.fs.setlk(&me(), other, &now), Err(Errno::EAGAIN));
+            if kind == LockKind::Posix {
+                let found = served.fs.getlk(&me(), other, &now).unwrap().unwrap();
+                assert_eq!((found.typ, found.start, found.end), (LockType::Write, 0, 9));
+                assert_eq!(served.fs.getlk(&me(), file, &first), Ok(None), "not one's own");
+            }
+            let (answer, token) = wait(served, other, second);
+            assert!(answer.recv_timeout(short).is_err());
+            token.trip();
+            assert_eq!(answer.recv_timeout(long), Ok(Err(Errno::EINTR)));
+            let (answer, _) = wait(served, other, second);
+            assert!(answer.recv_timeout(short).is_err());
+            let unlock = request(kind, 1, LockType::Unlock);
+            assert_eq!(served.fs.setlk(&me(), file, &unlock), Ok(()));
+            assert_eq!(answer.recv_timeout(long), Ok(Ok(0)));
+            assert_eq!(served.fs.setlk(&me(), file, &first), Err(Errno::EAGAIN));
+            // Closing drops them.
+            assert_eq!(served.fs.flush(&me(), other, LockOwner(2)), Ok(()));
+            if kind == LockKind::Flock {
+                let args = ReleaseArgs { flock_owner: Some(LockOwner(2)), ..Default::default() };
+                assert_eq!(served.fs.release(&me(), other, args), Ok(()));
+            }
+            assert_eq!(served.fs.setlk(&me(), file, &first), Ok(()));
+        }
+        let native = OpenOptions::new().read(true).open(served.path("a")).unwrap();
+        assert!(native.try_lock().is_err(), "held against those who use the source directly");
+    });
+}
+
+#[test]
+fn without_forwarding_the_frontend_keeps_locks() {
+    let served = Served::new(&bases()[0], Options::default());
+    let (_, file) = served.create("a");
+    let lock = request(LockKind::Posix, 1, LockType::Write);
+    assert_eq!(served.fs.setlk(&me(), file, &lock), Err(Errno::ENOSYS));
+    assert_eq!(served.fs.caps().locks, LockSupport::Frontend);
+}

@@ -1,0 +1,277 @@
+//! Owner, group, mode and ACLs of what is made, compared with what the same call gives to a process
+//! of that user on the same directory.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::process::Command;
+
+use common::*;
+use defuse_fs::*;
+use defuse_passthrough::Options;
+use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags};
+
+const NATIVE: &str = "DEFUSE_TEST_NATIVE";
+
+/// Not a test of its own: the process of another user, which makes one thing natively.
+#[test]
+fn native_child() {
+    let Ok(order) = std::env::var(NATIVE) else { return };
+    let words: Vec<&str> = order.split(' ').collect();
+    let [kind, perm, umask, path] = words[..] else { panic!("{order}") };
+    let octal = |text| u32::from_str_radix(text, 8).unwrap();
+    rustix::process::umask(Mode::from_raw_mode(octal(umask)));
+    let mode = Mode::from_raw_mode(octal(perm));
+    match kind {
+        "dir" => rustix::fs::mkdirat(CWD, path, mode).unwrap(),
+        "fifo" => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap(),
+        "file" => {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+            drop(rustix::fs::openat(CWD, path, flags, mode).unwrap());
+        }
+        "link" => rustix::fs::symlinkat("text", CWD, path).unwrap(),
+        _ => panic!("{order}"),
+    }
+}
+
+struct User {
+    uid: u32,
+    gid: u32,
+    extra: Option<u32>,
+}
+
+fn make_natively(user: &User, kind: &str, perm: u32, umask: u32, path: &Path) {
+    let groups = match user.extra {
+        Some(gid) => format!("--groups={gid}"),
+        None => "--clear-groups".into(),
+    };
+    let status = Command::new("setpriv")
+        .args([&format!("--reuid={}", user.uid), &format!("--regid={}", user.gid), &groups])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "native_child"])
+        .env(NATIVE, format!("{kind} {perm:o} {umask:o} {}", path.display()))
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+fn make_served(served: &Served, dir: Ino, user: &User, kind: &str, perm: u32, umask: u32) -> Entry {
+    let cx = cx(user.uid, user.gid);
+    let file_kind = match kind {
+        "dir" => FileKind::Directory,
+        "fifo" => FileKind::Fifo,
+        "link" => FileKind::Symlink,
+        _ => FileKind::Regular,
+    };
+    let node = NewNode {
+        umask,
+        supplementary_gid: user.extra,
+        ..NewNode::new(file_kind, perm, cx.caller)
+    };
+    match kind {
+        "dir" => served.fs.mkdir(&cx, dir, name("served"), &node).unwrap(),
+        "fifo" => served.fs.mknod(&cx, dir, name("served"), &node).unwrap(),
+        "link" => served.fs.symlink(&cx, dir, name("served"), b"text", &node).unwrap(),
+        _ => {
+            let args = flags(OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::EXCL);
+            let made = served.fs.create(&cx, dir, name("served"), &node, args).unwrap();
+            let file = File { ino: made.0.ino, fh: made.1.fh };
+            served.release(file);
+            made.0
+        }
+    }
+}
+
+/// What there is to compare.
+fn facts(path: &Path) -> (u32, u32, u32, Vec<Option<Vec<u8>>>) {
+    let meta = fs::symlink_metadata(path).unwrap();
+    let acl = |name: &str| {
+        let mut value = [0; 256];
+        let len = rustix::fs::lgetxattr(path, name, &mut value[..]).ok()?;
+        Some(value[..len].to_vec())
+    };
+    let acls = vec![acl("system.posix_acl_access"), acl("system.posix_acl_default")];
+    (meta.mode(), meta.uid(), meta.gid(), acls)
+}
+
+/// `user::rwx,user:3000:rwx,group::r-x,mask::rwx,other::---` as the kernel takes it.
+fn default_acl() -> Vec<u8> {
+    const ANY: u32 = u32::MAX;
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, ANY), (2, 7, 3000), (4, 5, ANY), (0x10, 7, ANY), (0x20, 0, ANY)];
+    let mut value = 2_u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        value.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
+    }
+    value
+}
+
+#[test]
+fn what_a_user_makes_is_what_the_user_would_make_natively() {
+    if !is_root() || Command::new("setpriv").arg("--version").output().is_err() {
+        return;
+    }
+    let users = [
+        User { uid: 1000, gid: 1000, extra: None },
+        User { uid: 0, gid: 0, extra: None },
+        User { uid: 1001, gid: 1000, extra: Some(2000) },
+        User { uid: 1000, gid: 0, extra: None },
+    ];
+    let served = |base: &Path| {
+        let served = Served::new(base, Options::default());
+        fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        served
+    };
+    for base in bases() {
+        let served = served(&base);
+        let parents = [("plain", 0o777, false), ("setgid", 0o2777, false), ("acl", 0o777, true)];
+        for (parent, mode, acl) in parents {
+            let path = served.path(parent);
+            fs::create_dir(&path).unwrap();
+            chown(&path, Some(0), Some(2000)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            if acl {
+                let (name, value) = ("system.posix_acl_default", default_acl());
+                if rustix::fs::setxattr(&path, name, &value, XattrFlags::empty()).is_err() {
+                    eprintln!("no ACLs on {}", base.display());
+                    continue;
+                }
+                assert!(served.fs.caps().posix_acl);
+            }
+            let dir = served.lookup(parent).unwrap();
+            for user in &users {
+                for (kind, perm, umask) in [
+                    ("file", 0o666, 0o022),
+                    ("file", 0o2775, 0o027),
+                    ("dir", 0o777, 0o077),
+                    ("fifo", 0o644, 0),
+                    ("link", 0o777, 0o022),
+                ] {
+                    let native = path.join("native");
+                    make_natively(user, kind, perm, umask, &native);
+                    let entry = make_served(&served, dir.ino, user, kind, perm, umask);
+                    let ours = path.join("served");
+                    let what = format!("{kind} {perm:o} in {parent} by {}", user.uid);
+                    assert_eq!(facts(&ours), facts(&native), "{what}");
+                    assert_eq!((entry.attr.mode(), entry.attr.uid), {
+                        let (mode, uid, ..) = facts(&native);
+                        (mode, uid)
+                    });
+                    served.fs.forget(entry.ino, 1);
+                    for path in [ours, native] {
+                        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn restored_threads_are_as_they_were_before() {
+    if !is_root() {
+        return;
+    }
+    let options =
+        Options { credentials: defuse_passthrough::Credentials::Restore, ..Options::default() };
+    let served = Served::new(&bases()[0], options);
+    fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let status = || {
+        let text = fs::read_to_string("/proc/thread-self/status").unwrap();
+        let keep = |line: &&str| {
+            ["Uid:", "Gid:", "Groups:", "CapEff:", "Umask:"].iter().any(|w| line.starts_with(w))
+        };
+        text.lines().filter(keep).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = status();
+    let user = User { uid: 1000, gid: 1001, extra: None };
+    for (kind, perm) in [("file", 0o640), ("dir", 0o700)] {
+        let entry = make_served(&served, Ino::ROOT, &user, kind, perm, 0o022);
+        assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.perm), (1000, 1001, perm));
+        let path = served.path("served");
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+    }
+    let (entry, file) = served.create("suid");
+    let set = SetAttr { perm: Some(0o6755), ..SetAttr::default() };
+    served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+    let args = WriteArgs { kill_suidgid: true, ..WriteArgs::default() };
+    served.write(file, args, b"x").unwrap();
+    assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().perm, 0o755);
+    assert_eq!(status(), before);
+}
+
+/// `security.capability` with cap_net_raw, as setcap(8) writes it.
+fn capability() -> Vec<u8> {
+    [0x0200_0001_u32, 1 << 13, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+#[test]
+fn set_user_id_and_its_kin_are_cleared_when_asked_and_only_then() {
+    if !is_root() {
+        return;
+    }
+    everywhere(&Options::default(), |served| {
+        let (entry, file) = served.create("a");
+        let has_caps = |ino| served.xattr(ino, "security.capability").is_ok();
+        let arm = || {
+            let set = SetAttr { perm: Some(0o6775), ..SetAttr::default() };
+            served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+            served.set_xattr(entry.ino, "security.capability", &capability()).is_ok()
+        };
+        let perm = || served.fs.getattr(&me(), entry.ino, None).unwrap().perm;
+        let write = |kill_suidgid| {
+            let args = WriteArgs { kill_suidgid, ..WriteArgs::default() };
+            served.write(file, args, b"x").unwrap();
+        };
+        let truncate = |kill_suidgid| {
+            let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
+            served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+        };
+        let open = |kill_suidgid| {
+            let flags = OpenFlags(OpenFlags::WRONLY | OpenFlags::TRUNC);
+            let args = OpenArgs { flags, kill_suidgid };
+            served.fs.open(&me(), entry.ino, args).unwrap();
+        };
+        let ways: [&dyn Fn(bool); 3] = [&write, &truncate, &open];
+        for way in ways {
+            arm();
+            way(false);
+            assert_eq!(perm(), 0o6775);
+            let caps = arm();
+            way(true);
+            assert_eq!(perm(), 0o775);
+            assert!(!caps || !has_caps(entry.ino));
+        }
+        let caps = arm();
+        let owner = SetAttr { uid: Some(1000), ..SetAttr::default() };
+        let attr = served.fs.setattr(&me(), entry.ino, None, &owner).unwrap();
+        assert_eq!((attr.perm, attr.uid), (0o775, 1000));
+        assert!(!caps || !has_caps(entry.ino));
+        arm();
+        let range = Fallocate { mode: 0, offset: 0, length: 4096 };
+        served.fs.fallocate(&cx(1000, 1000), file, range).unwrap();
+        assert_eq!(perm(), 0o775);
+    });
+}
+
+#[test]
+fn a_label_is_there_from_the_start() {
+    if !is_root() {
+        return;
+    }
+    everywhere(&Options::default(), |served| {
+        let cx = cx(1000, 1000);
+        fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+        let label = XattrName::new(b"security.defuse").unwrap();
+        let node = NewNode { security: Some((label, b"L")), ..regular(&cx, 0o600) };
+        let (entry, _) =
+            served.fs.create(&cx, Ino::ROOT, name("a"), &node, flags(OpenFlags::RDWR)).unwrap();
+        assert_eq!(served.xattr(entry.ino, "security.defuse"), Ok(b"L".to_vec()));
+        let node = NewNode { kind: FileKind::Directory, ..node };
+        let entry = served.fs.mkdir(&cx, Ino::ROOT, name("d"), &node).unwrap();
+        assert_eq!(served.xattr(entry.ino, "security.defuse"), Ok(b"L".to_vec()));
+    });
+}
