@@ -90,7 +90,13 @@ impl Memory {
     }
 
     pub(crate) fn opened(&self, inode: &Inode) -> Opened {
-        Opened { cache: self.cache_mode(), cache_dir: inode.is_dir(), ..Opened::default() }
+        Opened {
+            cache: self.cache_mode(),
+            // Every write takes the lock of its file anyway.
+            parallel_direct_writes: true,
+            cache_dir: inode.is_dir() && !self.shared(),
+            ..Opened::default()
+        }
     }
 
     /// Opens a file or, with `dir`, a directory.
