@@ -92,6 +92,8 @@ impl Memory {
     pub(crate) fn opened(&self, inode: &Inode) -> Opened {
         Opened {
             cache: self.cache_mode(),
+            // All that flush does is to drop POSIX locks.
+            no_flush: true,
             // Every write takes the lock of its file anyway.
             parallel_direct_writes: true,
             cache_dir: inode.is_dir() && !self.shared(),
@@ -133,7 +135,16 @@ impl Memory {
 
     pub(crate) fn close(&self, ino: Ino) -> Result<()> {
         let inode = self.table.get(ino.0)?;
-        self.drop_refs(&inode, |refs| refs.opens = refs.opens.saturating_sub(1));
+        let mut waiting = Vec::new();
+        self.drop_refs(&inode, |refs| {
+            refs.opens = refs.opens.saturating_sub(1);
+            // Nobody can hold a lock without an open file. Linux never tells a FUSE server that a
+            // lock of an open file description (F_OFD_SETLK) ends, so this is where it does.
+            if refs.opens == 0 {
+                waiting = self.locks.take_file(inode.ino);
+            }
+        });
+        self.locks.refuse(waiting);
         Ok(())
     }
 
@@ -141,7 +152,7 @@ impl Memory {
     pub(crate) fn drop_refs(&self, inode: &Inode, change: impl FnOnce(&mut Refs)) {
         if inode.change_refs(change) == Ok(true) {
             self.table.remove(inode.ino);
-            self.locks.forget_file(inode.ino);
+            self.locks.refuse(self.locks.take_file(inode.ino));
         }
     }
 

@@ -258,6 +258,17 @@ fn a_wait_for_a_lock_blocks_no_thread_and_ends_by_unlock_interrupt_or_close() {
     assert_eq!(fs.getlk(&root(), handle(ino), &now).unwrap().unwrap().pid, 2);
 }
 
+/// FUSE is never told that a lock of an open file description ends; it stayed for ever.
+#[test]
+fn the_last_close_of_a_file_drops_every_lock_on_it() {
+    let fs = memory(None, None);
+    let ino = file(&fs, Ino::ROOT, "a");
+    fs.open(&root(), ino, OpenArgs::default()).unwrap();
+    fs.setlk(&root(), handle(ino), &lock(1, LockType::Write)).unwrap();
+    fs.release(&root(), handle(ino), ReleaseArgs::default()).unwrap();
+    assert_eq!(fs.getlk(&root(), handle(ino), &lock(2, LockType::Write)), Ok(None));
+}
+
 #[test]
 fn a_second_frontend_ends_all_promises_about_caches() {
     let fs = memory(None, None);
