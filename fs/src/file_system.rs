@@ -223,6 +223,11 @@ pub trait FileSystem: Send + Sync {
         let creation = if made { creation | OpenFlags::TRUNC } else { creation };
         let args = OpenArgs { flags: args.flags.without(creation), ..args };
         match self.open(cx, entry.ino, args) {
+            Ok(opened) if args.flags.has(OpenFlags::TRUNC) => {
+                // What was looked up is from before the file was emptied.
+                let attr = self.getattr(cx, entry.ino, Some(opened.fh)).unwrap_or(entry.attr);
+                Ok((Entry { attr, ..entry }, opened))
+            }
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {
                 self.forget(entry.ino, 1);
@@ -398,5 +403,72 @@ pub trait FileSystem: Send + Sync {
     /// Makes everything durable, syncfs(2).
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Caller, FileKind, Timestamp};
+
+    /// One file, whose size is all that changes.
+    struct OneFile(AtomicU64);
+
+    impl FileSystem for OneFile {
+        fn lookup(&self, cx: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+            let attr = self.getattr(cx, Ino(2), None)?;
+            Ok(Entry { ino: Ino(2), generation: 0, attr, valid_for: Duration::ZERO })
+        }
+        fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+            Err(Errno::EEXIST)
+        }
+        fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+            let now = Timestamp::default();
+            Ok(Attr {
+                st_ino: ino.0,
+                kind: FileKind::Regular,
+                perm: 0o600,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                size: self.0.load(Ordering::Relaxed),
+                blocks: 0,
+                blksize: 4096,
+                atime: now,
+                mtime: now,
+                ctime: now,
+                btime: None,
+                valid_for: Duration::ZERO,
+            })
+        }
+        fn open(&self, _: &Context<'_>, _: Ino, args: OpenArgs) -> Result<Opened> {
+            if args.flags.has(OpenFlags::TRUNC) {
+                self.0.store(0, Ordering::Relaxed);
+            }
+            Ok(Opened::default())
+        }
+        fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+            Err(Errno::ENOTDIR)
+        }
+    }
+
+    /// The reference model saw the size from before the truncation, which a frontend would have
+    /// cached for as long as the attributes are valid.
+    #[test]
+    fn create_that_empties_a_file_returns_its_new_size() {
+        let fs = OneFile(AtomicU64::new(5));
+        let cx = Context::new(Caller::default());
+        let name = Name::new(b"a").unwrap();
+        let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
+        let create = |flags| {
+            let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
+            fs.create(&cx, Ino::ROOT, name, &node, args).map(|(entry, _)| entry.attr.size)
+        };
+        assert_eq!(create(OpenFlags::CREAT), Ok(5));
+        assert_eq!(create(OpenFlags::CREAT | OpenFlags::TRUNC), Ok(0));
     }
 }

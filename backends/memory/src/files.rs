@@ -90,7 +90,15 @@ impl Memory {
     }
 
     pub(crate) fn opened(&self, inode: &Inode) -> Opened {
-        Opened { cache: self.cache_mode(), cache_dir: inode.is_dir(), ..Opened::default() }
+        Opened {
+            cache: self.cache_mode(),
+            // All that flush does is to drop POSIX locks.
+            no_flush: true,
+            // Every write takes the lock of its file anyway.
+            parallel_direct_writes: true,
+            cache_dir: inode.is_dir() && !self.shared(),
+            ..Opened::default()
+        }
     }
 
     /// Opens a file or, with `dir`, a directory.
@@ -127,7 +135,16 @@ impl Memory {
 
     pub(crate) fn close(&self, ino: Ino) -> Result<()> {
         let inode = self.table.get(ino.0)?;
-        self.drop_refs(&inode, |refs| refs.opens = refs.opens.saturating_sub(1));
+        let mut waiting = Vec::new();
+        self.drop_refs(&inode, |refs| {
+            refs.opens = refs.opens.saturating_sub(1);
+            // Nobody can hold a lock without an open file. Linux never tells a FUSE server that a
+            // lock of an open file description (F_OFD_SETLK) ends, so this is where it does.
+            if refs.opens == 0 {
+                waiting = self.locks.take_file(inode.ino);
+            }
+        });
+        self.locks.refuse(waiting);
         Ok(())
     }
 
@@ -135,7 +152,7 @@ impl Memory {
     pub(crate) fn drop_refs(&self, inode: &Inode, change: impl FnOnce(&mut Refs)) {
         if inode.change_refs(change) == Ok(true) {
             self.table.remove(inode.ino);
-            self.locks.forget_file(inode.ino);
+            self.locks.refuse(self.locks.take_file(inode.ino));
         }
     }
 
@@ -211,11 +228,13 @@ impl Memory {
             return Err(if both_fit { Errno::EINVAL } else { Errno::EOVERFLOW });
         }
         let done = if src.ino == dst.ino {
-            if copy.src_offset.abs_diff(copy.dst_offset) < copy.length {
-                return Err(Errno::EINVAL);
-            }
             let mut data = write(dst.data()?);
             let size = data.size();
+            // Only what is there to be copied can overlap, as on Linux.
+            let length = copy.length.min(size.saturating_sub(copy.src_offset));
+            if copy.src_offset.abs_diff(copy.dst_offset) < length {
+                return Err(Errno::EINVAL);
+            }
             let result = copy_steps(cx, copy, size, |at| data.copy_within(at));
             dst.publish(&data);
             result?

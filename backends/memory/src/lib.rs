@@ -24,7 +24,8 @@
 //!    is above the other by inode number and only under 1;
 //! 3. bytes of files (`Body::File`), two of them by inode number;
 //! 4. `Inode::meta`, one at a time, but that of a directory while that of nothing else is held;
-//! 5. the leaves, each alone: references of an inode, shards of the table, free pages, locks.
+//! 5. the references of an inode;
+//! 6. the leaves, each alone: shards of the table, free pages, locks.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never stops a lookup.
 //!

@@ -60,11 +60,17 @@ impl LockQueue {
         answer(granted);
     }
 
-    pub fn forget_file(&self, ino: u64) {
-        if !self.used.load(Ordering::Acquire) {
-            return;
+    /// Drops all locks of a file that nobody has open any more; returns who still waits for one.
+    pub fn take_file(&self, ino: u64) -> Vec<Io> {
+        if self.used.load(Ordering::Acquire) {
+            lock(&self.table).forget_file(ino)
+        } else {
+            Vec::new()
         }
-        let waiting = lock(&self.table).forget_file(ino);
+    }
+
+    /// Answers those who waited on a file that is gone.
+    pub fn refuse(&self, waiting: Vec<Io>) {
         for io in waiting {
             io.finish(Err(Errno::ESTALE));
         }

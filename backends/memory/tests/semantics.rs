@@ -258,6 +258,17 @@ fn a_wait_for_a_lock_blocks_no_thread_and_ends_by_unlock_interrupt_or_close() {
     assert_eq!(fs.getlk(&root(), handle(ino), &now).unwrap().unwrap().pid, 2);
 }
 
+/// FUSE is never told that a lock of an open file description ends; it stayed for ever.
+#[test]
+fn the_last_close_of_a_file_drops_every_lock_on_it() {
+    let fs = memory(None, None);
+    let ino = file(&fs, Ino::ROOT, "a");
+    fs.open(&root(), ino, OpenArgs::default()).unwrap();
+    fs.setlk(&root(), handle(ino), &lock(1, LockType::Write)).unwrap();
+    fs.release(&root(), handle(ino), ReleaseArgs::default()).unwrap();
+    assert_eq!(fs.getlk(&root(), handle(ino), &lock(2, LockType::Write)), Ok(None));
+}
+
 #[test]
 fn a_second_frontend_ends_all_promises_about_caches() {
     let fs = memory(None, None);
@@ -326,4 +337,76 @@ fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
         assert_eq!(nlink, 2 + subdirs.count());
     }
     assert_eq!(inodes, 9);
+}
+
+#[test]
+fn threads_that_write_truncate_and_unlink_never_exceed_the_limit_and_give_everything_back() {
+    const PAGES: u64 = 64;
+    let fs = memory(Some(PAGES * 4096), Some(20));
+    thread::scope(|scope| {
+        for t in 0..4u64 {
+            let fs = &fs;
+            scope.spawn(move || {
+                for i in 0..2000 {
+                    let text = format!("f{}", (t + i) % 3);
+                    let new = node(FileKind::Regular, 0o600);
+                    let args = OpenArgs::default();
+                    let Ok((entry, _)) = fs.create(&root(), Ino::ROOT, name(&text), &new, args)
+                    else {
+                        continue;
+                    };
+                    let _ = write(fs, entry.ino, i * 3777 % 400_000, &[t as u8 + 1; 9000]);
+                    let set = SetAttr { size: Some(i * 7919 % 300_000), ..SetAttr::default() };
+                    if i % 3 == 0 {
+                        fs.setattr(&root(), entry.ino, None, &set).unwrap();
+                    }
+                    if i % 5 == 0 {
+                        let _ = fs.unlink(&root(), Ino::ROOT, name(&text));
+                    }
+                    let free = fs.statfs(&root(), Ino::ROOT).unwrap().blocks_free;
+                    assert!(free <= PAGES);
+                    fs.release(&root(), handle(entry.ino), ReleaseArgs::default()).unwrap();
+                    fs.forget(entry.ino, 1);
+                }
+            });
+        }
+    });
+    for i in 0..3 {
+        let _ = fs.unlink(&root(), Ino::ROOT, name(&format!("f{i}")));
+    }
+    let end = fs.statfs(&root(), Ino::ROOT).unwrap();
+    assert_eq!((end.blocks_free, end.files_free), (PAGES, 19));
+}
+
+/// A source whose memory goes away half-way, as a frontend's may.
+struct Failing(usize);
+
+impl WriteSource for Failing {
+    fn remaining(&self) -> usize {
+        self.0
+    }
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        // Some bytes are there already when the error comes.
+        let half = out.len() / 2;
+        out[..half].fill(7);
+        Err(Errno::EFAULT)
+    }
+    fn drain_to(&mut self, _: std::os::fd::BorrowedFd<'_>, _: u64, _: usize) -> Result<usize> {
+        Err(Errno::EFAULT)
+    }
+}
+
+#[test]
+fn a_write_that_fails_half_way_leaves_nothing_past_the_end() {
+    let fs = memory(Some(8192), None);
+    let ino = file(&fs, Ino::ROOT, "a");
+    write(&fs, ino, 0, b"12345").unwrap();
+    for offset in [5, 4096] {
+        let args = WriteArgs { offset, ..WriteArgs::default() };
+        let result = fs.write(&root(), handle(ino), args, &mut WriteBuf::new(&mut Failing(100)));
+        assert_eq!(result, Err(Errno::EFAULT));
+    }
+    fs.setattr(&root(), ino, None, &SetAttr { size: Some(200), ..SetAttr::default() }).unwrap();
+    assert_eq!(read(&fs, ino, 5, 300).unwrap(), [0; 195]);
+    assert_eq!(fs.statfs(&root(), ino).unwrap().blocks_free, 1);
 }

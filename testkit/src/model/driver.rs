@@ -46,6 +46,8 @@ struct Driver<'a> {
     known: Vec<Known>,
     handles: Vec<Handle>,
     missing: Missing,
+    /// Frontends pass `O_TRUNC` only to a file system that says it handles it.
+    truncates: bool,
 }
 
 type Answer<T> = defuse_fs::Result<T>;
@@ -57,7 +59,15 @@ impl<'a> Driver<'a> {
         let mut root = Node::new(FileKind::Directory, attr.perm);
         (root.uid, root.gid) = (attr.uid, attr.gid);
         let known = vec![Known { ino: Ino::ROOT, id: ROOT, lookups: 1 }];
-        Ok(Driver { fs, cx, model: Model::new(root), known, handles: Vec::new(), missing })
+        Ok(Driver {
+            fs,
+            cx,
+            model: Model::new(root),
+            known,
+            handles: Vec::new(),
+            missing,
+            truncates: fs.caps().open_truncates,
+        })
     }
 
     /// True where both failed alike or the step is not compared; the values of a success go to the
@@ -226,6 +236,8 @@ impl<'a> Driver<'a> {
             }
             Op::Mkdir { dir, name, perm } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
+                // Linux lets mkdir set no more than these, so frontends ask for no more.
+                let perm = perm & 0o1777;
                 let node = Node::new(FileKind::Directory, perm.into());
                 let model = self.model.make(id, name, node);
                 let new = new(FileKind::Directory, perm);
@@ -241,10 +253,14 @@ impl<'a> Driver<'a> {
                 self.compare_entry(real, model)
             }
             Op::Create { dir, name, perm, exclusive, truncate } => {
-                self.create(dir, text(name), perm, exclusive, truncate)
+                self.create(dir, text(name), perm, exclusive, truncate && self.truncates)
             }
             Op::Tmpfile { dir, exclusive } => {
                 let (ino, id) = self.dir(dir);
+                // Which error a removed directory gives, differs between kernels.
+                if self.model.nodes[id].names == 0 {
+                    return Ok(());
+                }
                 let flags = if exclusive { OpenFlags::EXCL } else { 0 };
                 let real = fs.tmpfile(&cx, ino, &new(FileKind::Regular, 0o600), open_args(flags));
                 if self.lacks(&real) {
@@ -309,6 +325,7 @@ impl<'a> Driver<'a> {
                 if self.model.nodes[id].kind != FileKind::Regular {
                     return Ok(());
                 }
+                let truncate = truncate && self.truncates;
                 let flags = if truncate { OpenFlags::TRUNC } else { 0 };
                 let opened = self.fs.open(&self.cx, ino, open_args(flags))?;
                 if truncate {
@@ -450,7 +467,16 @@ impl<'a> Driver<'a> {
         match *op {
             Op::Readdir { dir } => {
                 let (ino, id) = self.dir(dir);
-                self.same_listing(ino, id)
+                match self.same_listing(ino, id) {
+                    // What getdents itself answers for a directory that was removed.
+                    Err(error)
+                        if self.model.nodes[id].names == 0
+                            && error.downcast_ref() == Some(&Errno::ENOENT) =>
+                    {
+                        Ok(())
+                    }
+                    other => other,
+                }
             }
             Op::Readlink { node } => {
                 let (ino, id) = self.node(node);
@@ -613,11 +639,23 @@ impl<'a> Driver<'a> {
             self.check_attr(known.ino, known.id)?;
             self.fs.forget(known.ino, known.lookups);
         }
+        // All lookups are kept until the end, because only they keep a number as it is.
         let mut seen = BTreeMap::new();
-        self.same_tree(Ino::ROOT, ROOT, &mut seen)
+        let mut looked_up = Vec::new();
+        let same = self.same_tree(Ino::ROOT, ROOT, &mut seen, &mut looked_up);
+        for ino in looked_up {
+            self.fs.forget(ino, 1);
+        }
+        same
     }
 
-    fn same_tree(&self, ino: Ino, id: Id, seen: &mut BTreeMap<Id, Ino>) -> Result<()> {
+    fn same_tree(
+        &self,
+        ino: Ino,
+        id: Id,
+        seen: &mut BTreeMap<Id, Ino>,
+        looked_up: &mut Vec<Ino>,
+    ) -> Result<()> {
         ensure!(*seen.entry(id).or_insert(ino) == ino, "one inode has two numbers");
         let node = &self.model.nodes[id];
         self.check_attr(ino, id)?;
@@ -638,9 +676,8 @@ impl<'a> Driver<'a> {
         for (name, &child) in &node.children {
             let show = || String::from_utf8_lossy(name).into_owned();
             let entry = self.fs.lookup(&self.cx, ino, component(name)).with_context(show)?;
-            let same = self.same_tree(entry.ino, child, seen).with_context(show);
-            self.fs.forget(entry.ino, 1);
-            same?;
+            looked_up.push(entry.ino);
+            self.same_tree(entry.ino, child, seen, looked_up).with_context(show)?;
         }
         Ok(())
     }

@@ -232,10 +232,11 @@ impl Model {
     }
 
     pub fn copy(&mut self, src: (Id, usize), dst: (Id, usize), len: usize) -> Result<usize> {
-        if src.0 == dst.0 && src.1.abs_diff(dst.1) < len {
+        let data = self.read(src.0, src.1, len).to_vec();
+        // Only what is there to be copied can overlap, as on Linux.
+        if src.0 == dst.0 && src.1.abs_diff(dst.1) < data.len() {
             return Err(Errno::EINVAL);
         }
-        let data = self.read(src.0, src.1, len).to_vec();
         Ok(self.write(dst.0, Some(dst.1), &data))
     }
 

@@ -1,0 +1,149 @@
+//! The lock manager against a model that keeps every byte of a small file by itself.
+
+use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
+use defuse_memory::locks::{LockTable, OFFSET_MAX, Waiting};
+use proptest::prelude::*;
+
+const OWNERS: usize = 3;
+const BYTES: usize = 12;
+const FILE: u8 = 1;
+
+/// For every owner and byte, the lock on it. The last byte stands for all that follow.
+type Model = [[Option<LockType>; BYTES]; OWNERS];
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    owner: usize,
+    typ: LockType,
+    start: usize,
+    end: usize,
+    wait: bool,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let typ = prop_oneof![Just(LockType::Read), Just(LockType::Write), Just(LockType::Unlock)];
+    (0..OWNERS, typ, 0..BYTES, 0..BYTES, any::<bool>()).prop_map(|(owner, typ, a, b, wait)| Step {
+        owner,
+        typ,
+        start: a.min(b),
+        end: a.max(b),
+        wait,
+    })
+}
+
+fn request(step: &Step) -> LockRequest {
+    let end = if step.end == BYTES - 1 { OFFSET_MAX } else { step.end as u64 };
+    let lock = Lock { typ: step.typ, start: step.start as u64, end, pid: step.owner as u32 };
+    let owner = LockOwner(step.owner as u64);
+    LockRequest { kind: LockKind::Posix, owner, lock, wait: step.wait }
+}
+
+fn conflicts(model: &Model, step: &Step) -> bool {
+    let others = (0..OWNERS).filter(|&other| other != step.owner);
+    let mut held = others.flat_map(|other| model[other][step.start..=step.end].iter().flatten());
+    match step.typ {
+        LockType::Unlock => false,
+        LockType::Read => held.any(|&typ| typ == LockType::Write),
+        LockType::Write => held.next().is_some(),
+    }
+}
+
+fn apply(model: &mut Model, step: &Step) {
+    let typ = (step.typ != LockType::Unlock).then_some(step.typ);
+    model[step.owner][step.start..=step.end].fill(typ);
+}
+
+/// How many locks an owner holds where neighbours of one type are one.
+fn runs(bytes: &[Option<LockType>; BYTES]) -> usize {
+    let first = usize::from(bytes[0].is_some());
+    first + bytes.windows(2).filter(|pair| pair[1].is_some() && pair[0] != pair[1]).count()
+}
+
+/// Whether `owner` would wait for itself over the waits in the queue.
+fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
+    let blockers = |step: &Step| -> Vec<usize> {
+        let blocks = |other: &usize| {
+            let mut alone = [[None; BYTES]; OWNERS];
+            alone[*other] = model[*other];
+            *other != step.owner && conflicts(&alone, step)
+        };
+        (0..OWNERS).filter(blocks).collect()
+    };
+    let mut reached = blockers(step);
+    // As many rounds as there are owners reach everybody who can be reached.
+    for _ in 0..OWNERS {
+        for wait in waiting {
+            if reached.contains(&wait.owner) {
+                reached.extend(blockers(wait));
+            }
+        }
+    }
+    reached.contains(&step.owner)
+}
+
+/// Grants waits in the order of arrival, as the table promises; returns them.
+fn grant(model: &mut Model, waiting: &mut Vec<Step>) -> Vec<usize> {
+    let mut granted = Vec::new();
+    while let Some(at) = waiting.iter().position(|wait| !conflicts(model, wait)) {
+        let wait = waiting.remove(at);
+        apply(model, &wait);
+        granted.push(wait.owner);
+    }
+    granted
+}
+
+fn run(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut table = LockTable::<u8, usize>::default();
+    let mut model: Model = [[None; BYTES]; OWNERS];
+    let mut waiting: Vec<Step> = Vec::new();
+    for step in steps {
+        // Ended waits are told apart by their owner, so each has at most one.
+        let busy = waiting.iter().any(|wait| wait.owner == step.owner);
+        let mut granted = Vec::new();
+        let free = !conflicts(&model, step);
+        if free {
+            apply(&mut model, step);
+        }
+        if step.wait && !busy {
+            let deadlock = !free && circle(&model, &waiting, step);
+            match table.wait(FILE, &request(step), step.owner, &mut granted) {
+                Waiting::Done(_, Ok(())) => prop_assert!(free, "{step:?} was granted"),
+                Waiting::Done(_, Err(Errno::EDEADLK)) => prop_assert!(deadlock, "{step:?}"),
+                Waiting::Done(_, other) => prop_assert!(false, "{step:?} gave {other:?}"),
+                Waiting::Queued(_) => {
+                    prop_assert!(!free && !deadlock, "{step:?} waits");
+                    waiting.push(*step);
+                }
+            }
+        } else {
+            let result = table.set(FILE, &request(step), &mut granted);
+            let wanted = if free { Ok(()) } else { Err(Errno::EAGAIN) };
+            prop_assert_eq!(result, wanted, "{:?}", step);
+        }
+        prop_assert_eq!(granted, grant(&mut model, &mut waiting), "after {:?}", step);
+        prop_assert_eq!(table.held(), model.iter().map(runs).sum::<usize>(), "{:?}", step);
+        check_bytes(&table, &model)?;
+    }
+    Ok(())
+}
+
+fn check_bytes(table: &LockTable<u8, usize>, model: &Model) -> Result<(), TestCaseError> {
+    for byte in 0..BYTES {
+        for typ in [LockType::Read, LockType::Write] {
+            // One who holds nothing meets every lock.
+            let stranger = Step { owner: OWNERS, typ, start: byte, end: byte, wait: false };
+            let seen = table.conflict(FILE, &request(&stranger)).expect("a valid range");
+            prop_assert_eq!(seen.is_some(), conflicts(model, &stranger), "byte {}", byte);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_byte_is_locked_as_the_model_says(steps in prop::collection::vec(step(), 1..60)) {
+        run(&steps)?;
+    }
+}

@@ -1,0 +1,250 @@
+//! Making, finding and removing names: open(2), mkdir(2), unlink(2), rmdir(2).
+
+use anyhow::{Result, ensure};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use super::case_table;
+use super::dir::{Dir, fails, read_at, write_all};
+
+case_table! { "names";
+    a_new_file_is_empty_and_can_be_opened_again,
+    exclusive_creation_refuses_what_is_there,
+    creation_opens_what_is_there_and_keeps_its_bytes,
+    truncation_at_open_empties_the_file,
+    a_name_that_is_not_there_gives_enoent,
+    a_file_in_the_middle_of_a_path_gives_enotdir,
+    a_slash_after_a_file_gives_enotdir,
+    a_name_of_255_bytes_works_and_of_256_does_not,
+    a_path_of_4096_bytes_gives_enametoolong,
+    any_bytes_but_slash_and_nul_make_a_name,
+    names_differ_by_case,
+    unlink_removes_a_file_and_refuses_a_directory,
+    rmdir_removes_an_empty_directory_only,
+    rmdir_of_dot_and_dot_dot_is_refused,
+    mkdir_refuses_a_name_that_is_taken,
+    mkdir_accepts_a_slash_at_the_end,
+    an_unlinked_file_can_be_used_while_it_is_open,
+    a_name_can_be_used_again_while_the_old_file_is_open,
+    a_removed_directory_that_is_open_is_empty_and_takes_no_names,
+    open_with_directory_refuses_a_file,
+    open_for_writing_refuses_a_directory,
+    a_tree_of_depth_can_be_made_and_walked,
+    dot_dot_leads_back,
+    many_files_come_and_go,
+}
+
+const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
+
+fn a_new_file_is_empty_and_can_be_opened_again(dir: &Dir) -> Result<()> {
+    drop(dir.open("a", NEW)?);
+    ensure!(dir.stat("a")?.st_size == 0 && dir.nlink("a")? == 1);
+    ensure!(FileType::from_raw_mode(dir.stat("a")?.st_mode) == FileType::RegularFile);
+    dir.open("a", OFlags::RDONLY)?;
+    Ok(())
+}
+
+fn exclusive_creation_refuses_what_is_there(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    dir.mkdir("d")?;
+    dir.symlink("nowhere", "l")?;
+    for name in ["a", "d", "l"] {
+        fails(dir.open(name, NEW | OFlags::EXCL), Errno::EXIST)?;
+    }
+    Ok(())
+}
+
+fn creation_opens_what_is_there_and_keeps_its_bytes(dir: &Dir) -> Result<()> {
+    dir.file("a", b"bytes")?;
+    let ino = dir.stat("a")?.st_ino;
+    drop(dir.open("a", NEW)?);
+    ensure!(dir.read("a")? == b"bytes" && dir.stat("a")?.st_ino == ino);
+    Ok(())
+}
+
+fn truncation_at_open_empties_the_file(dir: &Dir) -> Result<()> {
+    dir.file("a", b"bytes")?;
+    drop(dir.open("a", OFlags::WRONLY | OFlags::TRUNC)?);
+    ensure!(dir.stat("a")?.st_size == 0);
+    Ok(())
+}
+
+fn a_name_that_is_not_there_gives_enoent(dir: &Dir) -> Result<()> {
+    fails(dir.open("a", OFlags::RDONLY), Errno::NOENT)?;
+    fails(dir.stat("a"), Errno::NOENT)?;
+    fails(dir.unlink("a"), Errno::NOENT)?;
+    fails(dir.rmdir("a"), Errno::NOENT)?;
+    fails(dir.open("d/a", NEW), Errno::NOENT)?;
+    fails(dir.open("", OFlags::RDONLY), Errno::NOENT)
+}
+
+fn a_file_in_the_middle_of_a_path_gives_enotdir(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    fails(dir.stat("a/b"), Errno::NOTDIR)?;
+    fails(dir.open("a/b", NEW), Errno::NOTDIR)?;
+    fails(dir.mkdir("a/b"), Errno::NOTDIR)?;
+    fails(dir.rmdir("a"), Errno::NOTDIR)
+}
+
+fn a_slash_after_a_file_gives_enotdir(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    fails(dir.stat("a/"), Errno::NOTDIR)?;
+    fails(dir.unlink("a/"), Errno::NOTDIR)
+}
+
+fn a_name_of_255_bytes_works_and_of_256_does_not(dir: &Dir) -> Result<()> {
+    let (fits, long) = ("n".repeat(255), "n".repeat(256));
+    dir.file(&fits, b"x")?;
+    ensure!(dir.read(&fits)? == b"x" && dir.names(".")?.contains(&fits));
+    fails(dir.open(&long, NEW), Errno::NAMETOOLONG)?;
+    fails(dir.mkdir(&long), Errno::NAMETOOLONG)?;
+    fails(dir.stat(&long), Errno::NAMETOOLONG)?;
+    fails(dir.rename(&fits, &long), Errno::NAMETOOLONG)?;
+    fails(dir.symlink("x", &long), Errno::NAMETOOLONG)
+}
+
+fn a_path_of_4096_bytes_gives_enametoolong(dir: &Dir) -> Result<()> {
+    fails(dir.stat(&"./".repeat(2048)), Errno::NAMETOOLONG)?;
+    dir.stat(&"./".repeat(2047))?;
+    Ok(())
+}
+
+fn any_bytes_but_slash_and_nul_make_a_name(dir: &Dir) -> Result<()> {
+    for name in [" ", "...", ".a", "a\nb", "\u{1}", "\u{fc}\u{10348}", "-", "*?", "\\", "a:b"] {
+        dir.file(name, name.as_bytes())?;
+    }
+    ensure!(dir.names(".")?.len() == 10 && dir.read("a\nb")? == b"a\nb");
+    Ok(())
+}
+
+fn names_differ_by_case(dir: &Dir) -> Result<()> {
+    dir.file("a", b"lower")?;
+    dir.file("A", b"upper")?;
+    ensure!(dir.read("a")? == b"lower" && dir.read("A")? == b"upper");
+    Ok(())
+}
+
+fn unlink_removes_a_file_and_refuses_a_directory(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    dir.unlink("a")?;
+    ensure!(!dir.exists("a"));
+    dir.mkdir("d")?;
+    fails(dir.unlink("d"), Errno::ISDIR)?;
+    dir.rmdir("d")?;
+    Ok(())
+}
+
+fn rmdir_removes_an_empty_directory_only(dir: &Dir) -> Result<()> {
+    dir.mkdir("d")?;
+    dir.file("d/a", b"")?;
+    fails(dir.rmdir("d"), Errno::NOTEMPTY)?;
+    dir.unlink("d/a")?;
+    dir.rmdir("d")?;
+    ensure!(!dir.exists("d"));
+    Ok(())
+}
+
+fn rmdir_of_dot_and_dot_dot_is_refused(dir: &Dir) -> Result<()> {
+    dir.mkdir("d")?;
+    fails(dir.rmdir("d/."), Errno::INVAL)?;
+    fails(dir.rmdir("d/.."), Errno::NOTEMPTY)
+}
+
+fn mkdir_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    dir.mkdir("d")?;
+    dir.symlink("nowhere", "l")?;
+    for name in ["a", "d", "l", "."] {
+        fails(dir.mkdir(name), Errno::EXIST)?;
+    }
+    Ok(())
+}
+
+fn mkdir_accepts_a_slash_at_the_end(dir: &Dir) -> Result<()> {
+    dir.mkdir("d/")?;
+    dir.rmdir("d/")?;
+    Ok(())
+}
+
+fn an_unlinked_file_can_be_used_while_it_is_open(dir: &Dir) -> Result<()> {
+    let fd = dir.file("a", b"before")?;
+    dir.unlink("a")?;
+    write_all(&fd, 6, b" after")?;
+    ensure!(read_at(&fd, 0, 100)? == b"before after");
+    let stat = rustix::fs::fstat(&fd)?;
+    ensure!(stat.st_nlink == 0 && stat.st_size == 12);
+    rustix::fs::ftruncate(&fd, 3)?;
+    rustix::fs::fchmod(&fd, super::dir::mode(0o600))?;
+    ensure!(read_at(&fd, 0, 100)? == b"bef" && dir.names(".")?.is_empty());
+    Ok(())
+}
+
+fn a_name_can_be_used_again_while_the_old_file_is_open(dir: &Dir) -> Result<()> {
+    let old = dir.file("a", b"old")?;
+    dir.unlink("a")?;
+    dir.file("a", b"new")?;
+    ensure!(read_at(&old, 0, 9)? == b"old" && dir.read("a")? == b"new");
+    Ok(())
+}
+
+fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &Dir) -> Result<()> {
+    dir.mkdir("d")?;
+    let fd = dir.open("d", OFlags::RDONLY | OFlags::DIRECTORY)?;
+    dir.rmdir("d")?;
+    let made = rustix::fs::openat(&fd, "a", NEW, super::dir::mode(0o600));
+    fails(made, Errno::NOENT)?;
+    // The kernel itself answers ENOENT where it knows that the directory is gone.
+    match super::dir::list(&fd) {
+        Err(error) if error.downcast_ref() == Some(&Errno::NOENT) => Ok(()),
+        listed => {
+            ensure!(listed?.iter().all(|item| item.name == "." || item.name == ".."));
+            Ok(())
+        }
+    }
+}
+
+fn open_with_directory_refuses_a_file(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    fails(dir.open("a", OFlags::RDONLY | OFlags::DIRECTORY), Errno::NOTDIR)
+}
+
+fn open_for_writing_refuses_a_directory(dir: &Dir) -> Result<()> {
+    dir.mkdir("d")?;
+    fails(dir.open("d", OFlags::WRONLY), Errno::ISDIR)?;
+    fails(dir.open("d", OFlags::RDWR), Errno::ISDIR)?;
+    fails(dir.open("d", OFlags::RDONLY | OFlags::CREATE), Errno::ISDIR)
+}
+
+fn a_tree_of_depth_can_be_made_and_walked(dir: &Dir) -> Result<()> {
+    let mut path = String::from("d");
+    for _ in 0..100 {
+        dir.mkdir(&path)?;
+        path.push_str("/d");
+    }
+    dir.file(&path, b"deep")?;
+    ensure!(dir.read(&path)? == b"deep");
+    Ok(())
+}
+
+fn dot_dot_leads_back(dir: &Dir) -> Result<()> {
+    dir.mkdir("d")?;
+    dir.mkdir("d/e")?;
+    ensure!(dir.stat("d/e/..")?.st_ino == dir.stat("d")?.st_ino);
+    ensure!(dir.stat("d/e/../..")?.st_ino == dir.stat(".")?.st_ino);
+    ensure!(dir.stat("d/./e/.")?.st_ino == dir.stat("d/e")?.st_ino);
+    Ok(())
+}
+
+fn many_files_come_and_go(dir: &Dir) -> Result<()> {
+    for round in 0..3 {
+        for i in 0..300 {
+            drop(dir.open(&format!("f{round}-{i}"), NEW | OFlags::EXCL)?);
+        }
+        ensure!(dir.names(".")?.len() == 300);
+        for i in 0..300 {
+            dir.unlink(&format!("f{round}-{i}"))?;
+        }
+    }
+    ensure!(dir.names(".")?.is_empty());
+    Ok(())
+}
