@@ -10,6 +10,7 @@ use defuse_fuse::mount::{Applied, MountOptions};
 use defuse_fuse::{SessionOptions, SpliceLimits, negotiate};
 use defuse_passthrough::{FileHandles, Locks};
 
+use crate::compose::Source;
 use crate::error::{Failure, Result};
 
 /// Everything that options decide.
@@ -87,8 +88,11 @@ enum Set {
     /// Seconds, also fractions.
     Seconds(fn(&mut Settings, Duration)),
     /// One of these words.
-    Choice(&'static [(&'static str, fn(&mut Settings))]),
+    Choice(&'static [Word]),
 }
+
+/// A word that a value may be, and what it changes.
+type Word = (&'static str, fn(&mut Settings));
 
 use Scope::{Backend, Mount, Session};
 use Set::{Choice, Flag, Number, Octal, Seconds, Size};
@@ -319,15 +323,16 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 /// Up to a century, so that no sum of times can overflow.
-fn seconds(text: &str) -> Option<Duration> {
+pub fn seconds(text: &str) -> Option<Duration> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let seconds: f64 = text.parse().ok().filter(|_| plain)?;
     (seconds <= 3.2e9).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Applies `lists` (each a value of `-o`) for a source of the kind `backend`, over `profile`.
-pub fn parse(profile: Profile, backend: &str, lists: &[String]) -> Result<Settings> {
+/// Applies `lists` (each a value of `-o`) for `source`, over `profile`.
+pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Settings> {
     let mut settings = profile.settings();
+    settings.mount.fsname = fsname(source);
     settings.memory.root_uid = rustix::process::geteuid().as_raw();
     settings.memory.root_gid = rustix::process::getegid().as_raw();
     for option in lists.iter().flat_map(|list| split(list)) {
@@ -335,11 +340,17 @@ pub fn parse(profile: Profile, backend: &str, lists: &[String]) -> Result<Settin
             Some((name, value)) => (name, Some(value)),
             None => (option.as_str(), None),
         };
-        apply(&mut settings, backend, name, value)?;
+        apply(&mut settings, source.backend.name, name, value)?;
     }
     settings.mount.default_permissions = settings.session.default_permissions;
     settings.passthrough.writeback = settings.session.writeback;
     Ok(settings)
+}
+
+/// The source as `/proc/mounts` shows it; the kernel takes up to 255 bytes.
+fn fsname(source: &Source) -> String {
+    let text = source.text().to_string_lossy().into_owned();
+    if text.len() < 256 { text } else { source.backend.name.to_owned() }
 }
 
 fn apply(settings: &mut Settings, backend: &str, name: &str, value: Option<&str>) -> Result {
@@ -405,19 +416,38 @@ pub fn split(list: &str) -> Vec<String> {
     options
 }
 
+/// Whether there is such an option at all, for any source.
+pub fn is_known(name: &str) -> bool {
+    OPTIONS.iter().any(|option| option.name == name)
+        || capability_options().iter().any(|(option, _)| option == name)
+}
+
+/// The option as one that [`split`] gives back whole.
+pub fn escape(option: &str) -> String {
+    option.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+/// The parts of the table, with their titles.
+pub fn parts() -> Vec<(String, Vec<&'static Opt>)> {
+    let part = |title: String, scope: Scope| {
+        (title, OPTIONS.iter().filter(|option| option.scope == scope).collect())
+    };
+    let mut parts =
+        vec![part("of every mount".into(), Mount), part("of every session".into(), Session)];
+    for backend in crate::compose::BACKENDS {
+        parts.push(part(format!("of {}", backend.form), Backend(backend.name)));
+    }
+    parts
+}
+
 /// The table, for people.
 pub fn help() -> String {
     let mut text = String::new();
-    let mut part = |title: &str, scope: Scope| {
-        let _ = writeln!(text, "\n{title}:");
-        for option in OPTIONS.iter().filter(|option| option.scope == scope) {
+    for (title, options) in parts() {
+        let _ = writeln!(text, "\nOptions {title}:");
+        for option in options {
             let _ = writeln!(text, "  {:<32} {}", option.form(), option.help);
         }
-    };
-    part("Options of the mount", Mount);
-    part("Options of the session", Session);
-    for backend in crate::compose::BACKENDS {
-        part(&format!("Options of {}", backend.form), Backend(backend.name));
     }
     let _ = writeln!(text, "\nOptions that switch a capability of INIT off:");
     let names: Vec<_> = capability_options().into_iter().map(|(name, _)| name).collect();
@@ -432,12 +462,17 @@ mod tests {
     use super::*;
     use defuse_fuse::mount::mount_option_names;
 
+    fn of(profile: Profile, backend: &str, list: &str) -> Result<Settings> {
+        let source = Source::parse(format!("{backend}:x").as_ref()).unwrap();
+        parse(profile, &source, &[list.to_owned()])
+    }
+
     fn ok(backend: &str, list: &str) -> Settings {
-        parse(Profile::Default, backend, &[list.to_owned()]).unwrap()
+        of(Profile::Default, backend, list).unwrap()
     }
 
     fn error(backend: &str, list: &str) -> String {
-        let failure = parse(Profile::Default, backend, &[list.to_owned()]).unwrap_err();
+        let failure = of(Profile::Default, backend, list).unwrap_err();
         assert_eq!(failure.code(), 2);
         failure.to_string()
     }
@@ -487,7 +522,7 @@ mod tests {
 
     #[test]
     fn options_override_their_profile() {
-        let with = |profile, list: &str| parse(profile, "passthrough", &[list.to_owned()]).unwrap();
+        let with = |profile, list| of(profile, "passthrough", list).unwrap();
         let opt = with(Profile::Opt, "");
         assert!(opt.session.writeback && opt.passthrough.writeback && !opt.passthrough.xattrs);
         let opt = with(Profile::Opt, "no_writeback,xattr,max_write=1M");
@@ -530,6 +565,7 @@ mod tests {
     #[test]
     fn commas_may_be_escaped() {
         assert_eq!(split(r"a,b=c\,d,,e\\f"), ["a", "b=c,d", r"e\f"]);
+        assert_eq!(split(&escape(r"a,b\c")), [r"a,b\c"]);
         assert_eq!(ok("memory", r"fsname=a\,b").mount.fsname, "a,b");
     }
 
