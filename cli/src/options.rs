@@ -388,8 +388,8 @@ fn unknown(name: &str) -> Failure {
     let capabilities = capability_options();
     let capabilities = capabilities.iter().map(|(name, _)| name.as_str());
     let candidates = OPTIONS.iter().map(|option| option.name).chain(capabilities);
-    let near = candidates.map(|known| (strsim::jaro_winkler(known, name), known));
-    let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.8);
+    let near = candidates.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known));
+    let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.6);
     let hint = match nearest {
         Some((_, known)) => format!("did you mean {known}?"),
         None => "see `defuse help options`".to_owned(),

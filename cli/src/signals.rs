@@ -5,6 +5,8 @@ use std::{fs, io, thread};
 
 use defuse_fuse::Statistics;
 use defuse_fuse::mount::{UnmountError, connection_id, unmount};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -76,11 +78,27 @@ fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) {
 /// Ends the connection, whoever uses it. Everything that waits for it fails with ECONNABORTED.
 fn abort(connection: Option<u32>) {
     log::warn!("signalled again: the connection is aborted");
-    let number = connection.map_or_else(|| "unknown".to_owned(), |number| number.to_string());
-    let file = format!("/sys/fs/fuse/connections/{number}/abort");
-    if let Err(error) = fs::write(&file, "1") {
+    let Some(number) = connection else {
+        log::error!("its number is not known; ending at once");
+        std::process::exit(1);
+    };
+    let file = format!("{number}/abort");
+    let mounted = Path::new("/sys/fs/fuse/connections").join(&file);
+    let aborted = fs::write(mounted, "1").or_else(|_| abort_unmounted(&file));
+    if let Err(error) = aborted {
         // The kernel ends the connection when nobody has the device open any more.
-        log::error!("{file}: {error}; ending at once");
+        log::error!("fusectl does not abort connection {number}: {error}; ending at once");
         std::process::exit(1);
     }
+}
+
+/// The same where fusectl is not mounted, as in many containers: root may have an instance of it
+/// that is mounted nowhere.
+fn abort_unmounted(file: &str) -> io::Result<()> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let abort = rustix::fs::openat(root, file, flags, Mode::empty())?;
+    rustix::io::write(abort, b"1").map(drop).map_err(Into::into)
 }
