@@ -1,3 +1,82 @@
 //! User-space file systems without the cost of FUSE: the program.
+//!
+//! What it is: the place where frontends meet backends, one file a subcommand. What it is not: it
+//! serves nothing itself, and knows no protocol.
+//!
+//! `compose.rs` has the table of file systems, `options.rs` that of options; `serve.rs` is the life
+//! of a mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod compose;
+mod control;
+mod daemon;
+mod error;
+mod list;
+mod man;
+mod mount;
+mod mount_helper;
+mod options;
+mod paths;
+mod registry;
+mod serve;
+mod signals;
+mod stat;
+mod umount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{ColorChoice, Parser, Subcommand};
+
+use error::{Result, print};
+
+/// User-space file systems without the cost of FUSE
+#[derive(Parser)]
+#[command(name = "defuse", version, color = ColorChoice::Never, disable_help_subcommand = true)]
+#[command(after_help = man::main_help())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    #[command(after_long_help = man::mount_help())]
+    #[command(after_help = "`--help` and `defuse help options` explain the options")]
+    Mount(mount::MountArgs),
+    Umount(umount::UmountArgs),
+    List(list::ListArgs),
+    Stat(stat::StatArgs),
+    Man(man::ManArgs),
+    Completions(man::CompletionsArgs),
+    Help(man::HelpArgs),
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if mount_helper::is_meant(&arguments) {
+        return mount_helper::run(arguments);
+    }
+    match Cli::try_parse_from(arguments) {
+        Ok(cli) => error::report(run(cli.command)),
+        Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
+        Err(error) => {
+            // Its text is complete, with usage and the next step. Nobody may be there to read it.
+            let _ = error.print();
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result {
+    match command {
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Man(args) => man::run(&args),
+        Command::Completions(args) => man::completions(&args),
+        Command::Help(args) => man::help(&args),
+    }
+}

@@ -1,0 +1,165 @@
+//! The one place where the program meets file systems: which there are, and how one is made from
+//! what the user wrote.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use defuse_fs::FileSystem;
+use defuse_memory::Memory;
+use defuse_passthrough::Passthrough;
+
+use crate::error::{Failure, Result};
+use crate::options::Settings;
+
+/// A kind of file system that can be mounted.
+pub struct Backend {
+    /// The word before the colon of a source.
+    pub name: &'static str,
+    /// How a source of this kind is written.
+    pub form: &'static str,
+    /// What it is, in one line.
+    pub help: &'static str,
+    /// Whether what follows the colon is a path, which is made absolute.
+    pub is_path: bool,
+    /// Makes the file system from what follows the colon.
+    open: fn(&OsStr, &Settings) -> Result<Arc<dyn FileSystem>>,
+}
+
+/// All of them. A further one is one entry here, and its options in
+/// [`options::OPTIONS`](crate::options::OPTIONS).
+pub const BACKENDS: &[Backend] = &[
+    Backend {
+        name: "passthrough",
+        form: "passthrough:DIR",
+        help: "a directory of another file system",
+        is_path: true,
+        open: open_passthrough,
+    },
+    Backend {
+        name: "memory",
+        form: "memory:",
+        help: "files in memory, like tmpfs; gone with the mount",
+        is_path: false,
+        open: open_memory,
+    },
+];
+
+/// What is to be mounted.
+#[derive(Clone)]
+pub struct Source {
+    /// Its kind.
+    pub backend: &'static Backend,
+    /// What follows the colon.
+    pub rest: OsString,
+}
+
+impl Source {
+    /// Understands `KIND:REST`.
+    pub fn parse(text: &OsStr) -> Result<Source> {
+        let bytes = text.as_bytes();
+        let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
+            return Err(without_kind(text));
+        };
+        let name = String::from_utf8_lossy(&bytes[..colon]);
+        let Some(backend) = BACKENDS.iter().find(|backend| backend.name == name) else {
+            return Err(unknown_kind(&name));
+        };
+        let rest = OsStr::from_bytes(&bytes[colon + 1..]);
+        if backend.is_path && rest.is_empty() {
+            let text = text.display();
+            return Err(Failure::Usage(format!("source {text} names no path: {}", backend.form)));
+        }
+        let rest = if backend.is_path { absolute(rest) } else { rest.to_os_string() };
+        Ok(Source { backend, rest })
+    }
+
+    /// Makes the file system.
+    pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+        (self.backend.open)(&self.rest, settings)
+    }
+
+    /// How it would be written, with its path made absolute.
+    pub fn text(&self) -> OsString {
+        let mut bytes = self.backend.name.as_bytes().to_vec();
+        bytes.push(b':');
+        bytes.extend_from_slice(self.rest.as_bytes());
+        OsString::from_vec(bytes)
+    }
+}
+
+/// The daemon works in `/`, so that a relative path would not mean the same there.
+fn absolute(path: &OsStr) -> OsString {
+    std::path::absolute(path).map_or_else(|_| path.to_os_string(), Into::into)
+}
+
+/// The kinds of sources, one a line.
+pub fn help() -> String {
+    let line = |backend: &Backend| format!("  {:<20} {}\n", backend.form, backend.help);
+    BACKENDS.iter().map(line).collect()
+}
+
+fn without_kind(text: &OsStr) -> Failure {
+    let known = names();
+    let shown = text.display();
+    if Path::new(text).exists() || text.as_bytes().contains(&b'/') {
+        return Failure::Usage(format!(
+            "source {shown} has no type: to serve this directory, write passthrough:{shown}"
+        ));
+    }
+    Failure::Usage(format!("source {shown} has no type: write TYPE:…, where TYPE is {known}"))
+}
+
+fn unknown_kind(name: &str) -> Failure {
+    let known = names();
+    Failure::Usage(format!("there are no sources of type {name:?}: known are {known}"))
+}
+
+fn names() -> String {
+    BACKENDS.iter().map(|backend| backend.form).collect::<Vec<_>>().join(", ")
+}
+
+fn open_passthrough(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+    let fs = Passthrough::new(Path::new(rest), settings.passthrough.clone());
+    Ok(Arc::new(fs.map_err(Failure::failed)?))
+}
+
+fn open_memory(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+    if !rest.is_empty() {
+        let rest = rest.display();
+        return Err(Failure::Usage(format!(
+            "memory: takes nothing after its colon, but has {rest}: limits are options (-o size=1G)"
+        )));
+    }
+    Ok(Arc::new(Memory::new(settings.memory)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Source::parse(OsStr::new(text)).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn sources_have_a_kind() {
+        let source = Source::parse(OsStr::new("passthrough:/srv/a:b")).unwrap();
+        assert_eq!(
+            (source.backend.name, source.text()),
+            ("passthrough", "passthrough:/srv/a:b".into())
+        );
+        let relative = Source::parse(OsStr::new("passthrough:x")).unwrap();
+        assert!(Path::new(&relative.rest).is_absolute());
+        assert!(Source::parse(OsStr::new("memory:")).is_ok());
+    }
+
+    #[test]
+    fn mistakes_name_the_next_step() {
+        assert!(error("/tmp").ends_with("write passthrough:/tmp"));
+        assert!(error("memory").contains("known") || error("memory").contains("memory:"));
+        assert!(error("nfs:server").contains("passthrough:DIR, memory:"));
+        assert!(error("passthrough:").contains("names no path"));
+    }
+}

@@ -1,0 +1,152 @@
+//! The control socket: what a daemon tells about itself, and how it is asked.
+//!
+//! One line with a question, an answer in JSON, end. Only the owner of the daemon and root are
+//! answered.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, io, thread};
+
+use defuse_fuse::{Negotiated, Statistics};
+use defuse_probe::Snapshot;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+use crate::registry::Found;
+
+/// How long one side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// No question is longer.
+const QUESTION_MAX: u64 = 64;
+/// No answer is longer: a snapshot has some hundred rows.
+const ANSWER_MAX: u64 = 16 << 20;
+
+/// What was agreed with the kernel, for programs.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Minor version of the protocol.
+    pub minor: u32,
+    /// Most bytes in one WRITE.
+    pub max_write: usize,
+    /// Most bytes in one READ.
+    pub max_read: usize,
+    /// Requests in the background, at most.
+    pub max_background: u16,
+    /// Worker threads, at most.
+    pub max_workers: usize,
+    /// All capabilities.
+    pub decisions: Vec<Capability>,
+}
+
+/// One capability of INIT.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// The kernel's name, without `FUSE_`.
+    pub name: String,
+    /// Whether it is in use.
+    pub used: bool,
+    /// Why, or why not.
+    pub reason: String,
+}
+
+impl From<&Negotiated> for Agreement {
+    fn from(negotiated: &Negotiated) -> Self {
+        let capability = |decision: &defuse_fuse::Decision| Capability {
+            name: decision.name.to_owned(),
+            used: decision.used,
+            reason: decision.reason.to_owned(),
+        };
+        Agreement {
+            minor: negotiated.minor,
+            max_write: negotiated.max_write,
+            max_read: negotiated.max_read,
+            max_background: negotiated.max_background,
+            max_workers: negotiated.max_workers,
+            decisions: negotiated.decisions.iter().map(capability).collect(),
+        }
+    }
+}
+
+/// Answers questions at `path` from a thread of its own.
+pub fn serve(path: &Path, statistics: Statistics, agreement: Agreement) -> io::Result<()> {
+    // Left by a daemon that was killed.
+    let _ = fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    let answer = move |question: &str| match question {
+        "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
+        "negotiated" => serde_json::to_string(&agreement).ok(),
+        _ => None,
+    };
+    let run = move || {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => {
+                    if let Err(error) = converse(stream, &answer) {
+                        log::debug!("control socket: {error}");
+                    }
+                }
+                // Out of descriptors, for instance: not a reason to spin.
+                Err(_) => thread::sleep(PATIENCE),
+            }
+        }
+    };
+    thread::Builder::new().name("defuse-control".to_owned()).spawn(run).map(drop)
+}
+
+fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    // The mode of the socket says the same, but only since shortly after it was made.
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
+    if !peer.is_root() && peer != rustix::process::geteuid() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut question = String::new();
+    BufReader::new((&stream).take(QUESTION_MAX)).read_line(&mut question)?;
+    let text = answer(question.trim()).unwrap_or_default();
+    (&stream).write_all(text.as_bytes())
+}
+
+/// The statistics of a mount, as JSON.
+pub fn stat(found: &Found) -> Result<(Snapshot, String)> {
+    parse(found, "stat")
+}
+
+/// What a mount has agreed on with the kernel, as JSON.
+pub fn negotiated(found: &Found) -> Result<(Agreement, String)> {
+    parse(found, "negotiated")
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(found: &Found, question: &str) -> Result<(T, String)> {
+    let text = ask(&found.socket(), question).map_err(|error| {
+        let (pid, mountpoint) = (found.entry.pid, found.shown_mountpoint());
+        let next = match error.kind() {
+            io::ErrorKind::PermissionDenied => "ask as its owner or as root",
+            _ => "see `defuse list` for whether it runs",
+        };
+        Failure::Failed(format!(
+            "the daemon of {mountpoint} (pid {pid}) says nothing: {error}; {next}"
+        ))
+    })?;
+    let value = serde_json::from_str(&text).map_err(|error| {
+        let (version, ours) = (&found.entry.version, env!("CARGO_PKG_VERSION"));
+        Failure::Failed(format!(
+            "the daemon's answer is not understood ({error}): it is version {version}, this is {ours}"
+        ))
+    })?;
+    Ok((value, text))
+}
+
+fn ask(socket: &Path, question: &str) -> io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    writeln!(stream, "{question}")?;
+    let mut text = String::new();
+    stream.take(ANSWER_MAX).read_to_string(&mut text)?;
+    if text.is_empty() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(text) }
+}

@@ -1,0 +1,89 @@
+//! The background process: the program runs itself again, and the first one waits until the mount
+//! is ready.
+//!
+//! fork(2) is unsafe in a program with threads; starting the program anew is not. The two talk over
+//! a pipe that the second has as its standard output until it is ready: one byte with the exit
+//! code, then what is to be said.
+
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::{fs, io};
+
+use crate::error::{Failure, Result};
+use crate::mount::MountArgs;
+
+/// Whom to tell that the mount is ready, or why not.
+pub enum Ready {
+    /// Nobody: the process stays in the foreground.
+    Foreground,
+    /// The process that waits.
+    Parent,
+}
+
+/// Starts the program anew in the background, and returns when its mount is ready.
+pub fn start(args: &MountArgs) -> Result {
+    let failed = |error: io::Error| Failure::Failed(format!("cannot start the daemon: {error}"));
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("defuse")
+        .args(args.to_command_line())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    let mut said = Vec::new();
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_end(&mut said).map_err(failed)?;
+    }
+    match said.split_first() {
+        Some((b'0', _)) => Ok(()),
+        Some((code, text)) => {
+            let text = String::from_utf8_lossy(text).into_owned();
+            Err(Failure::from_code(code.wrapping_sub(b'0'), text))
+        }
+        None => Err(ended_early(&mut child)),
+    }
+}
+
+fn ended_early(child: &mut Child) -> Failure {
+    let how = match child.wait() {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => format!("with exit code {code}"),
+            (_, Some(signal)) => format!("by signal {signal}"),
+            _ => "for no known reason".to_owned(),
+        },
+        Err(error) => error.to_string(),
+    };
+    Failure::Failed(format!(
+        "the daemon ended before the mount was ready, {how}: mount with --foreground to see why"
+    ))
+}
+
+/// Leaves the session, the directory and the terminal of whoever started this process.
+pub fn detach() -> Result<Ready> {
+    // Fails only for the leader of a group, which a process that was just started is not.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/").map_err(Failure::failed)?;
+    Ok(Ready::Parent)
+}
+
+impl Ready {
+    /// Tells how mounting went. From then on nothing ties this process to the other.
+    pub fn tell(self, outcome: std::result::Result<(), &Failure>) {
+        if let Ready::Foreground = self {
+            return;
+        }
+        let said = match outcome {
+            Ok(()) => "0".to_owned(),
+            Err(failure) => format!("{}{failure}", failure.code()),
+        };
+        let mut out = io::stdout();
+        // Where the other one was killed, the mount goes on without it.
+        let _ = out.write_all(said.as_bytes()).and_then(|()| out.flush());
+        let null = fs::OpenOptions::new().write(true).open("/dev/null");
+        if let Err(error) = null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?)) {
+            log::warn!("the standard output stays open: {error}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `defuse list`.
+
+use std::fmt::Write as _;
+
+use defuse_fuse::mount::fuse_mounts;
+use serde::Serialize;
+
+use crate::error::{Failure, Result, print};
+use crate::registry::{self, State};
+use crate::umount::is_ours;
+
+/// List what is mounted
+#[derive(clap::Args)]
+pub struct ListArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One mount.
+#[derive(Debug, Serialize)]
+struct Row {
+    mountpoint: String,
+    source: String,
+    /// `unregistered` for a mount that nobody has an entry of, such as one of another user.
+    state: String,
+    pid: Option<u32>,
+    connection: u32,
+    since_unix: Option<u64>,
+    version: Option<String>,
+    options: Vec<String>,
+}
+
+/// Prints all mounts.
+pub fn run(args: &ListArgs) -> Result {
+    let rows = rows();
+    if args.json {
+        let text = serde_json::to_string_pretty(&rows).map_err(Failure::failed)?;
+        return print(&format!("{text}\n"));
+    }
+    print(&table(&rows, registry::now_unix()))
+}
+
+fn rows() -> Vec<Row> {
+    let found = registry::all();
+    let known = |connection| found.iter().any(|found| found.entry.connection == connection);
+    let mounts = fuse_mounts().unwrap_or_default();
+    let strangers = mounts.iter().filter(|mount| is_ours(mount) && !known(mount.minor));
+    let strangers = strangers.map(|mount| Row {
+        mountpoint: mount.mount_point.to_string_lossy().into_owned(),
+        source: mount.source.to_string_lossy().into_owned(),
+        state: "unregistered".to_owned(),
+        pid: None,
+        connection: mount.minor,
+        since_unix: None,
+        version: None,
+        options: Vec::new(),
+    });
+    let registered = found.iter().map(|found| Row {
+        mountpoint: found.shown_mountpoint(),
+        source: found.entry.source.clone(),
+        state: name(found.state).to_owned(),
+        pid: Some(found.entry.pid),
+        connection: found.entry.connection,
+        since_unix: Some(found.entry.since_unix),
+        version: Some(found.entry.version.clone()),
+        options: found.entry.options.clone(),
+    });
+    registered.chain(strangers).collect()
+}
+
+fn name(state: State) -> &'static str {
+    match state {
+        State::Serving => "serving",
+        State::Detached => "detached",
+        State::Dead => "dead",
+        State::Gone => "gone",
+    }
+}
+
+fn table(rows: &[Row], now_unix: u64) -> String {
+    let width = |field: fn(&Row) -> &str, least: usize| {
+        rows.iter().map(|row| field(row).chars().count()).max().unwrap_or(0).max(least)
+    };
+    let (at, what) = (width(|row| &row.mountpoint, 10), width(|row| &row.source, 6));
+    let mut text =
+        format!("{:at$}  {:what$}  {:12}  {:>7}  SINCE\n", "MOUNTPOINT", "SOURCE", "STATE", "PID");
+    for row in rows {
+        let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        let since = row.since_unix.map_or_else(|| "-".to_owned(), |since| ago(since, now_unix));
+        let (mountpoint, source, state) = (&row.mountpoint, &row.source, &row.state);
+        let _ = writeln!(text, "{mountpoint:at$}  {source:what$}  {state:12}  {pid:>7}  {since}");
+    }
+    text
+}
+
+/// How long ago, in the largest two units.
+fn ago(since_unix: u64, now_unix: u64) -> String {
+    let seconds = now_unix.saturating_sub(since_unix);
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s ago"),
+        (0, 0, _) => format!("{minutes} min ago"),
+        (0, _, _) => format!("{hours} h {minutes} min ago"),
+        _ => format!("{days} d {hours} h ago"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let row = Row {
+            mountpoint: "/mnt/a-long-name".into(),
+            source: "memory:".into(),
+            state: "dead".into(),
+            pid: Some(7),
+            connection: 50,
+            since_unix: Some(100),
+            version: None,
+            options: Vec::new(),
+        };
+        let text = table(&[row], 100 + 3700);
+        let expected = "\
+MOUNTPOINT        SOURCE   STATE             PID  SINCE
+/mnt/a-long-name  memory:  dead                7  1 h 1 min ago
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn times_are_told_in_two_units() {
+        assert_eq!(ago(0, 5), "5 s ago");
+        assert_eq!(ago(0, 3 * 60 + 1), "3 min ago");
+        assert_eq!(ago(0, 2 * 86400 + 3600), "2 d 1 h ago");
+        assert_eq!(ago(9, 5), "0 s ago");
+    }
+}

@@ -1,0 +1,221 @@
+//! `defuse man`, `defuse completions` and `defuse help`: all from the definitions that parsing uses.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::error::{Failure, Result, print};
+use crate::{Cli, compose, options};
+
+/// Write the manual pages
+#[derive(clap::Args)]
+pub struct ManArgs {
+    /// Write all pages into this directory, instead of defuse(1) to the standard output
+    dir: Option<PathBuf>,
+}
+
+/// Write a completion script
+#[derive(clap::Args)]
+pub struct CompletionsArgs {
+    /// For which shell
+    shell: Shell,
+}
+
+/// Explain a command, or all options of a mount
+#[derive(clap::Args)]
+pub struct HelpArgs {
+    /// A command, or `options`
+    topic: Option<String>,
+}
+
+/// What the exit codes mean, for the manual and for `--help`.
+pub const EXIT_CODES: &[(&str, &str)] = &[
+    ("0", "Done. For mount: the mount is ready (with --foreground: it has ended)."),
+    ("1", "The operation failed; the message says why, and what to do."),
+    ("2", "The command line or an option is wrong; nothing was done."),
+];
+
+const SIGNALS: &[(&str, &str)] = &[
+    (
+        "SIGTERM, SIGINT, SIGHUP",
+        "Unmount and end. What is in use is detached, and ends when its last \
+      file is closed. A second signal aborts the connection: whatever uses the mount gets errors.",
+    ),
+    ("SIGUSR1", "Write the statistics to the log."),
+];
+
+const FILES: &[(&str, &str)] = &[
+    (
+        "/run/defuse/N.json",
+        "What is mounted by root; N is the number of the FUSE connection. Other users \
+      have $XDG_RUNTIME_DIR/defuse, or /tmp/defuse-UID where that is not set. The variable \
+      DEFUSE_RUNTIME_DIR overrides all of them.",
+    ),
+    ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
+    (
+        "/sbin/mount.fuse.defuse",
+        "For mount(8) and fstab(5): a symbolic link to the program \
+      (ln -s /usr/bin/defuse /sbin/mount.fuse.defuse). Its exit codes are those of mount(8): 1 for \
+      wrong use, 32 for a mount that failed.",
+    ),
+];
+
+const EXAMPLES: &[(&str, &str)] = &[
+    ("defuse mount passthrough:/srv/data /mnt/data", "Serve a directory, in the background."),
+    ("defuse mount memory: /mnt/scratch -o size=1G,mode=700", "Files in memory, at most 1 GiB."),
+    (
+        "defuse mount passthrough:/srv /mnt --profile opt -o no_splice",
+        "A configuration of the paper, changed.",
+    ),
+    ("defuse stat /mnt/data --watch 1", "What happens there, every second."),
+    ("defuse umount /mnt/data", "Unmount, and wait until everything is durable."),
+    ("passthrough:/srv/data /mnt/data fuse.defuse allow_other,nofail 0 0", "A line of fstab."),
+];
+
+/// Writes the manual pages.
+pub fn run(args: &ManArgs) -> Result {
+    let Some(dir) = &args.dir else {
+        return print(&main_page(&mut built())?);
+    };
+    fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
+    let mut command = built();
+    write(dir, "defuse.1", &main_page(&mut command)?)?;
+    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = format!("defuse-{}", subcommand.get_name());
+        let page = Man::new(subcommand.clone().name(name.clone()));
+        write(dir, &format!("{name}.1"), &rendered(&page)?)?;
+    }
+    write(dir, "mount.fuse.defuse.8", ".so man1/defuse.1\n")
+}
+
+/// Writes a completion script.
+pub fn completions(args: &CompletionsArgs) -> Result {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "defuse", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Prints help about a topic.
+pub fn help(args: &HelpArgs) -> Result {
+    let mut command = built();
+    match args.topic.as_deref() {
+        None => print(&command.render_long_help().to_string()),
+        Some("options") => print(&options::help()),
+        Some(topic) => match command.find_subcommand_mut(topic) {
+            Some(subcommand) => print(&subcommand.render_long_help().to_string()),
+            None => Err(Failure::Usage(format!(
+                "there is no help about {topic}: ask for a command (defuse --help) or for options"
+            ))),
+        },
+    }
+}
+
+/// What `defuse mount --help` says after its arguments.
+pub fn mount_help() -> String {
+    format!("Sources:\n{}\n{}", compose::help(), options::help())
+}
+
+/// What `defuse --help` says after the commands.
+pub fn main_help() -> String {
+    let mut text = "Exit codes:\n".to_owned();
+    for (code, meaning) in EXIT_CODES {
+        let _ = writeln!(text, "  {code}  {meaning}");
+    }
+    text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
+}
+
+fn built() -> Command {
+    let mut command = Cli::command();
+    command.build();
+    command
+}
+
+/// defuse(1): what clap knows, and what it does not.
+fn main_page(command: &mut Command) -> Result<String> {
+    // The exit codes have a section of their own here.
+    let command = command.clone().after_help("").after_long_help("");
+    let mut page = rendered(&Man::new(command))?;
+    section(
+        &mut page,
+        "SOURCES",
+        compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)),
+    );
+    for (title, options) in options::parts() {
+        let title = format!("OPTIONS {}", title.to_uppercase());
+        let rows: Vec<_> = options.iter().map(|option| (option.form(), option.help)).collect();
+        section(&mut page, &title, rows.iter().map(|(form, help)| (form.as_str(), *help)));
+    }
+    let names: Vec<_> = options::capability_options().into_iter().map(|(name, _)| name).collect();
+    let help = "Do without a capability of INIT. `defuse stat --negotiated` shows what is used.";
+    section(&mut page, "OPTIONS OF INIT", [(names.join(", ").as_str(), help)].into_iter());
+    for (title, rows) in [
+        ("SIGNALS", SIGNALS),
+        ("FILES", FILES),
+        ("EXIT STATUS", EXIT_CODES),
+        ("EXAMPLES", EXAMPLES),
+    ] {
+        section(&mut page, title, rows.iter().copied());
+    }
+    Ok(page)
+}
+
+fn rendered(page: &Man) -> Result<String> {
+    let mut text = Vec::new();
+    page.render(&mut text).map_err(Failure::failed)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn section<'a>(page: &mut String, title: &str, rows: impl Iterator<Item = (&'a str, &'a str)>) {
+    let _ = writeln!(page, ".SH \"{}\"", roff(title));
+    for (term, text) in rows {
+        let _ = writeln!(page, ".TP\n\\fB{}\\fR\n{}", roff(term), roff(text));
+    }
+}
+
+/// Text that roff shows as it is, also at the beginning of a line.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('"', "\\(dq");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}
+
+fn write(dir: &Path, name: &str, text: &str) -> Result {
+    let path = dir.join(name);
+    fs::write(&path, text).map_err(|error| cannot_write(&path, &error))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Failed(format!("cannot write {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_manual_has_every_section_and_option() {
+        let page = main_page(&mut built()).unwrap();
+        for title in
+            ["SOURCES", "OPTIONS OF MEMORY:", "SIGNALS", "FILES", "EXIT STATUS", "EXAMPLES"]
+        {
+            assert!(page.contains(&format!(".SH \"{title}\"")), "{title}");
+        }
+        for option in options::OPTIONS {
+            assert!(page.contains(&roff(&option.form())), "{}", option.name);
+        }
+    }
+
+    #[test]
+    fn roff_does_not_interpret_text() {
+        assert_eq!(roff(r"a-b\c"), r"a\-b\ec");
+        assert_eq!(roff(".TH"), "\\&.TH");
+    }
+}

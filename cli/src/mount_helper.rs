@@ -1,0 +1,216 @@
+//! The program as mount(8) and fstab call it: `mount.fuse.defuse SOURCE DIR [-sfnv] [-N ns]
+//! [-o opts] [-t type]`, and as fuse3's mount.fuse3 does: `defuse SOURCE DIR [-o opts]`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::error::{self, Failure, Result};
+use crate::mount::{self, MountArgs};
+use crate::options;
+
+/// What mount(8) expects of a helper: wrong use, and a mount that failed.
+const WRONG_USE: u8 = 1;
+const MOUNT_FAILED: u8 = 32;
+
+/// Options that are for mount(8), or for whoever reads fstab. Those about access times are the
+/// kernel's default on a FUSE mount or have no effect there.
+const NOT_OURS: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    "nofail",
+    "_netdev",
+    "relatime",
+    "norelatime",
+    "diratime",
+    "nodiratime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "iversion",
+    "noiversion",
+    "mand",
+    "nomand",
+    "loud",
+    "silent",
+    "comment",
+];
+
+/// What the arguments ask for.
+#[derive(Debug, Default)]
+struct Request {
+    mount: MountArgs,
+    /// Check everything, mount nothing.
+    fake: bool,
+}
+
+/// Whether the program was called as a helper of mount(8): by its name, or with a source where a
+/// subcommand would be.
+pub fn is_meant(arguments: &[OsString]) -> bool {
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    let by_name = name.is_some_and(|name| name.as_bytes().starts_with(b"mount."));
+    let source = arguments.get(1).is_some_and(|first| {
+        !first.as_bytes().starts_with(b"-") && first.as_bytes().contains(&b':')
+    });
+    by_name || source && arguments.len() > 2
+}
+
+/// Mounts as the helper, with the exit codes of mount(8).
+pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    let outcome = parse(arguments).and_then(|request| match request.fake {
+        true => mount::check(request.mount),
+        false => mount::run(request.mount),
+    });
+    match outcome {
+        Err(failure @ (Failure::Usage(_) | Failure::Failed(_))) => {
+            error::warn(&failure);
+            let wrong_use = matches!(failure, Failure::Usage(_));
+            ExitCode::from(if wrong_use { WRONG_USE } else { MOUNT_FAILED })
+        }
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+    }
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Request> {
+    let mut request = Request::default();
+    let (mut words, mut lists, mut sloppy) = (Vec::new(), Vec::new(), false);
+    let mut arguments = arguments.into_iter().skip(1);
+    while let Some(argument) = arguments.next() {
+        let Some(flags) = argument.as_bytes().strip_prefix(b"-") else {
+            words.push(argument);
+            continue;
+        };
+        // Flags may be joined, and a value may follow its flag at once.
+        for (at, flag) in flags.iter().enumerate() {
+            let mut value = || match &flags[at + 1..] {
+                [] => arguments.next().ok_or_else(|| needs_value(*flag)),
+                rest => Ok(OsString::from_vec(rest.to_vec())),
+            };
+            match flag {
+                b's' => sloppy = true,
+                b'f' => request.fake = true,
+                b'v' => request.mount.verbose += 1,
+                b'n' => {}
+                b't' => drop(value()?),
+                b'o' => lists.push(value()?),
+                b'N' => return Err(namespace()),
+                _ => {
+                    return Err(Failure::Usage(format!("there is no flag {}", argument.display())));
+                }
+            }
+            if matches!(flag, b't' | b'o') {
+                break;
+            }
+        }
+    }
+    let [source, mountpoint] = <[OsString; 2]>::try_from(words).map_err(|words| {
+        let words = words.len();
+        Failure::Usage(format!("a source and a directory are needed, there are {words} words"))
+    })?;
+    request.mount.source = without_program(&source);
+    request.mount.mountpoint = mountpoint.into();
+    request.mount.options = ours(&lists, sloppy)?;
+    Ok(request)
+}
+
+/// In fstab, fuse3 has the program before the source: `defuse#memory:`.
+fn without_program(source: &OsStr) -> OsString {
+    let source = source.as_bytes();
+    OsString::from_vec(source.strip_prefix(b"defuse#").unwrap_or(source).to_vec())
+}
+
+/// The options that are for us, each by itself.
+fn ours(lists: &[OsString], sloppy: bool) -> Result<Vec<String>> {
+    let mut ours = Vec::new();
+    for list in lists {
+        let list = list
+            .to_str()
+            .ok_or_else(|| Failure::Usage(format!("options {} are not UTF-8", list.display())))?;
+        for option in options::split(list) {
+            let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
+            if name == "remount" {
+                return Err(Failure::Usage(
+                    "a mount of defuse cannot be remounted: unmount it, and mount it anew".into(),
+                ));
+            }
+            let extension = name.starts_with("x-") || name.starts_with("X-");
+            let ignored = extension || NOT_OURS.contains(&name);
+            if !ignored && (!sloppy || options::is_known(name)) {
+                ours.push(options::escape(&option));
+            }
+        }
+    }
+    Ok(ours)
+}
+
+fn needs_value(flag: u8) -> Failure {
+    Failure::Usage(format!("-{} needs a value", char::from(flag)))
+}
+
+fn namespace() -> Failure {
+    Failure::Usage("-N is not supported: enter the namespace first (nsenter --mount)".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(line: &str) -> Result<Request> {
+        parse(line.split(' ').map(OsString::from).collect())
+    }
+
+    #[test]
+    fn mount_8_is_understood() {
+        let line = "mount.fuse.defuse memory: /m -sv -o rw,noauto,x-systemd.automount,size=1M -t fuse.defuse";
+        let asked = request(line).unwrap();
+        assert_eq!((asked.mount.source, asked.mount.mountpoint), ("memory:".into(), "/m".into()));
+        assert_eq!(
+            (asked.mount.options, asked.mount.verbose),
+            (vec!["rw".into(), "size=1M".into()], 1)
+        );
+        assert!(!asked.fake);
+        let asked = request(r"mount.fuse.defuse defuse#memory: /m -nfofsname=a\,b").unwrap();
+        assert_eq!((asked.mount.source, asked.fake), ("memory:".into(), true));
+        assert_eq!(asked.mount.options, [r"fsname=a\,b"]);
+    }
+
+    #[test]
+    fn unknown_options_are_dropped_only_where_mount_8_says_so() {
+        assert_eq!(request("m memory: /m -o what").unwrap().mount.options, ["what"]);
+        assert!(request("m -s memory: /m -o what").unwrap().mount.options.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        for (line, says) in [
+            ("m memory:", "there are 1 words"),
+            ("m memory: /m -o", "-o needs a value"),
+            ("m memory: /m -N 7", "nsenter"),
+            ("m memory: /m -z", "no flag -z"),
+            ("m memory: /m -o remount,ro", "cannot be remounted"),
+        ] {
+            let text = request(line).unwrap_err().to_string();
+            assert!(text.contains(says), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_helper_is_told_from_the_program() {
+        let meant = |line: &str| is_meant(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert!(meant("/sbin/mount.fuse.defuse"));
+        assert!(meant("/usr/bin/defuse memory: /m -o rw"));
+        assert!(!meant("defuse mount memory: /m"));
+        assert!(!meant("defuse memory:"));
+        assert!(!meant("defuse --x=a:b c"));
+    }
+}

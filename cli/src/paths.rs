@@ -1,0 +1,71 @@
+//! Paths and files, as several commands need them.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The absolute path of a mount point, as `/proc/self/mountinfo` has it. The last component is
+/// only read as a link and never looked into, because a dead mount there would not answer.
+pub fn mountpoint(path: &Path) -> PathBuf {
+    if fs::read_link(path).is_ok() {
+        return path.canonicalize().unwrap_or_else(|_| absolute(path));
+    }
+    let path = absolute(path);
+    match (path.parent().map(Path::canonicalize), path.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        // `..` and `/` have no name of their own.
+        _ => path.canonicalize().unwrap_or(path),
+    }
+}
+
+/// The path from the root, whether it exists or not. The daemon works in `/`, so that a relative
+/// path would not mean the same there.
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// Replaces a file so that its readers see the old text or the new one, never a part.
+pub fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(text))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The error that counts is that of writing.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_a_mount_point_is_resolved_but_not_the_mount_point() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        std::os::unix::fs::symlink("a", top.join("link")).unwrap();
+        assert_eq!(mountpoint(&top.join("link/b")), top.join("a/b"));
+        assert_eq!(mountpoint(&top.join("link")), top.join("a"));
+        assert_eq!(mountpoint(&top.join("a/../a/b/")), top.join("a/b"));
+        assert_eq!(mountpoint(Path::new("/")), Path::new("/"));
+        assert_eq!(mountpoint(&top.join("missing/x")), top.join("missing/x"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        write_atomically(&path, b"1").unwrap();
+        write_atomically(&path, b"22").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"22");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(write_atomically(&dir.path().join("no/x"), b"").is_err());
+    }
+}

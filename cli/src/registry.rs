@@ -1,0 +1,309 @@
+//! Who serves what: a small file for each daemon, under `/run/defuse` for root and in a private
+//! directory for everyone else.
+//!
+//! A file says who wrote it (process and its start time), and counts only while that is true, so
+//! that one left by a daemon that was killed does no harm.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use defuse_fuse::mount::{MountEntry, fuse_mounts};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+use crate::paths;
+
+/// Overrides the directory: for tests, and for daemons that are to be kept apart.
+pub const DIR_VARIABLE: &str = "DEFUSE_RUNTIME_DIR";
+const SYSTEM_DIR: &str = "/run/defuse";
+
+/// One mount and its daemon. Paths are shown, not used to find anything where they are not UTF-8:
+/// the connection's number does that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The number of the FUSE connection, as in `/sys/fs/fuse/connections`.
+    pub connection: u32,
+    /// The daemon.
+    pub pid: u32,
+    /// When the daemon started, in clock ticks since boot: tells it from a later process with the
+    /// same number.
+    pub pid_start: u64,
+    /// What is served.
+    pub source: String,
+    /// Where it was mounted.
+    pub mountpoint: String,
+    /// The type that the kernel shows.
+    pub fstype: String,
+    /// When it was mounted, in seconds since 1970 UTC.
+    pub since_unix: u64,
+    /// The version of the daemon.
+    pub version: String,
+    /// The options, as they were given.
+    pub options: Vec<String>,
+}
+
+/// What became of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Mounted, and its daemon runs.
+    Serving,
+    /// Its daemon runs, but it is not mounted any more (or not here): files are still open.
+    Detached,
+    /// Mounted, but its daemon is gone.
+    Dead,
+    /// Neither mounted nor served.
+    Gone,
+}
+
+/// An entry and what became of it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The entry.
+    pub entry: Entry,
+    /// What became of it.
+    pub state: State,
+    /// Where it lies.
+    pub file: PathBuf,
+    /// Where it is mounted now.
+    pub mounted: Option<PathBuf>,
+}
+
+impl Entry {
+    /// The entry of this process.
+    pub fn of_this_process(connection: u32, source: String, mountpoint: &Path) -> Entry {
+        let pid = std::process::id();
+        Entry {
+            connection,
+            pid,
+            pid_start: process_start(pid).unwrap_or_default(),
+            source,
+            mountpoint: mountpoint.to_string_lossy().into_owned(),
+            fstype: String::new(),
+            since_unix: now_unix(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            options: Vec::new(),
+        }
+    }
+
+    /// Whether the daemon runs.
+    pub fn is_alive(&self) -> bool {
+        process_start(self.pid) == Some(self.pid_start)
+    }
+
+    fn is_mount(&self, mount: &MountEntry) -> bool {
+        mount.minor == self.connection && mount.fstype == self.fstype
+    }
+}
+
+impl Found {
+    /// The control socket beside the entry.
+    pub fn socket(&self) -> PathBuf {
+        self.file.with_extension("sock")
+    }
+
+    /// Removes the entry and its socket, unless a later daemon has put its own there.
+    pub fn remove(&self) {
+        if read(&self.file).is_some_and(|entry| entry == self.entry) {
+            // What is not there needs no removal.
+            let _ = fs::remove_file(&self.file);
+            let _ = fs::remove_file(self.socket());
+        }
+    }
+
+    /// Where it is mounted, or was.
+    pub fn shown_mountpoint(&self) -> String {
+        let now = self.mounted.as_ref().map(|path| path.to_string_lossy().into_owned());
+        now.unwrap_or_else(|| self.entry.mountpoint.clone())
+    }
+}
+
+/// Seconds since 1970 UTC.
+pub fn now_unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// When a process started, in clock ticks since boot; `None` where it has ended (`proc_pid_stat(5)`,
+/// field 22).
+pub fn process_start(pid: u32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_start(&String::from_utf8_lossy(&stat))
+}
+
+fn parse_start(stat: &str) -> Option<u64> {
+    // The name of the program is in parentheses, and may have some itself.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
+    }
+}
+
+/// Writes the entry of this process.
+pub fn write(entry: &Entry) -> Result<Found> {
+    let dir = own_dir()?;
+    make_dir(&dir)?;
+    let file = dir.join(format!("{}.json", entry.connection));
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::Failed(format!("cannot register the mount in {}: {error}", file.display()))
+    };
+    let text = serde_json::to_vec_pretty(entry).map_err(|error| failed(&error))?;
+    paths::write_atomically(&file, &text).map_err(|error| failed(&error))?;
+    let mounted = Some(PathBuf::from(&entry.mountpoint));
+    Ok(Found { entry: entry.clone(), state: State::Serving, file, mounted })
+}
+
+/// All entries that this user may see, by mount point. Those that are gone are removed.
+pub fn all() -> Vec<Found> {
+    let mounts = fuse_mounts().unwrap_or_default();
+    let mut dirs: Vec<PathBuf> = own_dir().into_iter().collect();
+    if std::env::var_os(DIR_VARIABLE).is_none()
+        && !dirs.iter().any(|dir| dir == Path::new(SYSTEM_DIR))
+    {
+        dirs.push(SYSTEM_DIR.into());
+    }
+    let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let files = files.map(|file| file.path()).filter(|path| is_entry(path));
+    let mut found: Vec<Found> =
+        files.filter_map(|file| Some(judge(read(&file)?, file, &mounts))).collect();
+    for gone in found.extract_if(.., |found| found.state == State::Gone) {
+        gone.remove();
+    }
+    found.sort_by(|a, b| a.entry.mountpoint.cmp(&b.entry.mountpoint));
+    found
+}
+
+/// The entry whose mount is, or was last, at `path`.
+pub fn of_mountpoint(path: &Path) -> Option<Found> {
+    let all = all();
+    let now = all.iter().find(|found| found.mounted.as_deref() == Some(path));
+    let last = || {
+        let text = path.to_string_lossy();
+        all.iter().find(|found| found.mounted.is_none() && found.entry.mountpoint == text)
+    };
+    now.or_else(last).cloned()
+}
+
+fn judge(entry: Entry, file: PathBuf, mounts: &[MountEntry]) -> Found {
+    let mount = mounts.iter().find(|mount| entry.is_mount(mount));
+    let state = match (entry.is_alive(), mount.is_some()) {
+        (true, true) => State::Serving,
+        (true, false) => State::Detached,
+        (false, true) => State::Dead,
+        (false, false) => State::Gone,
+    };
+    Found { entry, state, file, mounted: mount.map(|mount| mount.mount_point.clone()) }
+}
+
+fn is_entry(path: &Path) -> bool {
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or("");
+    let number = !stem.is_empty() && stem.bytes().all(|byte| byte.is_ascii_digit());
+    number && path.extension().is_some_and(|extension| extension == "json")
+}
+
+fn read(file: &Path) -> Option<Entry> {
+    serde_json::from_slice(&fs::read(file).ok()?).ok()
+}
+
+/// Where daemons of this user register.
+fn own_dir() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()) {
+        return Ok(dir.into());
+    }
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return Ok(SYSTEM_DIR.into());
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usable = |dir: &PathBuf| {
+        dir.is_absolute() && dir.metadata().is_ok_and(|data| data.uid() == uid.as_raw())
+    };
+    if let Some(dir) = runtime.filter(usable) {
+        return Ok(dir.join("defuse"));
+    }
+    let dir = PathBuf::from(format!("/tmp/defuse-{}", uid.as_raw()));
+    check_private(&dir).map(|()| dir)
+}
+
+/// Anyone may make a directory in /tmp, so one with the right name may be a trap.
+fn check_private(dir: &Path) -> Result {
+    let Ok(data) = dir.symlink_metadata() else { return Ok(()) };
+    let ours = data.uid() == rustix::process::geteuid().as_raw();
+    if data.is_dir() && ours && data.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "{} is not a private directory of this user: remove it, or set XDG_RUNTIME_DIR",
+        dir.display()
+    )))
+}
+
+/// The system's directory can be listed by all; the control sockets in it cannot be used by all.
+fn make_dir(dir: &Path) -> Result {
+    let mode = if dir == Path::new(SYSTEM_DIR) { 0o755 } else { 0o700 };
+    match DirBuilder::new().mode(mode).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(Failure::Failed(format!("cannot create {}: {error}", dir.display())))
+        }
+        _ if dir.starts_with("/tmp") => check_private(dir),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_start_of_a_process_is_found_after_any_name() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 0 0 0 2 3 0 0 20 0 1 0 4711 9 9";
+        assert_eq!(parse_start(stat), Some(4711));
+        assert_eq!(parse_start(&stat.replace(") S", ") Z")), None);
+        assert_eq!(parse_start("nonsense"), None);
+        assert!(process_start(std::process::id()).is_some());
+        assert_eq!(process_start(u32::MAX), None);
+    }
+
+    #[test]
+    fn an_entry_counts_while_its_process_and_its_mount_are_there() {
+        let mut entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        entry.fstype = "fuse.defuse".into();
+        let line = b"1 2 0:7 / /elsewhere rw - fuse.defuse memory: rw\n";
+        let mounts = defuse_fuse::mount::parse_mountinfo(line);
+        let judged = |entry: &Entry, mounts: &[MountEntry]| {
+            judge(entry.clone(), PathBuf::from("/x/7.json"), mounts)
+        };
+        assert_eq!(judged(&entry, &mounts).state, State::Serving);
+        assert_eq!(judged(&entry, &mounts).shown_mountpoint(), "/elsewhere");
+        assert_eq!(judged(&entry, &[]).state, State::Detached);
+        entry.pid_start += 1;
+        assert_eq!(judged(&entry, &mounts).state, State::Dead);
+        assert_eq!(judged(&entry, &[]).state, State::Gone);
+        entry.fstype = "fuse.sshfs".into();
+        assert_eq!(judged(&entry, &mounts).state, State::Gone);
+    }
+
+    #[test]
+    fn only_numbered_files_are_entries() {
+        assert!(is_entry(Path::new("/run/defuse/12.json")));
+        for other in ["12.sock", ".12.json.3", "x.json", "12"] {
+            assert!(!is_entry(&Path::new("/run/defuse").join(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(check_private(dir.path()), Ok(()));
+        assert_eq!(check_private(&dir.path().join("missing")), Ok(()));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(check_private(&link).is_err());
+        assert!(check_private(Path::new("/tmp")).is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! The life of a mount, from the source to the end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use defuse_fs::FileSystem;
+use defuse_fuse::mount::{self, Mounted, connection_id};
+use defuse_fuse::{Session, Statistics};
+use signal_hook::iterator::Signals;
+
+use crate::control::{self, Agreement};
+use crate::daemon::Ready;
+use crate::error::{Failure, Result};
+use crate::mount::Plan;
+use crate::registry::{self, Entry, Found};
+use crate::signals;
+use crate::{paths, umount};
+
+/// How often the file of statistics is written anew.
+const STATS_EVERY: Duration = Duration::from_secs(5);
+
+/// Mounts, tells `ready`, and serves until the mount has ended.
+pub fn run(plan: &Plan, ready: Ready) -> Result {
+    let (session, companions) = match start(plan) {
+        Ok(started) => started,
+        Err(failure) => {
+            ready.tell(Err(&failure));
+            return Err(failure);
+        }
+    };
+    ready.tell(Ok(()));
+    session.wait();
+    companions.end();
+    log::info!("{} has ended", plan.mountpoint.display());
+    Ok(())
+}
+
+fn start(plan: &Plan) -> Result<(Session, Companions)> {
+    let fs = plan.source.open(&plan.settings)?;
+    // From here on a signal must not leave a mount behind.
+    let caught = signals::catch().map_err(Failure::failed)?;
+    umount::clear_dead(&plan.mountpoint)?;
+    let mounted = mount::mount(&plan.mountpoint, &plan.settings.mount).map_err(Failure::failed)?;
+    log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
+    serve(plan, fs, mounted, caught)
+}
+
+fn serve(
+    plan: &Plan,
+    fs: Arc<dyn FileSystem>,
+    mounted: Mounted,
+    caught: Signals,
+) -> Result<(Session, Companions)> {
+    let Mounted { device, mountpoint, .. } = mounted;
+    let session = Session::start(device, fs, &plan.settings.session).map_err(|error| {
+        // Nobody would serve it.
+        let _ = mount::unmount(&mountpoint, true);
+        Failure::failed(error)
+    })?;
+    for decision in &session.negotiated().decisions {
+        log::debug!("INIT: {decision}");
+    }
+    let companions = Companions::start(plan, &session, mountpoint, caught);
+    Ok((session, companions))
+}
+
+/// What runs beside a session. None of it is needed to serve, so what cannot be had is a warning.
+struct Companions {
+    registered: Option<Found>,
+    stats_file: Option<StatsFile>,
+}
+
+impl Companions {
+    fn start(plan: &Plan, session: &Session, mountpoint: PathBuf, caught: Signals) -> Companions {
+        let connection = connection_id(&mountpoint);
+        let registered = connection.and_then(|connection| {
+            let found = register(plan, connection, &mountpoint);
+            found.map_err(|failure| log::warn!("{failure}")).ok()
+        });
+        if let Some(found) = &registered {
+            let agreement = Agreement::from(session.negotiated());
+            let socket = found.socket();
+            if let Err(error) = control::serve(&socket, session.statistics(), agreement) {
+                log::warn!("no control socket {}: {error}", socket.display());
+            }
+        }
+        let stats_file = plan.args.stats_file.as_deref();
+        let stats_file = stats_file.map(|path| StatsFile::start(path, session.statistics()));
+        let target = signals::Target { mountpoint, connection, statistics: session.statistics() };
+        if let Err(error) = signals::serve(caught, target) {
+            log::warn!("signals are not heard: {error}");
+        }
+        Companions { registered, stats_file }
+    }
+
+    fn end(self) {
+        if let Some(file) = self.stats_file {
+            file.end();
+        }
+        // Last, because others take it for the end.
+        if let Some(found) = self.registered {
+            found.remove();
+        }
+    }
+}
+
+fn register(plan: &Plan, connection: u32, mountpoint: &Path) -> Result<Found> {
+    let source = plan.source.text().to_string_lossy().into_owned();
+    let mut entry = Entry::of_this_process(connection, source, mountpoint);
+    entry.fstype = format!("fuse.{}", plan.settings.mount.subtype);
+    entry.options = plan.lists.clone();
+    registry::write(&entry)
+}
+
+/// A file that holds the statistics, never older than [`STATS_EVERY`].
+struct StatsFile {
+    path: PathBuf,
+    statistics: Statistics,
+    end: mpsc::Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StatsFile {
+    fn start(path: &Path, statistics: Statistics) -> StatsFile {
+        let (end, ended) = mpsc::channel();
+        let (file, source) = (path.to_path_buf(), statistics.clone());
+        let run = move || {
+            write_stats(&file, &source);
+            while ended.recv_timeout(STATS_EVERY) == Err(RecvTimeoutError::Timeout) {
+                write_stats(&file, &source);
+            }
+        };
+        let thread = thread::Builder::new().name("defuse-stats".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| log::warn!("no statistics file: {error}")).ok();
+        StatsFile { path: path.to_path_buf(), statistics, end, thread }
+    }
+
+    fn end(self) {
+        drop(self.end);
+        if let Some(thread) = self.thread {
+            let _ = thread.join();
+        }
+        write_stats(&self.path, &self.statistics);
+    }
+}
+
+fn write_stats(path: &Path, statistics: &Statistics) {
+    let written = serde_json::to_vec(&statistics.snapshot())
+        .map_err(std::io::Error::from)
+        .and_then(|text| paths::write_atomically(path, &text));
+    if let Err(error) = written {
+        log::warn!("cannot write statistics to {}: {error}", path.display());
+    }
+}

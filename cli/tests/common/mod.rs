@@ -1,0 +1,150 @@
+//! A directory for one test, the program run in it, and everything unmounted at the end.
+
+// Every test program uses another part of it.
+#![allow(dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The built program.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_defuse");
+
+/// A place with a mount point `mnt`, a source `src` and a registry of its own.
+pub struct Place {
+    dir: tempfile::TempDir,
+}
+
+/// What a run of the program said.
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Place {
+    /// A new one; `None` with a printed reason where nothing can be mounted.
+    pub fn to_mount() -> Option<Place> {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root may mount");
+            return None;
+        }
+        if fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
+            println!("skipped: there is no /dev/fuse");
+            return None;
+        }
+        Some(Place::new())
+    }
+
+    /// A new one, for what does not get as far as mounting.
+    pub fn new() -> Place {
+        let dir = tempfile::Builder::new().prefix("defuse-cli-").tempdir().unwrap();
+        for name in ["mnt", "src"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        Place { dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    /// The program, to be run in this place.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        self.command_of(Path::new(PROGRAM), arguments)
+    }
+
+    pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env("DEFUSE_RUNTIME_DIR", self.path("run"));
+        command
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, arguments: &[&str]) -> Said {
+        said(self.command(arguments).output().unwrap())
+    }
+
+    /// Runs the program, which must succeed, and gives its output.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments);
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
+        said.out
+    }
+
+    /// Runs the program, which must fail with `code` and say `text`.
+    pub fn fails(&self, code: i32, arguments: &[&str], text: &str) {
+        let said = self.run(arguments);
+        assert_eq!(said.code, Some(code), "{arguments:?}: {}", said.err);
+        assert!(said.err.contains(text), "{arguments:?}: {}", said.err);
+        let error = said.err.strip_prefix("defuse: ").unwrap_or("");
+        assert!(error.lines().count() == 1 && !error.contains("panicked"), "{}", said.err);
+    }
+
+    /// Starts the program in the foreground, and waits until it has mounted.
+    pub fn foreground(&self, arguments: &[&str]) -> Child {
+        let child = self.command(arguments).stderr(Stdio::null()).spawn().unwrap();
+        eventually("mounted", || !self.list().is_empty());
+        child
+    }
+
+    /// The mounts of this place's registry.
+    pub fn list(&self) -> Vec<serde_json::Value> {
+        let all: Vec<serde_json::Value> =
+            serde_json::from_str(&self.ok(&["list", "--json"])).unwrap();
+        let here = self.dir.path().canonicalize().unwrap();
+        let is_here = |row: &serde_json::Value| {
+            row["mountpoint"].as_str().is_some_and(|path| Path::new(path).starts_with(&here))
+        };
+        all.into_iter().filter(is_here).collect()
+    }
+
+    /// The daemon of the only mount here.
+    pub fn pid(&self) -> Pid {
+        let pid = self.list()[0]["pid"].as_i64().unwrap();
+        Pid::from_raw(pid as i32).unwrap()
+    }
+
+    /// Signals the daemon of the only mount here.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub fn is_mounted(&self) -> bool {
+        fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .contains(self.path("mnt").to_str().unwrap())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Twice, for what was mounted over something.
+        for _ in 0..2 {
+            if self.is_mounted() {
+                let _ = self.command(&["umount", "--lazy", "mnt"]).output();
+            }
+        }
+    }
+}
+
+pub fn said(output: Output) -> Said {
+    Said {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Waits until `happened`, up to ten seconds.
+pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !happened() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "not {what} after ten seconds");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

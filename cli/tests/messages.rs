@@ -1,0 +1,115 @@
+//! What the program says when something is wrong, and how it ends.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
+
+use common::{Place, said};
+
+#[test]
+fn words_that_cannot_be_meant_end_with_2() {
+    let place = Place::new();
+    for (line, text) in [
+        ("mount nfs:x mnt", "known are passthrough:DIR, memory:"),
+        ("mount src mnt", "write passthrough:src"),
+        ("mount memory mnt", "has no type"),
+        ("mount passthrough: mnt", "names no path"),
+        ("mount memory: mnt -o sice=1", "did you mean size?"),
+        ("mount memory: mnt -o exclusive", "for sources of type passthrough"),
+        ("mount memory: mnt -o max_write=12", "from 4096"),
+        ("mount memory: mnt --workers 0", "a number from 1 to 1024"),
+        ("mount memory:x mnt", "limits are options"),
+        ("help nothing", "there is no help about nothing"),
+    ] {
+        place.fails(2, &line.split(' ').collect::<Vec<_>>(), text);
+    }
+    for line in ["", "mount", "mount memory:", "umount", "frob", "stat --watch x", "stat --frob"] {
+        let words: Vec<_> = line.split(' ').filter(|word| !word.is_empty()).collect();
+        assert_eq!(place.run(&words).code, Some(2), "{line}");
+    }
+}
+
+#[test]
+fn operations_that_fail_end_with_1() {
+    let place = Place::new();
+    fs::write(place.path("src/file"), "").unwrap();
+    for (line, text) in [
+        ("umount mnt", "is not mounted"),
+        ("umount missing", "is not mounted"),
+        ("umount /proc", "use umount(8)"),
+        ("stat mnt", "is no mount of defuse"),
+        ("stat", "nothing is mounted"),
+        ("mount passthrough:missing mnt", "does not exist"),
+        ("mount passthrough:src/file mnt", "is not a directory"),
+        ("mount memory: mnt --log-file=no/log", "cannot write the log file"),
+        ("man src/file", "cannot write"),
+    ] {
+        place.fails(1, &line.split(' ').collect::<Vec<_>>(), text);
+    }
+}
+
+#[test]
+fn mount_points_that_cannot_be_used_are_named() {
+    let Some(place) = Place::to_mount() else { return };
+    fs::write(place.path("src/file"), "").unwrap();
+    for (line, text) in [
+        ("mount memory: missing", "create it first (mkdir)"),
+        ("mount memory: src", "-o nonempty"),
+        ("mount memory: src/file", "is not a directory"),
+        ("mount memory: missing -f", "create it first (mkdir)"),
+    ] {
+        let said = place.run(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.code, Some(1), "{line}");
+        assert!(said.err.contains(text), "{line}: {}", said.err);
+    }
+    assert!(place.list().is_empty());
+    place.ok(&["mount", "memory:", "src", "-o", "nonempty"]);
+    assert_eq!(fs::read_dir(place.path("src")).unwrap().count(), 0);
+    place.ok(&["umount", "src"]);
+    assert!(place.path("src/file").exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let place = Place::new();
+    for arguments in [&["help", "options"][..], &["--help"], &["man"], &["completions", "bash"]] {
+        let mut child = place.command(arguments);
+        let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let told = said(child.wait_with_output().unwrap());
+        assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_the_manual_and_completions_are_there() {
+    let place = Place::new();
+    assert!(place.ok(&["--version"]).starts_with("defuse "));
+    assert!(place.ok(&["help", "options"]).contains("fd_cache=N"));
+    assert!(place.ok(&["help", "umount"]).contains("--lazy"));
+    assert!(place.ok(&["mount", "--help"]).contains("max_write=BYTES"));
+    assert!(!place.ok(&["mount", "-h"]).contains("max_write=BYTES"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(place.ok(&["completions", shell]).contains("umount"));
+    }
+    place.ok(&["man", "pages"]);
+    for page in ["defuse.1", "defuse-mount.1", "defuse-umount.1", "mount.fuse.defuse.8"] {
+        assert!(place.path("pages").join(page).exists(), "{page}");
+    }
+    for text in [place.ok(&["man"]), place.ok(&["--help"]), place.ok(&["mount", "--help"])] {
+        assert!(!text.contains('\u{1b}') && !text.contains("--daemon"));
+    }
+}
+
+#[test]
+fn the_helper_has_the_exit_codes_of_mount_8() {
+    let place = Place::new();
+    let helper = place.path("mount.fuse.defuse");
+    symlink(common::PROGRAM, &helper).unwrap();
+    let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    assert_eq!(run(&["memory:"]).code, Some(1));
+    assert_eq!(run(&["memory:", "mnt", "-o", "remount"]).code, Some(1));
+    assert_eq!(run(&["passthrough:missing", "mnt"]).code, Some(32));
+}

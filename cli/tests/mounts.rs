@@ -1,0 +1,279 @@
+//! The program with real mounts: what it serves, tells, and leaves behind.
+
+mod common;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Place, eventually, said};
+use rustix::process::{Signal, kill_process};
+
+#[test]
+fn files_in_memory_are_served_listed_counted_and_gone() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt", "-o", "size=1M,mode=750", "-osync"]);
+    fs::write(place.path("mnt/file"), "hello").unwrap();
+    assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"hello");
+    let mode = fs::metadata(place.path("mnt")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o750);
+    assert!(fs::write(place.path("mnt/large"), vec![0; 2 << 20]).is_err());
+
+    let rows = place.list();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["state"], "serving");
+    assert_eq!(rows[0]["source"], "memory:");
+    assert_eq!(rows[0]["mountpoint"], place.path("mnt").to_str().unwrap());
+    assert!(place.ok(&["list"]).contains("memory:"));
+
+    let json = place.ok(&["stat", "--json"]);
+    let snapshot: defuse_probe::Snapshot = serde_json::from_str(&json).unwrap();
+    assert!(snapshot.get(defuse_probe::Op::CREATE).unwrap().latency.count >= 1);
+    assert!(place.ok(&["stat", "mnt"]).contains("CREATE"));
+    assert!(place.ok(&["stat", "--negotiated"]).contains("MAX_PAGES"));
+    let json = place.ok(&["stat", "mnt", "--negotiated", "--json"]);
+    let agreed: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(agreed["decisions"].as_array().unwrap().len() > 40);
+
+    place.ok(&["umount", "mnt"]);
+    assert!(place.list().is_empty() && !place.is_mounted());
+    assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_is_served_in_every_profile() {
+    let Some(place) = Place::to_mount() else { return };
+    for profile in ["default", "base", "opt"] {
+        place.ok(&["mount", "passthrough:src", "mnt", "--profile", profile, "--workers=2"]);
+        fs::write(place.path("mnt").join(profile), profile).unwrap();
+        place.ok(&["umount", "mnt"]);
+        assert_eq!(fs::read_to_string(place.path("src").join(profile)).unwrap(), profile);
+    }
+}
+
+#[test]
+fn a_read_only_mount_is_not_written() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
+    let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+}
+
+#[test]
+fn a_capability_is_switched_off_by_its_name() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt", "-o", "no_handle_killpriv_v2"]);
+    let told = place.ok(&["stat", "--negotiated"]);
+    let line = told.lines().find(|line| line.starts_with("HANDLE_KILLPRIV_V2 ")).unwrap();
+    assert!(line.contains("not used") && line.contains("option"), "{line}");
+}
+
+#[test]
+fn statistics_go_to_the_log_when_asked_and_to_their_file() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
+    let log = || fs::read_to_string(place.path("log")).unwrap();
+    fs::create_dir(place.path("mnt/dir")).unwrap();
+    place.signal(Signal::USR1);
+    eventually("in the log", || log().contains("MKDIR"));
+    place.ok(&["umount", "mnt"]);
+    assert!(log().contains("has ended"));
+    let text = fs::read_to_string(place.path("stats")).unwrap();
+    let snapshot: defuse_probe::Snapshot = serde_json::from_str(&text).unwrap();
+    assert!(snapshot.get(defuse_probe::Op::MKDIR).is_some());
+}
+
+#[test]
+fn watching_ends_with_the_mount() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let mut watch = place.command(&["stat", "--watch", "0.05", "--json"]);
+    let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    place.ok(&["umount", "mnt"]);
+    let watched = said(watch.wait_with_output().unwrap());
+    assert_eq!(watched.code, Some(0), "{}", watched.err);
+    assert!(watched.out.lines().count() >= 1);
+    for line in watched.out.lines() {
+        serde_json::from_str::<defuse_probe::Snapshot>(line).unwrap();
+    }
+}
+
+#[test]
+fn what_a_killed_daemon_leaves_is_cleared_away() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let kill = || {
+        place.signal(Signal::KILL);
+        eventually("dead", || place.list()[0]["state"] == "dead");
+        let error = fs::read_dir(place.path("mnt")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+    };
+    kill();
+    assert!(place.ok(&["list"]).contains("dead"));
+    place.ok(&["umount", "mnt"]);
+    assert!(!place.is_mounted() && place.list().is_empty());
+
+    // Mounting clears it as well, and says so.
+    place.ok(&["mount", "memory:", "mnt"]);
+    kill();
+    place.ok(&["mount", "memory:", "mnt", "--log-file=log"]);
+    assert!(fs::read_to_string(place.path("log")).unwrap().contains("process is gone"));
+    fs::write(place.path("mnt/file"), "x").unwrap();
+    assert_eq!(place.list().len(), 1);
+    place.ok(&["umount", "mnt"]);
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn signals_unmount_in_order() {
+    let Some(place) = Place::to_mount() else { return };
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut child = place.foreground(&["mount", "passthrough:src", "mnt", "--foreground"]);
+        place.signal(signal);
+        assert!(child.wait().unwrap().success());
+        assert!(!place.is_mounted() && place.list().is_empty());
+    }
+}
+
+#[test]
+fn a_busy_mount_is_detached_by_one_signal_and_cut_off_by_two() {
+    let Some(place) = Place::to_mount() else { return };
+    let mut child = place.foreground(&["mount", "memory:", "mnt", "-f"]);
+    fs::write(place.path("mnt/file"), "text").unwrap();
+    let file = fs::File::open(place.path("mnt/file")).unwrap();
+    place.fails(1, &["umount", "mnt"], "is in use");
+    let pid = place.pid();
+    place.signal(Signal::TERM);
+    eventually("detached", || !place.is_mounted());
+    assert_eq!(place.list()[0]["state"], "detached");
+    rustix::fs::fsync(file.as_fd()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(rustix::fs::fstat(file.as_fd()).is_err() || rustix::fs::fsync(file.as_fd()).is_err());
+    assert!(place.list().is_empty());
+}
+
+#[test]
+fn a_busy_mount_is_detached_when_asked_and_ends_with_its_last_file() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    fs::write(place.path("mnt/file"), "text").unwrap();
+    let file = fs::File::open(place.path("mnt/file")).unwrap();
+    let detached = place.run(&["umount", "--lazy", "mnt"]);
+    assert_eq!(detached.code, Some(0));
+    assert!(detached.err.contains("ends when the last file is closed"), "{}", detached.err);
+    assert!(!place.is_mounted());
+    drop(file);
+    eventually("ended", || place.list().is_empty());
+}
+
+#[test]
+fn the_daemon_ends_when_somebody_else_unmounts() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
+    eventually("ended", || fs::read_dir(place.path("run")).unwrap().count() == 0);
+}
+
+#[test]
+fn several_mounts_are_told_apart_and_unmounted_together() {
+    let Some(place) = Place::to_mount() else { return };
+    fs::create_dir(place.path("mnt2")).unwrap();
+    place.ok(&["mount", "memory:", "mnt"]);
+    place.ok(&["mount", "passthrough:src", "mnt2"]);
+    place.fails(2, &["stat"], "which mount?");
+    assert!(place.ok(&["stat", "mnt2"]).contains("measured"));
+    place.ok(&["umount", "mnt", "mnt2"]);
+    assert!(place.list().is_empty());
+}
+
+#[test]
+fn mount_8_calls_the_program_by_another_name() {
+    let Some(place) = Place::to_mount() else { return };
+    let helper = place.path("mount.fuse.defuse");
+    symlink(common::PROGRAM, &helper).unwrap();
+    let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    let source = format!("passthrough:{}", place.path("src").display());
+    let options = "rw,noauto,nofail,_netdev,x-systemd.requires=/srv,max_write=64K";
+    let mounted = run(&[&source, "mnt", "-o", options]);
+    assert_eq!((mounted.code, mounted.err.as_str()), (Some(0), ""));
+    fs::write(place.path("mnt/file"), "x").unwrap();
+    assert!(place.path("src/file").exists());
+    place.ok(&["umount", "mnt"]);
+
+    assert_eq!(run(&[&source, "mnt", "-f"]).code, Some(0));
+    assert!(!place.is_mounted());
+    assert_eq!(run(&[&source, "mnt", "-o", "nonsense"]).code, Some(1));
+    assert_eq!(run(&[&source, "mnt", "-s", "-f", "-o", "nonsense"]).code, Some(0));
+    assert_eq!(run(&[&source, "missing"]).code, Some(32));
+}
+
+#[test]
+fn mount_fuse3_finds_the_program_before_the_source() {
+    let Some(place) = Place::to_mount() else { return };
+    let helper = Path::new("/usr/sbin/mount.fuse3");
+    if !helper.exists() {
+        return println!("skipped: fuse3 is not installed");
+    }
+    symlink(common::PROGRAM, place.path("defuse")).unwrap();
+    let path = format!("{}:/usr/bin:/bin", place.path("").display());
+    let mountpoint = place.path("mnt");
+    let mut command = place.command_of(helper, &["defuse#memory:", mountpoint.to_str().unwrap()]);
+    let mounted = said(command.args(["-o", "rw,size=1M"]).env("PATH", path).output().unwrap());
+    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    fs::write(place.path("mnt/file"), "x").unwrap();
+    place.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn only_the_owner_and_root_are_answered() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let sockets = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
+    let socket = sockets.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let run_dir = place.path("run").metadata().unwrap().permissions().mode();
+    assert_eq!(run_dir & 0o777, 0o700);
+    place.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn another_user_mounts_with_fusermount3() {
+    use std::os::unix::fs::chown;
+    use std::os::unix::process::CommandExt;
+    let Some(place) = Place::to_mount() else { return };
+    const NOBODY: u32 = 65534;
+    if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
+        return println!("skipped: /dev/fuse is not for all users here");
+    }
+    // The build directory may be out of reach for others, and so may its program.
+    let program = place.path("defuse");
+    fs::copy(common::PROGRAM, &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    for dir in ["", "mnt"] {
+        chown(place.path(dir), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let run = |arguments: &[&str]| {
+        let mut command = place.command_of(&program, arguments);
+        said(command.uid(NOBODY).gid(NOBODY).output().unwrap())
+    };
+    let mounted = run(&["mount", "memory:", "mnt"]);
+    if !["/usr/bin/fusermount3", "/bin/fusermount3"].iter().any(|path| Path::new(path).exists()) {
+        assert!(mounted.err.contains("install fuse3"), "{}", mounted.err);
+        return println!("skipped: fuse3 is not installed");
+    }
+    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    let listed = run(&["list", "--json"]);
+    assert!(listed.out.contains("serving"), "{}", listed.out);
+    assert!(run(&["stat"]).out.contains("measured"));
+    // Not even root may look inside without allow_other, but unmounting is possible.
+    let touched =
+        Command::new("touch").arg("mnt/x").current_dir(place.path("")).uid(NOBODY).status();
+    assert!(touched.unwrap().success());
+    let unmounted = run(&["umount", "mnt"]);
+    assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
+    assert!(!place.is_mounted());
+}
