@@ -424,6 +424,12 @@ pub struct Opened {
     /// The bytes of the file are the bytes of this descriptor, at the same offsets, for as long as
     /// it is open: a frontend may read and write it past the file system. Only with
     /// [`Caps::backing_files`].
+    ///
+    /// A frontend that hands it on (to the kernel) does so on the thread that called open, with the
+    /// credentials that open left there. The file system leaves them so that the lower file system
+    /// clears set-user-id, set-group-id and `security.capability` at every such write (without
+    /// `CAP_FSETID`), since nobody else will. A layer that has to see reads or writes sets this to
+    /// `None`.
     pub backing: Option<Arc<OwnedFd>>,
     /// [`flush`](crate::FileSystem::flush) does nothing for this file but drop POSIX locks, so it
     /// need not be called where the frontend keeps those.

@@ -18,6 +18,8 @@ use crate::sys;
 const XATTR_MAX: usize = 64 << 10;
 /// Names that only the privileged see, xattr(7).
 const TRUSTED: &[u8] = b"trusted.";
+/// File capabilities, capabilities(7).
+const CAPABILITY: &[u8] = b"security.capability";
 
 impl Passthrough {
     pub(crate) fn attributes(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
@@ -106,11 +108,19 @@ impl Passthrough {
         if hidden(cx, name.as_bytes()) {
             return Err(Errno::ENODATA);
         }
-        self.with_path(ino, |path| {
+        let capability = name.as_bytes() == CAPABILITY;
+        if capability && self.inodes.get(ino)?.without_capability.holds() {
+            return Err(Errno::ENODATA);
+        }
+        let found = self.with_path(ino, |path| {
             let (path, name) = (path.as_c_str(), name.as_bytes());
             let length = || rustix::fs::getxattr_query(path, name);
             read_sized(room, length, |buf| rustix::fs::getxattr(path, name, buf))
-        })
+        });
+        if capability && found == Err(Errno::ENODATA) {
+            self.inodes.get(ino)?.without_capability.hold_for(self.options.attr_valid_for);
+        }
+        found
     }
 
     pub(crate) fn list_xattrs(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
@@ -148,12 +158,15 @@ impl Passthrough {
         // nor privileged, which is what the thread then is.
         let _guard = if flags.clear_sgid {
             let (uid, gid) = (cx.caller.uid, cx.caller.gid);
-            let owner = Owner { uid, gid, supplementary_gid: None, umask: 0o022 };
+            let owner = Owner { uid, gid, supplementary_gid: None, umask: 0o022, sgid: false };
             let owner = become_owner(owner, how)?;
             [Some(owner), Some(keep_suidgid(false, how))]
         } else {
             [Some(keep_suidgid(true, how)), None]
         };
+        if name.as_bytes() == CAPABILITY {
+            self.inodes.get(ino)?.without_capability.end();
+        }
         self.with_path(ino, |path| {
             rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
         })

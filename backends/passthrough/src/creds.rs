@@ -26,6 +26,8 @@ pub(crate) struct Owner {
     pub(crate) gid: u32,
     pub(crate) supplementary_gid: Option<u32>,
     pub(crate) umask: u32,
+    /// It will have set-group-id, which the kernel takes away from some.
+    pub(crate) sgid: bool,
 }
 
 impl Owner {
@@ -35,6 +37,7 @@ impl Owner {
             gid: node.gid,
             supplementary_gid: node.supplementary_gid,
             umask: node.umask,
+            sgid: node.perm & 0o2000 != 0,
         }
     }
 }
@@ -82,13 +85,16 @@ impl Drop for Guard {
 
 /// Takes on the identity of `owner`. `EPERM` where this process may not.
 ///
-/// `CAP_FSETID` is kept for user 0 alone: without it the kernel takes set-group-id away where the
-/// group of the new file is none of the owner's, as it does natively.
+/// For what has set-group-id, `CAP_FSETID` is kept for user 0 alone: without it the kernel takes the
+/// bit away where the group of the new file is none of the owner's, as it does natively. For the
+/// rest it does not matter, and is left as it is.
 pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
     match how {
         Credentials::Sticky => with_thread(|thread| {
             thread.set_owner(owner)?;
-            thread.set_fsetid(owner.uid == 0);
+            if owner.sgid {
+                thread.set_fsetid(owner.uid == 0);
+            }
             Ok(Guard::default())
         }),
         Credentials::Restore => restore_owner(owner),

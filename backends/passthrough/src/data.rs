@@ -71,6 +71,11 @@ impl Passthrough {
         let local = self.mounts.get(mount)?.is_local();
         let fd = Arc::new(fd);
         let backing = self.options.backing_files.then(|| Arc::clone(&fd));
+        if backing.is_some() {
+            // Whoever writes to it past us does so with this thread's credentials, and set-user-id
+            // has to go then: see `Opened::backing`.
+            let _ = keep_suidgid(false, self.options.credentials);
+        }
         let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
         let cache = match self.options.cache {
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,

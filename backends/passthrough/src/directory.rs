@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 
-use defuse_fs::{DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
+use defuse_fs::{CacheMode, DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::lower::{OrErrno, Stat, distinct_ino};
@@ -100,7 +100,10 @@ impl Passthrough {
         }
         let fd = self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let fh = self.files.insert(OpenFile::directory(fd))?;
-        Ok(Opened { cache_dir: self.options.exclusive, ..Opened::new(fh) })
+        // A cached listing is checked against the change time of the directory, so it is trusted no
+        // longer than attributes are.
+        let cache_dir = self.options.cache != CacheMode::Direct;
+        Ok(Opened { cache_dir, ..Opened::new(fh) })
     }
 
     pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<OpenFile>> {

@@ -9,6 +9,7 @@ use defuse_fs::{Errno, FileKind, Ino, Result};
 use hashbrown::HashTable;
 
 use crate::handle::Handle;
+use crate::lease::Lease;
 use crate::slab::{Place, SHARDS, Slab};
 
 /// What an inode is in the lower file systems.
@@ -32,6 +33,9 @@ pub(crate) struct Inode {
     /// Where the descriptor cache last kept this inode; only a hint.
     pub(crate) cache_slot: AtomicU32,
     pub(crate) kind: FileKind,
+    /// It was seen without `security.capability`, for which the kernel asks at the first write
+    /// after every change of its attributes.
+    pub(crate) without_capability: Lease,
     /// A descriptor that stays until the inode is forgotten: of the root, of everything where file
     /// handles do not work, and of what lost its last name (no handle finds it any more).
     pub(crate) pin: OnceLock<OwnedFd>,
@@ -60,6 +64,7 @@ impl Inode {
             lookups: AtomicU64::new(0),
             cache_slot: AtomicU32::new(u32::MAX),
             kind,
+            without_capability: Lease::default(),
             pin: cell,
             handle,
         }

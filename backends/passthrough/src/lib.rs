@@ -54,6 +54,7 @@ mod fd_cache;
 mod file_system;
 mod handle;
 mod inode;
+mod lease;
 mod locks;
 mod lookup;
 mod lower;

@@ -155,6 +155,9 @@ impl Passthrough {
             rustix::fs::fsetxattr(&fd, name.as_bytes(), value, none).or_errno()?;
         }
         let entry = self.enter_open_fd(mount, fd.as_fd())?;
+        if let Ok(inode) = self.inodes.get(entry.ino) {
+            inode.without_capability.hold_for(self.options.attr_valid_for);
+        }
         let opened = self.opened(mount, fd, flags).inspect_err(|_| self.give_back(entry.ino, 1))?;
         Ok((entry, opened))
     }
@@ -223,7 +226,13 @@ impl Passthrough {
         }
         // A whiteout is made here, and belongs to the caller.
         let caller = cx.caller;
-        let owner = Owner { uid: caller.uid, gid: caller.gid, supplementary_gid: None, umask: 0 };
+        let owner = Owner {
+            uid: caller.uid,
+            gid: caller.gid,
+            supplementary_gid: None,
+            umask: 0,
+            sgid: false,
+        };
         let _guard = if flags.has(RenameFlags::WHITEOUT) {
             Some(become_owner(owner, self.options.credentials)?)
         } else {

@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
-use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-
 use crate::abi::{self, BackingMap};
-use crate::transport::errno;
 
 const SHARDS: usize = 16;
 
@@ -67,36 +64,16 @@ impl Backings {
     }
 }
 
-/// Registers `fd` with the credentials that the kernel will use for every access to it: those of
-/// this thread, but for `CAP_FSETID`. Without it the lower file system clears set-user-id and
-/// set-group-id at every write. With it nobody would: with `HANDLE_KILLPRIV_V2` the kernel leaves
-/// that to the server, which does not see these writes.
+/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access
+/// (see [`defuse_fs::Opened::backing`]).
 fn register(device: &OwnedFd, fd: BorrowedFd<'_>) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
-    without_fsetid(|| {
-        // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map`
-        // is.
-        let id = unsafe {
-            let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_OPEN);
-            libc::ioctl(device.as_raw_fd(), request, &map)
-        };
-        if id > 0 { Ok(id) } else { Err(std::io::Error::last_os_error().into()) }
-    })
-}
-
-/// Runs `run` without `CAP_FSETID` in the thread's effective set; capabilities(7) belong to threads.
-fn without_fsetid<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let before = capabilities(None).map_err(errno)?;
-    if !before.effective.contains(CapabilitySet::FSETID) {
-        return run();
-    }
-    let mut without = before;
-    without.effective.remove(CapabilitySet::FSETID);
-    set_capabilities(None, without).map_err(errno)?;
-    let result = run();
-    // It is in the permitted set still, so it can always be taken up again.
-    set_capabilities(None, before).map_err(errno)?;
-    result
+    // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map` is.
+    let id = unsafe {
+        let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_OPEN);
+        libc::ioctl(device.as_raw_fd(), request, &map)
+    };
+    if id > 0 { Ok(id) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 fn unregister(device: &OwnedFd, id: i32) {

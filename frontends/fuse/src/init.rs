@@ -162,7 +162,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("ATOMIC_O_TRUNC", FUSE_ATOMIC_O_TRUNC, caps.open_truncates, "as the file system says of open"),
         ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, false, "an inode number means nothing once it is forgotten"),
         ("BIG_WRITES", FUSE_BIG_WRITES, true, "max_write is the only limit"),
-        ("DONT_MASK", FUSE_DONT_MASK, acl, "default ACLs take the place of the umask"),
+        ("DONT_MASK", FUSE_DONT_MASK, caps.posix_acl, "default ACLs take the place of the umask"),
         ("SPLICE_WRITE", FUSE_SPLICE_WRITE, splice, "as the splice options say"),
         ("SPLICE_MOVE", FUSE_SPLICE_MOVE, splice, "as the splice options say"),
         ("SPLICE_READ", FUSE_SPLICE_READ, splice, "as the splice options say"),

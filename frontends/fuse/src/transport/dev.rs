@@ -88,8 +88,14 @@ impl DevChannel {
     pub(crate) fn new(port: Arc<DevPort>, limits: DevLimits) -> Self {
         // The kernel refuses a read with less room than one WRITE of the size that was agreed.
         let data = (limits.max_write + 4096).max(abi::FUSE_MIN_READ_BUFFER);
-        let pipe_size = limits.max_write.max(limits.max_read) + WRITE_LEAD;
+        let pipe_size = limits.max_write.max(limits.max_read);
         let pipe = limits.splice.any().then(|| Pipe::new(pipe_size)).and_then(Result::ok);
+        let mut splice = if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER };
+        // The size of a request is not known before it is received, and one that does not fit into
+        // the pipe would be lost.
+        if pipe.as_ref().is_none_or(|pipe| pipe.capacity() < limits.max_write) {
+            splice.write_min = usize::MAX;
+        }
         DevChannel {
             request: AlignedBuf::new(WRITE_LEAD, data),
             capacity: WRITE_LEAD + data,
@@ -102,7 +108,7 @@ impl DevChannel {
                 buf: AlignedBuf::new(REPLY_LEAD, limits.max_read.max(4096)),
                 filled: 0,
                 spliced: false,
-                splice: if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER },
+                splice,
                 pipe,
             },
             port,
@@ -334,7 +340,8 @@ impl ReadSink for DevReply {
     }
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
-        if self.filled == 0 && len >= self.splice.read_min {
+        let fits = self.pipe.as_ref().is_some_and(|pipe| len <= pipe.capacity());
+        if self.filled == 0 && len >= self.splice.read_min && fits {
             match self.fill_pipe(fd, offset, len) {
                 // Files that cannot be spliced (or not at this alignment) can still be read.
                 Err(Errno::EINVAL | Errno::EAGAIN) => {}

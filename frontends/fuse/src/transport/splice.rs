@@ -12,17 +12,28 @@ pub(crate) struct Pipe {
     writer: OwnedFd,
     /// Bytes inside.
     level: usize,
+    capacity: usize,
 }
 
+/// A pipe holds pages: the header takes one, and data that begins within a page one more.
+const OVERHEAD: usize = 2 * 4096;
+
 impl Pipe {
-    /// A pipe that takes `capacity` bytes in whole pages and one page more for a header. `EPERM`
-    /// where that is over /proc/sys/fs/pipe-max-size and the process is not privileged.
-    pub(crate) fn new(capacity: usize) -> Result<Self> {
+    /// A pipe for messages of up to `wanted` bytes of data. Where that is more than
+    /// /proc/sys/fs/pipe-max-size permits, it takes less: see [`capacity`](Pipe::capacity).
+    pub(crate) fn new(wanted: usize) -> Result<Self> {
         let (reader, writer) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno)?;
-        let wanted = (capacity.next_multiple_of(4096) + 2 * 4096).next_power_of_two();
-        fcntl_setpipe_size(&writer, wanted).map_err(errno)?;
-        Ok(Pipe { reader, writer, level: 0 })
+        let full = (wanted + OVERHEAD).next_power_of_two();
+        let mut sizes = [full, 1 << 20, 1 << 18].into_iter().filter(|&size| size <= full);
+        let set = sizes.find_map(|size| fcntl_setpipe_size(&writer, size).ok());
+        let capacity = set.ok_or(Errno::EPERM)?.saturating_sub(OVERHEAD);
+        Ok(Pipe { reader, writer, level: 0, capacity })
+    }
+
+    /// Bytes of file data that fit, in whole pages, beside a header.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     pub(crate) fn level(&self) -> usize {
