@@ -57,8 +57,15 @@ fn a_directory_is_served_in_every_profile() {
 fn a_read_only_mount_is_not_written() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
-    let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let refused = || {
+        let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    };
+    refused();
+    // The kernel may be told otherwise, but not the file system.
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount_remount(place.path("mnt"), flags, "").unwrap();
+    refused();
 }
 
 #[test]
@@ -269,11 +276,24 @@ fn another_user_mounts_with_fusermount3() {
     let listed = run(&["list", "--json"]);
     assert!(listed.out.contains("serving"), "{}", listed.out);
     assert!(run(&["stat"]).out.contains("measured"));
-    // Not even root may look inside without allow_other, but unmounting is possible.
-    let touched =
-        Command::new("touch").arg("mnt/x").current_dir(place.path("")).uid(NOBODY).status();
-    assert!(touched.unwrap().success());
+    // The kernel lets in only who has the mounting user's ids, group and all.
+    let mut touch = Command::new("touch");
+    touch.arg(place.path("mnt/x")).uid(NOBODY).gid(NOBODY);
+    assert!(touch.status().unwrap().success());
+    assert!(fs::read_dir(place.path("mnt")).is_err(), "root came in");
     let unmounted = run(&["umount", "mnt"]);
     assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn more_files_can_be_open_than_the_usual_limit() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "passthrough:src", "mnt", "-o", "no_passthrough"]);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", place.pid().as_raw_nonzero()));
+    let limits = limits.unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let mut words = line.split_whitespace().skip(3);
+    assert_eq!(words.next(), words.next(), "{line}");
+    place.ok(&["umount", "mnt"]);
 }

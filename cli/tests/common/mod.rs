@@ -88,7 +88,8 @@ impl Place {
     /// Starts the program in the foreground, and waits until it has mounted.
     pub fn foreground(&self, arguments: &[&str]) -> Child {
         let child = self.command(arguments).stderr(Stdio::null()).spawn().unwrap();
-        eventually("mounted", || !self.list().is_empty());
+        // It is seen as mounted before it is registered.
+        eventually("mounted", || self.list().iter().any(|row| row["state"] == "serving"));
         child
     }
 
