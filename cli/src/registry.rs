@@ -135,11 +135,13 @@ pub fn process_start(pid: u32) -> Option<u64> {
 
 fn parse_start(stat: &str) -> Option<u64> {
     // The name of the program is in parentheses, and may have some itself.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    match fields.next()? {
-        "Z" | "X" => None,
-        _ => fields.nth(18)?.parse().ok(),
-    }
+    let fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let fields: Vec<&str> = fields.take(20).collect();
+    let (state, threads, start) = (*fields.first()?, *fields.get(17)?, *fields.get(19)?);
+    // A process whose first thread has ended holds its files until the others have, too.
+    let others = threads.parse::<u32>().is_ok_and(|threads| threads > 1);
+    let ended = matches!(state, "Z" | "X") && !others;
+    if ended { None } else { start.parse().ok() }
 }
 
 /// Writes the entry of this process.
@@ -262,7 +264,9 @@ mod tests {
     fn the_start_of_a_process_is_found_after_any_name() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 0 0 0 2 3 0 0 20 0 1 0 4711 9 9";
         assert_eq!(parse_start(stat), Some(4711));
-        assert_eq!(parse_start(&stat.replace(") S", ") Z")), None);
+        let zombie = stat.replace(") S", ") Z");
+        assert_eq!(parse_start(&zombie), None);
+        assert_eq!(parse_start(&zombie.replace("20 0 1 0", "20 0 3 0")), Some(4711));
         assert_eq!(parse_start("nonsense"), None);
         assert!(process_start(std::process::id()).is_some());
         assert_eq!(process_start(u32::MAX), None);

@@ -4,12 +4,16 @@ mod common;
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Place, eventually, said};
 use rustix::process::{Signal, kill_process};
+
+/// A user without any rights.
+const NOBODY: u32 = 65534;
 
 #[test]
 fn files_in_memory_are_served_listed_counted_and_gone() {
@@ -83,8 +87,11 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
     place.ok(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
     let log = || fs::read_to_string(place.path("log")).unwrap();
     fs::create_dir(place.path("mnt/dir")).unwrap();
-    place.signal(Signal::USR1);
-    eventually("in the log", || log().contains("MKDIR"));
+    eventually("in the log", || {
+        // Again, because an operation is counted after it is answered.
+        place.signal(Signal::USR1);
+        log().contains("MKDIR")
+    });
     place.ok(&["umount", "mnt"]);
     assert!(log().contains("has ended"));
     let text = fs::read_to_string(place.path("stats")).unwrap();
@@ -236,30 +243,39 @@ fn mount_fuse3_finds_the_program_before_the_source() {
 }
 
 #[test]
-fn only_the_owner_and_root_are_answered() {
+fn other_users_are_not_answered_and_cannot_unmount() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
-    let sockets = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
-    let socket = sockets.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
+    let files = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
+    let socket = files.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let run_dir = place.path("run").metadata().unwrap().permissions().mode();
-    assert_eq!(run_dir & 0o777, 0o700);
+    assert_eq!(fs::metadata(place.path("run")).unwrap().permissions().mode() & 0o777, 0o700);
+
+    // Not even where they can reach it.
+    let program = place.for_all_users();
+    for open in ["run", ""] {
+        fs::set_permissions(place.path(open), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    for (arguments, text) in [
+        (["stat", "mnt"], "as its owner or as root"),
+        (["umount", "mnt"], "not permitted to unmount"),
+    ] {
+        let mut command = place.command_of(&program, &arguments);
+        let told = said(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        assert_eq!(told.code, Some(1));
+        assert!(told.err.contains(text), "{}", told.err);
+    }
     place.ok(&["umount", "mnt"]);
 }
 
 #[test]
 fn another_user_mounts_with_fusermount3() {
-    use std::os::unix::fs::chown;
-    use std::os::unix::process::CommandExt;
     let Some(place) = Place::to_mount() else { return };
-    const NOBODY: u32 = 65534;
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("skipped: /dev/fuse is not for all users here");
     }
-    // The build directory may be out of reach for others, and so may its program.
-    let program = place.path("defuse");
-    fs::copy(common::PROGRAM, &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = place.for_all_users();
     for dir in ["", "mnt"] {
         chown(place.path(dir), Some(NOBODY), Some(NOBODY)).unwrap();
     }

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -108,6 +109,14 @@ impl Place {
     pub fn pid(&self) -> Pid {
         let pid = self.list()[0]["pid"].as_i64().unwrap();
         Pid::from_raw(pid as i32).unwrap()
+    }
+
+    /// The program where everyone may run it: the build directory may be out of reach.
+    pub fn for_all_users(&self) -> PathBuf {
+        let program = self.path("defuse");
+        fs::copy(PROGRAM, &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program
     }
 
     /// Signals the daemon of the only mount here.
