@@ -178,15 +178,18 @@ pub fn all() -> Vec<Found> {
     found
 }
 
-/// The entry whose mount is, or was last, at `path`.
+/// The entry whose mount is, or was last, at `path`; the topmost where several are.
 pub fn of_mountpoint(path: &Path) -> Option<Found> {
-    let all = all();
-    let now = all.iter().find(|found| found.mounted.as_deref() == Some(path));
-    let last = || {
-        let text = path.to_string_lossy();
-        all.iter().find(|found| found.mounted.is_none() && found.entry.mountpoint == text)
+    let mut all = all();
+    let mounts = fuse_mounts().unwrap_or_default();
+    let top = mounts.iter().rfind(|mount| mount.mount_point == path);
+    let text = path.to_string_lossy();
+    let is_meant = |found: &Found| match top {
+        Some(mount) => found.entry.is_mount(mount),
+        None => found.mounted.is_none() && found.entry.mountpoint == text,
     };
-    now.or_else(last).cloned()
+    let at = all.iter().position(is_meant)?;
+    Some(all.swap_remove(at))
 }
 
 fn judge(entry: Entry, file: PathBuf, mounts: &[MountEntry]) -> Found {

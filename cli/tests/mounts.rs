@@ -205,6 +205,19 @@ fn several_mounts_are_told_apart_and_unmounted_together() {
 }
 
 #[test]
+fn of_mounts_on_one_another_the_topmost_is_meant() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "passthrough:src", "mnt"]);
+    let lower = place.pid();
+    place.ok(&["mount", "memory:", "mnt"]);
+    assert_eq!(place.list().len(), 2);
+    place.ok(&["umount", "mnt"]);
+    assert_eq!(place.pid(), lower);
+    place.ok(&["umount", "mnt"]);
+    assert!(place.list().is_empty());
+}
+
+#[test]
 fn mount_8_calls_the_program_by_another_name() {
     let Some(place) = Place::to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");

@@ -34,7 +34,7 @@ pub struct Opt {
 
 /// What follows the `=`, and what it changes.
 enum Set {
-    /// As [`MountOptions::apply`] has it; the text shows the value in help.
+    /// As `MountOptions::apply` has it; the text shows the value in help.
     Mount(&'static str),
     /// Nothing follows.
     Flag(fn(&mut Settings)),

@@ -4,7 +4,6 @@
 #![allow(dead_code)]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -114,8 +113,10 @@ impl Place {
     /// The program where everyone may run it: the build directory may be out of reach.
     pub fn for_all_users(&self) -> PathBuf {
         let program = self.path("defuse");
-        fs::copy(PROGRAM, &program).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        // Not copied by this process: another test that forks meanwhile would keep the copy open
+        // for writing, and it could not be run (ETXTBSY).
+        let mut install = Command::new("install");
+        assert!(install.args(["-m", "755", PROGRAM]).arg(&program).status().unwrap().success());
         program
     }
 
