@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use defuse_fs::FileSystem;
+use defuse_fs::layer::ReadOnly;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
@@ -75,9 +76,11 @@ impl Source {
         Ok(Source { backend, rest })
     }
 
-    /// Makes the file system.
+    /// Makes the file system. A read-only one refuses changes by itself as well, because the
+    /// kernel's flag can be taken back while it is mounted (mount -o remount,rw).
     pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
-        (self.backend.open)(&self.rest, settings)
+        let fs = (self.backend.open)(&self.rest, settings)?;
+        Ok(if settings.mount.ro { Arc::new(ReadOnly::new(fs)) } else { fs })
     }
 
     /// How it would be written, with its path made absolute.

@@ -124,8 +124,10 @@ pub fn negotiated(found: &Found) -> Result<(Agreement, String)> {
 fn parse<T: for<'a> Deserialize<'a>>(found: &Found, question: &str) -> Result<(T, String)> {
     let text = ask(&found.socket(), question).map_err(|error| {
         let (pid, mountpoint) = (found.entry.pid, found.shown_mountpoint());
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied};
+        // A connection that the daemon ends unanswered is one of a user whom it does not answer.
         let next = match error.kind() {
-            io::ErrorKind::PermissionDenied => "ask as its owner or as root",
+            PermissionDenied | ConnectionReset | BrokenPipe => "ask as its owner or as root",
             _ => "see `defuse list` for whether it runs",
         };
         Failure::Failed(format!(

@@ -54,6 +54,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        error::warn(&format!("a mistake in this program: {panic}"))
+    }));
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -86,8 +87,17 @@ pub fn run(args: &ManArgs) -> Result {
     write(dir, "defuse.1", &main_page(&mut command)?)?;
     for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = format!("defuse-{}", subcommand.get_name());
-        let page = Man::new(subcommand.clone().name(name.clone()));
-        write(dir, &format!("{name}.1"), &rendered(&page)?)?;
+        // Roff would run the lines of the tables together.
+        let page = subcommand
+            .clone()
+            .name(name.clone())
+            .after_help(Resettable::Reset)
+            .after_long_help(Resettable::Reset);
+        let mut page = rendered(&Man::new(page))?;
+        if subcommand.get_name() == "mount" {
+            option_sections(&mut page);
+        }
+        write(dir, &format!("{name}.1"), &page)?;
     }
     write(dir, "mount.fuse.defuse.8", ".so man1/defuse.1\n")
 }
@@ -137,21 +147,9 @@ fn built() -> Command {
 /// defuse(1): what clap knows, and what it does not.
 fn main_page(command: &mut Command) -> Result<String> {
     // The exit codes have a section of their own here.
-    let command = command.clone().after_help("").after_long_help("");
+    let command = command.clone().after_help(Resettable::Reset).after_long_help(Resettable::Reset);
     let mut page = rendered(&Man::new(command))?;
-    section(
-        &mut page,
-        "SOURCES",
-        compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)),
-    );
-    for (title, options) in options::parts() {
-        let title = format!("OPTIONS {}", title.to_uppercase());
-        let rows: Vec<_> = options.iter().map(|option| (option.form(), option.help)).collect();
-        section(&mut page, &title, rows.iter().map(|(form, help)| (form.as_str(), *help)));
-    }
-    let names: Vec<_> = options::capability_options().into_iter().map(|(name, _)| name).collect();
-    let help = "Do without a capability of INIT. `defuse stat --negotiated` shows what is used.";
-    section(&mut page, "OPTIONS OF INIT", [(names.join(", ").as_str(), help)].into_iter());
+    option_sections(&mut page);
     for (title, rows) in [
         ("SIGNALS", SIGNALS),
         ("FILES", FILES),
@@ -161,6 +159,19 @@ fn main_page(command: &mut Command) -> Result<String> {
         section(&mut page, title, rows.iter().copied());
     }
     Ok(page)
+}
+
+/// What can be mounted, and all that `-o` takes.
+fn option_sections(page: &mut String) {
+    section(page, "SOURCES", compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)));
+    for (title, options) in options::parts() {
+        let title = format!("OPTIONS {}", title.to_uppercase());
+        let rows: Vec<_> = options.iter().map(|option| (option.form(), option.help)).collect();
+        section(page, &title, rows.iter().map(|(form, help)| (form.as_str(), *help)));
+    }
+    let names: Vec<_> = options::capability_options().into_iter().map(|(name, _)| name).collect();
+    let help = "Do without a capability of INIT. `defuse stat --negotiated` shows what is used.";
+    section(page, "OPTIONS OF INIT", [(names.join(", ").as_str(), help)].into_iter());
 }
 
 fn rendered(page: &Man) -> Result<String> {
@@ -206,7 +217,10 @@ mod tests {
         for title in
             ["SOURCES", "OPTIONS OF MEMORY:", "SIGNALS", "FILES", "EXIT STATUS", "EXAMPLES"]
         {
-            assert!(page.contains(&format!(".SH \"{title}\"")), "{title}");
+            assert!(
+                !page.contains("EXTRA") && page.contains(&format!(".SH \"{title}\"")),
+                "{title}"
+            );
         }
         for option in options::OPTIONS {
             assert!(page.contains(&roff(&option.form())), "{}", option.name);

@@ -135,11 +135,13 @@ pub fn process_start(pid: u32) -> Option<u64> {
 
 fn parse_start(stat: &str) -> Option<u64> {
     // The name of the program is in parentheses, and may have some itself.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    match fields.next()? {
-        "Z" | "X" => None,
-        _ => fields.nth(18)?.parse().ok(),
-    }
+    let fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let fields: Vec<&str> = fields.take(20).collect();
+    let (state, threads, start) = (*fields.first()?, *fields.get(17)?, *fields.get(19)?);
+    // A process whose first thread has ended holds its files until the others have, too.
+    let others = threads.parse::<u32>().is_ok_and(|threads| threads > 1);
+    let ended = matches!(state, "Z" | "X") && !others;
+    if ended { None } else { start.parse().ok() }
 }
 
 /// Writes the entry of this process.
@@ -176,15 +178,18 @@ pub fn all() -> Vec<Found> {
     found
 }
 
-/// The entry whose mount is, or was last, at `path`.
+/// The entry whose mount is, or was last, at `path`; the topmost where several are.
 pub fn of_mountpoint(path: &Path) -> Option<Found> {
-    let all = all();
-    let now = all.iter().find(|found| found.mounted.as_deref() == Some(path));
-    let last = || {
-        let text = path.to_string_lossy();
-        all.iter().find(|found| found.mounted.is_none() && found.entry.mountpoint == text)
+    let mut all = all();
+    let mounts = fuse_mounts().unwrap_or_default();
+    let top = mounts.iter().rfind(|mount| mount.mount_point == path);
+    let text = path.to_string_lossy();
+    let is_meant = |found: &Found| match top {
+        Some(mount) => found.entry.is_mount(mount),
+        None => found.mounted.is_none() && found.entry.mountpoint == text,
     };
-    now.or_else(last).cloned()
+    let at = all.iter().position(is_meant)?;
+    Some(all.swap_remove(at))
 }
 
 fn judge(entry: Entry, file: PathBuf, mounts: &[MountEntry]) -> Found {
@@ -262,7 +267,9 @@ mod tests {
     fn the_start_of_a_process_is_found_after_any_name() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 0 0 0 2 3 0 0 20 0 1 0 4711 9 9";
         assert_eq!(parse_start(stat), Some(4711));
-        assert_eq!(parse_start(&stat.replace(") S", ") Z")), None);
+        let zombie = stat.replace(") S", ") Z");
+        assert_eq!(parse_start(&zombie), None);
+        assert_eq!(parse_start(&zombie.replace("20 0 1 0", "20 0 3 0")), Some(4711));
         assert_eq!(parse_start("nonsense"), None);
         assert!(process_start(std::process::id()).is_some());
         assert_eq!(process_start(u32::MAX), None);

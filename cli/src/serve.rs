@@ -9,6 +9,7 @@ use std::time::Duration;
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, Mounted, connection_id};
 use defuse_fuse::{Session, Statistics};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
 
 use crate::control::{self, Agreement};
@@ -39,6 +40,7 @@ pub fn run(plan: &Plan, ready: Ready) -> Result {
 }
 
 fn start(plan: &Plan) -> Result<(Session, Companions)> {
+    raise_file_limit();
     let fs = plan.source.open(&plan.settings)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
@@ -46,6 +48,16 @@ fn start(plan: &Plan) -> Result<(Session, Companions)> {
     let mounted = mount::mount(&plan.mountpoint, &plan.settings.mount).map_err(Failure::failed)?;
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     serve(plan, fs, mounted, caught)
+}
+
+/// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The
+/// limit is that low only for programs with select(2), which this is not.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::warn!("the limit of open files stays {:?}: {error}", limit.current);
+    }
 }
 
 fn serve(

@@ -4,12 +4,16 @@ mod common;
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Place, eventually, said};
 use rustix::process::{Signal, kill_process};
+
+/// A user without any rights.
+const NOBODY: u32 = 65534;
 
 #[test]
 fn files_in_memory_are_served_listed_counted_and_gone() {
@@ -57,8 +61,15 @@ fn a_directory_is_served_in_every_profile() {
 fn a_read_only_mount_is_not_written() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
-    let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let refused = || {
+        let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    };
+    refused();
+    // The kernel may be told otherwise, but not the file system.
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount_remount(place.path("mnt"), flags, "").unwrap();
+    refused();
 }
 
 #[test]
@@ -76,8 +87,11 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
     place.ok(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
     let log = || fs::read_to_string(place.path("log")).unwrap();
     fs::create_dir(place.path("mnt/dir")).unwrap();
-    place.signal(Signal::USR1);
-    eventually("in the log", || log().contains("MKDIR"));
+    eventually("in the log", || {
+        // Again, because an operation is counted after it is answered.
+        place.signal(Signal::USR1);
+        log().contains("MKDIR")
+    });
     place.ok(&["umount", "mnt"]);
     assert!(log().contains("has ended"));
     let text = fs::read_to_string(place.path("stats")).unwrap();
@@ -191,6 +205,19 @@ fn several_mounts_are_told_apart_and_unmounted_together() {
 }
 
 #[test]
+fn of_mounts_on_one_another_the_topmost_is_meant() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "passthrough:src", "mnt"]);
+    let lower = place.pid();
+    place.ok(&["mount", "memory:", "mnt"]);
+    assert_eq!(place.list().len(), 2);
+    place.ok(&["umount", "mnt"]);
+    assert_eq!(place.pid(), lower);
+    place.ok(&["umount", "mnt"]);
+    assert!(place.list().is_empty());
+}
+
+#[test]
 fn mount_8_calls_the_program_by_another_name() {
     let Some(place) = Place::to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
@@ -229,30 +256,39 @@ fn mount_fuse3_finds_the_program_before_the_source() {
 }
 
 #[test]
-fn only_the_owner_and_root_are_answered() {
+fn other_users_are_not_answered_and_cannot_unmount() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
-    let sockets = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
-    let socket = sockets.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
+    let files = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
+    let socket = files.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let run_dir = place.path("run").metadata().unwrap().permissions().mode();
-    assert_eq!(run_dir & 0o777, 0o700);
+    assert_eq!(fs::metadata(place.path("run")).unwrap().permissions().mode() & 0o777, 0o700);
+
+    // Not even where they can reach it.
+    let program = place.for_all_users();
+    for open in ["run", ""] {
+        fs::set_permissions(place.path(open), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    for (arguments, text) in [
+        (["stat", "mnt"], "as its owner or as root"),
+        (["umount", "mnt"], "not permitted to unmount"),
+    ] {
+        let mut command = place.command_of(&program, &arguments);
+        let told = said(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        assert_eq!(told.code, Some(1));
+        assert!(told.err.contains(text), "{}", told.err);
+    }
     place.ok(&["umount", "mnt"]);
 }
 
 #[test]
 fn another_user_mounts_with_fusermount3() {
-    use std::os::unix::fs::chown;
-    use std::os::unix::process::CommandExt;
     let Some(place) = Place::to_mount() else { return };
-    const NOBODY: u32 = 65534;
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("skipped: /dev/fuse is not for all users here");
     }
-    // The build directory may be out of reach for others, and so may its program.
-    let program = place.path("defuse");
-    fs::copy(common::PROGRAM, &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = place.for_all_users();
     for dir in ["", "mnt"] {
         chown(place.path(dir), Some(NOBODY), Some(NOBODY)).unwrap();
     }
@@ -269,11 +305,24 @@ fn another_user_mounts_with_fusermount3() {
     let listed = run(&["list", "--json"]);
     assert!(listed.out.contains("serving"), "{}", listed.out);
     assert!(run(&["stat"]).out.contains("measured"));
-    // Not even root may look inside without allow_other, but unmounting is possible.
-    let touched =
-        Command::new("touch").arg("mnt/x").current_dir(place.path("")).uid(NOBODY).status();
-    assert!(touched.unwrap().success());
+    // The kernel lets in only who has the mounting user's ids, group and all.
+    let mut touch = Command::new("touch");
+    touch.arg(place.path("mnt/x")).uid(NOBODY).gid(NOBODY);
+    assert!(touch.status().unwrap().success());
+    assert!(fs::read_dir(place.path("mnt")).is_err(), "root came in");
     let unmounted = run(&["umount", "mnt"]);
     assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn more_files_can_be_open_than_the_usual_limit() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "passthrough:src", "mnt", "-o", "no_passthrough"]);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", place.pid().as_raw_nonzero()));
+    let limits = limits.unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let mut words = line.split_whitespace().skip(3);
+    assert_eq!(words.next(), words.next(), "{line}");
+    place.ok(&["umount", "mnt"]);
 }

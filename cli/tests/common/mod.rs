@@ -88,7 +88,8 @@ impl Place {
     /// Starts the program in the foreground, and waits until it has mounted.
     pub fn foreground(&self, arguments: &[&str]) -> Child {
         let child = self.command(arguments).stderr(Stdio::null()).spawn().unwrap();
-        eventually("mounted", || !self.list().is_empty());
+        // It is seen as mounted before it is registered.
+        eventually("mounted", || self.list().iter().any(|row| row["state"] == "serving"));
         child
     }
 
@@ -107,6 +108,16 @@ impl Place {
     pub fn pid(&self) -> Pid {
         let pid = self.list()[0]["pid"].as_i64().unwrap();
         Pid::from_raw(pid as i32).unwrap()
+    }
+
+    /// The program where everyone may run it: the build directory may be out of reach.
+    pub fn for_all_users(&self) -> PathBuf {
+        let program = self.path("defuse");
+        // Not copied by this process: another test that forks meanwhile would keep the copy open
+        // for writing, and it could not be run (ETXTBSY).
+        let mut install = Command::new("install");
+        assert!(install.args(["-m", "755", PROGRAM]).arg(&program).status().unwrap().success());
+        program
     }
 
     /// Signals the daemon of the only mount here.
