@@ -123,6 +123,8 @@ impl Worker<'_> {
                 self.shared.add_worker();
                 self.backlog = 0;
             }
+        } else {
+            self.backlog = 0;
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.finish_request();
