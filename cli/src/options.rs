@@ -25,6 +25,8 @@ pub struct Settings {
     pub passthrough: defuse_passthrough::Options,
     /// How files are kept in memory.
     pub memory: defuse_memory::Options,
+    /// Whether the kernel checks permissions, where that was said.
+    pub default_permissions: Option<bool>,
 }
 
 /// Sets of options with a name.
@@ -48,7 +50,7 @@ impl Profile {
             Profile::Opt => (SessionOptions::paper_opt(), Passthrough::paper()),
         };
         let (mount, memory) = (MountOptions::default(), defuse_memory::Options::default());
-        Settings { mount, session, passthrough, memory }
+        Settings { mount, session, passthrough, memory, default_permissions: None }
     }
 }
 
@@ -65,9 +67,19 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
         };
         apply(&mut settings, source.backend.name, name, value)?;
     }
-    settings.mount.default_permissions = settings.session.default_permissions;
+    let checked = settings.default_permissions.unwrap_or_else(|| must_check(&settings.mount));
+    settings.session.default_permissions = checked;
+    settings.mount.default_permissions = checked;
     settings.passthrough.writeback = settings.session.writeback;
     Ok(settings)
+}
+
+/// Whether permissions have to be checked unless it is said otherwise. A mount without
+/// `allow_other` lets in only processes that are its user in every respect, and root may do
+/// everything. To check all the same would cost a GETATTR of the directory after every change in
+/// it, because the kernel then forgets what it knew of the directory.
+fn must_check(mount: &MountOptions) -> bool {
+    mount.allow_other || !rustix::process::geteuid().is_root()
 }
 
 /// The source as `/proc/mounts` shows it; the kernel takes up to 255 bytes.
@@ -242,9 +254,16 @@ mod tests {
         let set = ok("passthrough", "writeback,locks=filesystem");
         assert!(set.session.writeback && set.passthrough.writeback);
         assert!(set.session.forward_locks && set.passthrough.locks == Locks::FileSystem);
-        assert!(set.session.default_permissions && set.mount.default_permissions);
-        let set = ok("passthrough", "no_default_permissions");
-        assert!(!set.session.default_permissions && !set.mount.default_permissions);
+        for (options, checked) in [
+            ("allow_other", true),
+            ("default_permissions", true),
+            ("allow_other,no_default_permissions", false),
+            ("ro", !rustix::process::geteuid().is_root()),
+        ] {
+            let set = ok("passthrough", options);
+            assert_eq!(set.session.default_permissions, checked, "{options}");
+            assert_eq!(set.mount.default_permissions, checked, "{options}");
+        }
     }
 
     #[test]

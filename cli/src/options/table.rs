@@ -87,9 +87,9 @@ pub const OPTIONS: &[Opt] = &[
     opt("subtype", Mount, Set::Mount("NAME"), "the type that /proc/mounts shows after `fuse.`"),
     opt("max_read", Mount, Set::Mount("BYTES"), "most bytes in one READ, at least 4096"),
 
-    opt("default_permissions", Session, Flag(|s| s.session.default_permissions = true),
-        "the kernel checks permissions by mode and ACL (default)"),
-    opt("no_default_permissions", Session, Flag(|s| s.session.default_permissions = false),
+    opt("default_permissions", Session, Flag(|s| s.default_permissions = Some(true)),
+        "the kernel checks permissions by mode and ACL (default, but for a root's own mount)"),
+    opt("no_default_permissions", Session, Flag(|s| s.default_permissions = Some(false)),
         "nobody checks permissions but the file system itself"),
     opt("workers", Session, Number(1, 1024, |s, n| s.session.workers = Some(n as usize)),
         "most worker threads (default: by processors and file system)"),
