@@ -93,7 +93,12 @@ pub const STEPS: &[Step] = &[
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
     },
-    cargo("test", "the tests of all crates", TEST_TOOLS, &["test", "--workspace"]),
+    cargo(
+        "test",
+        "the tests of all crates",
+        TEST_TOOLS,
+        &["test", "--workspace", "--no-fail-fast"],
+    ),
     cargo(
         "shuttle",
         "the worker pool under every schedule that shuttle tries",
