@@ -1,19 +1,72 @@
-//! The project's own commands.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench` and `fuzz`.
+//!
+//! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
+//! what it does, and cleans up after them. What it is not: it links none of the project's crates,
+//! so that it builds in seconds and cannot be broken by what it checks.
+//!
+//! The table of test steps is `suite/steps.rs`, that of the demo's programs `demo/programs.rs`.
 
-use std::process::{Command, ExitCode};
+#![forbid(unsafe_code)]
+
+mod command;
+mod demo;
+mod fuzz;
+mod packages;
+mod suite;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{ColorChoice, Parser, Subcommand};
+
+/// The project's own commands
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", color = ColorChoice::Never)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    Test(suite::TestArgs),
+    Demo(demo::DemoArgs),
+    /// Run the benchmark in release, beside a release build of defuse
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What the benchmark is told; see `cargo xtask bench --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    Fuzz(fuzz::FuzzArgs),
+}
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("test") => {
-            let ok = Command::new("cargo")
-                .args(["test", "--workspace"])
-                .status()
-                .is_ok_and(|status| status.success());
-            if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        _ => {
-            eprintln!("usage: cargo xtask test");
-            ExitCode::from(2)
+    let outcome = match Cli::parse().command {
+        Task::Test(args) => suite::run(&args),
+        Task::Demo(args) => demo::run(&args),
+        Task::Bench { args } => bench(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
         }
     }
+}
+
+fn bench(args: &[OsString]) -> anyhow::Result<()> {
+    command::run(command::cargo().args([
+        "build",
+        "--release",
+        "-p",
+        "defuse",
+        "-p",
+        "defuse-bench",
+    ]))?;
+    let program = command::target_dir()?.join("release/defuse-bench");
+    command::run(std::process::Command::new(program).args(args))
 }

@@ -1,0 +1,75 @@
+//! Running other programs: a failure becomes an error that names the command line.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The root of the project.
+pub fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// The cargo that runs this program, in the root of the project.
+pub fn cargo() -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root());
+    command
+}
+
+/// Runs a program to its end; what it prints is seen.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", line(command));
+    }
+    Ok(())
+}
+
+/// Runs a program to its end and returns what it printed.
+pub fn output(command: &mut Command) -> Result<String> {
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` ended with {}: {}", line(command), output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The command line, for messages.
+pub fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut text = program.file_name().unwrap_or(program.as_os_str()).display().to_string();
+    for argument in command.get_args() {
+        let _ = write!(text, " {}", argument.display());
+    }
+    text
+}
+
+/// Where cargo puts what it builds.
+pub fn target_dir() -> Result<PathBuf> {
+    let arguments = ["metadata", "--no-deps", "--format-version=1", "--offline"];
+    let text = output(cargo().args(arguments))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text)?;
+    let dir = metadata["target_directory"].as_str().context("cargo names no target directory")?;
+    Ok(dir.into())
+}
+
+/// Where a program lies in `PATH`.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    // Programs of the system's administrator are not in everybody's path.
+    let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut places = std::env::split_paths(&path).chain(more).map(|dir| dir.join(program));
+    places.find(|file| file.is_file())
+}
+
+/// Whether this process is root, told by the owner of its own directory in /proc.
+pub fn is_root() -> bool {
+    Path::new("/proc/self").metadata().is_ok_and(|data| data.uid() == 0)
+}

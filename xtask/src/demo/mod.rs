@@ -1,0 +1,126 @@
+//! `cargo xtask demo`: real programs on a native directory and on mounts of it, side by side.
+//!
+//! One directory is mounted in every profile of `defuse mount passthrough:`, so that all see the
+//! same files of the same lower file system, whose cache is warm. The mounts are made anew for
+//! every round, so what the kernel caches of them is cold at first and grows from program to
+//! program, as it does in life. Targets take turns at each program.
+
+mod children;
+mod place;
+mod programs;
+mod report;
+mod statistics;
+mod tree;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::command;
+use crate::packages::{self, Tool};
+use children::Children;
+use place::Place;
+use programs::{Job, PROGRAMS};
+use report::{Measured, Report};
+
+/// What the demo runs.
+pub const TOOLS: &[Tool] = &[
+    Tool::package("git", "git"),
+    Tool::package("grep", "grep"),
+    Tool::package("sqlite3", "sqlite3"),
+    Tool::package("tar", "tar"),
+];
+
+/// The profiles that are mounted; the native directory comes before them.
+pub const PROFILES: [&str; 3] = ["default", "base", "opt"];
+
+/// After so much time in programs no further round begins.
+const ENOUGH: Duration = Duration::from_secs(55);
+
+/// Run tar, grep, git and sqlite3 on a directory and on mounts of it
+#[derive(clap::Args)]
+pub struct DemoArgs {
+    /// Rounds at most; no further one begins after about a minute
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// The size of the tree at most, in MB
+    #[arg(long, default_value_t = 100, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    size: u64,
+    /// Where the files are put meanwhile [default: the directory of temporary files]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Write the results to this file, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The demo as a step of the tests.
+pub fn check() -> Result<()> {
+    run(&DemoArgs { rounds: 1, size: 100, dir: None, json: None })
+}
+
+/// Runs the demo.
+pub fn run(args: &DemoArgs) -> Result<()> {
+    if !command::is_root() {
+        bail!("only root may mount without fuse3's help: run it as root");
+    }
+    packages::provide(TOOLS);
+    if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
+        bail!("{} is missing: {}", tool.name, tool.by_hand());
+    }
+    command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
+    let program = command::target_dir()?.join("release/defuse");
+    let begun = Instant::now();
+    let children = Children::watch_signals()?;
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let mut place = Place::new(&dir, program)?;
+    let tree = tree::copy(&children, &place, args.size * 1_000_000)?;
+    println!("{tree}");
+    let mut report = Report::default();
+    for round in 0..args.rounds {
+        if round > 0 && begun.elapsed() > ENOUGH {
+            break;
+        }
+        run_round(round as usize, &children, &mut place, &mut report)?;
+    }
+    println!("\n{report}");
+    if let Some(file) = &args.json {
+        std::fs::write(file, serde_json::to_string_pretty(&report.json())? + "\n")?;
+    }
+    place.close()?;
+    println!("done in {:.0} s; everything is unmounted and removed", begun.elapsed().as_secs_f64());
+    report.check()
+}
+
+/// Mounts everything, runs every program on every target once, and unmounts.
+fn run_round(
+    round: usize,
+    children: &Children,
+    place: &mut Place,
+    report: &mut Report,
+) -> Result<()> {
+    for profile in PROFILES {
+        children.check()?;
+        place.mount(profile)?;
+    }
+    println!("round {}:", round + 1);
+    for (number, program) in PROGRAMS.iter().enumerate() {
+        for turn in 0..=PROFILES.len() {
+            // Another target begins each time, so that nobody always runs after the same one.
+            let target = (turn + number + round) % (PROFILES.len() + 1);
+            let profile = target.checked_sub(1).map(|profile| PROFILES[profile]);
+            let mut job = Job::new(children, place, profile)?;
+            let before = place.statistics(profile)?;
+            let mut said = (program.run)(&mut job)?;
+            let requests = place.statistics(profile)?.since(&before);
+            if let Some(finish) = program.finish {
+                said += &finish(&job)?;
+            }
+            let seconds = job.elapsed.as_secs_f64();
+            report.add(number, target, Measured { seconds, said, requests });
+        }
+        println!("  {}", program.name);
+    }
+    place.end_round()
+}

@@ -1,0 +1,143 @@
+//! The directory in which everything happens, and its mounts. Nothing of either is left behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+
+use super::statistics::Requests;
+use crate::command;
+
+/// A temporary directory: `source` is what is mounted, `mnt/PROFILE` are the mounts.
+pub struct Place {
+    dir: PathBuf,
+    program: PathBuf,
+    mounted: Vec<&'static str>,
+}
+
+impl Place {
+    /// A new one below `parent`; `program` is defuse.
+    pub fn new(parent: &Path, program: PathBuf) -> Result<Place> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        // Without symbolic links, as the table of mounts has it.
+        let parent = parent.canonicalize().with_context(|| parent.display().to_string())?;
+        let dir = parent.join(format!("defuse-demo-{}-{now:x}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        let place = Place { dir, program, mounted: Vec::new() };
+        fs::create_dir(place.source())?;
+        fs::create_dir(place.path("mnt"))?;
+        Ok(place)
+    }
+
+    /// Something in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The native directory.
+    pub fn source(&self) -> PathBuf {
+        self.path("source")
+    }
+
+    /// The same directory as a target sees it: natively, or through the mount of a profile.
+    pub fn root(&self, profile: Option<&str>) -> PathBuf {
+        profile.map_or_else(|| self.source(), |profile| self.path("mnt").join(profile))
+    }
+
+    /// Mounts the native directory.
+    pub fn mount(&mut self, profile: &'static str) -> Result<()> {
+        let (source, root) = (self.source(), self.root(Some(profile)));
+        fs::create_dir_all(&root)?;
+        let mut mount = self.defuse(&["mount", "--profile", profile]);
+        mount.arg(format!("passthrough:{}", source.display())).arg(root);
+        // Before it is tried, because a failure may come late.
+        self.mounted.push(profile);
+        command::output(&mut mount).map(drop)
+    }
+
+    /// What has been asked of a mount so far; nothing of the native directory.
+    pub fn statistics(&self, profile: Option<&str>) -> Result<Requests> {
+        let Some(profile) = profile else { return Ok(Requests::default()) };
+        let mut stat = self.defuse(&["stat", "--json"]);
+        Requests::parse(&command::output(stat.arg(self.root(Some(profile))))?)
+    }
+
+    /// Unmounts everything and removes what the programs have made.
+    pub fn end_round(&mut self) -> Result<()> {
+        while let Some(profile) = self.mounted.last().copied() {
+            let root = self.root(Some(profile));
+            command::output(self.defuse(&["umount"]).arg(root))?;
+            self.mounted.pop();
+        }
+        let own = self.source().join("own");
+        fs::remove_dir_all(&own).with_context(|| own.display().to_string())
+    }
+
+    /// Removes everything. Dropping does the same, but tells nobody of a failure.
+    pub fn close(mut self) -> Result<()> {
+        self.clean_up()
+    }
+
+    fn defuse(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        // A registry of its own keeps the demo apart from other mounts.
+        command.args(arguments).env("DEFUSE_RUNTIME_DIR", self.path("run"));
+        command
+    }
+
+    fn clean_up(&mut self) -> Result<()> {
+        for profile in std::mem::take(&mut self.mounted) {
+            let root = self.root(Some(profile));
+            if is_mounted_below(&root)
+                && command::output(self.defuse(&["umount"]).arg(&root)).is_err()
+            {
+                let _ = command::output(self.defuse(&["umount", "--lazy"]).arg(&root));
+            }
+        }
+        if !self.dir.exists() {
+            return Ok(());
+        }
+        if is_mounted_below(&self.dir) {
+            // Removing would go through the mount.
+            bail!("something is still mounted below {}: it is left there", self.dir.display());
+        }
+        fs::remove_dir_all(&self.dir).with_context(|| self.dir.display().to_string())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = self.clean_up() {
+            eprintln!("xtask: {error:#}");
+        }
+    }
+}
+
+/// Whether something is mounted at `path` or below it. Where that cannot be known, it may be.
+fn is_mounted_below(path: &Path) -> bool {
+    let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return true };
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    points.into_iter().any(|point| Path::new(point).starts_with(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_gone_when_it_is_dropped() {
+        let place = Place::new(&std::env::temp_dir(), "defuse".into()).unwrap();
+        let dir = place.path("");
+        assert!(place.source().is_dir());
+        drop(place);
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn what_is_mounted_is_seen() {
+        assert!(is_mounted_below(Path::new("/proc")));
+        assert!(!is_mounted_below(Path::new("/proc/self/fdinfo")));
+    }
+}

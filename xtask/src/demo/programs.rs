@@ -1,0 +1,174 @@
+//! The programs of the demo. A further one is one entry in [`PROGRAMS`].
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::children::{Children, Printed};
+use super::place::Place;
+use crate::command;
+
+/// Transactions of the database, each a few rows.
+const TRANSACTIONS: usize = 4000;
+
+/// A program, and what is done around it.
+pub struct Program {
+    /// Its name in the tables.
+    pub name: &'static str,
+    /// Runs it on one target. What it returns must be the same on every target.
+    pub run: fn(&mut Job<'_>) -> Result<String>,
+    /// Looks at what it made, and removes what takes much room. Neither timed nor counted; what it
+    /// returns must be the same on every target, too.
+    pub finish: Option<fn(&Job<'_>) -> Result<String>>,
+}
+
+/// All of them, in the order in which they run.
+pub const PROGRAMS: &[Program] = &[
+    Program { name: "tar to a pipe", run: tar_to_a_pipe, finish: None },
+    Program { name: "tar to a file", run: tar_to_a_file, finish: Some(remove_tar) },
+    Program { name: "grep -r", run: grep, finish: None },
+    Program { name: "git init, add", run: git_add, finish: None },
+    Program { name: "git commit", run: git_commit, finish: None },
+    Program { name: "git gc", run: git_gc, finish: Some(check_repository) },
+    Program { name: "sqlite3", run: sqlite, finish: None },
+];
+
+/// One program on one target.
+pub struct Job<'a> {
+    /// How long its programs ran.
+    pub elapsed: Duration,
+    children: &'a Children,
+    /// The directory of all, as the target sees it.
+    root: PathBuf,
+    /// A directory of the target's own in there.
+    own: PathBuf,
+    /// Outside of all targets.
+    errors: PathBuf,
+    script: PathBuf,
+}
+
+impl<'a> Job<'a> {
+    /// A job on the mount of `profile`, or on the native directory.
+    pub fn new(children: &'a Children, place: &Place, profile: Option<&str>) -> Result<Job<'a>> {
+        let root = place.root(profile);
+        let own = root.join("own").join(profile.unwrap_or("native"));
+        fs::create_dir_all(&own).with_context(|| own.display().to_string())?;
+        let (errors, script) = (place.path("errors"), place.path("load.sql"));
+        if !script.exists() {
+            fs::write(&script, load())?;
+        }
+        Ok(Job { elapsed: Duration::ZERO, children, root, own, errors, script })
+    }
+
+    /// Runs a program, whose time counts, and returns what it printed.
+    fn run(&mut self, command: &mut Command) -> Result<Printed> {
+        command.env("LC_ALL", "C");
+        let (printed, took) = self.children.run(command, &self.errors)?;
+        self.elapsed += took;
+        Ok(printed)
+    }
+
+    fn tar(&self) -> PathBuf {
+        self.own.join("tree.tar")
+    }
+}
+
+/// A pipe, because tar does not read anything where its output is /dev/null.
+fn tar_to_a_pipe(job: &mut Job<'_>) -> Result<String> {
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(&job.root).args(["-cf", "-", "tree"]);
+    let printed = job.run(&mut tar)?;
+    Ok(format!("{} bytes", printed.bytes))
+}
+
+fn tar_to_a_file(job: &mut Job<'_>) -> Result<String> {
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(&job.root).arg("-cf").arg(job.tar()).arg("tree");
+    job.run(&mut tar)?;
+    Ok(String::new())
+}
+
+fn remove_tar(job: &Job<'_>) -> Result<String> {
+    let bytes = job.tar().metadata()?.len();
+    fs::remove_file(job.tar()).context("tree.tar")?;
+    Ok(format!("{bytes} bytes"))
+}
+
+fn grep(job: &mut Job<'_>) -> Result<String> {
+    let mut grep = Command::new("grep");
+    grep.args(["-r", "-I", "-e", "static"]).arg("tree").current_dir(&job.root);
+    let printed = job.run(&mut grep)?;
+    Ok(format!("{} bytes", printed.bytes))
+}
+
+/// Git with a repository of the target's own, over the files that all targets share.
+fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-c").arg("gc.auto=0").args(arguments);
+    git.env("GIT_DIR", job.own.join("git")).env("GIT_WORK_TREE", job.root.join("subset"));
+    // Nothing of the user's, and the same commit on every target.
+    git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+    for who in ["AUTHOR", "COMMITTER"] {
+        git.env(format!("GIT_{who}_NAME"), "demo")
+            .env(format!("GIT_{who}_EMAIL"), "demo@localhost");
+        git.env(format!("GIT_{who}_DATE"), "2000-01-01T00:00:00Z");
+    }
+    git.current_dir(job.root.join("subset"));
+    git
+}
+
+fn git_add(job: &mut Job<'_>) -> Result<String> {
+    job.run(&mut git(job, &["init", "--quiet"]))?;
+    // Also what the files' own projects ignore.
+    job.run(&mut git(job, &["add", "--all", "--force"]))?;
+    Ok(String::new())
+}
+
+fn git_commit(job: &mut Job<'_>) -> Result<String> {
+    job.run(&mut git(job, &["commit", "--quiet", "--message=demo"]))?;
+    Ok(String::new())
+}
+
+fn git_gc(job: &mut Job<'_>) -> Result<String> {
+    job.run(&mut git(job, &["gc", "--quiet"]))?;
+    Ok(String::new())
+}
+
+fn check_repository(job: &Job<'_>) -> Result<String> {
+    command::output(&mut git(job, &["fsck", "--no-progress"]))?;
+    let commit = command::output(&mut git(job, &["rev-parse", "HEAD"]))?;
+    Ok(commit.trim().to_owned())
+}
+
+fn sqlite(job: &mut Job<'_>) -> Result<String> {
+    let script = fs::File::open(&job.script)?;
+    let mut sqlite = Command::new("sqlite3");
+    sqlite.arg("-batch").arg(job.own.join("load.db")).stdin(Stdio::from(script));
+    let text = job.run(&mut sqlite)?.start;
+    ensure!(text.starts_with("wal\n"), "the database is not in WAL mode: {text}");
+    Ok(text.trim().replace('\n', " "))
+}
+
+/// A load of short transactions, as programs make it, and a sum over all of it.
+fn load() -> String {
+    let mut sql = String::from(
+        "PRAGMA journal_mode=WAL;\nPRAGMA synchronous=NORMAL;\n\
+         CREATE TABLE log(id INTEGER PRIMARY KEY, who INTEGER, text TEXT);\n\
+         CREATE INDEX log_who ON log(who);\n",
+    );
+    for number in 0..TRANSACTIONS {
+        let who = number * 7919 % 1000;
+        let _ = writeln!(
+            sql,
+            "BEGIN; INSERT INTO log(who, text) VALUES({who}, hex(zeroblob({}))); \
+             UPDATE log SET text = text || 'x' WHERE who = {who}; COMMIT;",
+            20 + number % 200
+        );
+    }
+    sql.push_str("SELECT count(*), sum(length(text)) FROM log;\nPRAGMA integrity_check;\n");
+    sql
+}

@@ -1,0 +1,188 @@
+//! What was measured, as tables and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::{Result, bail};
+use serde_json::json;
+
+use super::PROFILES;
+use super::programs::PROGRAMS;
+use super::statistics::Requests;
+
+/// One run of a program on a target.
+pub struct Measured {
+    /// How long it took.
+    pub seconds: f64,
+    /// What it came to, which has to be the same everywhere.
+    pub said: String,
+    /// What the mount was asked meanwhile.
+    pub requests: Requests,
+}
+
+/// All runs, by program and by target (0 is the native directory).
+#[derive(Default)]
+pub struct Report {
+    runs: BTreeMap<(usize, usize), Vec<Measured>>,
+}
+
+impl Report {
+    /// Adds a run.
+    pub fn add(&mut self, program: usize, target: usize, measured: Measured) {
+        self.runs.entry((program, target)).or_default().push(measured);
+    }
+
+    /// An error where a program came to something else on a mount.
+    pub fn check(&self) -> Result<()> {
+        for (&(program, target), runs) in &self.runs {
+            let Some(native) = self.runs.get(&(program, 0)).and_then(|runs| runs.first()) else {
+                continue;
+            };
+            if let Some(run) = runs.iter().find(|run| run.said != native.said) {
+                let (name, on) = (PROGRAMS[program].name, name_of(target));
+                bail!("{name} came to {:?} on {on}, natively to {:?}", run.said, native.said);
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything, for programs.
+    pub fn json(&self) -> serde_json::Value {
+        let row = |(&(program, target), runs): (&(usize, usize), &Vec<Measured>)| {
+            let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
+            json!({
+                "program": PROGRAMS[program].name,
+                "target": name_of(target),
+                "seconds": seconds,
+                "ratio": self.ratio(program, target),
+                "requests": runs.last().map(|run| &run.requests.counts),
+            })
+        };
+        self.runs.iter().map(row).collect()
+    }
+
+    fn seconds(&self, program: usize, target: usize) -> Option<f64> {
+        let runs = self.runs.get(&(program, target))?;
+        median(runs.iter().map(|run| run.seconds).collect())
+    }
+
+    /// How many times as long as natively, the median over the rounds. Taken within each round,
+    /// because what disturbs a machine disturbs neighbours alike.
+    fn ratio(&self, program: usize, target: usize) -> Option<f64> {
+        let (native, runs) = (self.runs.get(&(program, 0))?, self.runs.get(&(program, target))?);
+        median(runs.iter().zip(native).map(|(run, native)| run.seconds / native.seconds).collect())
+    }
+
+    fn requests(&self, program: usize, target: usize) -> Option<&Requests> {
+        self.runs.get(&(program, target))?.last().map(|run| &run.requests)
+    }
+
+    fn write_times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<16} {:>10}", "time", "native")?;
+        for profile in PROFILES {
+            write!(f, " {profile:>10}")?;
+        }
+        writeln!(f, "   (mounts: times native, median)")?;
+        for (program, of) in PROGRAMS.iter().enumerate() {
+            let Some(native) = self.seconds(program, 0) else { continue };
+            write!(f, "{:<16} {:>10}", of.name, format!("{native:.3} s"))?;
+            for target in 1..=PROFILES.len() {
+                let ratio = self.ratio(program, target).unwrap_or(f64::NAN);
+                write!(f, " {:>10}", format!("{ratio:.2}x"))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    /// The requests of one program, the most frequent operation first.
+    fn write_requests(&self, f: &mut fmt::Formatter<'_>, program: usize) -> fmt::Result {
+        let targets = 1..=PROFILES.len();
+        let count = |target: usize, op: &str| {
+            let requests = self.requests(program, target);
+            requests.and_then(|requests| requests.counts.get(op)).copied().unwrap_or(0)
+        };
+        let mut totals: BTreeMap<&str, u64> = BTreeMap::new();
+        for requests in targets.clone().filter_map(|target| self.requests(program, target)) {
+            for (op, count) in &requests.counts {
+                *totals.entry(op).or_default() += count;
+            }
+        }
+        let mut rows: Vec<_> = totals.into_iter().collect();
+        rows.sort_by_key(|&(op, total)| (std::cmp::Reverse(total), op));
+        for (op, _) in rows {
+            write!(f, "  {op:<25}")?;
+            for target in targets.clone() {
+                write!(f, " {:>10}", count(target, op))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_times(f)?;
+        write!(f, "\n{:<27}", "requests")?;
+        for profile in PROFILES {
+            write!(f, " {profile:>10}")?;
+        }
+        writeln!(f, "   (in the last round)")?;
+        for (program, of) in PROGRAMS.iter().enumerate() {
+            let total = |target| -> u64 {
+                self.requests(program, target).map_or(0, |requests| requests.counts.values().sum())
+            };
+            write!(f, "{:<27}", of.name)?;
+            for target in 1..=PROFILES.len() {
+                write!(f, " {:>10}", total(target))?;
+            }
+            writeln!(f)?;
+            self.write_requests(f, program)?;
+        }
+        Ok(())
+    }
+}
+
+fn name_of(target: usize) -> &'static str {
+    target.checked_sub(1).map_or("native", |profile| PROFILES[profile])
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (middle, even) = (values.len() / 2, values.len().is_multiple_of(2));
+    let upper = *values.get(middle)?;
+    Some(if even { (values[middle - 1] + upper) / 2.0 } else { upper })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(seconds: f64, said: &str) -> Measured {
+        let counts = BTreeMap::from([("READ".to_owned(), 7)]);
+        Measured { seconds, said: said.to_owned(), requests: Requests { counts } }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let mut report = Report::default();
+        for (native, mounted) in [(1.0, 2.0), (10.0, 20.0), (1.0, 4.0)] {
+            report.add(0, 0, measured(native, "same"));
+            report.add(0, 1, measured(mounted, "same"));
+        }
+        assert_eq!(report.ratio(0, 1), Some(2.0));
+        assert!(report.check().is_ok());
+        let text = report.to_string();
+        assert!(text.contains("1.000 s      2.00x") && text.contains("READ"), "{text}");
+        report.add(0, 1, measured(1.0, "other"));
+        assert!(report.check().is_err());
+    }
+
+    #[test]
+    fn the_middle_of_an_even_number_lies_between_two() {
+        assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
+        assert_eq!(median(vec![5.0, 1.0, 3.0]), Some(3.0));
+        assert_eq!(median(Vec::new()), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! The tree that the programs work on: real files of this machine.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::children::Children;
+use super::place::Place;
+
+/// Bytes of the part that git works on.
+const SUBSET: u64 = 12_000_000;
+
+/// What was copied.
+pub struct Tree {
+    from: PathBuf,
+    all: Size,
+    subset: Size,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Size {
+    files: u64,
+    bytes: u64,
+}
+
+impl fmt::Display for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tree { from, all, subset } = self;
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        write!(
+            f,
+            "{} files ({:.0} MB) of {}; for git {} files ({:.0} MB)",
+            all.files,
+            mb(all.bytes),
+            from.display(),
+            subset.files,
+            mb(subset.bytes)
+        )
+    }
+}
+
+/// Copies the largest tree that is at hand, up to `limit` bytes, to `tree` in the source, and a
+/// part of it to `subset`.
+pub fn copy(children: &Children, place: &Place, limit: u64) -> Result<Tree> {
+    let largest = candidates().into_iter().max_by_key(|dir| measure(dir).bytes.min(limit));
+    let from = largest.context("neither cargo's sources nor /usr/include are there")?;
+    let (tree, subset) = (place.source().join("tree"), place.source().join("subset"));
+    let copy = |from: &Path, to: &Path, limit| {
+        fs::create_dir(to)?;
+        let mut size = Size::default();
+        for entry in sorted(from)? {
+            let more = measure(&entry);
+            if size.bytes + more.bytes > limit {
+                continue;
+            }
+            let mut cp = Command::new("cp");
+            cp.args(["-R", "-P", "--"]).arg(&entry).arg(to);
+            children.run(&mut cp, &place.path("errors"))?;
+            size = Size { files: size.files + more.files, bytes: size.bytes + more.bytes };
+        }
+        anyhow::Ok(size)
+    };
+    let all = copy(&from, &tree, limit)?;
+    let subset = copy(&tree, &subset, SUBSET)?;
+    // What is written back later would slow down whoever runs then.
+    children.run(Command::new("sync").arg("-f").arg(place.source()), &place.path("errors"))?;
+    Ok(Tree { from, all, subset })
+}
+
+/// Directories with many real files.
+fn candidates() -> Vec<PathBuf> {
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(home);
+    let registries = cargo.and_then(|cargo| sorted(&cargo.join("registry/src")).ok());
+    let include = PathBuf::from("/usr/include");
+    registries.unwrap_or_default().into_iter().chain([include]).filter(|dir| dir.is_dir()).collect()
+}
+
+fn sorted(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = dir.read_dir().with_context(|| dir.display().to_string())?;
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// Files below `path` (or itself), without following symbolic links.
+fn measure(path: &Path) -> Size {
+    let Ok(data) = path.symlink_metadata() else { return Size::default() };
+    if !data.is_dir() {
+        return Size { files: 1, bytes: data.len() };
+    }
+    let add = |size: Size, more: Size| Size {
+        files: size.files + more.files,
+        bytes: size.bytes + more.bytes,
+    };
+    let entries = sorted(path).unwrap_or_default();
+    entries.iter().map(|path| measure(path)).fold(Size::default(), add)
+}

@@ -1,0 +1,114 @@
+//! The table of steps. A further one is one entry.
+
+use anyhow::Result;
+
+use crate::packages::Tool;
+use crate::{demo, fuzz};
+
+/// When a step runs unless it is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Always: together these decide whether a change lands, within a quarter of an hour.
+    Always,
+    /// With `--full`.
+    Full,
+}
+
+/// What a step does.
+pub enum Run {
+    /// Cargo, with these arguments, in the root of the project.
+    Cargo(&'static [&'static str]),
+    /// A function.
+    Call(fn() -> Result<()>),
+}
+
+/// One step.
+pub struct Step {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it checks, in one line.
+    pub what: &'static str,
+    /// When it runs.
+    pub when: When,
+    /// What is installed first. Without a tool that has no `part` the step is skipped.
+    pub tools: &'static [Tool],
+    /// Variables that its cargo gets.
+    pub env: &'static [(&'static str, &'static str)],
+    /// What it does.
+    pub run: Run,
+}
+
+const fn cargo(
+    name: &'static str,
+    what: &'static str,
+    tools: &'static [Tool],
+    arguments: &'static [&'static str],
+) -> Step {
+    Step { name, what, when: When::Always, tools, env: &[], run: Run::Cargo(arguments) }
+}
+
+const fn full(
+    name: &'static str,
+    what: &'static str,
+    tools: &'static [Tool],
+    call: fn() -> Result<()>,
+) -> Step {
+    Step { name, what, when: When::Full, tools, env: &[], run: Run::Call(call) }
+}
+
+/// What the tests use where it is there, and leave out where it is not.
+const TEST_TOOLS: &[Tool] = &[
+    Tool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
+    Tool::package_for("fuse3", "fusermount3", "mounts of other users than root, mount.fuse3(8)"),
+    Tool::package_for(
+        "linux-libc-dev",
+        "/usr/include/linux/fuse.h",
+        "the ABI against the C header",
+    ),
+    Tool::package_for("util-linux", "setpriv", "what other users than root make"),
+    Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
+];
+
+/// All steps, quick ones first.
+pub const STEPS: &[Step] = &[
+    cargo(
+        "fmt",
+        "the code is formatted",
+        &[Tool::component("rustfmt", "rustfmt")],
+        &["fmt", "--all", "--check"],
+    ),
+    cargo(
+        "structure",
+        "crates, files and documents are where the rules want them",
+        &[],
+        &["test", "--package", "xtask", "--test", "structure"],
+    ),
+    cargo(
+        "clippy",
+        "no warnings",
+        &[Tool::component("clippy", "cargo-clippy")],
+        &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"],
+    ),
+    Step {
+        env: &[("RUSTDOCFLAGS", "-Dwarnings")],
+        ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
+    },
+    cargo(
+        "test",
+        "the tests of all crates",
+        TEST_TOOLS,
+        &["test", "--workspace", "--no-fail-fast"],
+    ),
+    cargo(
+        "shuttle",
+        "the worker pool under every schedule that shuttle tries",
+        &[],
+        &["test", "--package", "defuse-fuse", "--features", "shuttle", "--test", "shuttle"],
+    ),
+    Step {
+        when: When::Always,
+        ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, || fuzz::all(20))
+    },
+    full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, || fuzz::all(600)),
+    full("demo", "real programs in every profile of a mount", demo::TOOLS, demo::check),
+];

@@ -1,0 +1,285 @@
+//! The rules of the project's structure, as ARCHITECTURE.md and STYLE.md state them.
+
+#[path = "structure/project.rs"]
+mod project;
+#[path = "structure/source.rs"]
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use project::{Package, packages, relative, root, sources};
+use source::{code_only, has_word};
+
+/// The only files with unsafe code.
+const UNSAFE_FILES: &[&str] = &[
+    // System calls that rustix lacks: file handles, identities of threads, locks.
+    "backends/passthrough/src/sys.rs",
+    // ioctl(2) of /dev/fuse: backing files.
+    "frontends/fuse/src/backing.rs",
+    // A descriptor that mount.fuse3(8) hands over by its number.
+    "frontends/fuse/src/mount.rs",
+    // ioctl(2) of /dev/fuse: a clone of the descriptor.
+    "frontends/fuse/src/session.rs",
+    // sigaction(2) and tgkill(2).
+    "frontends/fuse/src/workers/signal.rs",
+    // Record locks, mappings and child processes, for the POSIX cases.
+    "testkit/src/posix/sys.rs",
+];
+
+/// The crates in which a frontend may meet a backend.
+const COMPOSERS: &[&str] = &["cli", "bench", "testkit", "xtask"];
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Fails with all complaints at once.
+fn complain(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+/// The layer of a crate, by its folder.
+fn layer(folder: &str) -> &str {
+    let first = folder.split('/').next().unwrap_or(folder);
+    if COMPOSERS.contains(&first) { "composer" } else { first }
+}
+
+#[test]
+fn dependencies_point_from_frontends_and_backends_to_the_contract() {
+    let packages = packages();
+    let folders: BTreeMap<&str, &str> =
+        packages.iter().map(|p| (p.name.as_str(), p.folder.as_str())).collect();
+    let mut complaints = Vec::new();
+    for package in &packages {
+        let allowed: &[&str] = match layer(&package.folder) {
+            "fs" => &[],
+            "probe" | "backends" => &["fs"],
+            "frontends" => &["fs", "probe"],
+            "composer" => continue,
+            other => {
+                complaints.push(format!("{other}/ has no place in the dependency rule"));
+                continue;
+            }
+        };
+        for dependency in &package.dependencies {
+            let Some(folder) = folders.get(dependency.name.as_str()) else { continue };
+            if !allowed.contains(&layer(folder)) && *folder != package.folder {
+                let (name, kind) = (&package.name, &dependency.kind);
+                complaints.push(format!("{name} must not depend on {folder} ({kind})"));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+#[test]
+fn nothing_depends_on_the_program_the_benchmark_or_these_commands() {
+    let mut complaints = Vec::new();
+    for package in packages() {
+        for dependency in &package.dependencies {
+            if ["defuse", "defuse-bench", "xtask"].contains(&dependency.name.as_str()) {
+                complaints.push(format!("{} depends on {}", package.name, dependency.name));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+#[test]
+fn the_contract_needs_the_standard_library_and_nothing_else() {
+    let packages = packages();
+    let fs = packages.iter().find(|package| package.folder == "fs").unwrap();
+    assert!(fs.dependencies.is_empty(), "fs has no dependencies, not even for tests");
+    let lib = read(&root().join("fs/src/lib.rs"));
+    assert!(code_only(&lib).contains("#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn unsafe_code_is_in_named_files_and_says_why_it_is_sound() {
+    let mut complaints = Vec::new();
+    let mut found = BTreeSet::new();
+    for path in sources() {
+        let (name, text) = (relative(&path), read(&path));
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, code) in code_only(&text).lines().enumerate() {
+            if !has_word(code, "unsafe") {
+                continue;
+            }
+            found.insert(name.clone());
+            if !UNSAFE_FILES.contains(&name.as_str()) {
+                complaints.push(format!("{name}:{}: unsafe, but not in the list", number + 1));
+            }
+            if !is_justified(&lines, number) {
+                complaints.push(format!("{name}:{}: no SAFETY comment above", number + 1));
+            }
+        }
+    }
+    let stale = UNSAFE_FILES.iter().filter(|name| !found.contains(**name));
+    complaints.extend(stale.map(|name| format!("{name}: in the list, but nothing is unsafe")));
+    complain(complaints);
+}
+
+/// Whether the statement in line `number` has a comment with `SAFETY` (or, for a declaration, a
+/// section `# Safety`) right above.
+fn is_justified(lines: &[&str], number: usize) -> bool {
+    let above = lines[..number].iter().rev().map(|line| line.trim());
+    let mut in_comment = false;
+    for line in above.take(20) {
+        if line.starts_with("//") {
+            in_comment = true;
+            if line.contains("SAFETY:") || line.contains("# Safety") {
+                return true;
+            }
+        } else if in_comment || line.is_empty() || line.ends_with([';', '{', '}']) {
+            return false;
+        }
+    }
+    false
+}
+
+#[test]
+fn every_file_is_reachable_as_a_module() {
+    let mut complaints = Vec::new();
+    for package in packages() {
+        let mut reached = BTreeSet::new();
+        for target in &package.roots {
+            reach(&target.file, true, &mut reached);
+        }
+        let folder = root().join(&package.folder).join("src");
+        for path in sources().into_iter().filter(|path| path.starts_with(&folder)) {
+            if !reached.contains(&path) {
+                complaints.push(format!("{} is not part of any crate", relative(&path)));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+/// Adds `file` and the modules that it declares.
+fn reach(file: &Path, is_root: bool, reached: &mut BTreeSet<PathBuf>) {
+    if !reached.insert(file.to_path_buf()) {
+        return;
+    }
+    let (dir, stem) = (file.parent().unwrap(), file.file_stem().unwrap());
+    let dir = if is_root || stem == "mod" { dir.to_path_buf() } else { dir.join(stem) };
+    let text = read(file);
+    for (line, code) in text.lines().zip(code_only(&text).lines()) {
+        let Some(module) = declared(code) else { continue };
+        let places = [dir.join(format!("{module}.rs")), dir.join(&module).join("mod.rs")];
+        match places.iter().find(|place| place.exists()) {
+            Some(place) => reach(place, false, reached),
+            None => assert!(text.contains("#[path"), "{}: {line}: no file", relative(file)),
+        }
+    }
+}
+
+/// The name in `mod name;`.
+fn declared(code: &str) -> Option<String> {
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let place = words.iter().position(|&word| word == "mod")?;
+    words.get(place + 1)?.strip_suffix(';').map(str::to_owned)
+}
+
+#[test]
+fn every_crate_opens_with_what_it_is() {
+    let mut complaints = Vec::new();
+    for Package { name, roots, license, .. } in packages() {
+        for target in roots.iter().filter(|target| target.kind != "custom-build") {
+            if !read(&target.file).starts_with("//!") {
+                complaints.push(format!("{}: begins without //!", relative(&target.file)));
+            }
+        }
+        if license.as_deref() != Some("MIT OR Apache-2.0") {
+            complaints.push(format!("{name}: its licence is {license:?}"));
+        }
+    }
+    complain(complaints);
+}
+
+#[test]
+fn the_licences_are_there() {
+    assert!(read(&root().join("LICENSE-MIT")).contains("Permission is hereby granted"));
+    let apache = read(&root().join("LICENSE-APACHE"));
+    assert!(apache.contains("Version 2.0, January 2004") && apache.contains("END OF TERMS"));
+}
+
+#[test]
+fn the_architecture_knows_every_crate_and_where_a_read_goes() {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    let heading =
+        text.lines().any(|line| line.starts_with('#') && line.ends_with("Where does a read go"));
+    assert!(heading, "ARCHITECTURE.md has no heading \"Where does a read go\"");
+    let missing = |package: &Package| {
+        let named = text.contains(&format!("`{}/`", package.folder));
+        (!named).then(|| format!("ARCHITECTURE.md does not mention `{}/`", package.folder))
+    };
+    complain(packages().iter().filter_map(missing).collect());
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut complaints = Vec::new();
+    for path in project::files().iter().filter(|path| path.extension().is_some_and(|e| e == "md")) {
+        for link in read(path).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap_or("");
+            let local = !target.is_empty() && !target.contains("://") && !target.contains(' ');
+            if local && !path.parent().unwrap().join(target).exists() {
+                complaints.push(format!("{}: {link} leads nowhere", relative(path)));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+#[test]
+fn promises_name_tests_that_exist() {
+    let tests: BTreeSet<String> =
+        sources().iter().flat_map(|path| functions(&read(path))).collect();
+    let text = read(&root().join("docs/semantics.md"));
+    let rows = text.lines().filter(|line| line.starts_with('|') && line.contains('`'));
+    let mut complaints = Vec::new();
+    for row in rows {
+        let last = row.trim_end_matches('|').rsplit('|').next().unwrap_or("");
+        for name in last.split('`').skip(1).step_by(2) {
+            // A POSIX case is called GROUP::FUNCTION.
+            let function = name.rsplit("::").next().unwrap_or(name);
+            if !tests.contains(function) {
+                complaints.push(format!("docs/semantics.md: there is no test {name}"));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+/// The names of the functions in a source.
+fn functions(text: &str) -> Vec<String> {
+    let name = |rest: &str| rest.split(['(', '<']).next().unwrap_or("").trim().to_owned();
+    text.split("fn ").skip(1).map(name).collect()
+}
+
+#[test]
+fn nothing_is_left_for_later_and_no_registry_is_named() {
+    // In two parts, so that this file does not break its own rule.
+    let markers = [["TO", "DO"], ["FIX", "ME"], ["XX", "X"]].map(|parts| parts.concat());
+    let hosts = [["crates", ".io/"], ["docs", ".rs/"], ["pypi", ".org"], ["npmjs", ".com"]];
+    let hosts = hosts.map(|parts| parts.concat());
+    let mut complaints = Vec::new();
+    for path in sources().into_iter().chain(manifests()) {
+        for (number, line) in read(&path).lines().enumerate() {
+            let at = format!("{}:{}", relative(&path), number + 1);
+            if let Some(marker) = markers.iter().find(|marker| has_word(line, marker)) {
+                complaints.push(format!("{at}: {marker}: do it or leave it"));
+            }
+            if let Some(host) = hosts.iter().find(|host| line.contains(host.as_str())) {
+                complaints.push(format!("{at}: names {host}"));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+fn manifests() -> impl Iterator<Item = PathBuf> {
+    project::files().into_iter().filter(|path| path.ends_with("Cargo.toml"))
+}
