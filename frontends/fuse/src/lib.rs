@@ -8,6 +8,8 @@
 pub mod abi;
 mod backing;
 mod dispatch;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
 mod init;
 pub mod mount;
 mod notify;
@@ -20,6 +22,8 @@ mod sync;
 mod transport;
 mod workers;
 
+#[cfg(fuzzing)]
+pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::SessionOptions;
 pub use session::{Session, StartError, Statistics};

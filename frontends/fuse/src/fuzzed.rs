@@ -1,0 +1,398 @@
+//! Dispatch without a kernel, for the fuzzer and for tests: any request against a file system that
+//! answers anything, with every rule that the kernel has for answers checked.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use defuse_fs::{
+    Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File, FileKind,
+    FileSystem, Ino, Interrupted, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
+    LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Push, ReadArgs,
+    ReadBuf, ReadSink, RenameFlags, Result, SetAttr, SetXattrFlags, Timestamp, Whence, WriteArgs,
+    WriteBuf, WriteSource, Xattr, XattrName,
+};
+use defuse_probe::clock;
+
+use crate::abi::InitIn;
+use crate::dispatch::Dispatcher;
+use crate::init::negotiate;
+use crate::notify::KernelNotify;
+use crate::options::SessionOptions;
+use crate::request::{DecodeOptions, Request};
+use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
+
+/// Handles the request in `bytes` with a file system that answers by chance, from `seed`.
+///
+/// # Panics
+///
+/// Where a request that wants an answer gets none or two, an answer is longer than was asked for,
+/// or a lookup is given away and not taken back when the answer finds nobody.
+pub fn dispatch(seed: u64, bytes: &[u8]) {
+    let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), given: AtomicU64::new(0) });
+    let Ok(request) =
+        Request::parse(bytes, &DecodeOptions { setxattr_ext: true, ..Default::default() })
+    else {
+        return;
+    };
+    let dispatcher = dispatcher(fs.clone(), seed);
+    if !request.opcode.has_reply() {
+        dispatcher.forget(&request);
+        return;
+    }
+    let gone = seed & (1 << 40) != 0;
+    let mut reply = Recorded::new(gone);
+    let outcome = dispatcher.handle(&request, &mut reply, &Never, clock::now());
+    let answers = reply.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    assert_eq!(answers.len(), 1, "{}: {answers:?}", request.opcode.name());
+    let most = 16 + dispatcher.negotiated.max_read + 4096;
+    assert!(answers[0] <= most, "{}: an answer of {} bytes", request.opcode.name(), answers[0]);
+    if gone && !outcome.deferred {
+        let given = fs.given.load(Ordering::Relaxed);
+        assert_eq!(given, 0, "{}: {given} lookups lost", request.opcode.name());
+    }
+}
+
+fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
+    let kernel =
+        InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
+    let options = SessionOptions {
+        max_write: 128 * 1024,
+        passthrough: false,
+        negative_timeout: (seed & (1 << 41) != 0).then_some(Duration::from_secs(1)),
+        ..SessionOptions::default()
+    };
+    let negotiated = match negotiate(&kernel, &fs.caps(), &options) {
+        Ok((_, negotiated)) => negotiated,
+        Err(error) => panic!("{error}"),
+    };
+    let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
+    let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
+    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, nothing()))
+}
+
+/// A descriptor that leads nowhere.
+fn nothing() -> Arc<OwnedFd> {
+    let file = std::fs::File::open("/dev/null").expect("/dev/null can be opened");
+    Arc::new(file.into())
+}
+
+struct Never;
+impl Interrupted for Never {
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+struct Nowhere;
+impl ReplyPort for Nowhere {
+    fn send(&self, _: &[std::io::IoSlice<'_>]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Remembers the length of each answer. `gone`: the kernel takes none.
+struct Recorded {
+    buf: Vec<u8>,
+    filled: usize,
+    gone: bool,
+    answers: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Recorded {
+    fn new(gone: bool) -> Self {
+        Recorded { buf: vec![0; 1 << 18], filled: 0, gone, answers: Arc::default() }
+    }
+
+    fn answer(&self, len: usize) -> Result<()> {
+        self.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(16 + len);
+        if self.gone { Err(Errno::ENOENT) } else { Ok(()) }
+    }
+}
+
+impl Reply for Recorded {
+    fn send(&mut self, body: &[&[u8]]) -> Result<()> {
+        self.answer(body.iter().map(|part| part.len()).sum())
+    }
+    fn send_errno(&mut self, errno: i32) -> Result<()> {
+        assert!((0..=4095).contains(&errno), "errno {errno}");
+        self.answer(0)
+    }
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        &mut self.buf[..len]
+    }
+    fn send_room(&mut self, len: usize) -> Result<()> {
+        self.answer(len)
+    }
+    fn data(&mut self, _: usize) -> &mut dyn ReadSink {
+        self.filled = 0;
+        self
+    }
+    fn send_data(&mut self) -> Result<()> {
+        self.answer(self.filled)
+    }
+    fn piped(&mut self) -> &mut dyn WriteSource {
+        unreachable!("nothing is in a pipe")
+    }
+    fn defer(&mut self, _: Deferred) -> Box<dyn DeferredReply> {
+        let answers = Arc::clone(&self.answers);
+        Box::new(Recorded { buf: vec![0; 1 << 18], filled: 0, gone: self.gone, answers })
+    }
+}
+
+impl ReadSink for Recorded {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.filled += bytes.len();
+        Ok(())
+    }
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        self.filled += len;
+        Ok(())
+    }
+    fn fill_from(&mut self, _: std::os::fd::BorrowedFd<'_>, _: u64, len: usize) -> Result<usize> {
+        self.filled += len;
+        Ok(len)
+    }
+}
+
+impl DeferredReply for Recorded {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        self
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        unreachable!("the null file system asks for no data")
+    }
+    fn send_data(self: Box<Self>) -> Result<()> {
+        self.answer(self.filled)
+    }
+    fn send(self: Box<Self>, body: &[u8]) -> Result<()> {
+        self.answer(body.len())
+    }
+    fn send_errno(self: Box<Self>, errno: i32) -> Result<()> {
+        assert!((0..=4095).contains(&errno), "errno {errno}");
+        self.answer(0)
+    }
+}
+
+/// Answers anything that the contract allows, by chance, and counts the lookups it gives away.
+struct NullFs {
+    state: AtomicU64,
+    given: AtomicU64,
+}
+
+impl NullFs {
+    /// xorshift: short, and the same for the same seed.
+    fn next(&self) -> u64 {
+        let mut x = self.state.load(Ordering::Relaxed);
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.state.store(x, Ordering::Relaxed);
+        x
+    }
+
+    fn chance<T>(&self, value: impl FnOnce() -> T) -> Result<T> {
+        match self.next() % 8 {
+            0 => Err(Errno::from_raw((self.next() % 200) as i32)),
+            1 => Err(Errno::ENOENT),
+            _ => Ok(value()),
+        }
+    }
+
+    fn attr(&self) -> Attr {
+        let time =
+            Timestamp { secs: self.next() as i64, nanos: (self.next() % 1_000_000_000) as u32 };
+        Attr {
+            st_ino: self.next(),
+            kind: FileKind::from_mode((self.next() as u32) & 0o170000).unwrap_or(FileKind::Fifo),
+            perm: self.next() as u32 & 0o7777,
+            nlink: self.next() as u32,
+            uid: self.next() as u32,
+            gid: self.next() as u32,
+            rdev: self.next(),
+            size: self.next(),
+            blocks: self.next(),
+            blksize: self.next() as u32,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: (self.next() & 1 == 0).then_some(time),
+            valid_for: Duration::from_nanos(self.next()),
+        }
+    }
+
+    fn entry(&self) -> Result<Entry> {
+        let entry = self.chance(|| Entry {
+            ino: Ino(self.next() | 2),
+            generation: self.next(),
+            attr: self.attr(),
+            valid_for: Duration::from_nanos(self.next()),
+        })?;
+        self.given.fetch_add(1, Ordering::Relaxed);
+        Ok(entry)
+    }
+
+    fn opened(&self) -> Opened {
+        Opened { no_flush: self.next() & 1 == 0, ..Opened::new(Fh(self.next())) }
+    }
+}
+
+impl FileSystem for NullFs {
+    fn caps(&self) -> Caps {
+        let readdir_entries = true;
+        Caps { locks: LockSupport::FileSystem, readdir_entries, posix_acl: true, ..Caps::default() }
+    }
+    fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn lookup_parent(&self, _: &Context<'_>, _: Ino) -> Result<Entry> {
+        self.entry()
+    }
+    fn forget(&self, _: Ino, lookups: u64) {
+        self.given.fetch_sub(lookups.min(self.given.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+    fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn mkdir(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn symlink(
+        &self,
+        _: &Context<'_>,
+        _: Ino,
+        _: Name<'_>,
+        _: &[u8],
+        _: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.entry()
+    }
+    fn link(&self, _: &Context<'_>, _: Ino, _: Ino, _: Name<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn unlink(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<()> {
+        self.chance(|| ())
+    }
+    fn rename(
+        &self,
+        _: &Context<'_>,
+        _: (Ino, Name<'_>),
+        _: (Ino, Name<'_>),
+        _: RenameFlags,
+    ) -> Result<()> {
+        self.chance(|| ())
+    }
+    fn readlink(&self, _: &Context<'_>, _: Ino) -> Result<Vec<u8>> {
+        self.chance(|| vec![b'x'; (self.next() % 4096) as usize])
+    }
+    fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+        self.chance(|| self.attr())
+    }
+    fn setattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>, _: &SetAttr) -> Result<Attr> {
+        self.chance(|| self.attr())
+    }
+    fn setxattr(
+        &self,
+        _: &Context<'_>,
+        _: Ino,
+        _: XattrName<'_>,
+        _: &[u8],
+        _: SetXattrFlags,
+    ) -> Result<()> {
+        self.chance(|| ())
+    }
+    fn getxattr(&self, _: &Context<'_>, _: Ino, _: XattrName<'_>, _: usize) -> Result<Xattr> {
+        // Also values where only a size was asked for, and longer ones than there is room for.
+        self.chance(|| Xattr::Value(vec![0; (self.next() % 65536) as usize]))
+    }
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+        self.chance(|| self.opened())
+    }
+    fn create(
+        &self,
+        _: &Context<'_>,
+        _: Ino,
+        _: Name<'_>,
+        _: &NewNode<'_>,
+        _: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        Ok((self.entry()?, self.opened()))
+    }
+    fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
+        out.put_zeros(self.next() as usize % (1 << 20))?;
+        self.chance(|| ())
+    }
+    fn write(
+        &self,
+        _: &Context<'_>,
+        _: File,
+        _: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let mut room = vec![0; data.remaining()];
+        let count = data.take(&mut room)?;
+        self.chance(|| count)
+    }
+    fn submit(&self, io: Io) {
+        // Dropped now and then, which answers EIO.
+        if self.next() % 4 > 0 {
+            io.finish(self.chance(|| 0));
+        }
+    }
+    fn flush(&self, _: &Context<'_>, _: File, _: LockOwner) -> Result<()> {
+        self.chance(|| ())
+    }
+    fn fallocate(&self, _: &Context<'_>, _: File, _: Fallocate) -> Result<()> {
+        self.chance(|| ())
+    }
+    fn lseek(&self, _: &Context<'_>, _: File, offset: u64, _: Whence) -> Result<u64> {
+        self.chance(|| offset)
+    }
+    fn copy_file_range(&self, _: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.chance(|| copy.length)
+    }
+    fn ioctl(&self, _: &Context<'_>, _: File, _: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        let output = vec![0; (self.next() % 65536) as usize];
+        self.chance(|| IoctlReply { result: self.next() as i32, output })
+    }
+    fn poll(&self, _: &Context<'_>, _: File, events: u32, _: Option<PollHandle>) -> Result<u32> {
+        self.chance(|| events)
+    }
+    fn getlk(&self, _: &Context<'_>, _: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.chance(|| Some(request.lock).filter(|lock| lock.typ != LockType::Unlock))
+    }
+    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<Opened> {
+        self.chance(|| self.opened())
+    }
+    fn readdir(&self, _: &Context<'_>, _: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let name = [b'n'; 255];
+        for next in 1..1 + self.next() % 64 {
+            let name = &name[..1 + (self.next() % 255) as usize];
+            let kind = FileKind::Regular;
+            let item = DirItem { ino: next, next: from.wrapping_add(next), kind, name };
+            if out.push_with(item, || self.entry().ok()) == Push::Full {
+                break;
+            }
+        }
+        self.chance(|| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_request_gets_exactly_one_answer() {
+        let mut handled = 0;
+        for sample in crate::request::tests::samples() {
+            let bytes = sample.bytes();
+            for seed in 0..200_u64 {
+                dispatch(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed), &bytes);
+                handled += 1;
+            }
+        }
+        assert!(handled > 40 * 200, "{handled}");
+    }
+}
