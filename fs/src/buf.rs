@@ -106,7 +106,8 @@ pub trait WriteSource {
 
     /// Moves up to `len` of the next bytes into the open file `fd` at `offset`, without passing
     /// them through user space where the frontend can do that; returns how many were written.
-    /// On an error nothing is taken.
+    /// On an error nothing is taken. `fd` may be open with `O_APPEND` or `O_DIRECT`, which some ways
+    /// of moving data refuse: then it is copied.
     fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
 }
 

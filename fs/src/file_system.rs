@@ -60,8 +60,8 @@ pub trait FileSystem: Send + Sync {
     /// there is none, `ENOTDIR` where `parent` is not a directory.
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry>;
 
-    /// The parent of a directory, for `..` (NFS export and in-process walks); one lookup more. The
-    /// root's parent is the root.
+    /// The parent of a directory, for `..` (in-process walks); one lookup more, unless it is the
+    /// root, whose lookups do not count. The root's parent is the root.
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         Err(Errno::ENOSYS)
     }
@@ -317,7 +317,8 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// Allocates, punches, zeroes, collapses or inserts, fallocate(2). `EOPNOTSUPP` for a mode that
-    /// is not supported.
+    /// is not supported. Set-user-id and its kin are cleared (see [`SetAttr::kill_suidgid`]) unless
+    /// the caller's user is 0: FUSE does not say more.
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -328,7 +329,8 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// Copies bytes between open files; returns how many. The frontend copies by itself after
-    /// `ENOSYS`, `EOPNOTSUPP` or `EXDEV`.
+    /// `ENOSYS`, `EOPNOTSUPP` or `EXDEV`. Set-user-id is cleared as by
+    /// [`fallocate`](FileSystem::fallocate).
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         Err(Errno::ENOSYS)
     }

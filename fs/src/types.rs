@@ -395,8 +395,9 @@ impl OpenFlags {
 /// How [`crate::FileSystem::open`] is to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
-    /// The flags of open(2), without `O_CREAT`, `O_EXCL` and `O_NOCTTY`. `O_TRUNC` is there only
-    /// where the file system says so in its [`Caps`].
+    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` come with create and tmpfile
+    /// only. `O_TRUNC` comes with open only where the file system says so in its [`Caps`]; create
+    /// always honours it.
     pub flags: OpenFlags,
     /// With `O_TRUNC`: clear set-user-id and its kin, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
@@ -454,7 +455,8 @@ impl Opened {
 pub struct ReadArgs {
     /// First byte.
     pub offset: u64,
-    /// Flags of the open file as they are now (fcntl `F_SETFL` changes them).
+    /// Flags of the open file as they are now (fcntl `F_SETFL` changes them). Binding: what is not
+    /// set here does not hold, whatever open was told.
     pub flags: OpenFlags,
     /// For mandatory locks: who reads.
     pub lock_owner: Option<LockOwner>,
@@ -466,7 +468,7 @@ pub struct WriteArgs {
     /// First byte. With `O_APPEND` it is what the frontend believes to be the end; the file system
     /// appends at the true end.
     pub offset: u64,
-    /// Flags of the open file as they are now.
+    /// Flags of the open file as they are now, binding as in [`ReadArgs`].
     pub flags: OpenFlags,
     /// For mandatory locks: who writes.
     pub lock_owner: Option<LockOwner>,
@@ -734,8 +736,6 @@ pub struct Caps {
     pub kill_suidgid: bool,
     /// open handles `O_TRUNC` itself.
     pub open_truncates: bool,
-    /// An [`Ino`] can be used again after it was forgotten, by generation and number (NFS export).
-    pub export: bool,
     /// Where locks live.
     pub locks: LockSupport,
     /// [`crate::FileSystem::submit`] truly finishes reads, writes and fsyncs later, so a frontend
@@ -763,7 +763,6 @@ impl Default for Caps {
             xattrs: true,
             kill_suidgid: false,
             open_truncates: false,
-            export: false,
             locks: LockSupport::Frontend,
             submits: false,
             backing_files: false,

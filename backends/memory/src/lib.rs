@@ -196,7 +196,6 @@ impl FileSystem for Memory {
             posix_acl: true,
             kill_suidgid: true,
             open_truncates: true,
-            export: true,
             locks: LockSupport::Either,
             security_labels: true,
             negative_valid_for: VALID_FOR,

@@ -33,7 +33,6 @@ impl FileSystem for Passthrough {
             kill_suidgid: true,
             open_truncates: true,
             // A number is not found again after it was forgotten: it is not made from the handle.
-            export: false,
             locks: match options.locks {
                 Locks::Frontend => LockSupport::Frontend,
                 Locks::FileSystem => LockSupport::FileSystem,

@@ -196,7 +196,7 @@ const DOTS: [&[u8]; 2] = [b".", b".."];
 impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn caps(&self) -> Caps {
         // Numbers mean nothing once forgotten, and submit is the trait's own.
-        Caps { export: false, submits: false, readdir_entries: false, ..self.caps.caps.clone() }
+        Caps { submits: false, readdir_entries: false, ..self.caps.caps.clone() }
     }
 
     fn attached(&self, notify: Arc<dyn Notify>) {

@@ -126,7 +126,7 @@ pub struct PathCopy<'a> {
 /// Facts about a path file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathCaps {
-    /// Facts for the frontend. [`Caps::export`] is not possible and taken as false.
+    /// Facts for the frontend.
     pub caps: Caps,
     /// [`Attr::st_ino`] names a file for as long as it exists, whatever its name, and no two files
     /// at once: names with one number are hard links of one inode. Where this is false, each name

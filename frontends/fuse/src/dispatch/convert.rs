@@ -15,12 +15,19 @@ pub(crate) struct Timeouts {
     pub(crate) attr: Option<Duration>,
     pub(crate) entry: Option<Duration>,
     pub(crate) negative: Option<Duration>,
+    /// Most that attributes of a regular file are trusted unless `attr` says otherwise.
+    pub(crate) file_attr_most: Duration,
 }
 
 impl Timeouts {
+    fn attr_valid(&self, from: &Attr) -> Duration {
+        let most = if from.kind == FileKind::Regular { self.file_attr_most } else { Duration::MAX };
+        self.attr.unwrap_or(from.valid_for.min(most))
+    }
+
     pub(crate) fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
         let entry_valid = self.entry.unwrap_or(entry.valid_for);
-        let attr_valid = self.attr.unwrap_or(entry.attr.valid_for);
+        let attr_valid = self.attr_valid(&entry.attr);
         abi::EntryOut {
             nodeid: entry.ino.0,
             generation: entry.generation,
@@ -43,7 +50,7 @@ impl Timeouts {
     }
 
     pub(crate) fn attr_out(&self, from: &Attr) -> abi::AttrOut {
-        let valid = self.attr.unwrap_or(from.valid_for);
+        let valid = self.attr_valid(from);
         abi::AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -53,7 +60,7 @@ impl Timeouts {
     }
 
     pub(crate) fn statx_out(&self, from: &Attr) -> abi::StatxOut {
-        let valid = self.attr.unwrap_or(from.valid_for);
+        let valid = self.attr_valid(from);
         abi::StatxOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),

@@ -82,6 +82,10 @@ impl Dispatcher {
         device: Arc<OwnedFd>,
     ) -> Self {
         let caps = fs.caps();
+        // With write-back the kernel knows size and times better than we, but not the space in use,
+        // which changes when it writes back; it asks for that only when attributes expire.
+        let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
+        let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let backings = negotiated.uses(abi::FUSE_PASSTHROUGH).then(|| Backings::new(device));
         Dispatcher {
             fs,
@@ -92,6 +96,7 @@ impl Dispatcher {
                 attr: options.attr_timeout,
                 entry: options.entry_timeout,
                 negative: options.negative_timeout,
+                file_attr_most,
             },
             negative_valid: caps.negative_valid_for,
             submits: caps.submits,
