@@ -3,7 +3,9 @@
 //! What it is: [`model`], a file system so simple that it is obviously right, with a driver that
 //! runs random operations on it and on any [`FileSystem`](defuse_fs::FileSystem) side by side; and
 //! [`posix`], cases that run through plain system calls on a directory, so that one suite serves
-//! every backend behind every frontend, and native file systems to prove the suite itself.
+//! every backend behind every frontend, and native file systems to prove the suite itself;
+//! [`mounted`], mounts of the real program that always go away again; and [`suites`], the suites of
+//! others and real programs, run on such mounts and on native ext4 beside them.
 //!
 //! Unsafe code is in `posix/sys.rs` alone: the few system calls for which there is no safe wrapper.
 //!
@@ -12,4 +14,6 @@
 #![deny(unsafe_code)]
 
 pub mod model;
+pub mod mounted;
 pub mod posix;
+pub mod suites;

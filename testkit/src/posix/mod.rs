@@ -132,11 +132,24 @@ impl fmt::Display for Report {
 /// Runs every case whose name contains `filter` in a new directory below `dir`, and prints how each
 /// one went as soon as it is known (so that one that hangs can be seen).
 pub fn run(dir: &Path, filter: &str) -> Report {
+    run_except(dir, filter, &|_| None)
+}
+
+/// As [`run`], without the cases for which `excluded` has a reason: some would wait for ever where
+/// the promise does not hold.
+pub fn run_except(
+    dir: &Path,
+    filter: &str,
+    excluded: &dyn Fn(&str) -> Option<&'static str>,
+) -> Report {
     let umask = rustix::process::umask(Mode::empty());
     let mut report = Report::default();
     for (number, case) in cases().enumerate().filter(|(_, case)| case.name.contains(filter)) {
         let start = Instant::now();
-        let outcome = run_case(&dir.join(format!("case{number}")), case);
+        let outcome = match excluded(case.name) {
+            Some(reason) => Outcome::Skipped(reason.into()),
+            None => run_case(&dir.join(format!("case{number}")), case),
+        };
         let took = start.elapsed();
         match &outcome {
             Outcome::Passed => println!("pass {} ({took:.1?})", case.name),

@@ -24,7 +24,7 @@ impl Dispatcher {
         args: &abi::OpenIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let args = open_args(args.flags, args.open_flags);
+        let args = self.open_args(call, args.flags, args.open_flags);
         let opened = self.fs.open(&call.cx, call.ino, args)?;
         let out = self.open_out(call.ino, &opened, args.flags);
         if reply.send(&[out.as_bytes()]).is_err() {
@@ -42,7 +42,7 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
-        let open = open_args(args.flags, args.open_flags);
+        let open = self.open_args(call, args.flags, args.open_flags);
         let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open)?;
         self.send_created(call, made, open.flags, reply)
     }
@@ -55,7 +55,7 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
-        let open = open_args(args.flags, args.open_flags);
+        let open = self.open_args(call, args.flags, args.open_flags);
         let made = self.fs.tmpfile(&call.cx, call.ino, &node, open)?;
         self.send_created(call, made, open.flags, reply)
     }
@@ -76,6 +76,16 @@ impl Dispatcher {
             self.fs.forget(entry.ino, 1);
         }
         Ok(Done::Sent)
+    }
+
+    /// Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by requests of its own, but not for
+    /// an open that truncates by itself: that is ours to see. Who has `CAP_FSETID` is not told
+    /// then, so root alone keeps the bits.
+    fn open_args(&self, call: &Call<'_>, flags: u32, open_flags: u32) -> OpenArgs {
+        let flags = convert::open_flags(flags);
+        let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
+        let unseen = !told && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
+        OpenArgs { flags, kill_suidgid: unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0 }
     }
 
     /// What to tell the kernel of an open file.
@@ -321,12 +331,5 @@ impl Dispatcher {
         } else {
             pod(reply, &abi::WriteOut { size: count as u32, padding: 0 })
         }
-    }
-}
-
-fn open_args(flags: u32, open_flags: u32) -> OpenArgs {
-    OpenArgs {
-        flags: convert::open_flags(flags),
-        kill_suidgid: open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0,
     }
 }

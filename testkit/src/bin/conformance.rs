@@ -1,0 +1,101 @@
+//! Runs suites on mounts of the program and on native ext4 beside them, and prints a table.
+//!
+//! `conformance [--quick] [--suite NAME]... [--configs NAME,NAME*...]`. Exits with 0 where nothing
+//! fails that native ext4 and the table of exclusions do not have, 1 otherwise, 2 for a wrong command
+//! line or where nothing can be mounted.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use defuse_testkit::mounted;
+use defuse_testkit::suites::{CONFIGS, Config, HEAD, Row, Suite, run};
+
+const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs]... \
+                     [--configs NAME,NAME*...]";
+
+struct Wanted {
+    quick: bool,
+    suites: Vec<Suite>,
+    configs: Vec<&'static Config>,
+}
+
+fn main() -> ExitCode {
+    let wanted = match parse(std::env::args().skip(1)) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            eprintln!("conformance: {error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Some(reason) = mounted::why_not() {
+        eprintln!("conformance: {reason}");
+        return ExitCode::from(2);
+    }
+    match run_all(&wanted) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("conformance: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
+    let (mut quick, mut suites, mut patterns) = (false, Vec::new(), Vec::new());
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--quick" => quick = true,
+            "--suite" => {
+                let name = value()?;
+                let found = Suite::ALL.iter().find(|(known, _)| *known == name);
+                suites.push(found.with_context(|| format!("there is no suite {name}"))?.1);
+            }
+            "--configs" => patterns.extend(value()?.split(',').map(str::to_owned)),
+            _ => bail!("there is no option {arg}"),
+        }
+    }
+    if suites.is_empty() {
+        suites.extend(Suite::ALL.map(|(_, suite)| suite));
+    }
+    Ok(Wanted { quick, suites, configs: configs(&patterns)? })
+}
+
+fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
+    let fits = |config: &Config, pattern: &str| match pattern.strip_suffix('*') {
+        Some(start) => config.name.starts_with(start),
+        None => config.name == pattern,
+    };
+    let known = |pattern: &String| pattern == "native" || CONFIGS.iter().any(|c| fits(c, pattern));
+    if let Some(pattern) = patterns.iter().find(|pattern| !known(pattern)) {
+        let names: Vec<&str> = CONFIGS.iter().map(|config| config.name).collect();
+        bail!("there is no configuration {pattern}, but {}", names.join(", "));
+    }
+    let wanted = |config: &&Config| {
+        patterns.is_empty() || patterns.iter().any(|pattern| fits(config, pattern))
+    };
+    Ok(CONFIGS.iter().filter(wanted).collect())
+}
+
+fn run_all(wanted: &Wanted) -> Result<bool> {
+    let mut table = Vec::new();
+    for suite in &wanted.suites {
+        suite.install()?;
+        table.extend(run(*suite, &wanted.configs, wanted.quick, &mut report)?);
+    }
+    println!("\n{HEAD}");
+    for row in &table {
+        println!("{row}");
+    }
+    Ok(table.iter().all(|row| row.unexpected.is_empty()))
+}
+
+fn report(row: &Row) {
+    println!("{HEAD}\n{row}");
+    for (case, how) in &row.tally.failed {
+        let new = row.unexpected.iter().any(|(name, _)| name == case);
+        let word = if new { "FAILED" } else { "known " };
+        println!("    {word} {case}: {how}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Suites that run on a mounted file system, on every configuration and on native ext4 beside it.
+//!
+//! A case that fails where native ext4 does not is a bug, unless [`exclusions`] has a reason.
+
+pub mod exclusions;
+mod fsx;
+mod pjdfstest;
+mod programs;
+pub mod stage;
+mod tools;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+pub use stage::{CONFIGS, Config, NATIVE, Stage};
+
+/// A suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// The crate `pjdfstest`: POSIX by its text, as root and as other users.
+    Pjdfstest,
+    /// The crate `fsx`: random operations on one file.
+    Fsx,
+    /// The cases of [`posix`](crate::posix).
+    Posix,
+    /// git, sqlite3, make, tar, rsync and Python's own tests.
+    Programs,
+}
+
+impl Suite {
+    /// All of them, with the names that the command line takes.
+    pub const ALL: [(&'static str, Suite); 4] = [
+        ("pjdfstest", Suite::Pjdfstest),
+        ("fsx", Suite::Fsx),
+        ("posix", Suite::Posix),
+        ("programs", Suite::Programs),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Suite::ALL.iter().find(|(_, suite)| *suite == self).map_or("", |(name, _)| name)
+    }
+
+    /// Gets what the suite needs, where it is missing.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be had, for want of a network most likely.
+    pub fn install(self) -> Result<()> {
+        match self {
+            Suite::Pjdfstest => tools::install("pjdfstest", "0.2.2").map(drop),
+            Suite::Fsx => tools::install("fsx", "0.3.2").map(drop),
+            Suite::Posix => Ok(()),
+            Suite::Programs => tools::packages(programs::PACKAGES),
+        }
+    }
+
+    fn run_on(self, stage: &Stage, quick: bool) -> Result<Tally> {
+        match self {
+            Suite::Pjdfstest => pjdfstest::run(stage),
+            Suite::Fsx => fsx::run(stage, quick),
+            Suite::Posix => Ok(posix(stage)),
+            Suite::Programs => programs::run(stage, quick),
+        }
+    }
+}
+
+/// How the cases of a suite went.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// How many passed.
+    pub passed: usize,
+    /// Those that could not be tried, each with the reason.
+    pub skipped: Vec<(String, String)>,
+    /// Those that failed, each with what was seen.
+    pub failed: Vec<(String, String)>,
+}
+
+impl Tally {
+    /// Counts one case.
+    pub(crate) fn add(&mut self, case: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.passed += 1,
+            Err(error) => self.failed.push((case.to_owned(), format!("{error:#}"))),
+        }
+    }
+
+    /// How many there were.
+    pub fn cases(&self) -> usize {
+        self.passed + self.skipped.len() + self.failed.len()
+    }
+
+    fn has_failed(&self, case: &str) -> bool {
+        self.failed.iter().any(|(name, _)| name == case)
+    }
+}
+
+/// One suite on one configuration: a row of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The configuration.
+    pub config: &'static str,
+    /// The suite.
+    pub suite: Suite,
+    /// How it went.
+    pub tally: Tally,
+    /// The failures that neither native ext4 nor the table of exclusions has.
+    pub unexpected: Vec<(String, String)>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (suite, tally) = (self.suite.name(), &self.tally);
+        let known = tally.failed.len() - self.unexpected.len();
+        write!(
+            f,
+            "{suite:10} {:26} {:>6} {:>6} {:>7} {known:>6} {:>6.1}s",
+            self.config,
+            tally.passed,
+            self.unexpected.len(),
+            tally.skipped.len(),
+            self.took.as_secs_f64()
+        )
+    }
+}
+
+/// The head of the table of [`Row`]s. `known` are failures that native ext4 or the table of
+/// exclusions has too.
+pub const HEAD: &str = "suite      configuration              passed failed skipped  known    time";
+
+/// Runs `suite` on native ext4 and on `configs`; `seen` is called for each row as it is there.
+///
+/// # Errors
+///
+/// Where something could not be run at all.
+pub fn run(
+    suite: Suite,
+    configs: &[&'static Config],
+    quick: bool,
+    seen: &mut dyn FnMut(&Row),
+) -> Result<Vec<Row>> {
+    let mut rows: Vec<Row> = Vec::new();
+    let others = configs.iter().filter(|config| config.name != NATIVE.name);
+    for config in std::iter::once(&&NATIVE).chain(others) {
+        let begun = Instant::now();
+        let stage = Stage::new(config)?;
+        let tally = suite.run_on(&stage, quick)?;
+        let native = rows.first().map(|row| &row.tally);
+        let unexpected = unexpected(suite, config, &tally, native);
+        drop(stage);
+        let row = Row { config: config.name, suite, tally, unexpected, took: begun.elapsed() };
+        seen(&row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn unexpected(
+    suite: Suite,
+    config: &Config,
+    tally: &Tally,
+    native: Option<&Tally>,
+) -> Vec<(String, String)> {
+    let is_new = |(case, _): &&(String, String)| match native {
+        Some(native) => {
+            !native.has_failed(case) && exclusions::reason(suite, config.name, case).is_none()
+        }
+        // Native ext4 is right by definition.
+        None => false,
+    };
+    tally.failed.iter().filter(is_new).cloned().collect()
+}
+
+fn posix(stage: &Stage) -> Tally {
+    let hangs = |case: &str| exclusions::hangs(Suite::Posix, stage.config().name, case);
+    let report = crate::posix::run_except(stage.path(), "", &hangs);
+    let mut tally = Tally::default();
+    for (case, outcome, _) in report.outcomes {
+        match outcome {
+            crate::posix::Outcome::Passed => tally.passed += 1,
+            crate::posix::Outcome::Failed(how) => tally.failed.push((case.to_owned(), how)),
+            crate::posix::Outcome::Skipped(why) => tally.skipped.push((case.to_owned(), why)),
+        }
+    }
+    tally
+}

@@ -1,0 +1,57 @@
+//! Getting programs that a suite needs, only where they are missing.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::mounted::{root, succeed};
+
+/// Where an installed tool is.
+pub(super) fn path(name: &str) -> PathBuf {
+    tools().join("bin").join(name)
+}
+
+fn tools() -> PathBuf {
+    root().join("target/tools")
+}
+
+/// Installs the program of a crate below `target/tools`.
+pub(super) fn install(name: &str, version: &str) -> Result<PathBuf> {
+    let program = path(name);
+    if program.exists() {
+        return Ok(program);
+    }
+    println!("installing {name} {version}");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["install", "--quiet", "--version", version, "--root"]).arg(tools()).arg(name);
+    // One target directory for all tools: they share most of what they depend on.
+    cargo.env("CARGO_TARGET_DIR", tools().join("build"));
+    succeed(&mut cargo).with_context(|| format!("{name} cannot be installed"))?;
+    Ok(program)
+}
+
+/// Installs the Debian packages of programs that are missing.
+pub(super) fn packages(needed: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<&str> = needed
+        .iter()
+        .filter(|(program, _)| !exists(program))
+        .map(|(_, package)| *package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !exists("apt-get") {
+        bail!("{} must be installed by hand", missing.join(", "));
+    }
+    println!("installing {}", missing.join(", "));
+    let mut apt = Command::new("apt-get");
+    apt.args(["install", "--yes", "--quiet", "--no-install-recommends"]).args(&missing);
+    succeed(apt.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+}
+
+fn exists(program: &str) -> bool {
+    let mut which = Command::new("which");
+    let status = which.arg(program).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
