@@ -236,7 +236,8 @@ mod tests {
     /// because the macro was forgotten.
     #[test]
     fn every_method_of_the_contract_is_forwarded() {
-        let contract = include_str!("../file_system.rs");
+        let source = include_str!("../file_system.rs");
+        let contract = source.split("#[cfg(test)]").next().unwrap();
         let (table, _) = include_str!("delegate.rs").split_once("// ---- what the layer").unwrap();
         let methods = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
         let names = methods.map(|line| line.split('(').next().unwrap());

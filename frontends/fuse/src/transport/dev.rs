@@ -15,6 +15,8 @@ use crate::abi::{self, InHeader, OutHeader};
 /// Bytes before the data of a WRITE, so that the data begins on a page.
 const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
 const REPLY_LEAD: usize = size_of::<OutHeader>();
+/// The longest answer that is put together within one page.
+const SHORT: usize = 4096;
 
 /// When data passes through a pipe instead of a buffer. Lengths in bytes; `usize::MAX` for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,7 @@ impl DevChannel {
             reply: DevReply {
                 port: Arc::clone(&port),
                 unique: 0,
+                short: AlignedBuf::new(0, SHORT),
                 buf: AlignedBuf::new(REPLY_LEAD, limits.max_read.max(4096)),
                 filled: 0,
                 spliced: false,
@@ -198,6 +201,10 @@ impl Channel for DevChannel {
 struct DevReply {
     port: Arc<DevPort>,
     unique: u64,
+    /// Header and body of short answers, within one page: the kernel pins every page that it copies
+    /// from, which costs more than the copy.
+    short: AlignedBuf,
+    /// The header before a page, the data from there on.
     buf: AlignedBuf,
     /// Bytes of data in the buffer, or behind the header in the pipe.
     filled: usize,
@@ -212,9 +219,19 @@ impl DevReply {
         OutHeader { len: (REPLY_LEAD + body) as u32, error, unique: self.unique }
     }
 
-    /// Sends the header and the first `len` bytes of the buffer's data with one write.
-    fn send_buf(&mut self, len: usize, error: i32) -> Result<()> {
+    /// Sends a short answer with one write.
+    fn send_short(&mut self, body: &[&[u8]], len: usize, error: i32) -> Result<()> {
         let header = self.header(len, error);
+        let message = self.short.message_mut(REPLY_LEAD + len);
+        let (head, rest) = message.split_at_mut(REPLY_LEAD);
+        head.copy_from_slice(header.as_bytes());
+        put_parts(rest, body);
+        rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
+    }
+
+    /// Sends the header and the first `len` bytes of the buffer's data with one write.
+    fn send_buf(&mut self, len: usize) -> Result<()> {
+        let header = self.header(len, 0);
         let message = self.buf.message_mut(REPLY_LEAD + len);
         message[..REPLY_LEAD].copy_from_slice(header.as_bytes());
         rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
@@ -258,17 +275,15 @@ impl DevReply {
 impl Reply for DevReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         let len: usize = body.iter().map(|part| part.len()).sum();
-        let mut room = self.room(len);
-        for part in body {
-            let (head, rest) = room.split_at_mut(part.len());
-            head.copy_from_slice(part);
-            room = rest;
+        if REPLY_LEAD + len <= SHORT {
+            return self.send_short(body, len, 0);
         }
-        self.send_buf(len, 0)
+        put_parts(self.room(len), body);
+        self.send_buf(len)
     }
 
     fn send_errno(&mut self, errno: i32) -> Result<()> {
-        self.send_buf(0, -errno)
+        self.send_short(&[], 0, -errno)
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {
@@ -276,7 +291,7 @@ impl Reply for DevReply {
     }
 
     fn send_room(&mut self, len: usize) -> Result<()> {
-        self.send_buf(len, 0)
+        self.send_buf(len)
     }
 
     fn data(&mut self, _len: usize) -> &mut dyn ReadSink {
@@ -287,7 +302,7 @@ impl Reply for DevReply {
 
     fn send_data(&mut self) -> Result<()> {
         if !self.spliced {
-            return self.send_buf(self.filled, 0);
+            return self.send_buf(self.filled);
         }
         let total = REPLY_LEAD + self.filled;
         let pipe = self.pipe.as_mut().ok_or(Errno::EIO)?;
@@ -311,7 +326,8 @@ impl Reply for DevReply {
             reply: DevReply {
                 port: Arc::clone(&self.port),
                 unique: self.unique,
-                buf: AlignedBuf::new(REPLY_LEAD, room.max(256)),
+                short: AlignedBuf::new(0, SHORT),
+                buf: AlignedBuf::new(REPLY_LEAD, room),
                 filled: 0,
                 spliced: false,
                 splice: SpliceLimits::NEVER,
@@ -421,6 +437,15 @@ impl WriteSource for DevDeferred {
         let count = rest.drain_to(fd, offset, len)?;
         self.taken += count;
         Ok(count)
+    }
+}
+
+/// Copies the parts into `room` one after the other.
+fn put_parts(mut room: &mut [u8], parts: &[&[u8]]) {
+    for part in parts {
+        let (head, rest) = room.split_at_mut(part.len());
+        head.copy_from_slice(part);
+        room = rest;
     }
 }
 
