@@ -43,19 +43,17 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
     let outcome = match Cli::parse().command {
         Task::Test(args) => suite::run(&args),
-        Task::Demo(args) => demo::run(&args),
-        Task::Bench { args } => bench(&args),
-        Task::Fuzz(args) => fuzz::run(&args),
+        Task::Demo(args) => demo::run(&args).map(done),
+        Task::Bench { args } => bench(&args).map(done),
+        Task::Fuzz(args) => fuzz::run(&args).map(done),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 fn bench(args: &[OsString]) -> anyhow::Result<()> {
