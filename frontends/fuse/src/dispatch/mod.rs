@@ -42,6 +42,8 @@ pub(crate) struct Dispatcher {
     negative_valid: Duration,
     submits: bool,
     direct_io: bool,
+    /// The kernel checks permissions, but not by ACLs.
+    acls_ignored: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
 }
@@ -82,6 +84,7 @@ impl Dispatcher {
         device: Arc<OwnedFd>,
     ) -> Self {
         let caps = fs.caps();
+        let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
         let backings = negotiated.uses(abi::FUSE_PASSTHROUGH).then(|| Backings::new(device));
         Dispatcher {
             fs,
@@ -96,6 +99,7 @@ impl Dispatcher {
             negative_valid: caps.negative_valid_for,
             submits: caps.submits,
             direct_io: options.direct_io,
+            acls_ignored,
             backings,
             deferred: DeferredTable::default(),
         }
