@@ -67,14 +67,36 @@ impl Dispatcher {
         let count = match data {
             Payload::Memory(bytes) => {
                 let mut source = MemorySource::new(bytes);
-                self.fs.write(&call.cx, file, args, &mut WriteBuf::new(&mut source))?
+                self.write_from(call, file, args, &mut WriteBuf::new(&mut source))?
             }
             Payload::Pipe(_) => {
-                self.fs.write(&call.cx, file, args, &mut WriteBuf::new(reply.piped()))?
+                self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))?
             }
         };
         pod(reply, &write_out(count))?;
         Ok(Done::Moved(count))
+    }
+
+    /// The kernel's write-back takes every answer but an error for all of the bytes, so the rest of
+    /// a short write has to be tried until there is an error to tell: fsync(2) would succeed
+    /// otherwise, with a part of the data lost.
+    fn write_from(
+        &self,
+        call: &Call<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let mut done = self.fs.write(&call.cx, file, args, data)?;
+        while args.from_cache && data.remaining() > 0 {
+            let before = data.remaining();
+            let rest = WriteArgs { offset: args.offset + done as u64, ..args };
+            done += self.fs.write(&call.cx, file, rest, data)?;
+            if data.remaining() >= before {
+                return Err(Errno::EIO);
+            }
+        }
+        Ok(done)
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Dispatcher {
     negative_valid: Duration,
     submits: bool,
     direct_io: bool,
+    /// The kernel checks permissions, but not by ACLs.
+    acls_ignored: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
 }
@@ -86,6 +88,7 @@ impl Dispatcher {
         // which changes when it writes back; it asks for that only when attributes expire.
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
+        let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
         let backings = negotiated.uses(abi::FUSE_PASSTHROUGH).then(|| Backings::new(device));
         Dispatcher {
             fs,
@@ -101,6 +104,7 @@ impl Dispatcher {
             negative_valid: caps.negative_valid_for,
             submits: caps.submits,
             direct_io: options.direct_io,
+            acls_ignored,
             backings,
             deferred: DeferredTable::default(),
         }

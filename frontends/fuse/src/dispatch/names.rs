@@ -170,7 +170,7 @@ impl Dispatcher {
             replace: args.flags & 2 != 0,
             clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0,
         };
-        done(self.fs.setxattr(&call.cx, call.ino, XattrName::new(name)?, value, flags), reply)
+        done(self.fs.setxattr(&call.cx, call.ino, self.xattr_name(name)?, value, flags), reply)
     }
 
     pub(super) fn getxattr(
@@ -181,7 +181,15 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let room = args.size as usize;
-        send_xattr(self.fs.getxattr(&call.cx, call.ino, XattrName::new(name)?, room)?, room, reply)
+        send_xattr(self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room)?, room, reply)
+    }
+
+    /// Refuses ACLs where nobody would obey them: who sets one must not believe in it.
+    fn xattr_name<'a>(&self, name: &'a [u8]) -> Result<XattrName<'a>> {
+        if self.acls_ignored && name.starts_with(b"system.posix_acl_") {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        XattrName::new(name)
     }
 
     pub(super) fn listxattr(
@@ -200,7 +208,7 @@ impl Dispatcher {
         name: &[u8],
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        done(self.fs.removexattr(&call.cx, call.ino, XattrName::new(name)?), reply)
+        done(self.fs.removexattr(&call.cx, call.ino, self.xattr_name(name)?), reply)
     }
 
     pub(super) fn readdir(

@@ -1,0 +1,41 @@
+//! The quick version of every suite of others and of real programs, on both backends and on native
+//! ext4. The runner `conformance` does more of it, on every configuration.
+
+use std::path::Path;
+
+use defuse_testkit::mounted;
+use defuse_testkit::suites::exclusions::EXCLUSIONS;
+use defuse_testkit::suites::{CONFIGS, Config, Suite, run};
+
+/// One test, because the suites share two processors and one set of tools.
+#[test]
+fn nothing_fails_that_native_ext4_passes() {
+    if let Some(reason) = mounted::why_not() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let plain: Vec<&Config> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
+    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::Programs] {
+        if let Err(error) = suite.install() {
+            println!("skipped {}: {error:#}", suite.name());
+            continue;
+        }
+        let rows = run(suite, &plain, true, &mut |row| println!("{row}")).unwrap();
+        for row in rows {
+            assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);
+        }
+    }
+}
+
+/// What is excluded is for everyone to see, in the same words.
+#[test]
+fn the_documentation_lists_every_exclusion() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conformance.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let page = words(&page);
+    for exclusion in EXCLUSIONS {
+        assert!(page.contains(exclusion.case), "{}", exclusion.case);
+        assert!(page.contains(&words(exclusion.reason)), "the reason of {}", exclusion.case);
+    }
+}
