@@ -59,8 +59,11 @@ impl Passthrough {
             }
             other => other?,
         };
+        // Who writes decides whether set-user-id goes, and past us nobody would ask.
+        let keeps_bits =
+            args.flags.writable() && rustix::fs::fstat(&fd).or_errno()?.st_mode & 0o6000 != 0;
         let mut opened = self.opened(inode.key.mount, fd, args.flags)?;
-        if inode.kind == FileKind::Directory {
+        if inode.kind == FileKind::Directory || keeps_bits {
             opened.backing = None;
         }
         Ok(opened)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::{Errno, Fh, Ino, Result};
+use defuse_fs::{Fh, Ino, Result};
 
 use crate::abi::{self, BackingMap};
 
@@ -19,8 +19,8 @@ pub(crate) struct Backings {
 }
 
 struct Backing {
-    /// `None`: the kernel refused. It does not allow an inode to be open both with and without a
-    /// backing file, so those who come later do without one as well.
+    /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with
+    /// and without a backing file, so those who come later do as the first did.
     id: Option<i32>,
     users: Vec<Fh>,
 }
@@ -30,17 +30,19 @@ impl Backings {
         Backings { device, shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`. It is
-    /// `fd` unless the inode is open already. Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where
-    /// file systems are stacked too high, `EINVAL` where the file is not regular.
-    pub(crate) fn open(&self, ino: Ino, fh: Fh, fd: BorrowedFd<'_>) -> Result<i32> {
+    /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`; or none,
+    /// if it has to do without. The first open decides: its `fd` becomes the backing file.
+    pub(crate) fn open(&self, ino: Ino, fh: Fh, fd: Option<BorrowedFd<'_>>) -> Option<i32> {
         let mut shard = self.shard(ino);
         if let Some(backing) = shard.get_mut(&ino) {
             backing.users.push(fh);
-            return backing.id.ok_or(Errno::EBUSY);
+            return backing.id;
         }
-        let id = register(&self.device, fd);
-        shard.insert(ino, Backing { id: id.ok(), users: vec![fh] });
+        let id = fd.and_then(|fd| {
+            let id = register(&self.device, fd);
+            id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
+        });
+        shard.insert(ino, Backing { id, users: vec![fh] });
         id
     }
 
@@ -65,7 +67,8 @@ impl Backings {
 }
 
 /// Registers `fd` with the credentials of this thread, which the kernel then uses for every access
-/// (see [`defuse_fs::Opened::backing`]).
+/// (see [`defuse_fs::Opened::backing`]). Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file
+/// systems are stacked too high, `EINVAL` where the file is not regular.
 fn register(device: &OwnedFd, fd: BorrowedFd<'_>) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
     // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map` is.

@@ -26,7 +26,8 @@ impl Dispatcher {
     ) -> Result<Done> {
         let args = self.open_args(call, args.flags, args.open_flags);
         let opened = self.fs.open(&call.cx, call.ino, args)?;
-        let out = self.open_out(call.ino, &opened, args.flags);
+        let mut out = self.open_out(&opened);
+        self.give_backing(call.ino, &opened, args.flags, &mut out);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
@@ -67,10 +68,9 @@ impl Dispatcher {
         flags: OpenFlags,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let out = CreateOut {
-            entry: self.timeouts.entry_out(&entry),
-            open: self.open_out(entry.ino, &opened, flags),
-        };
+        let mut open = self.open_out(&opened);
+        self.give_backing(entry.ino, &opened, flags, &mut open);
+        let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
             self.fs.forget(entry.ino, 1);
@@ -88,8 +88,8 @@ impl Dispatcher {
         OpenArgs { flags, kill_suidgid: unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0 }
     }
 
-    /// What to tell the kernel of an open file.
-    fn open_out(&self, ino: Ino, opened: &Opened, flags: OpenFlags) -> abi::OpenOut {
+    /// What to tell the kernel of an open file or directory.
+    fn open_out(&self, opened: &Opened) -> abi::OpenOut {
         let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
         let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
         set(abi::FOPEN_DIRECT_IO, self.direct_io || opened.cache == CacheMode::Direct);
@@ -100,24 +100,23 @@ impl Dispatcher {
         let locks = self.negotiated.uses(abi::FUSE_POSIX_LOCKS);
         set(abi::FOPEN_NOFLUSH, opened.no_flush && !locks);
         set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
-        let (Some(backings), Some(fd)) = (&self.backings, &opened.backing) else { return out };
-        match backings.open(ino, Fh(out.fh), fd.as_fd()) {
-            Ok(id) => {
-                out.backing_id = id;
-                out.open_flags |= abi::FOPEN_PASSTHROUGH;
-                out.open_flags &= !abi::FOPEN_KEEP_CACHE;
-                // The kernel takes an exclusive lock for every direct write to a backing file; the
-                // way through the file system lets several writers in.
-                if flags.has(OpenFlags::DIRECT)
-                    && flags.access() != AccessMode::Read
-                    && opened.parallel_direct_writes
-                {
-                    out.open_flags |= abi::FOPEN_DIRECT_IO;
-                }
-            }
-            Err(errno) => log::debug!("no backing file for inode {}: {errno}", ino.0),
-        }
         out
+    }
+
+    /// Lets the kernel read and write the backing file of an open file, where there is one.
+    fn give_backing(&self, ino: Ino, opened: &Opened, flags: OpenFlags, out: &mut abi::OpenOut) {
+        let Some(backings) = &self.backings else { return };
+        let fd = opened.backing.as_ref().map(|fd| fd.as_fd());
+        let Some(id) = backings.open(ino, opened.fh, fd) else { return };
+        out.backing_id = id;
+        out.open_flags |= abi::FOPEN_PASSTHROUGH;
+        out.open_flags &= !abi::FOPEN_KEEP_CACHE;
+        // The kernel takes an exclusive lock for every direct write to a backing file; the way
+        // through the file system lets several writers in.
+        let writes = flags.access() != AccessMode::Read;
+        if flags.has(OpenFlags::DIRECT) && writes && opened.parallel_direct_writes {
+            out.open_flags |= abi::FOPEN_DIRECT_IO;
+        }
     }
 
     /// Takes back an open whose answer nobody took.
@@ -182,8 +181,7 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
-        let opened = Opened { backing: None, ..opened };
-        let out = self.open_out(call.ino, &opened, OpenFlags::default());
+        let out = self.open_out(&opened);
         if reply.send(&[out.as_bytes()]).is_err() {
             let _ = self.fs.releasedir(&call.cx, File { ino: call.ino, fh: opened.fh });
         }
