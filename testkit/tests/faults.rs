@@ -28,6 +28,9 @@ fn passthrough(source: &Path) -> std::ffi::OsString {
     text
 }
 
+/// What is proven in an empty directory.
+type Test = fn(&Path);
+
 /// One test, because they count the descriptors, threads and mounts of this process and compare
 /// times.
 #[test]
@@ -38,7 +41,7 @@ fn faults_are_survived() {
     }
     // Built first, so that no time below is that of the compiler.
     mounted::program().unwrap();
-    let tests: [(&str, fn(&Path)); 8] = [
+    let tests: [(&str, Test); 8] = [
         ("a killed server", a_killed_server_gives_errors_and_can_be_replaced),
         ("many mounts in this process", many_sessions_leave_nothing_behind),
         ("many mounts by the program", many_mounts_leave_nothing_behind),

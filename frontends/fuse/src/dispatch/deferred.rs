@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use defuse_fs::{Completion, InterruptToken, Io, IoOp, ReadSink, Result, WriteSource};
+use defuse_fs::{Completion, Errno, InterruptToken, Io, IoOp, ReadSink, Result, WriteSource};
 use defuse_probe::clock::Moment;
 use zerocopy::IntoBytes;
 
@@ -58,7 +58,12 @@ impl Dispatcher {
         reply: Box<dyn DeferredReply>,
     ) {
         let interrupt = self.deferred.insert(call.unique);
+        let whole = match op {
+            IoOp::Write { args, len, .. } if args.from_cache => len,
+            _ => 0,
+        };
         let completion = KernelCompletion {
+            whole,
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
@@ -72,6 +77,9 @@ impl Dispatcher {
 
 /// The kernel's end of an [`Io`].
 struct KernelCompletion {
+    /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
+    /// short count for all of them.
+    whole: usize,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
@@ -91,6 +99,10 @@ impl Completion for KernelCompletion {
     fn finish(self: Box<Self>, result: Result<usize>) {
         // Out of the table first: once the answer is sent, the kernel may use the number again.
         self.dispatcher.deferred.remove(self.unique);
+        let result = match result {
+            Ok(count) if count < self.whole => Err(Errno::EIO),
+            other => other,
+        };
         // An error (ENOENT) says that nobody waits any more; nothing was given away.
         let _ = match (self.opcode, result) {
             (_, Err(errno)) => self.reply.send_errno(errno.raw()),
