@@ -118,6 +118,8 @@ pub const OPTIONS: &[Opt] = &[
         "the kernel reads and writes backing files by itself, where it can (default)"),
     opt("no_passthrough", Session, Flag(|s| s.session.passthrough = false),
         "all reads and writes come to this program"),
+    opt("atomic_o_trunc", Session, Flag(|s| s.session.atomic_o_trunc = true),
+        "truncate within open: faster, but empties files that are being executed"),
     opt("direct_io", Session, Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     opt("locks", Session, Choice(&[
             ("frontend", |s| { s.session.forward_locks = false; s.passthrough.locks = Locks::Frontend; }),

@@ -32,6 +32,9 @@ pub struct SessionOptions {
     pub direct_io: bool,
     /// The kernel checks permissions (mount option `default_permissions`).
     pub default_permissions: bool,
+    /// An open with `O_TRUNC` is one request. The kernel then sends it before it looks whether the
+    /// file is being executed, so that one that is gets emptied and the caller ETXTBSY.
+    pub atomic_o_trunc: bool,
     /// Take locks to the file system even where the kernel could keep them.
     pub forward_locks: bool,
     /// Overrides how long attributes are trusted.
@@ -61,6 +64,7 @@ impl Default for SessionOptions {
             passthrough: true,
             direct_io: false,
             default_permissions: true,
+            atomic_o_trunc: false,
             forward_locks: false,
             attr_timeout: None,
             entry_timeout: None,

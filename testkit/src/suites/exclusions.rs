@@ -24,33 +24,6 @@ const WRITEBACK: &[&str] =
 /// All of them.
 pub const EXCLUSIONS: &[Exclusion] = &[
     Exclusion {
-        suite: Suite::Pjdfstest,
-        configs: &["passthrough*", "memory*"],
-        case: "open::etxtbsy",
-        hangs: false,
-        reason: "The kernel sends open(O_RDONLY | O_TRUNC) to the file system before it looks whether \
-                 the file is being executed, so the file is empty when ETXTBSY is returned, and a \
-                 program that is just starting dies of it. POSIX leaves O_TRUNC with O_RDONLY \
-                 undefined; opening for writing is refused as it should be. With \
-                 -o no_atomic_o_trunc, which costs a request more for each truncating open, it is \
-                 as on ext4.",
-    },
-    Exclusion {
-        suite: Suite::Posix,
-        configs: &[
-            "passthrough",
-            "passthrough-locks",
-            "passthrough-exclusive",
-            "passthrough-no_handles",
-        ],
-        case: "permissions::writing_by_another_clears_set_user_id",
-        hangs: false,
-        reason: "The kernel writes to a backing file with one identity, whoever writes. Ours has no \
-                 CAP_FSETID, so every write clears set-user-id: also root's, which ext4 would let \
-                 keep it. The other choice would leave it in place for everybody. With \
-                 -o no_passthrough it is as on ext4.",
-    },
-    Exclusion {
         suite: Suite::Posix,
         configs: WRITEBACK,
         case: "attributes::blocks_tell_the_space_in_use",
