@@ -24,6 +24,9 @@ pub struct SessionOptions {
     pub writeback: bool,
     /// Use a descriptor of the device for each worker.
     pub clone_fd: bool,
+    /// How long a worker looks for the next request before it sleeps, where requests have been
+    /// coming that fast. It yields to whoever else wants the processor. Zero for never.
+    pub spin: Duration,
     /// When to splice.
     pub splice: SpliceLimits,
     /// Let the kernel read and write backing files by itself.
@@ -60,6 +63,7 @@ impl Default for SessionOptions {
             congestion_threshold: None,
             writeback: false,
             clone_fd: true,
+            spin: Duration::from_micros(50),
             splice: SpliceLimits::MEASURED,
             passthrough: true,
             direct_io: false,
@@ -89,6 +93,7 @@ impl SessionOptions {
             max_background: Some(12),
             congestion_threshold: Some(9),
             clone_fd: false,
+            spin: Duration::ZERO,
             splice: SpliceLimits::NEVER,
             passthrough: false,
             disabled: AFTER_PAPER,

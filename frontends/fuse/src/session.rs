@@ -76,6 +76,8 @@ impl Session {
                 splice: options.splice,
             },
             clone_fd: options.clone_fd && negotiated.max_workers > 1,
+            // On a single processor the caller could not run meanwhile.
+            spin_ns: if processors > 1 { options.spin.as_nanos() as u64 } else { 0 },
             device,
             _port: reply_port,
             emergency: Mutex::default(),
@@ -159,6 +161,8 @@ pub(crate) struct Shared {
     pub(crate) device: Arc<OwnedFd>,
     limits: DevLimits,
     clone_fd: bool,
+    /// How long a worker looks for a request before it sleeps, in nanoseconds.
+    spin_ns: u64,
     /// Keeps the notifier's way to the device.
     _port: Arc<dyn ReplyPort>,
     /// The sentinel's own channel, for when all workers are stuck.
@@ -177,8 +181,7 @@ impl Shared {
             Growth::Spawn => {
                 let shared = Arc::clone(self);
                 let started = self.spawn("defuse-worker", move || {
-                    let channel = DevChannel::new(shared.worker_port(), shared.limits);
-                    serve::run(&shared, channel);
+                    serve::run(&shared, shared.worker_channel());
                 });
                 if let Err(errno) = started {
                     log::warn!("no further worker: {errno}");
@@ -197,6 +200,17 @@ impl Shared {
         Ok(())
     }
 
+    fn worker_channel(&self) -> DevChannel {
+        let mut channel = DevChannel::new(self.worker_port(), self.limits);
+        if self.spin_ns > 0 {
+            match clone_device(&self.device, OFlags::NONBLOCK) {
+                Ok(fd) => channel.spin_through(DevPort::new(Arc::new(fd)), self.spin_ns),
+                Err(errno) => log::debug!("/dev/fuse could not be cloned ({errno}); no spinning"),
+            }
+        }
+        channel
+    }
+
     /// A device for one worker: a clone of its own spares the others the lock of its queue.
     fn worker_port(&self) -> Arc<DevPort> {
         let own = self.clone_fd.then(|| clone_device(&self.device, OFlags::empty()));
@@ -210,16 +224,17 @@ impl Shared {
         }
     }
 
-    /// An INTERRUPT of the request `unique`. False where nobody has it: it has just ended, or its
-    /// worker has not yet begun.
-    pub(crate) fn interrupt(&self, unique: u64) -> bool {
+    /// An INTERRUPT of the request `unique`. Nobody has it where it has just ended, or where its
+    /// worker has not yet begun, who then learns of it.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        if self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique) {
+            return;
+        }
         if let Some(thread) = self.slots.interrupt(unique) {
             signal::wake(thread);
             // The signal may come before the system call that it is to end: the sentinel repeats it.
             self.bell.ring();
-            return true;
         }
-        self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique)
     }
 
     /// Makes a worker that waits for requests look around.
@@ -240,7 +255,8 @@ impl Shared {
         }
         let Some(channel) = emergency.as_mut() else { return };
         for _ in 0..64 {
-            if self.set_aside.is_full() || !matches!(channel.receive(), Ok(Received::Request)) {
+            if self.set_aside.is_full() || !matches!(channel.receive(false), Ok(Received::Request))
+            {
                 return;
             }
             serve::set_aside_or_handle(self, channel);
@@ -315,7 +331,7 @@ fn handshake(
     let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = DevChannel::new(Arc::clone(&port), limits);
     loop {
-        match channel.receive() {
+        match channel.receive(false) {
             Ok(Received::Request) => {}
             Ok(Received::Nothing) => continue,
             Ok(Received::Unmounted) => return Err(StartError::Device(Errno::ENODEV)),

@@ -58,6 +58,9 @@ impl Dispatcher {
         reply: Box<dyn DeferredReply>,
     ) {
         let interrupt = self.deferred.insert(call.unique);
+        if call.cx.interrupted() {
+            interrupt.trip();
+        }
         let whole = match op {
             IoOp::Write { args, len, .. } if args.from_cache => len,
             _ => 0,

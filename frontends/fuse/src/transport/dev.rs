@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
+use defuse_probe::clock;
 use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
@@ -43,6 +44,23 @@ impl SpliceLimits {
         self != Self::NEVER
     }
 }
+
+/// A channel's second way to the device, which never blocks.
+///
+/// To wake a thread that sleeps on another processor costs an interrupt and an exit from idle, on
+/// virtual machines several times what a short request does. A worker that expects the next request
+/// at once therefore looks for it a while before it sleeps.
+struct Spin {
+    /// A clone of the device with `O_NONBLOCK`.
+    port: Arc<DevPort>,
+    limit_ns: u64,
+    /// Whether looking is worth it: raised by a request that came within the limit, lowered by one
+    /// that did not. Nobody looks at 0.
+    hope: u32,
+}
+
+/// Requests that may come late before looking is given up, until one comes early.
+const HOPE: u32 = 8;
 
 /// Sizes that hold for every channel of a session.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +101,7 @@ pub(crate) struct DevChannel {
     len: usize,
     in_pipe: bool,
     large_write: bool,
+    spin: Option<Spin>,
     reply: DevReply,
 }
 
@@ -104,6 +123,7 @@ impl DevChannel {
             len: 0,
             in_pipe: false,
             large_write: false,
+            spin: None,
             reply: DevReply {
                 port: Arc::clone(&port),
                 unique: 0,
@@ -118,8 +138,46 @@ impl DevChannel {
         }
     }
 
+    /// Looks for requests through `port`, which does not block, for up to `limit_ns` before sleeping.
+    pub(crate) fn spin_through(&mut self, port: DevPort, limit_ns: u64) {
+        self.spin = Some(Spin { port: Arc::new(port), limit_ns, hope: HOPE });
+    }
+
+    /// Whether looking for requests is worth it now.
+    pub(crate) fn spins(&self) -> bool {
+        self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
+    }
+
+    /// Reads a request, looking for it first if `spin` says that nobody else would take it.
+    fn receive_plain(&mut self, spin: bool) -> Result<usize> {
+        let room = self.request.message_mut(self.capacity);
+        let Some(spinning) = self.spin.as_mut().filter(|_| spin) else {
+            self.reply.port = Arc::clone(&self.port);
+            return rustix::io::read(&self.port.fd, room).map_err(errno);
+        };
+        let begun = clock::now();
+        while spinning.hope > 0 && begun.elapsed_ns() < spinning.limit_ns {
+            match rustix::io::read(&spinning.port.fd, &mut *room).map_err(errno) {
+                // Whoever else can run here goes first.
+                Err(Errno::EAGAIN) => std::thread::yield_now(),
+                other => {
+                    spinning.hope = HOPE;
+                    // The kernel takes an answer only through the device that gave the request.
+                    self.reply.port = Arc::clone(&spinning.port);
+                    return other;
+                }
+            }
+        }
+        self.reply.port = Arc::clone(&self.port);
+        let received = rustix::io::read(&self.port.fd, room).map_err(errno);
+        let early = begun.elapsed_ns() < spinning.limit_ns;
+        spinning.hope = if early { HOPE } else { spinning.hope.saturating_sub(1) };
+        received
+    }
+
     /// Takes a request into the pipe, and into the buffer all of it but the data of a WRITE.
     fn receive_spliced(&mut self) -> Result<usize> {
+        self.reply.port = Arc::clone(&self.port);
         let pipe = self.reply.pipe.as_mut().ok_or(Errno::EINVAL)?;
         let total = pipe.fill(self.port.fd(), None, self.capacity)?;
         let lead = pipe.pull(self.request.message_mut(WRITE_LEAD.min(total)))?;
@@ -133,17 +191,11 @@ impl DevChannel {
         Ok(total)
     }
 
-    /// The way to answer the request `unique`, which another channel received through `port`. Until
-    /// [`reply_as_usual`](DevChannel::reply_as_usual).
+    /// The way to answer the request `unique`, which another channel received through `port`.
     pub(crate) fn reply_through(&mut self, port: &Arc<DevPort>, unique: u64) -> &mut dyn Reply {
         self.reply.port = Arc::clone(port);
         self.reply.unique = unique;
         &mut self.reply
-    }
-
-    /// Answers go through this channel's own device again.
-    pub(crate) fn reply_as_usual(&mut self) {
-        self.reply.port = Arc::clone(&self.port);
     }
 
     pub(crate) fn dev_port(&self) -> Arc<DevPort> {
@@ -162,7 +214,7 @@ impl DevChannel {
 }
 
 impl Channel for DevChannel {
-    fn receive(&mut self) -> Result<Received> {
+    fn receive(&mut self, spin: bool) -> Result<Received> {
         if let Some(pipe) = &mut self.reply.pipe
             && pipe.clear().is_err()
         {
@@ -172,8 +224,7 @@ impl Channel for DevChannel {
         let received = if self.large_write && self.reply.pipe.is_some() {
             self.receive_spliced()
         } else {
-            let room = self.request.message_mut(self.capacity);
-            rustix::io::read(&self.port.fd, room).map_err(errno)
+            self.receive_plain(spin)
         };
         match received {
             Ok(len) => {

@@ -84,8 +84,8 @@ pub(crate) enum Received {
 
 /// One worker's end of a transport.
 pub(crate) trait Channel: Send {
-    /// Waits for a request.
-    fn receive(&mut self) -> Result<Received>;
+    /// Waits for a request. With `spin` it may stay awake for a while first: nobody else waits.
+    fn receive(&mut self, spin: bool) -> Result<Received>;
     /// The bytes of the request that was received, and the way to answer it. Bytes that the
     /// transport keeps elsewhere (WRITE data in a pipe) are left out.
     fn exchange(&mut self) -> (&[u8], &mut dyn Reply);

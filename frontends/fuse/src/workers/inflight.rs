@@ -1,7 +1,7 @@
 //! Which request each worker handles, so that an INTERRUPT finds it without a lock on the way of
 //! every request.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use defuse_fs::Interrupted;
 
@@ -20,9 +20,9 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The worker has `unique` in hand.
-    pub(crate) fn begin(&self, unique: u64) {
-        self.unique.store(unique, Ordering::Release);
+    fn begin(&self, unique: u64) {
+        // Sequentially consistent: see `Slots::begin`.
+        self.unique.store(unique, Ordering::SeqCst);
         // Only this worker writes it, so no atomic addition is needed.
         self.served.store(self.served.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
@@ -63,11 +63,22 @@ impl Interrupted for Slot {
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
+    /// Interrupts that came before the worker had begun with the request, the latest ones. Most are
+    /// of requests that had just ended, whose numbers never come again.
+    early: [AtomicU64; EARLY],
+    early_count: AtomicUsize,
 }
+
+/// More interrupts than this cannot come in the moment between two steps of a worker.
+const EARLY: usize = 32;
 
 impl Slots {
     pub(crate) fn new(count: usize) -> Self {
-        Slots { slots: (0..count).map(|_| Slot::default()).collect() }
+        Slots {
+            slots: (0..count).map(|_| Slot::default()).collect(),
+            early: std::array::from_fn(|_| AtomicU64::new(0)),
+            early_count: AtomicUsize::new(0),
+        }
     }
 
     /// A free place for the thread `thread`. `None` where there is none, which the pool's limit
@@ -78,9 +89,29 @@ impl Slots {
         })
     }
 
+    /// The worker of `slot` has `unique` in hand.
+    pub(crate) fn begin(&self, slot: &Slot, unique: u64) {
+        slot.begin(unique);
+        // Either this sees the early interrupt, or `interrupt` sees the request.
+        if self.early_count.load(Ordering::SeqCst) > 0
+            && self.early.iter().any(|early| early.load(Ordering::SeqCst) == unique)
+        {
+            slot.interrupted.store(unique, Ordering::Release);
+        }
+    }
+
     /// Marks the request `unique` as interrupted. Returns the thread that handles it.
     pub(crate) fn interrupt(&self, unique: u64) -> Option<i32> {
-        let slot = self.slots.iter().find(|slot| slot.unique.load(Ordering::Acquire) == unique)?;
+        if let Some(thread) = self.mark(unique) {
+            return Some(thread);
+        }
+        let place = self.early_count.fetch_add(1, Ordering::SeqCst) % EARLY;
+        self.early[place].store(unique, Ordering::SeqCst);
+        self.mark(unique)
+    }
+
+    fn mark(&self, unique: u64) -> Option<i32> {
+        let slot = self.slots.iter().find(|slot| slot.unique.load(Ordering::SeqCst) == unique)?;
         slot.interrupted.store(unique, Ordering::Release);
         Some(slot.thread())
     }
@@ -113,14 +144,18 @@ mod tests {
         let first = slots.claim(11).unwrap();
         let second = slots.claim(12).unwrap();
         assert!(slots.claim(13).is_none());
-        first.begin(100);
-        second.begin(200);
+        slots.begin(first, 100);
+        slots.begin(second, 200);
         assert_eq!(slots.interrupt(300), None);
         assert_eq!(slots.interrupt(200), Some(12));
         assert!(second.interrupted() && !first.interrupted());
         second.end();
-        second.begin(201);
+        slots.begin(second, 201);
         assert!(!second.interrupted());
+        // One that came too early is remembered.
+        second.end();
+        slots.begin(second, 300);
+        assert!(second.interrupted());
         second.release();
         assert!(slots.claim(13).is_some());
     }

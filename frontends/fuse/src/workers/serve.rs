@@ -73,7 +73,9 @@ impl Worker<'_> {
                 self.handle_set_aside(request);
                 continue;
             }
-            match self.channel.receive() {
+            // The kernel wakes those who sleep in any case: to look would only be a race with them.
+            let spin = self.shared.pool.idle() == 1;
+            match self.channel.receive(spin) {
                 Ok(Received::Request) => self.handle_received(),
                 Ok(Received::Nothing) => continue,
                 Ok(Received::Unmounted) => self.shared.finish(),
@@ -140,7 +142,6 @@ impl Worker<'_> {
         } else if let Ok(parsed) = Request::parse(&request.bytes, &self.options) {
             handle(self.shared, &parsed, reply, self.slot, &self.cells, started);
         }
-        self.channel.reply_as_usual();
         self.last = clock::now();
         self.finish_request();
     }
@@ -155,7 +156,10 @@ impl Worker<'_> {
     }
 
     fn is_surplus(&self) -> bool {
-        self.surplus_since.is_some_and(|since| since.ns_until(self.last) > SURPLUS_NS)
+        // One that looks for requests is quick enough for whatever one worker can do, and every
+        // sleeper beside it would be woken for nothing.
+        let patience = if self.channel.spins() { 0 } else { SURPLUS_NS };
+        self.surplus_since.is_some_and(|since| since.ns_until(self.last) >= patience)
     }
 }
 
@@ -168,7 +172,7 @@ fn handle(
     cells: &Cells,
     started: Moment,
 ) -> Moment {
-    slot.begin(request.unique);
+    shared.slots.begin(slot, request.unique);
     let outcome = shared.dispatcher.handle(request, reply, slot, started);
     slot.end();
     let ended = clock::now();
@@ -187,12 +191,9 @@ fn handle(
 fn handled_at_once(shared: &Shared, request: &Request<'_>, reply: &mut dyn Reply) -> bool {
     match &request.body {
         Body::Forget(_) | Body::BatchForget(_) => shared.dispatcher.forget(request),
-        Body::Interrupt(args) => {
-            if !shared.interrupt(args.unique) {
-                // The kernel asks again, unless the request has ended meanwhile.
-                let _ = reply.send_errno(Errno::EAGAIN.raw());
-            }
-        }
+        // No answer: EAGAIN would make the kernel ask again, but only through the device that the
+        // request itself came from.
+        Body::Interrupt(args) => shared.interrupt(args.unique),
         Body::NotifyReply { data, .. } => {
             if let Err(errno) = shared.dispatcher.notify_reply(request.unique, data, reply) {
                 log::warn!("the answer to a RETRIEVE is lost: {errno}");
