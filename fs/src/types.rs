@@ -439,7 +439,8 @@ pub struct Opened {
     pub stream: bool,
     /// Direct writes to this file need no order among each other.
     pub parallel_direct_writes: bool,
-    /// The listing of this directory may be cached.
+    /// The listing of this directory may be cached, from one open to the next with
+    /// [`CacheMode::Keep`]; the frontend drops it when the directory's change time differs.
     pub cache_dir: bool,
 }
 

@@ -103,7 +103,8 @@ impl Passthrough {
         // A cached listing is checked against the change time of the directory, so it is trusted no
         // longer than attributes are.
         let cache_dir = self.options.cache != CacheMode::Direct;
-        Ok(Opened { cache_dir, ..Opened::new(fh) })
+        let cache = if cache_dir { CacheMode::Keep } else { CacheMode::Direct };
+        Ok(Opened { cache_dir, cache, ..Opened::new(fh) })
     }
 
     pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<OpenFile>> {

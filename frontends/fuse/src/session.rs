@@ -1,12 +1,14 @@
 //! A session: one mount being served, from INIT to the end.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caps, Errno, FileSystem, Notify, Result};
 use defuse_probe::Snapshot;
+use defuse_probe::clock::{self, Moment};
 use rustix::fs::{Mode, OFlags};
 use zerocopy::IntoBytes;
 
@@ -66,7 +68,7 @@ impl Session {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         let shared = Arc::new(Shared {
             dispatcher: Arc::new(dispatcher),
-            pool: Pool::new(PoolLimits { max: negotiated.max_workers, parallel: processors }),
+            pool: Pool::new(PoolLimits { max: negotiated.max_workers, parallel: 2 * processors }),
             slots: Slots::new(negotiated.max_workers),
             bell: Bell::default(),
             set_aside: SetAside::default(),
@@ -77,6 +79,8 @@ impl Session {
             },
             clone_fd: options.clone_fd && negotiated.max_workers > 1,
             // On a single processor the caller could not run meanwhile.
+            begun: clock::now(),
+            backlog_ns: AtomicU64::new(0),
             spin_ns: if processors > 1 { options.spin.as_nanos() as u64 } else { 0 },
             device,
             _port: reply_port,
@@ -163,6 +167,9 @@ pub(crate) struct Shared {
     clone_fd: bool,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
+    /// When the session began, and how many nanoseconds later a backlog was last seen.
+    begun: Moment,
+    backlog_ns: AtomicU64,
     /// Keeps the notifier's way to the device.
     _port: Arc<dyn ReplyPort>,
     /// The sentinel's own channel, for when all workers are stuck.
@@ -198,6 +205,16 @@ impl Shared {
         threads.retain(|thread| !thread.is_finished());
         threads.push(handle);
         Ok(())
+    }
+
+    /// More requests came at once than a worker could handle, at `now`.
+    pub(crate) fn saw_backlog(&self, now: Moment) {
+        self.backlog_ns.store(self.begun.ns_until(now), Ordering::Relaxed);
+    }
+
+    /// Nanoseconds from the last backlog to `now`.
+    pub(crate) fn since_backlog_ns(&self, now: Moment) -> u64 {
+        self.begun.ns_until(now).saturating_sub(self.backlog_ns.load(Ordering::Relaxed))
     }
 
     fn worker_channel(&self) -> DevChannel {

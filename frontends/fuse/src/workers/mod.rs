@@ -5,8 +5,8 @@
 //! each is recognized where it costs nothing:
 //!
 //! - *Backlog*: requests arrive faster than they are handled. A worker sees it by itself, because
-//!   its next request is there without waiting. Another worker helps up to the number of
-//!   processors; beyond that it would only take turns with the others.
+//!   its next request is there without waiting. Another worker helps up to twice the
+//!   number of processors; beyond that it would only take turns with the others.
 //! - *Blocking*: handlers sleep (disk, network, a slow backend) while requests wait. The
 //!   [`sentinel`] looks every few milliseconds while there is work, and adds a worker whenever all
 //!   are busy and the device has something to read, up to the maximum.

@@ -9,7 +9,8 @@ use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering}
 pub struct PoolLimits {
     /// Workers at most, at least 1.
     pub max: usize,
-    /// Workers that a mere backlog may call for: the number of processors.
+    /// Workers that a mere backlog may call for: twice the processors, since handlers wait for locks
+    /// now and then.
     pub parallel: usize,
 }
 

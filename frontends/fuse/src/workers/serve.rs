@@ -23,6 +23,8 @@ const BACKLOG_NS: u64 = 1_500;
 const BACKLOG_ROW: u32 = 4;
 /// A worker that has found others idle for so long, in nanoseconds, is not needed.
 const SURPLUS_NS: u64 = 50_000_000;
+/// A request that takes longer, in nanoseconds, has slept: then more workers do more.
+const SLEPT_NS: u64 = 40_000;
 /// How long a worker rests before its thread ends.
 const REST: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,7 @@ pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
         last: clock::now(),
         backlog: 0,
         surplus_since: None,
+        slept: false,
     };
     shared.pool.end();
     worker.run();
@@ -61,6 +64,8 @@ struct Worker<'a> {
     /// Requests in a row that had been waiting.
     backlog: u32,
     surplus_since: Option<Moment>,
+    /// The last request took so long that its handler must have slept.
+    slept: bool,
 }
 
 impl Worker<'_> {
@@ -121,14 +126,18 @@ impl Worker<'_> {
         if self.shared.pool.begin() {
             self.shared.bell.ring();
             self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
-            if self.backlog >= BACKLOG_ROW && self.shared.pool.backlog_may_grow() {
-                self.shared.add_worker();
+            if self.backlog >= BACKLOG_ROW {
                 self.backlog = 0;
+                self.shared.saw_backlog(started);
+                if self.shared.pool.backlog_may_grow() {
+                    self.shared.add_worker();
+                }
             }
         } else {
             self.backlog = 0;
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
+        self.slept = started.ns_until(self.last) > SLEPT_NS;
         self.finish_request();
     }
 
@@ -156,9 +165,12 @@ impl Worker<'_> {
     }
 
     fn is_surplus(&self) -> bool {
-        // One that looks for requests is quick enough for whatever one worker can do, and every
-        // sleeper beside it would be woken for nothing.
-        let patience = if self.channel.spins() { 0 } else { SURPLUS_NS };
+        // With one caller at a time, a worker that looks for requests is enough, and every sleeper
+        // beside it would be woken for nothing.
+        let one_is_enough = self.channel.spins()
+            && !self.slept
+            && self.shared.since_backlog_ns(self.last) > SURPLUS_NS;
+        let patience = if one_is_enough { 0 } else { SURPLUS_NS };
         self.surplus_since.is_some_and(|since| since.ns_until(self.last) >= patience)
     }
 }
