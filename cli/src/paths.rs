@@ -4,18 +4,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The absolute path of a mount point, as `/proc/self/mountinfo` has it. The last component is
-/// only read as a link and never looked into, because a dead mount there would not answer.
+/// The absolute path of a mount point, as `/proc/self/mountinfo` has it. A dead mount there is
+/// never looked into.
 pub fn mountpoint(path: &Path) -> PathBuf {
-    if fs::read_link(path).is_ok() {
-        return path.canonicalize().unwrap_or_else(|_| absolute(path));
-    }
-    let path = absolute(path);
-    match (path.parent().map(Path::canonicalize), path.file_name()) {
-        (Some(Ok(parent)), Some(name)) => parent.join(name),
-        // `..` and `/` have no name of their own.
-        _ => path.canonicalize().unwrap_or(path),
-    }
+    defuse_fuse::mount::resolve(&absolute(path))
 }
 
 /// The path from the root, whether it exists or not. The daemon works in `/`, so that a relative

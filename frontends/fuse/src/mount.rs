@@ -17,6 +17,7 @@ mod options;
 mod tests;
 mod unmount;
 
+pub use check::resolve;
 pub use error::{MountError, UnmountError};
 pub use info::{
     Liveness, MountEntry, connection_id, fuse_mounts, is_dead_mount, liveness, parse_mountinfo,

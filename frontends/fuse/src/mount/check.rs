@@ -50,7 +50,7 @@ pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target
 
 /// The absolute path, as mountinfo has it. Only what leads to the mount point
 /// is resolved: the mount point itself may not answer.
-pub(super) fn resolve(path: &Path) -> PathBuf {
+pub fn resolve(path: &Path) -> PathBuf {
     // Not lstat, which would ask the file system: readlink(2) knows by itself
     // that a mount point is no link.
     if rustix::fs::readlink(path, Vec::new()).is_ok() {

@@ -12,10 +12,10 @@ use zerocopy::IntoBytes;
 use super::splice::Pipe;
 use super::{AlignedBuf, Channel, Deferred, DeferredReply, Received, Reply, ReplyPort, errno};
 use crate::abi::{self, InHeader, OutHeader};
+use crate::reply::HEADER_LEN;
 
 /// Bytes before the data of a WRITE, so that the data begins on a page.
 const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
-const REPLY_LEAD: usize = size_of::<OutHeader>();
 /// The longest answer that is put together within one page.
 const SHORT: usize = 4096;
 
@@ -128,7 +128,7 @@ impl DevChannel {
                 port: Arc::clone(&port),
                 unique: 0,
                 short: AlignedBuf::new(0, SHORT),
-                buf: AlignedBuf::new(REPLY_LEAD, limits.max_read.max(4096)),
+                buf: AlignedBuf::new(HEADER_LEN, limits.max_read.max(4096)),
                 filled: 0,
                 spliced: false,
                 splice,
@@ -267,14 +267,14 @@ struct DevReply {
 
 impl DevReply {
     fn header(&self, body: usize, error: i32) -> OutHeader {
-        OutHeader { len: (REPLY_LEAD + body) as u32, error, unique: self.unique }
+        OutHeader { len: (HEADER_LEN + body) as u32, error, unique: self.unique }
     }
 
     /// Sends a short answer with one write.
     fn send_short(&mut self, body: &[&[u8]], len: usize, error: i32) -> Result<()> {
         let header = self.header(len, error);
-        let message = self.short.message_mut(REPLY_LEAD + len);
-        let (head, rest) = message.split_at_mut(REPLY_LEAD);
+        let message = self.short.message_mut(HEADER_LEN + len);
+        let (head, rest) = message.split_at_mut(HEADER_LEN);
         head.copy_from_slice(header.as_bytes());
         put_parts(rest, body);
         rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
@@ -283,8 +283,8 @@ impl DevReply {
     /// Sends the header and the first `len` bytes of the buffer's data with one write.
     fn send_buf(&mut self, len: usize) -> Result<()> {
         let header = self.header(len, 0);
-        let message = self.buf.message_mut(REPLY_LEAD + len);
-        message[..REPLY_LEAD].copy_from_slice(header.as_bytes());
+        let message = self.buf.message_mut(HEADER_LEN + len);
+        message[..HEADER_LEN].copy_from_slice(header.as_bytes());
         rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
     }
 
@@ -309,7 +309,7 @@ impl DevReply {
         if done == len {
             self.spliced = true;
         } else {
-            pipe.pull(self.buf.message_mut(REPLY_LEAD + done))?;
+            pipe.pull(self.buf.message_mut(HEADER_LEN + done))?;
         }
         self.filled = done;
         Ok(done)
@@ -326,7 +326,7 @@ impl DevReply {
 impl Reply for DevReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         let len: usize = body.iter().map(|part| part.len()).sum();
-        if REPLY_LEAD + len <= SHORT {
+        if HEADER_LEN + len <= SHORT {
             return self.send_short(body, len, 0);
         }
         put_parts(self.room(len), body);
@@ -355,7 +355,7 @@ impl Reply for DevReply {
         if !self.spliced {
             return self.send_buf(self.filled);
         }
-        let total = REPLY_LEAD + self.filled;
+        let total = HEADER_LEN + self.filled;
         let pipe = self.pipe.as_mut().ok_or(Errno::EIO)?;
         let sent = pipe.drain(self.port.fd(), None, total);
         // Whatever the device did not take would stand before the next message.
@@ -378,7 +378,7 @@ impl Reply for DevReply {
                 port: Arc::clone(&self.port),
                 unique: self.unique,
                 short: AlignedBuf::new(0, SHORT),
-                buf: AlignedBuf::new(REPLY_LEAD, room),
+                buf: AlignedBuf::new(HEADER_LEN, room),
                 filled: 0,
                 spliced: false,
                 splice: SpliceLimits::NEVER,

@@ -11,7 +11,7 @@ use super::inflight::Slot;
 use super::pool::Woken;
 use super::{set_aside, signal};
 use crate::probing::op_of;
-use crate::request::{Body, DecodeOptions, Request};
+use crate::request::{Body, DecodeError, DecodeOptions, Request};
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
 use crate::transport::{Channel, Received, Reply};
@@ -109,10 +109,7 @@ impl Worker<'_> {
         let request = match Request::parse(bytes, &options) {
             Ok(request) => request,
             Err(error) => {
-                log::warn!("{error}");
-                if let Some((_, errno)) = error.reply() {
-                    let _ = reply.send_errno(errno.raw_os_error());
-                }
+                refuse(&error, reply);
                 self.cells.record(Op::UNKNOWN, started.elapsed_ns(), false);
                 return;
             }
@@ -198,6 +195,14 @@ fn handle(
     ended
 }
 
+/// Answers a request that could not be decoded, if the kernel waits for an answer.
+fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
+    log::warn!("{error}");
+    if let Some((_, errno)) = error.reply() {
+        let _ = reply.send_errno(errno.raw_os_error());
+    }
+}
+
 /// FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY: short, never waiting, and nobody waits for
 /// them, so they are no work that would call for another worker.
 fn handled_at_once(shared: &Shared, request: &Request<'_>, reply: &mut dyn Reply) -> bool {
@@ -229,11 +234,6 @@ pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
             port,
             interrupted: false,
         }),
-        Err(error) => {
-            log::warn!("{error}");
-            if let Some((_, errno)) = error.reply() {
-                let _ = reply.send_errno(errno.raw_os_error());
-            }
-        }
+        Err(error) => refuse(&error, reply),
     }
 }
