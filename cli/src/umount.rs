@@ -68,10 +68,6 @@ fn one(path: &Path, lazy: bool) -> Result {
         Err(UnmountError::Busy { .. }) if !served && is_dead_mount(path) => {
             unmount(path, true).map_err(Failure::failed)?;
         }
-        // fusermount3 does not see the mounts of other users.
-        Err(UnmountError::NotMounted { path }) if mount_at(&path).is_some() => {
-            return Err(Failure::failed(UnmountError::NotPermitted { path }));
-        }
         other => other.map_err(Failure::failed)?,
     }
     found.map_or(Ok(()), |found| wait_for(&found, lazy))

@@ -60,7 +60,8 @@ pub enum MountError {
     #[error("cannot mount {}: {step}: {errno}{}", mountpoint.display(), detail(log))]
     Refused { mountpoint: PathBuf, step: &'static str, errno: Errno, log: String },
     /// The helper refused, or cannot be run.
-    #[error("cannot mount {} with {}: {message}", mountpoint.display(), helper.display())]
+    #[error("cannot mount {} with {}: {message}{}", mountpoint.display(), helper.display(),
+            next_step(message))]
     Helper { mountpoint: PathBuf, helper: PathBuf, message: String },
     /// `/dev/fd/N` is something else.
     #[error("{} is not an open /dev/fuse: the parent process must open and mount it, and leave \
@@ -91,9 +92,45 @@ pub enum UnmountError {
     Failed { path: PathBuf, message: String },
 }
 
+/// What to do about what the helper says (`util/fusermount.c` of libfuse), where it does not say
+/// so itself.
+fn next_step(message: &str) -> &'static str {
+    if message.contains("/dev/fuse") {
+        "; load the module (modprobe fuse), or pass the device into this container (--device \
+         /dev/fuse)"
+    } else if message.contains("no write access") || message.contains("not owner") {
+        "; choose a mount point that is yours, or run as root"
+    } else if message.contains("too many FUSE filesystems") {
+        "; raise mount_max in /etc/fuse.conf, or unmount what is not needed"
+    } else if message.contains("not permitted") {
+        "; the helper must be set-user-id root (chmod u+s), which this container may forbid: run \
+         as root"
+    } else {
+        ""
+    }
+}
+
 fn detail(log: &str) -> String {
     match log {
         "" => String::new(),
         log => format!(" (kernel: {log})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_helpers_complaints_get_a_next_step() {
+        let said = |message: &str| {
+            let message = format!("fusermount3: {message}");
+            let (mountpoint, helper) = ("/mnt/x".into(), "/bin/fusermount3".into());
+            MountError::Helper { mountpoint, helper, message }.to_string()
+        };
+        assert!(said("failed to open /dev/fuse: Permission denied").contains("--device"));
+        assert!(said("user has no write access to mountpoint /mnt/x").contains("is yours"));
+        assert!(said("mount failed: Operation not permitted").contains("set-user-id"));
+        assert!(said("something new").ends_with("something new"));
     }
 }

@@ -27,19 +27,26 @@ pub fn abort(path: &Path) -> Result<(), UnmountError> {
 
 fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
     let path = resolve(path);
-    match info::mount_at(&path) {
+    let seen = match info::mount_at(&path) {
         Ok(None) => return Err(UnmountError::NotMounted { path }),
         Ok(Some(mount)) if !mount.is_fuse() => {
             return Err(UnmountError::NotFuse { path, fstype: mount.fstype });
         }
+        Ok(Some(_)) => true,
         // Without /proc the kernel's answer has to do.
-        Ok(Some(_)) | Err(_) => {}
-    }
+        Err(_) => false,
+    };
     match rustix::mount::unmount(&path, flags) {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => match helper::find() {
             Some(helper) if !flags.contains(UnmountFlags::FORCE) => {
-                by_helper(&helper, path, flags.contains(UnmountFlags::DETACH))
+                match by_helper(&helper, path, flags.contains(UnmountFlags::DETACH)) {
+                    // To the helper, the mounts of other users are none.
+                    Err(UnmountError::NotMounted { path }) if seen => {
+                        Err(UnmountError::NotPermitted { path })
+                    }
+                    other => other,
+                }
             }
             _ => Err(UnmountError::NotPermitted { path }),
         },
