@@ -12,7 +12,7 @@ use crate::abi::{self, BackingMap};
 
 const SHARDS: usize = 16;
 
-/// Backing files without users that a shard keeps registered.
+/// Backing files without users that a shard keeps registered: few enough to be searched one by one.
 const RECENT_MAX: usize = 64;
 
 /// The backing files of a session. The kernel allows an inode one backing file at a time, so all
@@ -113,7 +113,8 @@ impl Backings {
         }
     }
 
-    /// Drops what is kept for an inode that the kernel has forgotten.
+    /// Drops what is kept for an inode that the kernel has forgotten. Where another worker still
+    /// handles the last RELEASE, which the kernel sent before, the trim comes for it.
     pub(crate) fn forget(&self, ino: Ino) {
         if self.kept.load(Ordering::Relaxed) > 0
             && let Some(id) = self.take_recent(&mut self.shard(ino), ino)
