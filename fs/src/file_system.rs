@@ -70,6 +70,12 @@ pub trait FileSystem: Send + Sync {
     /// are ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}
 
+    /// Gives up what is kept only because it may be wanted again soon (a file that was released) and
+    /// was not wanted since the call before this one. Called about once a second while requests
+    /// come, and twice soon after the last. A frontend that never calls it gets the same answers,
+    /// and leaves such things in place until others take theirs.
+    fn trim(&self) {}
+
     /// Makes a file, device, fifo or socket; one lookup more. `EEXIST` where the name is taken.
     fn mknod(
         &self,

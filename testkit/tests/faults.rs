@@ -41,11 +41,12 @@ fn faults_are_survived() {
     }
     // Built first, so that no time below is that of the compiler.
     mounted::program().unwrap();
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("a killed server", a_killed_server_gives_errors_and_can_be_replaced),
         ("many mounts in this process", many_sessions_leave_nothing_behind),
         ("many mounts by the program", many_mounts_leave_nothing_behind),
         ("no space below", no_space_below_is_told_and_recovered_from),
+        ("files removed below", what_is_removed_below_is_not_held_for_long),
         ("errors below", errors_of_the_file_system_arrive_and_end),
         ("few descriptors", descriptors_that_run_out_are_survived),
         ("many inodes", many_inodes_need_few_descriptors_and_little_memory),
@@ -163,6 +164,35 @@ fn many_mounts_leave_nothing_behind(place: &Path) {
     let registry = place.join("run");
     let left: Vec<_> = fs::read_dir(&registry).map_or(Vec::new(), |dir| dir.collect());
     assert!(left.is_empty(), "{left:?} is left in the registry");
+}
+
+/// A file that was read is kept open for a moment, by the server and as the kernel's backing file.
+fn what_is_removed_below_is_not_held_for_long(place: &Path) {
+    const LEN: u64 = 4 << 20;
+    for args in [&[][..], &["-o", "no_passthrough"]] {
+        let lower = Ext4::new(&place.join("held"), 16 << 20, 1000).unwrap();
+        let mount = Mount::new(&passthrough(lower.path()), place, args).unwrap();
+        let free = || {
+            let stat = rustix::fs::statvfs(lower.path()).unwrap();
+            stat.f_bfree * stat.f_frsize
+        };
+        for through_us in [true, false] {
+            fs::write(lower.path().join("file"), vec![7; LEN as usize]).unwrap();
+            let path = mount.path().join("file");
+            for _ in 0..3 {
+                File::open(&path).unwrap().read_exact(&mut [0; 100]).unwrap();
+            }
+            rustix::fs::sync();
+            let before = free();
+            let parent = if through_us { mount.path() } else { lower.path() };
+            fs::remove_file(parent.join("file")).unwrap();
+            let begun = Instant::now();
+            while free() < before + LEN / 2 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "its space is not free");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
 }
 
 fn no_space_below_is_told_and_recovered_from(place: &Path) {

@@ -10,6 +10,7 @@ use defuse_fs::{
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 
 use crate::creds::keep_suidgid;
+use crate::inode::Inode;
 use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
@@ -51,6 +52,12 @@ impl Passthrough {
         let _guard = flags
             .contains(OFlags::TRUNC)
             .then(|| keep_suidgid(!args.kill_suidgid, self.options.credentials));
+        if flags == OFlags::RDONLY
+            && self.is_reusable(&inode)
+            && let Some(fd) = self.open_again(&inode)?
+        {
+            return self.opened(inode.key.mount, fd, args.flags);
+        }
         let fd = match self.open_inode(&inode, flags) {
             // It can be written but not read, which only the write cache would have wanted.
             Err(Errno::EACCES) if self.options.writeback => {
@@ -62,24 +69,61 @@ impl Passthrough {
         // Who writes decides whether set-user-id goes, and past us nobody would ask.
         let keeps_bits =
             args.flags.writable() && rustix::fs::fstat(&fd).or_errno()?.st_mode & 0o6000 != 0;
-        let mut opened = self.opened(inode.key.mount, fd, args.flags)?;
+        let mut opened = self.opened(inode.key.mount, Arc::new(fd), args.flags)?;
         if inode.kind == FileKind::Directory || keeps_bits {
             opened.backing = None;
         }
         Ok(opened)
     }
 
+    /// Whether a descriptor of `inode` that only reads serves whoever opens it next. Without handles
+    /// who may open is decided below, at each open; a pinned inode has lost its name; and locks of
+    /// the lower file system end with the close.
+    fn is_reusable(&self, inode: &Inode) -> bool {
+        !self.forwards_locks()
+            && inode.kind == FileKind::Regular
+            && inode.handle.is_some()
+            && inode.pin.get().is_none()
+    }
+
+    /// The descriptor with which `inode` was open for reading a moment ago. `ESTALE` where it was
+    /// removed behind our back since then: no handle would find it but for that descriptor.
+    fn open_again(&self, inode: &Inode) -> Result<Option<Arc<OwnedFd>>> {
+        let Some(fd) = self.recent.take(inode.number) else { return Ok(None) };
+        if rustix::fs::fstat(&fd).or_errno()?.st_nlink == 0 {
+            self.inodes.unhash(inode);
+            return Err(Errno::ESTALE);
+        }
+        Ok(Some(fd))
+    }
+
+    /// Ends an open file; keeps its descriptor for a moment if it may serve the next open.
+    pub(crate) fn close_file(&self, file: File) -> Result<Arc<OpenFile>> {
+        let open = self.files.remove(file.fh)?;
+        if open.only_reads()
+            && let Ok(inode) = self.inodes.get(file.ino)
+            && self.is_reusable(&inode)
+        {
+            self.recent.put(inode.number, Arc::clone(&open.fd));
+            // Forgotten meanwhile, so that nobody else takes it out.
+            if self.inodes.get(file.ino).is_err() {
+                drop(self.recent.take(inode.number));
+            }
+        }
+        Ok(open)
+    }
+
     /// Puts an open regular file into the table.
-    pub(crate) fn opened(&self, mount: u32, fd: OwnedFd, flags: OpenFlags) -> Result<Opened> {
+    pub(crate) fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
-        let fd = Arc::new(fd);
         let backing = self.options.backing_files.then(|| Arc::clone(&fd));
         if backing.is_some() {
             // Whoever writes to it past us does so with this thread's credentials, and set-user-id
             // has to go then: see `Opened::backing`.
             let _ = keep_suidgid(false, self.options.credentials);
         }
-        let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
+        let lower = self.lower_flags(flags);
+        let fh = self.files.insert(OpenFile::file(fd, lower, self.ignored_flags(), local))?;
         let cache = match self.options.cache {
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
             other => other,

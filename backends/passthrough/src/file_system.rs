@@ -57,6 +57,10 @@ impl FileSystem for Passthrough {
         self.give_back(ino, lookups);
     }
 
+    fn trim(&self) {
+        self.recent.trim();
+    }
+
     fn mknod(
         &self,
         _: &Context<'_>,
@@ -224,7 +228,7 @@ impl FileSystem for Passthrough {
     }
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        let open = self.files.remove(file.fh)?;
+        let open = self.close_file(file)?;
         if self.forwards_locks() && args.flock_owner.is_some() {
             self.drop_flock(open.fd.as_fd());
         }

@@ -20,7 +20,7 @@
 //! | lookup of a known inode, also in readdirplus | 1: statx +dir |
 //! | lookup of a new inode | 2: statx, name_to_handle_at +dir |
 //! | getattr by handle; by inode | 1: statx; the same and 1 to open what is not in the cache |
-//! | open, opendir | 1: open_by_handle_at |
+//! | open, opendir | 1: open_by_handle_at; fstat where it was open for reading a moment ago, and one for what is written |
 //! | create | 3: openat, statx, name_to_handle_at +dir |
 //! | mknod, mkdir, symlink | 3: the call, statx, name_to_handle_at +dir |
 //! | unlink, rmdir, rename over something | 3: statx, open_by_handle_at of what a frontend still knows, the call +dir |
@@ -30,7 +30,7 @@
 //! | read, write, fsync, lseek, fallocate, copy_file_range | 1 |
 //! | readdir | 1 getdents64 for 32 KiB of entries |
 //! | xattrs | 1 by `/proc/self/fd`, and 1 to open what is not in the cache |
-//! | release, forget of a pinned inode | 1: close |
+//! | release, forget of a pinned inode | 1: close; 0 for what was open for reading, until it is trimmed |
 //! | flush | 0 on local file systems |
 //!
 //! Without file handles: lookup of a new inode 3 (statx, openat, statx), and open by
@@ -63,6 +63,7 @@ mod names;
 mod open_files;
 mod options;
 mod passthrough;
+mod recent;
 mod slab;
 #[allow(unsafe_code)]
 mod sys;

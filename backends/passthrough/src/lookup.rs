@@ -109,6 +109,7 @@ impl Passthrough {
     pub(crate) fn give_back(&self, ino: Ino, lookups: u64) {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
             self.cache.remove(&inode);
+            drop(self.recent.take(inode.number));
             if self.forwards_locks() {
                 self.locks.forget(ino);
             }
@@ -140,6 +141,7 @@ impl Passthrough {
         {
             self.inodes.pin(&inode, fd);
             self.cache.remove(&inode);
+            drop(self.recent.take(inode.number));
         }
     }
 }

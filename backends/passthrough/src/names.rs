@@ -158,7 +158,9 @@ impl Passthrough {
         if let Ok(inode) = self.inodes.get(entry.ino) {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
-        let opened = self.opened(mount, fd, flags).inspect_err(|_| self.give_back(entry.ino, 1))?;
+        let opened = self
+            .opened(mount, Arc::new(fd), flags)
+            .inspect_err(|_| self.give_back(entry.ino, 1))?;
         Ok((entry, opened))
     }
 

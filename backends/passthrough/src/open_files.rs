@@ -25,6 +25,8 @@ pub(crate) struct OpenFile {
     pub(crate) dir: Option<Mutex<DirStream>>,
     /// close(2) has nothing to report.
     pub(crate) local: bool,
+    /// Opened with `O_RDONLY` and nothing else.
+    only_reads: bool,
     /// Those of `SETTABLE` that `fd` has.
     set: AtomicU32,
     /// Those that it never gets.
@@ -34,10 +36,17 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// A regular file, opened with `flags`, of which `ignored` were left out on purpose.
-    pub(crate) fn file(fd: Arc<OwnedFd>, flags: OpenFlags, ignored: u32, local: bool) -> Self {
-        let set = AtomicU32::new(flags.0 & SETTABLE & !ignored);
-        OpenFile { fd, dir: None, local, set, ignored, plain: OnceLock::new() }
+    /// A regular file, opened with `flags`; those of its caller that are `ignored` were left out on
+    /// purpose.
+    pub(crate) fn file(fd: Arc<OwnedFd>, flags: OFlags, ignored: u32, local: bool) -> Self {
+        let set = AtomicU32::new(flags.bits() & SETTABLE & !ignored);
+        let only_reads = flags == OFlags::RDONLY;
+        OpenFile { fd, dir: None, local, only_reads, set, ignored, plain: OnceLock::new() }
+    }
+
+    /// True where the descriptor can do nothing but read, as if just opened with `O_RDONLY`.
+    pub(crate) fn only_reads(&self) -> bool {
+        self.only_reads && self.set.load(Ordering::Relaxed) == 0
     }
 
     pub(crate) fn directory(fd: OwnedFd) -> Self {
@@ -45,6 +54,7 @@ impl OpenFile {
             fd: Arc::new(fd),
             dir: Some(Mutex::new(DirStream::new())),
             local: true,
+            only_reads: false,
             set: AtomicU32::new(0),
             ignored: SETTABLE,
             plain: OnceLock::new(),

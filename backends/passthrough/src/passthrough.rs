@@ -17,6 +17,7 @@ use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
+use crate::recent::RecentFiles;
 use crate::sys;
 
 /// Descriptors that the cache gives up when the process has too many.
@@ -29,6 +30,7 @@ pub struct Passthrough {
     pub(crate) inodes: InodeTable,
     pub(crate) files: OpenFiles,
     pub(crate) cache: FdCache,
+    pub(crate) recent: RecentFiles,
     pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
@@ -44,7 +46,8 @@ pub struct Stats {
     pub inode_bytes: usize,
     /// Open files and directories of frontends.
     pub open_files: usize,
-    /// Descriptors kept for inodes: in the cache, and those that stay until an inode is forgotten.
+    /// Descriptors kept for inodes: in the cache, of files that were open for reading a moment ago,
+    /// and those that stay until an inode is forgotten.
     pub cached_fds: usize,
     /// Descriptors that stay until their inode is forgotten: of unlinked files, and of all files
     /// where file handles do not work.
@@ -118,6 +121,7 @@ impl Passthrough {
             posix_acl,
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
+            recent: RecentFiles::new(recent_capacity()),
             mounts: MountTable::new(mount, options.file_handles),
             inodes: InodeTable::new(Inode::root(key, handle, root)),
             files: OpenFiles::new(),
@@ -130,6 +134,7 @@ impl Passthrough {
     pub fn stats(&self) -> Stats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
+        let cached = cached + self.recent.len();
         let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
         let mounts = self.mounts.iter().filter(|mount| mount.fd.is_some()).count();
         Stats {
@@ -192,6 +197,7 @@ impl Passthrough {
     pub(crate) fn with_spare_fds<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(Errno::EMFILE) => {
+                self.recent.clear();
                 self.cache.shrink(SHRINK_BY);
                 open().inspect_err(|errno| {
                     if *errno == Errno::EMFILE {
@@ -238,6 +244,13 @@ fn cache_capacity(wanted: usize) -> usize {
     }
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     (limit / 2).clamp(1, MOST) as usize
+}
+
+/// A sixteenth of what the process may open.
+fn recent_capacity() -> usize {
+    const MOST: u64 = 1024;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (limit / 16).clamp(1, MOST) as usize
 }
 
 fn raise_nofile_limit() {

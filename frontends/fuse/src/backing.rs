@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Fh, Ino, Result};
@@ -11,11 +12,26 @@ use crate::abi::{self, BackingMap};
 
 const SHARDS: usize = 16;
 
+/// Backing files without users that a shard keeps registered: few enough to be searched one by one.
+const RECENT_MAX: usize = 64;
+
 /// The backing files of a session. The kernel allows an inode one backing file at a time, so all
 /// who have it open share its id.
+///
+/// The id of a file that was opened for reading is kept for a moment after its last user, for those
+/// who open it again. The kernel holds the file open as long; one that is open for writing could
+/// not be executed.
 pub(crate) struct Backings {
     device: Arc<OwnedFd>,
-    shards: [Mutex<HashMap<Ino, Backing>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+    /// Ids that are kept without users, so that nobody looks for them where there are none.
+    kept: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Shard {
+    used: HashMap<Ino, Backing>,
+    recent: Vec<Recent>,
 }
 
 struct Backing {
@@ -23,44 +39,115 @@ struct Backing {
     /// and without a backing file, so those who come later do as the first did.
     id: Option<i32>,
     users: Vec<Fh>,
+    only_reads: bool,
+}
+
+/// A backing file without users.
+struct Recent {
+    ino: Ino,
+    id: i32,
+    /// Used since the last trim.
+    fresh: bool,
+}
+
+/// What the file system offers as the backing file of an open file.
+#[derive(Clone, Copy)]
+pub(crate) struct Offer<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    /// It was opened for reading only.
+    pub(crate) only_reads: bool,
 }
 
 impl Backings {
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
-        Backings { device, shards: std::array::from_fn(|_| Mutex::default()) }
+        let shards = std::array::from_fn(|_| Mutex::default());
+        Backings { device, shards, kept: AtomicUsize::new(0) }
     }
 
     /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`; or none,
-    /// if it has to do without. The first open decides: its `fd` becomes the backing file.
-    pub(crate) fn open(&self, ino: Ino, fh: Fh, fd: Option<BorrowedFd<'_>>) -> Option<i32> {
-        let mut shard = self.shard(ino);
-        if let Some(backing) = shard.get_mut(&ino) {
+    /// if it has to do without. The first open decides: what it offers becomes the backing file.
+    pub(crate) fn open(&self, ino: Ino, fh: Fh, offer: Option<Offer<'_>>) -> Option<i32> {
+        let mut guard = self.shard(ino);
+        let shard = &mut *guard;
+        if let Some(backing) = shard.used.get_mut(&ino) {
             backing.users.push(fh);
             return backing.id;
         }
-        let id = fd.and_then(|fd| {
-            let id = register(&self.device, fd);
-            id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
-        });
-        shard.insert(ino, Backing { id, users: vec![fh] });
+        let kept = self.take_recent(shard, ino);
+        let (id, only_reads) = match (offer, kept) {
+            (Some(_), Some(id)) => (Some(id), true),
+            (Some(offer), None) => (self.register(ino, offer.fd), offer.only_reads),
+            (None, kept) => {
+                kept.inspect(|id| unregister(&self.device, *id));
+                (None, false)
+            }
+        };
+        shard.used.insert(ino, Backing { id, users: vec![fh], only_reads });
         id
+    }
+
+    fn register(&self, ino: Ino, fd: BorrowedFd<'_>) -> Option<i32> {
+        let id = register(&self.device, fd);
+        id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
     }
 
     /// Takes back [`open`](Backings::open), if there was one.
     pub(crate) fn close(&self, ino: Ino, fh: Fh) {
-        let mut shard = self.shard(ino);
-        let Some(backing) = shard.get_mut(&ino) else { return };
+        let mut guard = self.shard(ino);
+        let shard = &mut *guard;
+        let Some(backing) = shard.used.get_mut(&ino) else { return };
         let Some(place) = backing.users.iter().position(|&user| user == fh) else { return };
         backing.users.swap_remove(place);
-        if backing.users.is_empty() {
-            if let Some(id) = backing.id {
-                unregister(&self.device, id);
+        if !backing.users.is_empty() {
+            return;
+        }
+        let (id, only_reads) = (backing.id, backing.only_reads);
+        shard.used.remove(&ino);
+        match id {
+            Some(id) if only_reads && shard.recent.len() < RECENT_MAX => {
+                shard.recent.push(Recent { ino, id, fresh: true });
+                self.kept.fetch_add(1, Ordering::Relaxed);
             }
-            shard.remove(&ino);
+            Some(id) => unregister(&self.device, id),
+            None => {}
         }
     }
 
-    fn shard(&self, ino: Ino) -> std::sync::MutexGuard<'_, HashMap<Ino, Backing>> {
+    /// Drops what is kept for an inode that the kernel has forgotten. Where another worker still
+    /// handles the last RELEASE, which the kernel sent before, the trim comes for it.
+    pub(crate) fn forget(&self, ino: Ino) {
+        if self.kept.load(Ordering::Relaxed) > 0
+            && let Some(id) = self.take_recent(&mut self.shard(ino), ino)
+        {
+            unregister(&self.device, id);
+        }
+    }
+
+    /// Drops what nobody has used since the call before.
+    pub(crate) fn trim(&self) {
+        if self.kept.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            shard.recent.retain_mut(|recent| {
+                let fresh = std::mem::take(&mut recent.fresh);
+                if !fresh {
+                    unregister(&self.device, recent.id);
+                    self.kept.fetch_sub(1, Ordering::Relaxed);
+                }
+                fresh
+            });
+        }
+    }
+
+    fn take_recent(&self, shard: &mut Shard, ino: Ino) -> Option<i32> {
+        let place = shard.recent.iter().position(|recent| recent.ino == ino)?;
+        self.kept.fetch_sub(1, Ordering::Relaxed);
+        Some(shard.recent.swap_remove(place).id)
+    }
+
+    fn shard(&self, ino: Ino) -> std::sync::MutexGuard<'_, Shard> {
         let shard = &self.shards[ino.0 as usize % SHARDS];
         shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

@@ -8,8 +8,8 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `submit`) go straight to
-///   `self.inner`. What comes through `submit` does not pass `around`.
+///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `trim`, `submit`) go
+///   straight to `self.inner`. What comes through `submit` does not pass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems.
@@ -43,6 +43,7 @@ macro_rules! delegate {
             attached(notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
         $crate::delegate! { @bare $how $skip detached() -> () }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
+        $crate::delegate! { @bare $how $skip trim() -> () }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
         $crate::delegate! { @with $how $skip
             lookup Lookup(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Entry }
@@ -137,6 +138,7 @@ macro_rules! delegate {
     (@bare $how:tt [attached $($s:ident)*] attached $($sig:tt)*) => {};
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
+    (@bare $how:tt [trim $($s:ident)*] trim $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
@@ -247,6 +249,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 5);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 6);
     }
 }

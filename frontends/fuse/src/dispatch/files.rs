@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 use super::names::new_node;
 use super::{Call, Dispatcher, Done, convert, done, pod};
 use crate::abi;
+use crate::backing::Offer;
 use crate::reply::CreateOut;
 use crate::request::Extensions;
 use crate::transport::{Deferred, Reply};
@@ -106,15 +107,16 @@ impl Dispatcher {
     /// Lets the kernel read and write the backing file of an open file, where there is one.
     fn give_backing(&self, ino: Ino, opened: &Opened, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
-        let fd = opened.backing.as_ref().map(|fd| fd.as_fd());
-        let Some(id) = backings.open(ino, opened.fh, fd) else { return };
+        let only_reads = flags.access() == AccessMode::Read;
+        let offer = |fd| Offer { fd, only_reads };
+        let offer = opened.backing.as_ref().map(|fd| offer(fd.as_fd()));
+        let Some(id) = backings.open(ino, opened.fh, offer) else { return };
         out.backing_id = id;
         out.open_flags |= abi::FOPEN_PASSTHROUGH;
         out.open_flags &= !abi::FOPEN_KEEP_CACHE;
         // The kernel takes an exclusive lock for every direct write to a backing file; the way
         // through the file system lets several writers in.
-        let writes = flags.access() != AccessMode::Read;
-        if flags.has(OpenFlags::DIRECT) && writes && opened.parallel_direct_writes {
+        if flags.has(OpenFlags::DIRECT) && !only_reads && opened.parallel_direct_writes {
             out.open_flags |= abi::FOPEN_DIRECT_IO;
         }
     }

@@ -226,6 +226,9 @@ impl Dispatcher {
     pub(crate) fn forget(&self, request: &Request<'_>) {
         let forget = |nodeid: u64, lookups: u64| {
             if nodeid != abi::FUSE_ROOT_ID {
+                if let Some(backings) = &self.backings {
+                    backings.forget(Ino(nodeid));
+                }
                 self.fs.forget(Ino(nodeid), lookups);
             }
         };
@@ -236,6 +239,16 @@ impl Dispatcher {
         };
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             log::error!("the file system panicked while forgetting an inode");
+        }
+    }
+
+    /// Gives up what was kept in case that it is wanted again soon, and was not.
+    pub(crate) fn trim(&self) {
+        if let Some(backings) = &self.backings {
+            backings.trim();
+        }
+        if catch_unwind(AssertUnwindSafe(|| self.fs.trim())).is_err() {
+            log::error!("the file system panicked while it trimmed what it keeps");
         }
     }
 

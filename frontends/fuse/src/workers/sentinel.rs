@@ -4,6 +4,7 @@
 //! while it sleeps until a worker wakes it, so that an idle mount costs nothing. It
 //!
 //! - adds a worker when all are busy and the device has something to read;
+//! - gives up what was kept for a moment and not wanted again;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
 //! - reads the device itself when all workers that there may be are stuck: INTERRUPT and FORGET are
@@ -24,6 +25,8 @@ use crate::session::Shared;
 const TICK: Duration = Duration::from_millis(2);
 /// Looks without any work before it sleeps.
 const QUIET_TICKS: u32 = 50;
+/// Looks after which what is kept for a moment is trimmed: about a second.
+const TRIM_TICKS: u32 = 500;
 /// Looks without any progress before workers count as stuck.
 const STUCK_TICKS: u32 = 10;
 
@@ -70,6 +73,10 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             if busy(shared) {
                 bell.awake.store(true, Ordering::SeqCst);
             }
+            // Twice, because the first only marks what was used since the time before. Whoever
+            // releases a file from here on rings, and is trimmed after.
+            shared.dispatcher.trim();
+            shared.dispatcher.trim();
         }
     }
 }
@@ -79,6 +86,7 @@ struct Watch {
     served: u64,
     quiet: u32,
     stuck: u32,
+    untrimmed: u32,
 }
 
 impl Watch {
@@ -88,6 +96,11 @@ impl Watch {
         self.served = served;
         let busy = busy(shared);
         self.quiet = if busy || progress { 0 } else { self.quiet + 1 };
+        self.untrimmed += 1;
+        if self.untrimmed >= TRIM_TICKS {
+            self.untrimmed = 0;
+            shared.dispatcher.trim();
+        }
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
         }

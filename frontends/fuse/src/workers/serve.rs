@@ -133,6 +133,10 @@ impl Worker<'_> {
         } else {
             self.backlog = 0;
         }
+        // What is kept of a released file for a moment has the sentinel to end that moment.
+        if matches!(request.body, Body::Release(_)) {
+            self.shared.bell.ring();
+        }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.slept = started.ns_until(self.last) > SLEPT_NS;
         self.finish_request();

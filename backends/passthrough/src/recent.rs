@@ -1,0 +1,151 @@
+//! Files that were open for reading a moment ago, for those who open them again: a program that reads
+//! the same small files over and over costs no open and no close below.
+//!
+//! A file is kept open until [`trim`](RecentFiles::trim) finds that nobody wanted it since the last
+//! time, until its inode is forgotten, or until another file takes its place. Only descriptors that
+//! were opened for reading are kept, which neither keep a program from being executed nor a file
+//! system from being remounted read-only.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Files that share a lock; each has one of them to be kept in.
+const WAYS: usize = 2;
+
+type Set = [Option<Recent>; WAYS];
+
+pub(crate) struct RecentFiles {
+    sets: Box<[Mutex<Set>]>,
+    held: AtomicUsize,
+}
+
+struct Recent {
+    /// The inode, as frontends number it.
+    number: u64,
+    fd: Arc<OwnedFd>,
+    /// Released since the last trim.
+    fresh: bool,
+}
+
+impl RecentFiles {
+    /// Room for `capacity` files, at least two.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let sets = (0..(capacity / WAYS).max(1)).map(|_| Mutex::default()).collect();
+        RecentFiles { sets, held: AtomicUsize::new(0) }
+    }
+
+    /// Takes the descriptor of an inode out, where it is kept.
+    pub(crate) fn take(&self, number: u64) -> Option<Arc<OwnedFd>> {
+        if self.len() == 0 {
+            return None;
+        }
+        let mut set = lock(self.set_of(number));
+        let is_it = |recent: &mut Recent| recent.number == number;
+        let taken = set.iter_mut().find_map(|place| place.take_if(is_it))?;
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        Some(taken.fd)
+    }
+
+    /// Keeps the descriptor of an inode, one at most. Another inode's may lose its place.
+    pub(crate) fn put(&self, number: u64, fd: Arc<OwnedFd>) {
+        let mut set = lock(self.set_of(number));
+        let known = |place: &Option<Recent>| place.as_ref().is_some_and(|r| r.number == number);
+        let place = set.iter().position(known).or_else(|| set.iter().position(Option::is_none));
+        // Without a free place the first has its turn, and what came last is the next.
+        let at = place.unwrap_or(0);
+        let victim = set[at].replace(Recent { number, fd, fresh: true });
+        if place.is_none() {
+            set.rotate_left(1);
+        }
+        if victim.is_none() {
+            self.held.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(set);
+        // Closed here, where nobody waits for the lock.
+        drop(victim);
+    }
+
+    /// Closes what was not released since the last call.
+    pub(crate) fn trim(&self) {
+        self.drop_if(|recent| !std::mem::take(&mut recent.fresh));
+    }
+
+    /// Closes everything, because the process has too many descriptors.
+    pub(crate) fn clear(&self) {
+        self.drop_if(|_| true);
+    }
+
+    /// Descriptors that are kept.
+    pub(crate) fn len(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn drop_if(&self, mut unwanted: impl FnMut(&mut Recent) -> bool) {
+        if self.len() == 0 {
+            return;
+        }
+        for set in &self.sets {
+            for place in lock(set).iter_mut() {
+                if place.take_if(&mut unwanted).is_some() {
+                    self.held.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn set_of(&self, number: u64) -> &Mutex<Set> {
+        // Numbers differ in few bits; the multiplication by the golden ratio spreads them.
+        let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.sets[spread as usize % self.sets.len()]
+    }
+}
+
+fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+    set.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fd() -> Arc<OwnedFd> {
+        Arc::new(std::fs::File::open("/").unwrap().into())
+    }
+
+    #[test]
+    fn a_file_is_kept_until_it_is_taken() {
+        let recent = RecentFiles::new(64);
+        let kept = fd();
+        recent.put(7, Arc::clone(&kept));
+        assert!(recent.take(8).is_none());
+        assert!(recent.take(7).is_some_and(|fd| Arc::ptr_eq(&fd, &kept)));
+        assert!(recent.take(7).is_none());
+        assert_eq!(recent.len(), 0);
+    }
+
+    #[test]
+    fn a_file_that_nobody_wanted_between_two_trims_is_closed() {
+        let recent = RecentFiles::new(64);
+        recent.put(7, fd());
+        recent.trim();
+        assert_eq!(recent.len(), 1);
+        let fd = recent.take(7).unwrap();
+        recent.put(7, fd);
+        recent.trim();
+        assert_eq!(recent.len(), 1, "it was wanted");
+        recent.trim();
+        assert_eq!(recent.len(), 0);
+    }
+
+    #[test]
+    fn no_more_are_kept_than_there_is_room_for() {
+        let recent = RecentFiles::new(16);
+        for number in 0..1000 {
+            recent.put(number, fd());
+        }
+        assert!(recent.len() <= 16);
+        recent.clear();
+        assert_eq!(recent.len(), 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! Files that are opened again soon after they were released.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+
+use common::*;
+use defuse_fs::*;
+use defuse_passthrough::{Locks, Options};
+
+const RDONLY: u32 = 0;
+
+/// Runs `test` where files are found by handles, with a file `a` that was read and released.
+fn after_a_read(test: impl Fn(&Served, Ino)) {
+    for base in bases() {
+        let served = Served::new(&base, Options::default());
+        if !served.fs.uses_file_handles() {
+            eprintln!("skipped: no file handles in {}", base.display());
+            continue;
+        }
+        fs::write(served.path("a"), b"text").unwrap();
+        let ino = served.lookup("a").unwrap().ino;
+        served.release(served.open(ino, RDONLY).unwrap());
+        test(&served, ino);
+    }
+}
+
+fn open_fds(served: &Served) -> usize {
+    served.fs.stats().open_fds
+}
+
+#[test]
+fn a_file_that_was_read_stays_open_until_nobody_wants_it_between_two_trims() {
+    after_a_read(|served, ino| {
+        let kept = open_fds(served);
+        let file = served.open(ino, RDONLY).unwrap();
+        assert_eq!(open_fds(served), kept, "the descriptor that was kept is used");
+        assert_eq!(served.read(file, 0, 9), Ok(b"text".to_vec()));
+        served.release(file);
+        served.fs.trim();
+        assert_eq!(open_fds(served), kept);
+        served.fs.trim();
+        assert_eq!(open_fds(served), kept - 1);
+    });
+}
+
+#[test]
+fn two_who_read_at_once_have_a_descriptor_each() {
+    after_a_read(|served, ino| {
+        let kept = open_fds(served);
+        let files = [RDONLY, RDONLY].map(|flags| served.open(ino, flags).unwrap());
+        assert_eq!(open_fds(served), kept + 1);
+        files.into_iter().for_each(|file| served.release(file));
+        served.fs.forget(ino, 1);
+        assert_eq!(open_fds(served), kept - 1, "a forgotten inode keeps nothing open");
+    });
+}
+
+#[test]
+fn a_reopened_file_that_was_removed_behind_our_back_is_stale() {
+    after_a_read(|served, ino| {
+        fs::remove_file(served.path("a")).unwrap();
+        fs::write(served.path("a"), b"newer").unwrap();
+        assert_eq!(served.open(ino, RDONLY), Err(Errno::ESTALE));
+        let new = served.lookup("a").unwrap();
+        assert_ne!(new.ino, ino);
+        let file = served.open(new.ino, RDONLY).unwrap();
+        assert_eq!(served.read(file, 0, 9), Ok(b"newer".to_vec()));
+        served.release(file);
+    });
+}
+
+#[test]
+fn a_reopened_file_that_was_moved_behind_our_back_is_the_same() {
+    after_a_read(|served, ino| {
+        fs::rename(served.path("a"), served.path("b")).unwrap();
+        fs::write(served.path("b"), b"changed").unwrap();
+        let file = served.open(ino, RDONLY).unwrap();
+        assert_eq!(served.read(file, 0, 9), Ok(b"changed".to_vec()));
+        served.release(file);
+    });
+}
+
+#[test]
+fn a_file_that_is_unlinked_after_it_was_read_is_kept_open_once() {
+    after_a_read(|served, ino| {
+        served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
+        let pinned = open_fds(served);
+        let file = served.open(ino, RDONLY).unwrap();
+        assert_eq!(served.read(file, 0, 9), Ok(b"text".to_vec()));
+        served.release(file);
+        assert_eq!(open_fds(served), pinned);
+        served.fs.forget(ino, 1);
+        assert_eq!(open_fds(served), pinned - 1);
+    });
+}
+
+/// A descriptor for writing that nobody uses any more would keep the file from being executed.
+#[test]
+fn a_file_that_was_written_is_closed_at_once() {
+    after_a_read(|served, ino| {
+        let before = open_fds(served);
+        for flags in [OpenFlags::WRONLY, OpenFlags::RDWR, OpenFlags::TRUNC | OpenFlags::WRONLY] {
+            served.release(served.open(ino, flags).unwrap());
+            assert_eq!(open_fds(served), before);
+        }
+        fs::write(served.path("program"), b"#!/bin/sh\n").unwrap();
+        let program = served.lookup("program").unwrap().ino;
+        let file = served.open(program, OpenFlags::RDWR).unwrap();
+        served.write_at(file, 0, b"#!/bin/true\n").unwrap();
+        served.release(file);
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(served.path("program"), executable).unwrap();
+        assert!(std::process::Command::new(served.path("program")).status().unwrap().success());
+    });
+}
+
+/// Flags that change what a descriptor does must not reach the next one who opens the file.
+#[test]
+fn a_file_that_was_read_past_the_cache_is_opened_anew() {
+    after_a_read(|served, ino| {
+        let direct = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OpenFlags::DIRECT as i32)
+            .open(served.path("a"));
+        if direct.is_err() {
+            eprintln!("skipped: no O_DIRECT in {}", served.path("a").display());
+            return;
+        }
+        served.fs.trim();
+        served.fs.trim();
+        let before = open_fds(served);
+        served.release(served.open(ino, OpenFlags::DIRECT).unwrap());
+        assert_eq!(open_fds(served), before);
+    });
+}
+
+/// flock(2) locks of the lower file system end with the last descriptor of the open file.
+#[test]
+fn with_locks_of_the_lower_file_system_nothing_is_kept() {
+    for base in bases() {
+        let options = Options { locks: Locks::FileSystem, ..Options::default() };
+        let served = Served::new(&base, options);
+        fs::write(served.path("a"), b"text").unwrap();
+        let ino = served.lookup("a").unwrap().ino;
+        let before = open_fds(&served);
+        served.release(served.open(ino, RDONLY).unwrap());
+        assert_eq!(open_fds(&served), before);
+    }
+}
+
+#[test]
+fn files_are_reopened_by_many_threads_while_they_are_trimmed_and_forgotten() {
+    after_a_read(|served, ino| {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let looked_up = served.lookup("a").unwrap().ino;
+                        let file = served.open(looked_up, RDONLY).unwrap();
+                        assert_eq!(served.read(file, 0, 9), Ok(b"text".to_vec()));
+                        served.release(file);
+                        served.fs.forget(looked_up, 1);
+                    }
+                });
+            }
+            scope.spawn(|| (0..2000).for_each(|_| served.fs.trim()));
+        });
+        served.fs.forget(ino, 1);
+        let stats = served.fs.stats();
+        assert_eq!((stats.inodes, stats.open_files, stats.pinned_fds), (1, 0, 1));
+        assert_eq!(stats.cached_fds, 1, "the root alone");
+    });
+}
