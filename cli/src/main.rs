@@ -23,6 +23,7 @@ mod serve;
 mod signals;
 mod stat;
 mod umount;
+mod workload;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ enum Command {
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
+    Workload(workload::WorkloadArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -78,6 +80,7 @@ fn run(command: Command) -> Result {
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Workload(args) => workload::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),
