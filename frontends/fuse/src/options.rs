@@ -37,7 +37,8 @@ pub struct SessionOptions {
     /// Use a descriptor of the device for each worker.
     pub clone_fd: bool,
     /// How long a worker looks for the next request before it sleeps, where requests have been
-    /// coming that fast. It yields to whoever else wants the processor. Zero for never.
+    /// coming that fast. It yields to whoever else wants the processor. Zero for never. Of no
+    /// meaning over io_uring, where workers run beside their callers.
     pub spin: Duration,
     /// Whether requests travel over io_uring (Linux 6.14).
     pub io_uring: IoUring,

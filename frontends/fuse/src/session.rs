@@ -20,7 +20,7 @@ use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
 use crate::request::{Body, DecodeOptions, Request};
 use crate::transport::dev::{DevChannel, DevLimits, DevPort};
-use crate::transport::uring::{self, UringLimits};
+use crate::transport::uring;
 use crate::transport::{Channel, Message, Received, ReplyPort, errno};
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
@@ -192,10 +192,9 @@ impl Shared {
         let payload = negotiated.max_write.max(negotiated.max_read);
         let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
         let rings = queues.map(|queues| {
-            let limits = UringLimits { payload, spin_ns };
             let caps = dispatcher.fs.caps();
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
-            Rings::new(queues, limits, max, &caps, defers)
+            Rings::new(queues, payload, max, &caps, defers)
         });
         Ok(Shared {
             pool: Pool::new(PoolLimits { max, parallel: 2 * processors }),

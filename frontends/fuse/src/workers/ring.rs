@@ -25,7 +25,7 @@ use crate::probing::op_of;
 use crate::request::{Body, DecodeOptions};
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
-use crate::transport::uring::{Answers, Entry, Exchange, UringChannel, UringLimits};
+use crate::transport::uring::{Answers, Entry, Exchange, UringChannel};
 use crate::transport::{Channel, Received};
 
 /// Workers of one queue that a mere backlog may call for.
@@ -40,7 +40,8 @@ const NUDGE_TICKS: u64 = 50;
 /// The queues of a session.
 pub(crate) struct Rings {
     queues: Box<[Queue]>,
-    limits: UringLimits,
+    /// Bytes of payload of an entry.
+    payload: usize,
     /// Threads that may wait on rings; the rest of the pool is for entries of deferred answers.
     most: usize,
     answers: Arc<Answers>,
@@ -67,7 +68,7 @@ struct Queue {
 impl Rings {
     pub(crate) fn new(
         queues: usize,
-        limits: UringLimits,
+        payload: usize,
         max_workers: usize,
         caps: &Caps,
         defers: bool,
@@ -76,7 +77,7 @@ impl Rings {
         let helpers = if defers { (max_workers / 4).max(1) } else { 0 };
         Ok(Rings {
             queues: (0..queues).map(|_| Queue::default()).collect(),
-            limits,
+            payload,
             most: (max_workers - helpers).max(queues),
             answers: Arc::new(Answers::new(caps.submits)?),
             file: AtomicU64::new(0),
@@ -176,8 +177,8 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
             nudge(&own, rings, qid);
         }
     });
-    let (limits, answers) = (rings.limits.clone(), Arc::clone(&rings.answers));
-    let made = UringChannel::new(&shared.device, qid as u16, limits, answers, nudge);
+    let answers = Arc::clone(&rings.answers);
+    let made = UringChannel::new(&shared.device, qid as u16, rings.payload, answers, nudge);
     let (channel, slot) = match (made, shared.slots.claim(signal::this_thread())) {
         (Ok(channel), Some(slot)) => (channel, slot),
         (made, _) => {
@@ -270,9 +271,9 @@ impl Worker<'_> {
             if self.shared.pool.exiting() {
                 return self.shared.pool.exit();
             }
-            // The kernel wakes the one that came last: to look beside others would be for nothing.
-            let spin = self.queue.idle.load(Ordering::Relaxed) == 1;
-            match self.channel.receive(spin) {
+            // To look for requests instead of sleeping gains nothing where the caller runs on the
+            // same processor.
+            match self.channel.receive(false) {
                 Ok(Received::Request) => self.handle_received(),
                 Ok(Received::Nothing) => {}
                 Ok(Received::Unmounted) => self.shared.finish(),

@@ -20,7 +20,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use defuse_fs::{Errno, Result};
-use defuse_probe::clock;
 
 use super::{Channel, Message, Received, Reply};
 pub(crate) use answers::Answers;
@@ -29,18 +28,6 @@ pub(crate) use reply::Exchange;
 pub(crate) use ring::Ring;
 pub(crate) use support::{Plan, plan, refusal};
 
-/// Requests that may come late before looking is given up, until one comes early.
-const HOPE: u32 = 8;
-
-/// What holds for every entry of a session.
-#[derive(Clone)]
-pub(crate) struct UringLimits {
-    /// Bytes of payload that the kernel wants an entry to have.
-    pub(crate) payload: usize,
-    /// How long to look for requests before sleeping, in nanoseconds.
-    pub(crate) spin_ns: u64,
-}
-
 /// Makes the kernel send something to a queue. It gives requests that wait in a queue to an entry
 /// whose answer it takes, and never to one that is new.
 pub(crate) type Nudge = Box<dyn Fn() + Send>;
@@ -48,7 +35,8 @@ pub(crate) type Nudge = Box<dyn Fn() + Send>;
 /// One worker's ring.
 pub(crate) struct UringChannel {
     ring: Ring,
-    limits: UringLimits,
+    /// Bytes of payload that the kernel wants an entry to have.
+    capacity: usize,
     qid: u16,
     /// The number of the entry that the kernel has; earlier ones are gone.
     key: u64,
@@ -56,8 +44,6 @@ pub(crate) struct UringChannel {
     away: Option<Entry>,
     exchange: Exchange,
     nudge: Nudge,
-    /// See [`HOPE`].
-    hope: u32,
 }
 
 impl UringChannel {
@@ -70,14 +56,13 @@ impl UringChannel {
     pub(crate) fn new(
         device: &Arc<OwnedFd>,
         qid: u16,
-        limits: UringLimits,
+        capacity: usize,
         answers: Arc<Answers>,
         nudge: Nudge,
     ) -> Result<Self> {
         let ring = Ring::new(device, 4)?;
         let exchange = Exchange::new(answers);
-        let mut channel =
-            UringChannel { ring, qid, key: 0, away: None, exchange, nudge, hope: HOPE, limits };
+        let mut channel = UringChannel { ring, qid, key: 0, away: None, exchange, nudge, capacity };
         channel.register()?;
         // A refusal is there at once; otherwise the entry waits for a request.
         match channel.ring.completed() {
@@ -89,7 +74,7 @@ impl UringChannel {
     /// Gives the kernel a new entry.
     fn register(&mut self) -> Result<()> {
         self.key += 1;
-        let mut entry = Entry::new(self.qid, self.limits.payload);
+        let mut entry = Entry::new(self.qid, self.capacity);
         self.ring.register(&mut entry, self.key)?;
         self.away = Some(entry);
         (self.nudge)();
@@ -108,30 +93,6 @@ impl UringChannel {
         self.ring.commit(&entry, self.key)?;
         self.away = Some(entry);
         Ok(())
-    }
-
-    /// Looks for a completion without sleeping.
-    fn look(&mut self) -> Result<()> {
-        let begun = clock::now();
-        self.ring.submit()?;
-        let mut looks = 0_u32;
-        while !self.ring.is_ready() {
-            if begun.elapsed_ns() > self.limits.spin_ns {
-                self.ring.submit_and_wait()?;
-                let early = begun.elapsed_ns() < 2 * self.limits.spin_ns;
-                self.hope = if early { HOPE } else { self.hope.saturating_sub(1) };
-                return Ok(());
-            }
-            looks += 1;
-            if looks.is_multiple_of(64) {
-                // Whoever else can run here goes first.
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-        self.hope = HOPE;
-        self.ring.submit()
     }
 
     /// Takes what the kernel has done with the entry.
@@ -159,14 +120,9 @@ impl UringChannel {
 }
 
 impl Channel for UringChannel {
-    fn receive(&mut self, spin: bool) -> Result<Received> {
+    fn receive(&mut self, _spin: bool) -> Result<Received> {
         self.settle()?;
-        let waited = if spin && self.hope > 0 && self.limits.spin_ns > 0 {
-            self.look()
-        } else {
-            self.ring.submit_and_wait()
-        };
-        match waited {
+        match self.ring.submit_and_wait() {
             Ok(()) | Err(Errno::EINTR | Errno::EAGAIN) => self.take(),
             Err(errno) => Err(errno),
         }

@@ -43,8 +43,6 @@ impl Ring {
             .setup_submit_all()
             .build(entries)?;
         ring.submitter().register_files(&[device.as_raw_fd()])?;
-        // Spares looking it up at every call; a thread has few places for it, so it may fail.
-        let _ = ring.submitter().register_ring_fd();
         Ok(Ring { ring })
     }
 
@@ -130,11 +128,6 @@ impl Ring {
 
     fn enter(&mut self, want: usize) -> Result<()> {
         self.ring.submit_and_wait(want).map(drop).map_err(|error: io::Error| error.into())
-    }
-
-    /// Whether a completion is there, or can be had without waiting. Costs no system call.
-    pub(crate) fn is_ready(&mut self) -> bool {
-        self.ring.submission().taskrun() || !self.ring.completion().is_empty()
     }
 
     /// The next completion.
