@@ -59,7 +59,6 @@ pub static CONFIGS: &[Config] = &[
     config("memory-opt", Memory, &["--profile", "opt"]),
     config("memory-direct_io", Memory, &["-o", "direct_io"]),
     config("memory-io_uring", Memory, &["-o", "io_uring"]),
-    config("memory-io_uring-locks", Memory, &["-o", "io_uring,locks=filesystem"]),
 ];
 
 /// A mounted configuration, empty at first. All of it goes away when it is dropped.

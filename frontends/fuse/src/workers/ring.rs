@@ -30,9 +30,14 @@ use crate::transport::{Channel, Received};
 
 /// Workers of one queue that a mere backlog may call for.
 const PARALLEL: usize = 2;
-/// How long the device is left alone after something was read from it: FORGETs come in rows, and a
-/// sleeper in read(2) would be woken for each.
-const DEVICE_REST: Duration = Duration::from_millis(4);
+/// So many messages of the device in a row are a storm of FORGETs: the device is then left alone for
+/// a while after each, because a sleeper in read(2) would be woken for every single one. Not before,
+/// because the space of a removed file may be free only when it is forgotten.
+const STORM: u32 = 64;
+/// What comes within this time, in nanoseconds, comes in a row.
+const STORM_GAP_NS: u64 = 5_000_000;
+/// How long the device is left alone.
+const DEVICE_REST: Duration = Duration::from_millis(1);
 
 /// Looks of the sentinel after which a queue is nudged in which some handlers sleep.
 const NUDGE_TICKS: u64 = 50;
@@ -376,6 +381,7 @@ fn read_device(shared: &Arc<Shared>) {
     let Some(slot) = shared.slots.claim(signal::this_thread()) else { return };
     let cells = shared.dispatcher.recorder.cells();
     let mut channel = shared.worker_channel();
+    let (mut last, mut row) = (clock::now(), 0_u32);
     let options = shared.dispatcher.negotiated.decode_options();
     while !shared.pool.exiting() {
         match channel.receive(false) {
@@ -387,15 +393,10 @@ fn read_device(shared: &Arc<Shared>) {
                 shared.finish();
             }
         }
-        loop {
+        row = if last.elapsed_ns() < STORM_GAP_NS { row + 1 } else { 0 };
+        last = clock::now();
+        if row > STORM {
             std::thread::sleep(DEVICE_REST);
-            if shared.pool.exiting() || !readable(shared) {
-                break;
-            }
-            if !matches!(channel.receive(false), Ok(Received::Request)) {
-                break;
-            }
-            serve_device(shared, &mut channel, &options, slot, &cells);
         }
     }
     slot.release();
