@@ -21,7 +21,8 @@ pub struct Args {
     /// Workloads whose name is one of these or begins with one of these.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub only: Vec<String>,
-    /// Targets: native, libfuse, libfuse-xattr, fuser (both of fuser-1 and fuser-4), fuser-N, fuser-N-wb, defuse.
+    /// Targets: native, libfuse, libfuse-xattr, fuser (both of fuser-1 and fuser-4), fuser-N, fuser-N-wb, defuse (over /dev/fuse),
+    /// defuse-uring (over io_uring).
     #[arg(long, value_delimiter = ',', value_name = "NAME",
           default_values = ["native", "libfuse", "fuser", "defuse"])]
     pub targets: Vec<String>,
@@ -34,7 +35,7 @@ pub struct Args {
     /// Mount options for defuse, as one comma-separated list, in addition to the timeouts.
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     pub defuse_options: Option<String>,
-    /// A further defuse target with mount options of its own, e.g. `defuse-uring=io_uring`.
+    /// A further defuse target with mount options of its own, e.g. `splice=no_passthrough`.
     #[arg(long, value_name = "NAME=OPTIONS")]
     pub variant: Vec<String>,
     /// How long the kernel may keep entries and attributes, the same for every target; passthrough_hp knows only 86400

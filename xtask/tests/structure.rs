@@ -22,6 +22,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/mount.rs",
     // ioctl(2) of /dev/fuse: a clone of the descriptor.
     "frontends/fuse/src/session.rs",
+    // Submissions to io_uring(7), which point to memory.
+    "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
     // Record locks, mappings and child processes, for the POSIX cases.

@@ -9,9 +9,28 @@ use crate::args::Args;
 use crate::command;
 use crate::target::{MOUNT, Role, SOURCE, Spec};
 
-/// defuse as asked for, and its variants. A program that is not built is left out with a remark, so that the peers can be
+/// defuse as asked for, over /dev/fuse unless it is asked for otherwise, and its variants. A program that is not built is left out with a remark, so that the peers can be
 /// measured alone; one that was named must be there.
 pub fn specs(args: &Args) -> Result<Vec<Spec>> {
+    let base = join("no_io_uring", args.defuse_options.as_deref().unwrap_or_default());
+    let mut wanted = vec![("defuse".to_owned(), base.clone())];
+    for variant in &args.variant {
+        let (name, options) = variant
+            .split_once('=')
+            .with_context(|| format!("--variant {variant}: NAME=OPTIONS is expected"))?;
+        wanted.push((name.to_owned(), join(&base, options)));
+    }
+    build(args, wanted)
+}
+
+/// defuse as asked for, but over io_uring. A mount where the kernel does not offer it fails and says how to change that;
+/// `cargo xtask bench` does.
+pub fn over_rings(args: &Args) -> Result<Vec<Spec>> {
+    let options = join("io_uring", args.defuse_options.as_deref().unwrap_or_default());
+    build(args, vec![("defuse-uring".to_owned(), options)])
+}
+
+fn build(args: &Args, wanted: Vec<(String, String)>) -> Result<Vec<Spec>> {
     let program = match &args.defuse {
         Some(program) if !program.exists() => bail!("--defuse: {} is missing", program.display()),
         Some(program) => program.clone(),
@@ -28,14 +47,6 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
         .unwrap_or_else(|_| "defuse".into())
         .trim()
         .to_owned();
-    let base = args.defuse_options.clone().unwrap_or_default();
-    let mut wanted = vec![("defuse".to_owned(), base.clone())];
-    for variant in &args.variant {
-        let (name, options) = variant
-            .split_once('=')
-            .with_context(|| format!("--variant {variant}: NAME=OPTIONS is expected"))?;
-        wanted.push((name.to_owned(), join(&base, options)));
-    }
     let spec = |(name, options): (String, String)| {
         let options = join(&timeouts(args.timeout), &options);
         let words =

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use defuse_fs::CacheMode;
-use defuse_fuse::SpliceLimits;
 use defuse_fuse::mount::Applied;
+use defuse_fuse::{IoUring, SpliceLimits};
 use defuse_passthrough::{FileHandles, Locks};
 
 use super::{Settings, unknown};
@@ -122,6 +122,10 @@ pub const OPTIONS: &[Opt] = &[
         "truncate within open: faster, but empties files that are being executed"),
     opt("spin", Session, Number(0, 1000, |s, n| s.session.spin = Duration::from_micros(n)),
         "microseconds that a busy worker looks for requests before it sleeps (default: 50)"),
+    opt("io_uring", Session, Flag(|s| s.session.io_uring = IoUring::Required),
+        "requests travel over io_uring, or the mount fails (default: where the kernel offers it)"),
+    opt("no_io_uring", Session, Flag(|s| s.session.io_uring = IoUring::Off),
+        "requests travel over /dev/fuse"),
     opt("direct_io", Session, Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     opt("locks", Session, Choice(&[
             ("frontend", |s| { s.session.forward_locks = false; s.passthrough.locks = Locks::Frontend; }),

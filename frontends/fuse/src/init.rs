@@ -7,7 +7,7 @@ use std::thread::available_parallelism;
 use defuse_fs::{Caps, LockSupport};
 
 use crate::abi::*;
-use crate::options::SessionOptions;
+use crate::options::{IoUring, SessionOptions};
 use crate::request::DecodeOptions;
 
 /// What became of one INIT capability.
@@ -55,6 +55,21 @@ impl Negotiated {
         self.flags & flags == flags
     }
 
+    /// Why requests travel over the device, unless they travel over rings.
+    pub(crate) fn without_rings(&self) -> Option<&'static str> {
+        let decision = self.decisions.iter().find(|decision| decision.bit == FUSE_OVER_IO_URING)?;
+        (!decision.used).then_some(decision.reason)
+    }
+
+    /// Takes the rings back, for `reason`.
+    pub(crate) fn refuse_rings(&mut self, reason: &'static str) {
+        self.flags &= !FUSE_OVER_IO_URING;
+        let ring = self.decisions.iter_mut().find(|decision| decision.bit == FUSE_OVER_IO_URING);
+        if let Some(decision) = ring {
+            (decision.used, decision.reason) = (false, reason);
+        }
+    }
+
     /// How requests are laid out from now on.
     pub(crate) fn decode_options(&self) -> DecodeOptions {
         DecodeOptions { setxattr_ext: self.uses(FUSE_SETXATTR_EXT), payload_in_pipe: false }
@@ -75,6 +90,8 @@ pub enum InitError {
 /// The largest request and reply that any kernel allows without its administrator's help: 256 pages.
 pub(crate) const MAX_IO: usize = 1 << 20;
 const PAGE: usize = 4096;
+/// Worker threads that there may ever be.
+pub(crate) const WORKERS_MOST: usize = 1024;
 
 /// Decides what to answer to the kernel's INIT.
 pub fn negotiate(
@@ -129,10 +146,16 @@ fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
 }
 
 /// As many workers as can be busy: processors where handlers never sleep, plenty where they do.
-fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
+pub(crate) fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     let processors = available_parallelism().map_or(2, usize::from);
     let derived = if caps.blocking { (4 * processors).max(16) } else { processors.max(2) };
-    options.workers.unwrap_or(derived).clamp(1, 1024)
+    options.workers.unwrap_or(derived).clamp(1, WORKERS_MOST)
+}
+
+/// Whether file locks come to the file system, and not to the kernel alone.
+pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
+    caps.locks == LockSupport::FileSystem
+        || options.forward_locks && caps.locks != LockSupport::Frontend
 }
 
 fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> {
@@ -140,6 +163,7 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> 
     let decision = |&(name, bit, wanted, reason): &(&'static str, u64, bool, &'static str)| {
         let (used, reason) = match (wanted, offered & bit != 0, options.disabled & bit != 0) {
             (true, _, true) => (false, "switched off by an option"),
+            (true, false, _) if bit == FUSE_OVER_IO_URING => (false, ENABLE_IO_URING),
             (true, false, _) => (false, "the kernel does not offer it"),
             (wanted, _, _) => (wanted, reason),
         };
@@ -148,11 +172,14 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> 
     wishes.iter().map(decision).collect()
 }
 
+/// Why the kernel does not offer rings.
+const ENABLE_IO_URING: &str = "the kernel does not offer it: with Linux 6.14, \
+    `echo 1 > /sys/module/fuse/parameters/enable_uring` before mounting";
+
 /// For every bit whether we want it, and why (not).
 #[rustfmt::skip]
 fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
-    let locks = caps.locks == LockSupport::FileSystem
-        || options.forward_locks && caps.locks != LockSupport::Frontend;
+    let locks = takes_locks(caps, options);
     let acl = caps.posix_acl && options.default_permissions;
     let splice = options.splice != crate::SpliceLimits::NEVER;
     vec![
@@ -198,7 +225,10 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, true, "see EXPORT_SUPPORT"),
         ("HAS_RESEND", FUSE_HAS_RESEND, false, "a session is not handed over to another process"),
         ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would no longer tell who asks"),
-        ("OVER_IO_URING", FUSE_OVER_IO_URING, false, "the transport is the device"),
+        ("OVER_IO_URING", FUSE_OVER_IO_URING, options.io_uring != IoUring::Off, match options.io_uring {
+            IoUring::Off => "switched off by an option",
+            _ => "one system call a request",
+        }),
         ("REQUEST_TIMEOUT", FUSE_REQUEST_TIMEOUT, options.request_timeout.is_some(), "as the option says"),
     ]
 }

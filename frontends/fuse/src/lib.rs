@@ -25,7 +25,7 @@ mod workers;
 #[cfg(fuzzing)]
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};
-pub use options::SessionOptions;
+pub use options::{IoUring, SessionOptions};
 pub use session::{Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
 

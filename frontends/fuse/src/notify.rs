@@ -17,6 +17,10 @@ type Retrieved = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 /// Most RETRIEVE notifications without an answer; the kernel answers each, so more are a mistake.
 const RETRIEVES_MAX: usize = 1024;
 
+/// The number of the first RETRIEVE. Its answer comes under the same number, beside requests, which
+/// the kernel counts from 2 upwards in steps of two: a ring finds both by their number.
+const FIRST_RETRIEVE: u64 = 1 << 62;
+
 /// Sends notifications and receives the answers to RETRIEVE.
 pub(crate) struct KernelNotify {
     /// Weak: a file system keeps its notifier for good, and must not keep the device open, or the
@@ -32,7 +36,7 @@ impl KernelNotify {
         KernelNotify {
             port: Arc::downgrade(port),
             minor,
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(FIRST_RETRIEVE),
             retrieves: Mutex::default(),
         }
     }
@@ -41,6 +45,16 @@ impl KernelNotify {
         let port = self.port.upgrade().ok_or(Errno::ENOTCONN)?;
         let head = notification.encode();
         port.send(&[IoSlice::new(&head), IoSlice::new(data)])
+    }
+
+    /// Makes the kernel send a request that asks for nothing, an empty NOTIFY_REPLY, to the queue of
+    /// the processor that runs the caller. `file` is a regular file that the kernel knows.
+    pub(crate) fn nudge(&self, file: Ino) -> Result<()> {
+        let notify_unique = self.next.fetch_add(2, Ordering::Relaxed);
+        self.send(
+            &Notification::Retrieve { notify_unique, nodeid: file.0, offset: 0, size: 0 },
+            &[],
+        )
     }
 
     /// The answer to the RETRIEVE that was sent as `unique`.
@@ -94,7 +108,7 @@ impl Notify for KernelNotify {
     }
 
     fn retrieve(&self, ino: Ino, offset: u64, len: u32, done: Retrieved) -> Result<()> {
-        let notify_unique = self.next.fetch_add(1, Ordering::Relaxed);
+        let notify_unique = self.next.fetch_add(2, Ordering::Relaxed);
         {
             let mut retrieves = self.lock();
             if retrieves.len() >= RETRIEVES_MAX {

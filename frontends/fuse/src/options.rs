@@ -4,6 +4,18 @@ use std::time::Duration;
 
 use crate::transport::dev::SpliceLimits;
 
+/// Whether requests travel over io_uring instead of /dev/fuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoUring {
+    /// Never.
+    Off,
+    /// Where the kernel and this process can, and it is the faster way. [`crate::Negotiated`] says
+    /// what became of it.
+    Auto,
+    /// The session does not start without it.
+    Required,
+}
+
 /// Settings of a session. The defaults are the fastest that are correct for every file system;
 /// whatever a file system or a kernel cannot do is left out when the session starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,8 +37,11 @@ pub struct SessionOptions {
     /// Use a descriptor of the device for each worker.
     pub clone_fd: bool,
     /// How long a worker looks for the next request before it sleeps, where requests have been
-    /// coming that fast. It yields to whoever else wants the processor. Zero for never.
+    /// coming that fast. It yields to whoever else wants the processor. Zero for never. Of no
+    /// meaning over io_uring, where workers run beside their callers.
     pub spin: Duration,
+    /// Whether requests travel over io_uring (Linux 6.14).
+    pub io_uring: IoUring,
     /// When to splice.
     pub splice: SpliceLimits,
     /// Let the kernel read and write backing files by itself.
@@ -64,6 +79,7 @@ impl Default for SessionOptions {
             writeback: false,
             clone_fd: true,
             spin: Duration::from_micros(50),
+            io_uring: IoUring::Auto,
             splice: SpliceLimits::MEASURED,
             passthrough: true,
             direct_io: false,
@@ -94,6 +110,7 @@ impl SessionOptions {
             congestion_threshold: Some(9),
             clone_fd: false,
             spin: Duration::ZERO,
+            io_uring: IoUring::Off,
             splice: SpliceLimits::NEVER,
             passthrough: false,
             disabled: AFTER_PAPER,

@@ -17,15 +17,17 @@ use crate::abi::{self, InitIn};
 use crate::dispatch::Dispatcher;
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
-use crate::options::SessionOptions;
+use crate::options::{IoUring, SessionOptions};
 use crate::request::{Body, DecodeOptions, Request};
 use crate::transport::dev::{DevChannel, DevLimits, DevPort};
-use crate::transport::{Channel, Received, ReplyPort, errno};
+use crate::transport::uring;
+use crate::transport::{Channel, Message, Received, ReplyPort, errno};
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
+use crate::workers::ring::Rings;
 use crate::workers::sentinel::Bell;
 use crate::workers::set_aside::SetAside;
-use crate::workers::{sentinel, serve, signal};
+use crate::workers::{ring, sentinel, serve, signal};
 
 /// A session could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,9 @@ pub enum StartError {
     /// The device gave something else than INIT first.
     #[error("/dev/fuse: {0} where INIT was expected; is the mount served by someone else?")]
     NotInit(String),
+    /// Rings were required.
+    #[error("io_uring cannot be used: {0}; or mount without the option io_uring")]
+    Rings(&'static str),
     /// No thread could be started.
     #[error("no worker thread could be started: {0}; raise the limit of processes")]
     Thread(Errno),
@@ -59,44 +64,34 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
-        let (negotiated, port) = handshake(&device, &fs.caps(), options)?;
-        let reply_port: Arc<dyn ReplyPort> = port;
-        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor));
+        let Agreed { mut negotiated, port, mut plan } = handshake(&device, &fs.caps(), options)?;
+        let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
-        let dispatcher =
-            Dispatcher::new(fs, notify, negotiated.clone(), options, Arc::clone(&device));
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        let shared = Arc::new(Shared {
-            dispatcher: Arc::new(dispatcher),
-            pool: Pool::new(PoolLimits { max: negotiated.max_workers, parallel: 2 * processors }),
-            slots: Slots::new(negotiated.max_workers),
-            bell: Bell::default(),
-            set_aside: SetAside::default(),
-            limits: DevLimits {
-                max_write: negotiated.max_write,
-                max_read: negotiated.max_read,
-                splice: options.splice,
-            },
-            clone_fd: options.clone_fd && negotiated.max_workers > 1,
-            // On a single processor the caller could not run meanwhile.
-            begun: clock::now(),
-            backlog_ns: AtomicU64::new(0),
-            spin_ns: if processors > 1 { options.spin.as_nanos() as u64 } else { 0 },
-            device,
-            _port: reply_port,
-            emergency: Mutex::default(),
-            threads: Mutex::default(),
-            end: Mutex::default(),
-            ended: Condvar::new(),
-        });
-        if !shared.add_worker() {
-            return Err(StartError::Thread(Errno::EAGAIN));
+        loop {
+            let dispatcher = Dispatcher::new(
+                Arc::clone(&fs),
+                Arc::clone(&notify),
+                negotiated.clone(),
+                options,
+                Arc::clone(&device),
+            );
+            let queues = plan.as_ref().map(|plan| plan.queues);
+            let shared = Shared::new(dispatcher, options, &device, &port, queues);
+            let shared = Arc::new(shared.map_err(StartError::Thread)?);
+            let failed = match shared.start() {
+                Ok(()) => return Ok(Session { shared }),
+                Err(errno) => errno,
+            };
+            shared.finish();
+            shared.join(Duration::from_secs(2));
+            let Some(mut refused) = plan.take() else { return Err(StartError::Thread(failed)) };
+            // Requests wait until the kernel knows that there will be no rings.
+            refused.probe.refuse();
+            if options.io_uring == IoUring::Required {
+                return Err(StartError::Rings(uring::refusal(failed)));
+            }
+            negotiated.refuse_rings(uring::refusal(failed));
         }
-        let watched = Arc::clone(&shared);
-        shared
-            .spawn("defuse-sentinel", move || sentinel::run(&watched))
-            .map_err(StartError::Thread)?;
-        Ok(Session { shared })
     }
 
     /// What was agreed with the kernel.
@@ -163,6 +158,8 @@ pub(crate) struct Shared {
     pub(crate) bell: Bell,
     pub(crate) set_aside: SetAside,
     pub(crate) device: Arc<OwnedFd>,
+    /// Where requests come over rings and not over the device.
+    pub(crate) rings: Option<Rings>,
     limits: DevLimits,
     clone_fd: bool,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
@@ -180,6 +177,62 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    fn new(
+        dispatcher: Dispatcher,
+        options: &SessionOptions,
+        device: &Arc<OwnedFd>,
+        port: &Arc<dyn ReplyPort>,
+        queues: Option<usize>,
+    ) -> Result<Self> {
+        let negotiated = &dispatcher.negotiated;
+        let max = negotiated.max_workers;
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        // On a single processor the caller could not run meanwhile.
+        let spin_ns = if processors > 1 { options.spin.as_nanos() as u64 } else { 0 };
+        let payload = negotiated.max_write.max(negotiated.max_read);
+        let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
+        let rings = queues.map(|queues| {
+            let caps = dispatcher.fs.caps();
+            let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
+            Rings::new(queues, payload, max, &caps, defers)
+        });
+        Ok(Shared {
+            pool: Pool::new(PoolLimits { max, parallel: 2 * processors }),
+            // One for whoever reads the device beside the rings.
+            slots: Slots::new(max + usize::from(rings.is_some())),
+            bell: Bell::default(),
+            set_aside: SetAside::default(),
+            rings: rings.transpose()?,
+            limits: DevLimits {
+                max_write: negotiated.max_write,
+                max_read: negotiated.max_read,
+                splice: options.splice,
+            },
+            clone_fd: options.clone_fd && max > 1,
+            begun: clock::now(),
+            backlog_ns: AtomicU64::new(0),
+            spin_ns,
+            device: Arc::clone(device),
+            _port: Arc::clone(port),
+            emergency: Mutex::default(),
+            threads: Mutex::default(),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+            dispatcher: Arc::new(dispatcher),
+        })
+    }
+
+    /// Starts the first threads.
+    fn start(self: &Arc<Self>) -> Result<()> {
+        match &self.rings {
+            Some(rings) => ring::start(self, rings)?,
+            None if self.add_worker() => {}
+            None => return Err(Errno::EAGAIN),
+        }
+        let watched = Arc::clone(self);
+        self.spawn("defuse-sentinel", move || sentinel::run(&watched))
+    }
+
     /// Starts a worker or calls a parked one back. False where there are as many as there may be.
     pub(crate) fn add_worker(self: &Arc<Self>) -> bool {
         match self.pool.grow() {
@@ -187,8 +240,9 @@ impl Shared {
             Growth::Unparked => true,
             Growth::Spawn => {
                 let shared = Arc::clone(self);
-                let started = self.spawn("defuse-worker", move || {
-                    serve::run(&shared, shared.worker_channel());
+                let started = self.spawn("defuse-worker", move || match &shared.rings {
+                    Some(_) => ring::run_helper(&shared),
+                    None => serve::run(&shared, shared.worker_channel()),
                 });
                 if let Err(errno) = started {
                     log::warn!("no further worker: {errno}");
@@ -199,7 +253,7 @@ impl Shared {
         }
     }
 
-    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    pub(crate) fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let handle = std::thread::Builder::new().name(name.to_string()).spawn(run)?;
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
@@ -217,7 +271,7 @@ impl Shared {
         self.begun.ns_until(now).saturating_sub(self.backlog_ns.load(Ordering::Relaxed))
     }
 
-    fn worker_channel(&self) -> DevChannel {
+    pub(crate) fn worker_channel(&self) -> DevChannel {
         let mut channel = DevChannel::new(self.worker_port(), self.limits);
         if self.spin_ns > 0 {
             match clone_device(&self.device, OFlags::NONBLOCK) {
@@ -283,6 +337,9 @@ impl Shared {
     /// The kernel has ended the connection.
     pub(crate) fn finish(&self) {
         self.pool.shut_down();
+        if let Some(rings) = &self.rings {
+            rings.close();
+        }
         self.bell.unpark();
         *lock(&self.end) = true;
         self.ended.notify_all();
@@ -337,12 +394,20 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
+/// What INIT came to.
+struct Agreed {
+    negotiated: Negotiated,
+    port: Arc<dyn ReplyPort>,
+    /// How requests come over rings, unless they come over the device.
+    plan: Option<uring::Plan>,
+}
+
 /// Answers INIT.
 fn handshake(
     device: &Arc<OwnedFd>,
     caps: &Caps,
     options: &SessionOptions,
-) -> std::result::Result<(Negotiated, Arc<DevPort>), StartError> {
+) -> std::result::Result<Agreed, StartError> {
     let port = Arc::new(DevPort::new(Arc::clone(device)));
     // Until INIT is answered, the kernel wants room for what it would send by default.
     let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
@@ -354,12 +419,20 @@ fn handshake(
             Ok(Received::Unmounted) => return Err(StartError::Device(Errno::ENODEV)),
             Err(errno) => return Err(StartError::Device(errno)),
         }
-        let (bytes, reply) = channel.exchange();
-        let kernel = init_of(bytes)?;
-        match negotiate(&kernel, caps, options) {
-            Ok((out, negotiated)) => {
+        let (message, reply) = channel.exchange();
+        let kernel = init_of(&message)?;
+        let (options, plan) = uring::plan(device, &kernel, caps, options);
+        match negotiate(&kernel, caps, &options) {
+            Ok((out, mut negotiated)) => {
+                let plan = plan.map_err(|reason| negotiated.refuse_rings(reason)).ok().flatten();
+                if let Some(reason) = negotiated.without_rings()
+                    && options.io_uring == IoUring::Required
+                {
+                    let _ = reply.send_errno(Errno::EPROTO.raw());
+                    return Err(StartError::Rings(reason));
+                }
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
-                return Ok((negotiated, port));
+                return Ok(Agreed { negotiated, port, plan });
             }
             // The kernel learns our major version and asks again.
             Err(InitError::LaterMajor(_)) => {
@@ -378,8 +451,8 @@ fn handshake(
     }
 }
 
-fn init_of(bytes: &[u8]) -> std::result::Result<InitIn, StartError> {
-    match Request::parse(bytes, &DecodeOptions::default()) {
+fn init_of(message: &Message<'_>) -> std::result::Result<InitIn, StartError> {
+    match message.parse(&DecodeOptions::default()) {
         Ok(Request { body: Body::Init(init), .. }) => Ok(init),
         Ok(other) => Err(StartError::NotInit(other.opcode.name().to_string())),
         Err(error) => Err(StartError::NotInit(error.to_string())),

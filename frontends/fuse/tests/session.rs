@@ -16,7 +16,7 @@ use defuse_fs::{
     ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
 };
 use defuse_fuse::mount::{self, MountOptions};
-use defuse_fuse::{Session, SessionOptions};
+use defuse_fuse::{IoUring, Session, SessionOptions};
 
 /// What a read of `/file` does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -191,6 +191,14 @@ impl FileSystem for Scripted {
     }
 }
 
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
+fn kernel_offers_rings() -> bool {
+    let forbidden = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    forbidden.is_ok_and(|text| text.trim() != "2")
+        && std::fs::read_to_string(ENABLE_URING).is_ok_and(|text| text.trim() == "Y")
+}
+
 struct Mount {
     dir: tempfile::TempDir,
     fs: Arc<Scripted>,
@@ -201,6 +209,10 @@ impl Mount {
     fn new(options: &SessionOptions) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
+            return None;
+        }
+        if options.io_uring == IoUring::Required && !kernel_offers_rings() {
+            eprintln!("skipped: needs `echo 1 > {ENABLE_URING}` and io_uring");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -246,13 +258,48 @@ fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-fn one_worker() -> SessionOptions {
-    SessionOptions { workers: Some(1), ..SessionOptions::default() }
+fn over(transport: IoUring) -> SessionOptions {
+    SessionOptions { io_uring: transport, ..SessionOptions::default() }
 }
 
-#[test]
-fn a_panic_answers_eio_to_its_request_alone() {
-    let Some(mount) = Mount::new(&one_worker()) else { return };
+fn one_worker() -> SessionOptions {
+    SessionOptions { workers: Some(1), ..over(IoUring::Off) }
+}
+
+/// As few workers as the transport can do with.
+fn few_workers(transport: IoUring) -> SessionOptions {
+    let processors = std::thread::available_parallelism().unwrap().get();
+    match transport {
+        IoUring::Required => SessionOptions { workers: Some(processors + 1), ..over(transport) },
+        _ => one_worker(),
+    }
+}
+
+/// Runs each of these over /dev/fuse and over rings.
+macro_rules! over_each_transport {
+    ($($test:ident),* $(,)?) => {
+        mod over_the_device {
+            $(#[test] fn $test() { super::$test(super::IoUring::Off); })*
+        }
+        mod over_rings {
+            $(#[test] fn $test() { super::$test(super::IoUring::Required); })*
+        }
+    };
+}
+
+over_each_transport! {
+    a_panic_answers_eio_to_its_request_alone,
+    a_handler_that_never_answers_cannot_hold_the_mount,
+    waiting_for_locks_holds_no_worker,
+    an_interrupt_reaches_a_deferred_request,
+    every_lookup_is_given_back,
+    notifications_reach_the_page_cache,
+    poll_is_woken_by_a_notification,
+    statx_tells_the_birth_time,
+}
+
+fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
+    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
     mount.fs.set(Script::Panic);
     let error = std::fs::read(mount.file()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -298,9 +345,8 @@ fn requests_behind_a_stuck_worker_are_not_lost() {
     assert!(mount.end().1);
 }
 
-#[test]
-fn a_handler_that_never_answers_cannot_hold_the_mount() {
-    let Some(mut mount) = Mount::new(&SessionOptions::default()) else { return };
+fn a_handler_that_never_answers_cannot_hold_the_mount(transport: IoUring) {
+    let Some(mut mount) = Mount::new(&over(transport)) else { return };
     mount.fs.set(Script::WaitForever);
     let mut reader = mount.reader();
     eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
@@ -315,7 +361,7 @@ fn a_handler_that_never_answers_cannot_hold_the_mount() {
 
 #[test]
 fn workers_appear_when_handlers_block_and_retire_never_below_one() {
-    let options = SessionOptions { workers: Some(6), ..SessionOptions::default() };
+    let options = SessionOptions { workers: Some(6), ..over(IoUring::Off) };
     let Some(mount) = Mount::new(&options) else { return };
     mount.fs.set(Script::WaitForever);
     let mut readers: Vec<Child> = (0..10).map(|_| mount.reader()).collect();
@@ -338,9 +384,8 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
 }
 
 /// More callers wait for a lock than there are workers; the unlock still gets through.
-#[test]
-fn waiting_for_locks_holds_no_worker() {
-    let Some(mount) = Mount::new(&one_worker()) else { return };
+fn waiting_for_locks_holds_no_worker(transport: IoUring) {
+    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
     let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
     let lock = || Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
     let mut waiters: Vec<Child> = (0..4).map(|_| lock()).collect();
@@ -355,9 +400,8 @@ fn waiting_for_locks_holds_no_worker() {
     assert!(mount.end().1);
 }
 
-#[test]
-fn an_interrupt_reaches_a_deferred_request() {
-    let Some(mount) = Mount::new(&one_worker()) else { return };
+fn an_interrupt_reaches_a_deferred_request(transport: IoUring) {
+    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
     let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
     let mut waiter =
         Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
@@ -375,15 +419,16 @@ fn an_interrupt_reaches_a_deferred_request() {
     assert!(mount.end().1);
 }
 
-#[test]
-fn every_lookup_is_given_back() {
-    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+fn every_lookup_is_given_back(transport: IoUring) {
+    let Some(mount) = Mount::new(&over(transport)) else { return };
     for _ in 0..50 {
         assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
         let parent = Name::new(b"file").unwrap();
         let _ = mount.fs.notifier().invalidate_entry(Ino::ROOT, parent, false);
     }
     std::fs::metadata(mount.file()).unwrap();
+    // Over rings, whoever reads them takes a rest now and then.
+    eventually("they arrive", || mount.fs.forgotten.load(Ordering::Acquire) >= 40);
     let (fs, _) = mount.end();
     // At an unmount the kernel drops its lookups without a word; what it did give back must not be
     // more than what it took.
@@ -391,9 +436,8 @@ fn every_lookup_is_given_back() {
     assert!(fs.forgotten.load(Ordering::Acquire) >= 40, "{left} left");
 }
 
-#[test]
-fn notifications_reach_the_page_cache() {
-    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+fn notifications_reach_the_page_cache(transport: IoUring) {
+    let Some(mount) = Mount::new(&over(transport)) else { return };
     let notify = mount.fs.notifier();
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     *mount.fs.content.lock().unwrap() = b"CONTENT".to_vec();
@@ -426,9 +470,8 @@ fn notifications_reach_the_page_cache() {
     assert_eq!(notify.invalidate_inode(FILE, None), Err(Errno::ENOTCONN));
 }
 
-#[test]
-fn poll_is_woken_by_a_notification() {
-    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+fn poll_is_woken_by_a_notification(transport: IoUring) {
+    let Some(mount) = Mount::new(&over(transport)) else { return };
     let file = std::fs::File::open(mount.file()).unwrap();
     let polling = std::thread::spawn(move || {
         let mut fds = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
@@ -444,11 +487,114 @@ fn poll_is_woken_by_a_notification() {
     assert!(mount.end().1);
 }
 
-#[test]
-fn statx_tells_the_birth_time() {
-    let Some(mount) = Mount::new(&SessionOptions::default()) else { return };
+fn statx_tells_the_birth_time(transport: IoUring) {
+    let Some(mount) = Mount::new(&over(transport)) else { return };
     let created = std::fs::metadata(mount.file()).unwrap().created();
     let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
     assert_eq!(created.map_err(|error: io::Error| error.kind()), Ok(7));
     assert!(mount.end().1);
+}
+
+/// Somebody reads the device beside the rings, so that an INTERRUPT arrives.
+#[test]
+fn an_interrupt_ends_a_handler_over_rings() {
+    let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
+    for script in [Script::Wait, Script::Block] {
+        mount.fs.set(script);
+        let mut reader = mount.reader();
+        eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+        reader.kill().unwrap();
+        eventually("the reader ends", || reader.try_wait().unwrap().is_some());
+        eventually("the handler ends", || mount.fs.inside.load(Ordering::Acquire) == 0);
+    }
+    mount.fs.set(Script::Answer);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    assert!(mount.end().1);
+}
+
+/// Nobody can see whether requests wait in a queue, so a worker is added while all of it sleep.
+#[test]
+fn sleeping_handlers_do_not_hold_up_a_ring() {
+    let options = SessionOptions { workers: Some(16), ..over(IoUring::Required) };
+    let Some(mount) = Mount::new(&options) else { return };
+    mount.fs.set(Script::WaitForever);
+    let mut readers: Vec<Child> = (0..8).map(|_| mount.reader()).collect();
+    eventually("all are inside", || mount.fs.inside.load(Ordering::Acquire) == 8);
+    assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
+    mount.fs.gate.store(true, Ordering::Release);
+    for reader in &mut readers {
+        assert!(reader.wait().unwrap().success());
+    }
+    assert!(mount.end().1);
+}
+
+/// Where answers are finished later, their entries take requests on a thread that handles none.
+#[test]
+fn requests_go_on_after_many_locks_were_waited_for() {
+    let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
+    for _ in 0..3 {
+        let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
+        let lock =
+            || Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
+        let mut waiters: Vec<Child> = (0..8).map(|_| lock()).collect();
+        eventually("all wait", || mount.fs.waiting.lock().unwrap().len() == 8);
+        let file = std::fs::File::open(mount.file()).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+        for waiter in &mut waiters {
+            assert!(waiter.wait().unwrap().success());
+        }
+    }
+    mount.fs.set(Script::Wait);
+    mount.fs.gate.store(true, Ordering::Release);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+                }
+            });
+        }
+    });
+    assert!(mount.end().1);
+}
+
+#[test]
+fn rings_that_cannot_be_had_are_refused_with_the_reason() {
+    let options = SessionOptions { workers: Some(1), ..over(IoUring::Required) };
+    if Mount::new(&over(IoUring::Required)).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+    let refused = Session::start(mounted.device, Scripted::new(), &options).err().unwrap();
+    assert!(refused.to_string().contains("workers="), "{refused}");
+    let _ = mount::unmount(dir.path(), true);
+    // Unless they are required, the device does, and the reason can be asked for.
+    let options = SessionOptions { workers: Some(1), ..over(IoUring::Auto) };
+    let mount = Mount::new(&options).unwrap();
+    let decisions = &mount.session.as_ref().unwrap().negotiated().decisions;
+    let decision = decisions.iter().find(|decision| decision.name == "OVER_IO_URING").unwrap();
+    assert!(!decision.used && !decision.reason.is_empty(), "{decision}");
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    assert!(mount.end().1);
+}
+
+/// Threads and descriptors of this process, to be compared.
+#[test]
+fn sessions_leave_nothing_behind() {
+    for transport in [IoUring::Off, IoUring::Required] {
+        let Some(mount) = Mount::new(&over(transport)) else { continue };
+        assert!(mount.end().1);
+        let most = std::env::var("DEFUSE_SESSIONS").ok().and_then(|text| text.parse().ok());
+        for _ in 0..most.unwrap_or(20) {
+            let mount = Mount::new(&over(transport)).unwrap();
+            assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+            assert!(mount.end().1);
+        }
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(std::result::Result::ok);
+        let names = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let left = names.filter(|name| name.to_string_lossy().contains("io_uring")).count();
+        // Other tests run beside this one.
+        assert!(left < 100, "{left} rings are left");
+    }
 }

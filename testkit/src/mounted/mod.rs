@@ -52,6 +52,22 @@ pub struct Mount {
     reaped: bool,
 }
 
+/// Whether mounts travel over io_uring is never left to chance: over /dev/fuse, unless the variable
+/// `DEFUSE_TRANSPORT` is `io_uring`. Profiles say it themselves, and the arguments of a test prevail.
+fn transport(args: &[&str]) -> &'static [&'static str] {
+    match std::env::var_os("DEFUSE_TRANSPORT") {
+        _ if args.contains(&"--profile") => &[],
+        Some(name) if name == "io_uring" => &["-o", "io_uring"],
+        _ => &["-o", "no_io_uring"],
+    }
+}
+
+/// Whether mounts can travel over io_uring: `echo 1 > /sys/module/fuse/parameters/enable_uring`.
+pub fn has_rings() -> bool {
+    let parameter = "/sys/module/fuse/parameters/enable_uring";
+    fs::read_to_string(parameter).is_ok_and(|text| text.trim() == "Y")
+}
+
 impl Mount {
     /// Mounts `source` (`memory:`, `passthrough:DIR`) on a new directory `mnt` in `place`, for all
     /// users.
@@ -74,7 +90,10 @@ impl Mount {
     fn by(command: &mut Command, source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
         let (path, log) = (place.join("mnt"), place.join("log"));
         fs::create_dir_all(&path)?;
-        command.args(["mount", "--foreground", "-o", "allow_other"]).args(args);
+        command
+            .args(["mount", "--foreground", "-o", "allow_other"])
+            .args(transport(args))
+            .args(args);
         command.arg(source).arg(&path).env("DEFUSE_RUNTIME_DIR", place.join("run"));
         let err = fs::OpenOptions::new().create(true).append(true).open(&log)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err);

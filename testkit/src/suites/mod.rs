@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::mounted::has_rings;
 pub use stage::{CONFIGS, Config, NATIVE, Stage};
 
 /// A suite.
@@ -146,6 +147,11 @@ pub fn run(
     let mut rows: Vec<Row> = Vec::new();
     let others = configs.iter().filter(|config| config.name != NATIVE.name);
     for config in std::iter::once(&&NATIVE).chain(others) {
+        let needs_rings = config.args.iter().any(|arg| arg.starts_with("io_uring"));
+        if needs_rings && !has_rings() {
+            println!("skipped {}: fuse's parameter enable_uring is off", config.name);
+            continue;
+        }
         let begun = Instant::now();
         let stage = Stage::new(config)?;
         let tally = suite.run_on(&stage, quick)?;

@@ -51,12 +51,14 @@ pub static CONFIGS: &[Config] = &[
     config("passthrough-exclusive", Passthrough, &["-o", "exclusive"]),
     config("passthrough-no_handles", Passthrough, &["-o", "handles=off"]),
     config("passthrough-direct_io", Passthrough, &["-o", "direct_io"]),
+    config("passthrough-io_uring", Passthrough, &["-o", "io_uring"]),
     config("memory", Memory, &[]),
     config("memory-writeback", Memory, &["-o", "writeback"]),
     config("memory-locks", Memory, &["-o", "locks=filesystem"]),
     config("memory-base", Memory, &["--profile", "base"]),
     config("memory-opt", Memory, &["--profile", "opt"]),
     config("memory-direct_io", Memory, &["-o", "direct_io"]),
+    config("memory-io_uring", Memory, &["-o", "io_uring"]),
 ];
 
 /// A mounted configuration, empty at first. All of it goes away when it is dropped.

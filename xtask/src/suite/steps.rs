@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::packages::Tool;
-use crate::{demo, fuzz};
+use crate::{demo, fuzz, rings};
 
 /// When a step runs unless it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +99,10 @@ pub const STEPS: &[Step] = &[
         TEST_TOOLS,
         &["test", "--workspace", "--no-fail-fast"],
     ),
+    Step {
+        when: When::Always,
+        ..full("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test)
+    },
     cargo(
         "shuttle",
         "the worker pool under every schedule that shuttle tries",

@@ -41,6 +41,18 @@ impl AlignedBuf {
         &mut self.memory[from..from + len]
     }
 
+    /// The lead and the first `len` bytes of the data, each by itself.
+    pub(crate) fn split_mut(&mut self, len: usize) -> (&mut [u8], &mut [u8]) {
+        let from = self.start;
+        self.memory[from..from + self.lead + len].split_at_mut(self.lead)
+    }
+
+    /// The lead and the first `len` bytes of the data, each by itself.
+    pub(crate) fn split(&self, len: usize) -> (&[u8], &[u8]) {
+        let from = self.start;
+        self.memory[from..from + self.lead + len].split_at(self.lead)
+    }
+
     fn data_ptr(&self) -> usize {
         self.memory[self.start + self.lead..].as_ptr() as usize
     }

@@ -10,7 +10,9 @@ use defuse_probe::clock;
 use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
-use super::{AlignedBuf, Channel, Deferred, DeferredReply, Received, Reply, ReplyPort, errno};
+use super::{
+    AlignedBuf, Channel, Deferred, DeferredReply, Message, Received, Reply, ReplyPort, errno,
+};
 use crate::abi::{self, InHeader, OutHeader};
 use crate::reply::HEADER_LEN;
 
@@ -198,6 +200,11 @@ impl DevChannel {
         &mut self.reply
     }
 
+    /// The bytes of the request that was received.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.request.message(self.len)
+    }
+
     pub(crate) fn dev_port(&self) -> Arc<DevPort> {
         Arc::clone(&self.port)
     }
@@ -240,8 +247,8 @@ impl Channel for DevChannel {
         }
     }
 
-    fn exchange(&mut self) -> (&[u8], &mut dyn Reply) {
-        (self.request.message(self.len), &mut self.reply)
+    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply) {
+        (Message::Whole(self.request.message(self.len)), &mut self.reply)
     }
 
     fn payload_in_pipe(&self) -> bool {
@@ -492,7 +499,7 @@ impl WriteSource for DevDeferred {
 }
 
 /// Copies the parts into `room` one after the other.
-fn put_parts(mut room: &mut [u8], parts: &[&[u8]]) {
+pub(super) fn put_parts(mut room: &mut [u8], parts: &[&[u8]]) {
     for part in parts {
         let (head, rest) = room.split_at_mut(part.len());
         head.copy_from_slice(part);
@@ -535,7 +542,7 @@ impl WriteSource for MemorySource<'_> {
 /// Reads until `room` is full or the file ends. An error after some bytes ends the read there; the
 /// caller meets it again when it asks for the rest. A file rarely ends on a page, so a short count
 /// that is not whole pages is taken for the end without another call.
-fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Result<usize> {
+pub(super) fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Result<usize> {
     let mut done = 0;
     while done < room.len() {
         match rustix::io::pread(fd, &mut room[done..], offset + done as u64) {

@@ -1,16 +1,42 @@
 //! How requests arrive and replies leave. A session's workers each own a [`Channel`]; dispatch sees
-//! only the request's bytes and a [`Reply`], so that another transport (a ring) can take the place
-//! of the device without a change above.
+//! only the request and a [`Reply`], so that the device ([`dev`]) and rings ([`uring`]) take each
+//! other's place without a change above.
 
 mod buffer;
 pub(crate) mod dev;
 mod splice;
+pub(crate) mod uring;
 
 use std::io::IoSlice;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
 pub(crate) use buffer::AlignedBuf;
+
+use crate::request::{DecodeError, DecodeOptions, Request};
+
+/// The bytes of a request, as a transport has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Message<'a> {
+    /// One after the other, as the device gives them.
+    Whole(&'a [u8]),
+    /// Header, the opcode's structure and everything else, each by itself, as a ring gives them.
+    Split { header: &'a [u8], op: &'a [u8], payload: &'a [u8] },
+}
+
+impl<'a> Message<'a> {
+    pub(crate) fn parse(
+        &self,
+        options: &DecodeOptions,
+    ) -> std::result::Result<Request<'a>, DecodeError> {
+        match self {
+            Message::Whole(bytes) => Request::parse(bytes, options),
+            Message::Split { header, op, payload } => {
+                Request::parse_split(header, op, payload, options)
+            }
+        }
+    }
+}
 
 /// The way to the kernel for messages that no request waits for, from any thread, at any time.
 pub(crate) trait ReplyPort: Send + Sync {
@@ -86,9 +112,9 @@ pub(crate) enum Received {
 pub(crate) trait Channel: Send {
     /// Waits for a request. With `spin` it may stay awake for a while first: nobody else waits.
     fn receive(&mut self, spin: bool) -> Result<Received>;
-    /// The bytes of the request that was received, and the way to answer it. Bytes that the
-    /// transport keeps elsewhere (WRITE data in a pipe) are left out.
-    fn exchange(&mut self) -> (&[u8], &mut dyn Reply);
+    /// The request that was received, and the way to answer it. Bytes that the transport keeps
+    /// elsewhere (WRITE data in a pipe) are left out.
+    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply);
     /// True once bytes are kept elsewhere for the request that was received.
     fn payload_in_pipe(&self) -> bool;
 }

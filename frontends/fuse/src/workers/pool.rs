@@ -138,15 +138,27 @@ impl Pool {
             self.active.fetch_add(1, Ordering::SeqCst);
             self.call.notify_one();
             Growth::Unparked
-        } else if parked.live < self.limits.max {
-            parked.live += 1;
-            parked.started += 1;
-            parked.peak = parked.peak.max(parked.live);
-            self.active.fetch_add(1, Ordering::SeqCst);
-            Growth::Spawn
         } else {
-            Growth::AtLimit
+            self.spawn(&mut parked)
         }
+    }
+
+    /// As [`grow`](Pool::grow), but parked workers are left alone: they could not do what the new one
+    /// is for.
+    pub fn grow_new(&self) -> Growth {
+        let mut parked = self.lock();
+        if self.exiting() { Growth::AtLimit } else { self.spawn(&mut parked) }
+    }
+
+    fn spawn(&self, parked: &mut Parked) -> Growth {
+        if parked.live == self.limits.max {
+            return Growth::AtLimit;
+        }
+        parked.live += 1;
+        parked.started += 1;
+        parked.peak = parked.peak.max(parked.live);
+        self.active.fetch_add(1, Ordering::SeqCst);
+        Growth::Spawn
     }
 
     /// The thread that [`Growth::Spawn`] asked for could not be started.
@@ -169,6 +181,19 @@ impl Pool {
         if self.idle.load(Ordering::SeqCst) < 2 {
             return Woken::Work;
         }
+        self.wait_for_call(parked, rest)
+    }
+
+    /// As [`park`](Pool::park), whoever else waits: for workers that do not receive by themselves.
+    pub fn rest(&self, rest: Duration) -> Woken {
+        let mut parked = self.lock();
+        if self.exiting() {
+            return self.leave(&mut parked);
+        }
+        self.wait_for_call(parked, rest)
+    }
+
+    fn wait_for_call(&self, mut parked: MutexGuard<'_, Parked>, rest: Duration) -> Woken {
         self.idle.fetch_sub(1, Ordering::SeqCst);
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.waiting += 1;

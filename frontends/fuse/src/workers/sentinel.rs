@@ -16,9 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use super::signal;
+use super::{ring, signal};
 use crate::session::Shared;
 
 /// How often the sentinel looks. A worker that blocks holds up requests for at most so long.
@@ -104,6 +102,9 @@ impl Watch {
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
         }
+        if let Some(rings) = &shared.rings {
+            return ring::tick(shared, rings);
+        }
         if shared.set_aside.is_waiting() {
             shared.call_idle_worker();
         }
@@ -111,7 +112,7 @@ impl Watch {
             self.stuck = 0;
             return;
         }
-        if !readable(shared) {
+        if !ring::readable(shared) {
             return;
         }
         if shared.add_worker() {
@@ -127,11 +128,4 @@ impl Watch {
 
 fn busy(shared: &Shared) -> bool {
     shared.pool.idle() < shared.pool.active() || shared.set_aside.is_waiting()
-}
-
-/// Whether the device has something to read.
-fn readable(shared: &Shared) -> bool {
-    let mut fds = [PollFd::new(&*shared.device, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -18,15 +18,15 @@ use crate::transport::{Channel, Received, Reply};
 
 /// A request that was there within this time, in nanoseconds, had been waiting: nobody sends one so
 /// soon after the answer to another.
-const BACKLOG_NS: u64 = 1_500;
+pub(super) const BACKLOG_NS: u64 = 1_500;
 /// So many in a row are a backlog and not chance.
-const BACKLOG_ROW: u32 = 4;
+pub(super) const BACKLOG_ROW: u32 = 4;
 /// A worker that has found others idle for so long, in nanoseconds, is not needed.
 const SURPLUS_NS: u64 = 50_000_000;
 /// A request that takes longer, in nanoseconds, has slept: then more workers do more.
-const SLEPT_NS: u64 = 40_000;
+pub(super) const SLEPT_NS: u64 = 40_000;
 /// How long a worker rests before its thread ends.
-const REST: Duration = Duration::from_secs(10);
+pub(super) const REST: Duration = Duration::from_secs(10);
 
 /// A worker's thread, until it retires or the session ends.
 pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
@@ -105,8 +105,8 @@ impl Worker<'_> {
         let waited_ns = self.last.ns_until(started);
         let options =
             DecodeOptions { payload_in_pipe: self.channel.payload_in_pipe(), ..self.options };
-        let (bytes, reply) = self.channel.exchange();
-        let request = match Request::parse(bytes, &options) {
+        let (message, reply) = self.channel.exchange();
+        let request = match message.parse(&options) {
             Ok(request) => request,
             Err(error) => {
                 refuse(&error, reply);
@@ -177,7 +177,7 @@ impl Worker<'_> {
 }
 
 /// Handles and counts one request. Returns when it was done.
-fn handle(
+pub(super) fn handle(
     shared: &Shared,
     request: &Request<'_>,
     reply: &mut dyn Reply,
@@ -200,7 +200,7 @@ fn handle(
 }
 
 /// Answers a request that could not be decoded, if the kernel waits for an answer.
-fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
+pub(super) fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
     log::warn!("{error}");
     if let Some((_, errno)) = error.reply() {
         let _ = reply.send_errno(errno.raw_os_error());
@@ -209,7 +209,11 @@ fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
 
 /// FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY: short, never waiting, and nobody waits for
 /// them, so they are no work that would call for another worker.
-fn handled_at_once(shared: &Shared, request: &Request<'_>, reply: &mut dyn Reply) -> bool {
+pub(super) fn handled_at_once(
+    shared: &Shared,
+    request: &Request<'_>,
+    reply: &mut dyn Reply,
+) -> bool {
     match &request.body {
         Body::Forget(_) | Body::BatchForget(_) => shared.dispatcher.forget(request),
         // No answer: EAGAIN would make the kernel ask again, but only through the device that the
@@ -228,16 +232,12 @@ fn handled_at_once(shared: &Shared, request: &Request<'_>, reply: &mut dyn Reply
 /// What the sentinel does with a request that it has received in `channel`.
 pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
     let options = shared.dispatcher.negotiated.decode_options();
-    let port = channel.dev_port();
-    let (bytes, reply) = channel.exchange();
-    match Request::parse(bytes, &options) {
-        Ok(request) if handled_at_once(shared, &request, reply) => {}
-        Ok(request) => shared.set_aside.push(set_aside::Request {
-            unique: request.unique,
-            bytes: bytes.to_vec(),
-            port,
-            interrupted: false,
-        }),
-        Err(error) => refuse(&error, reply),
-    }
+    let (message, reply) = channel.exchange();
+    let unique = match message.parse(&options) {
+        Ok(request) if handled_at_once(shared, &request, reply) => return,
+        Ok(request) => request.unique,
+        Err(error) => return refuse(&error, reply),
+    };
+    let (bytes, port) = (channel.bytes().to_vec(), channel.dev_port());
+    shared.set_aside.push(set_aside::Request { unique, bytes, port, interrupted: false });
 }

@@ -1,0 +1,138 @@
+//! The transport over io_uring (Documentation/filesystems/fuse/fuse-io-uring.rst): one system call a
+//! request, which hands over an answer and waits for the next request.
+//!
+//! A worker has a ring of its own with one entry, so the kernel gives it a request only while it
+//! waits: whoever sleeps in a handler holds up nobody. The kernel has a queue for each processor and
+//! takes the entry that became available last, so that idle workers are left alone.
+//!
+//! An answer that is finished later keeps its entry, and its worker goes on with a new one. Finished
+//! answers are handed to the kernel by a thread of their own ([`Answers`]): an entry belongs to the
+//! ring that hands over its answer, and two entries that are available on one worker's ring could
+//! leave a request behind a handler that sleeps.
+
+mod answers;
+mod entry;
+mod reply;
+mod ring;
+mod support;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use defuse_fs::{Errno, Result};
+
+use super::{Channel, Message, Received, Reply};
+pub(crate) use answers::Answers;
+pub(crate) use entry::Entry;
+pub(crate) use reply::Exchange;
+pub(crate) use ring::Ring;
+pub(crate) use support::{Plan, plan, refusal};
+
+/// Makes the kernel send something to a queue. It gives requests that wait in a queue to an entry
+/// whose answer it takes, and never to one that is new.
+pub(crate) type Nudge = Box<dyn Fn() + Send>;
+
+/// One worker's ring.
+pub(crate) struct UringChannel {
+    ring: Ring,
+    /// Bytes of payload that the kernel wants an entry to have.
+    capacity: usize,
+    qid: u16,
+    /// The number of the entry that the kernel has; earlier ones are gone.
+    key: u64,
+    /// The entry while the kernel has it.
+    away: Option<Entry>,
+    exchange: Exchange,
+    nudge: Nudge,
+}
+
+impl UringChannel {
+    /// A ring with an entry on the queue `qid`, for the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ring::new`], and what the kernel has against the entry: EOPNOTSUPP where the
+    /// module's parameter is off.
+    pub(crate) fn new(
+        device: &Arc<OwnedFd>,
+        qid: u16,
+        capacity: usize,
+        answers: Arc<Answers>,
+        nudge: Nudge,
+    ) -> Result<Self> {
+        let ring = Ring::new(device, 4)?;
+        let exchange = Exchange::new(answers);
+        let mut channel = UringChannel { ring, qid, key: 0, away: None, exchange, nudge, capacity };
+        channel.register()?;
+        // A refusal is there at once; otherwise the entry waits for a request.
+        match channel.ring.completed() {
+            Some(refused) if refused.result < 0 => Err(Errno::from_raw(-refused.result)),
+            _ => Ok(channel),
+        }
+    }
+
+    /// Gives the kernel a new entry.
+    fn register(&mut self) -> Result<()> {
+        self.key += 1;
+        let mut entry = Entry::new(self.qid, self.capacity);
+        self.ring.register(&mut entry, self.key)?;
+        self.away = Some(entry);
+        (self.nudge)();
+        Ok(())
+    }
+
+    /// Queues the answer to the last request, if there was one.
+    fn settle(&mut self) -> Result<()> {
+        if self.away.is_some() {
+            return Ok(());
+        }
+        let Some(entry) = self.exchange.finish() else {
+            // It is answered later, and the entry with it.
+            return self.register();
+        };
+        self.ring.commit(&entry, self.key)?;
+        self.away = Some(entry);
+        Ok(())
+    }
+
+    /// Takes what the kernel has done with the entry.
+    fn take(&mut self) -> Result<Received> {
+        while let Some(completed) = self.ring.completed() {
+            if completed.key != self.key {
+                continue;
+            }
+            if completed.result >= 0 {
+                let Some(entry) = self.away.take() else { return Ok(Received::Nothing) };
+                self.exchange.begin(entry);
+                return Ok(Received::Request);
+            }
+            match Errno::from_raw(-completed.result) {
+                // The kernel did not find the request that was answered, and has dropped the entry.
+                errno @ (Errno::ENOENT | Errno::EINVAL | Errno::EIO) => {
+                    log::error!("io_uring: an answer was refused: {errno}");
+                    self.register()?;
+                }
+                _ => return Ok(Received::Unmounted),
+            }
+        }
+        Ok(Received::Nothing)
+    }
+}
+
+impl Channel for UringChannel {
+    fn receive(&mut self, _spin: bool) -> Result<Received> {
+        self.settle()?;
+        match self.ring.submit_and_wait() {
+            Ok(()) | Err(Errno::EINTR | Errno::EAGAIN) => self.take(),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply) {
+        self.exchange.parts()
+    }
+
+    fn payload_in_pipe(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,257 @@
+//! Requests and answers of one entry, each where it belongs.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use defuse_fs::{Errno, ReadSink, Result, WriteSource};
+
+use super::{Answers, Entry};
+use crate::abi::{FUSE_URING_OP_IN_OUT_SZ, InHeader, Opcode};
+use crate::transport::dev::{MemorySource, pread_full, put_parts};
+use crate::transport::{Deferred, DeferredReply, Message, Reply};
+
+/// A request in a worker's hands, and the answer to it. Used again for the next.
+pub(crate) struct Exchange {
+    /// The entry of a WRITE, whose data is used where it lies; the answer is put in later.
+    lent: Option<Entry>,
+    /// The copy of any other request, whose place the answer takes.
+    copy: Copied,
+    reply: UringReply,
+}
+
+struct Copied {
+    header: [u8; size_of::<InHeader>()],
+    op: [u8; FUSE_URING_OP_IN_OUT_SZ],
+    payload: Vec<u8>,
+}
+
+impl Exchange {
+    pub(crate) fn new(answers: Arc<Answers>) -> Self {
+        Exchange {
+            lent: None,
+            copy: Copied {
+                header: [0; size_of::<InHeader>()],
+                op: [0; FUSE_URING_OP_IN_OUT_SZ],
+                payload: Vec::new(),
+            },
+            reply: UringReply { entry: None, aside: Vec::new(), filled: 0, answer: None, answers },
+        }
+    }
+
+    /// A request has come in `entry`.
+    pub(crate) fn begin(&mut self, entry: Entry) {
+        self.reply.answer = None;
+        self.reply.filled = 0;
+        let is_write = entry.request().opcode == Opcode::Write as u32;
+        // A WRITE that is answered later takes its entry along, so its data is copied too.
+        if is_write && !self.reply.answers.keeps_entries() {
+            self.lent = Some(entry);
+            return;
+        }
+        if let Message::Split { header, op, payload } = entry.message() {
+            self.copy.header.copy_from_slice(header);
+            self.copy.op.copy_from_slice(op);
+            self.copy.payload.clear();
+            self.copy.payload.extend_from_slice(payload);
+        }
+        self.reply.entry = Some(entry);
+    }
+
+    /// The request, and the way to answer it.
+    pub(crate) fn parts(&mut self) -> (Message<'_>, &mut dyn Reply) {
+        let Copied { header, op, payload } = &self.copy;
+        let copied = Message::Split { header, op, payload };
+        (self.lent.as_ref().map_or(copied, Entry::message), &mut self.reply)
+    }
+
+    /// The entry with the answer in it; none where the answer comes later. The kernel wants every
+    /// entry back, so a request that nobody answered is refused; a NOTIFY_REPLY is itself one.
+    pub(crate) fn finish(&mut self) -> Option<Entry> {
+        let lent = self.lent.take();
+        let aside = lent.is_some();
+        let mut entry = lent.or_else(|| self.reply.entry.take())?;
+        let answer = self.reply.answer.take().unwrap_or_else(|| {
+            let is_reply = entry.request().opcode == Opcode::NotifyReply as u32;
+            Answer { errno: if is_reply { 0 } else { Errno::EIO.raw() }, len: 0 }
+        });
+        if aside {
+            entry.payload_mut(answer.len).copy_from_slice(&self.reply.aside[..answer.len]);
+        }
+        entry.answer(answer.errno, answer.len);
+        Some(entry)
+    }
+}
+
+struct Answer {
+    /// A positive error number, or 0.
+    errno: i32,
+    /// Bytes of body.
+    len: usize,
+}
+
+/// Writes an answer into the payload of the entry, or aside while the request's data is there.
+struct UringReply {
+    entry: Option<Entry>,
+    aside: Vec<u8>,
+    /// Bytes of data in the body.
+    filled: usize,
+    answer: Option<Answer>,
+    answers: Arc<Answers>,
+}
+
+impl UringReply {
+    fn body(&mut self, len: usize) -> &mut [u8] {
+        if let Some(entry) = &mut self.entry {
+            return entry.payload_mut(len);
+        }
+        if self.aside.len() < len {
+            self.aside.resize(len, 0);
+        }
+        &mut self.aside[..len]
+    }
+
+    fn answered(&mut self, errno: i32, len: usize) -> Result<()> {
+        self.answer = Some(Answer { errno, len });
+        Ok(())
+    }
+}
+
+impl Reply for UringReply {
+    fn send(&mut self, body: &[&[u8]]) -> Result<()> {
+        let len = body.iter().map(|part| part.len()).sum();
+        put_parts(self.body(len), body);
+        self.answered(0, len)
+    }
+
+    fn send_errno(&mut self, errno: i32) -> Result<()> {
+        self.answered(errno, 0)
+    }
+
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        self.body(len)
+    }
+
+    fn send_room(&mut self, len: usize) -> Result<()> {
+        self.answered(0, len)
+    }
+
+    fn data(&mut self, _len: usize) -> &mut dyn ReadSink {
+        self.filled = 0;
+        self
+    }
+
+    fn send_data(&mut self) -> Result<()> {
+        self.answered(0, self.filled)
+    }
+
+    fn piped(&mut self) -> &mut dyn WriteSource {
+        self
+    }
+
+    fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
+        let data = if let Deferred::Write(data) = body { data } else { Vec::new() };
+        let reply = UringReply {
+            entry: self.entry.take(),
+            aside: Vec::new(),
+            filled: 0,
+            answer: None,
+            answers: Arc::clone(&self.answers),
+        };
+        Box::new(UringDeferred { reply, data, taken: 0 })
+    }
+}
+
+impl ReadSink for UringReply {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let (from, end) = (self.filled, self.filled + bytes.len());
+        self.body(end)[from..].copy_from_slice(bytes);
+        self.filled = end;
+        Ok(())
+    }
+
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        let (from, end) = (self.filled, self.filled + len);
+        self.body(end)[from..].fill(0);
+        self.filled = end;
+        Ok(())
+    }
+
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let from = self.filled;
+        let done = pread_full(fd, offset, &mut self.body(from + len)[from..])?;
+        self.filled += done;
+        Ok(done)
+    }
+}
+
+/// Nothing comes through a pipe.
+impl WriteSource for UringReply {
+    fn remaining(&self) -> usize {
+        0
+    }
+
+    fn take(&mut self, _out: &mut [u8]) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn drain_to(&mut self, _fd: BorrowedFd<'_>, _offset: u64, _len: usize) -> Result<usize> {
+        Ok(0)
+    }
+}
+
+/// An answer that is finished later, with the entry that it goes into.
+struct UringDeferred {
+    reply: UringReply,
+    data: Vec<u8>,
+    taken: usize,
+}
+
+impl UringDeferred {
+    fn finish(mut self, errno: i32, len: usize) -> Result<()> {
+        let mut entry = self.reply.entry.take().ok_or(Errno::EIO)?;
+        entry.answer(errno, len);
+        self.reply.answers.hand_over(entry)
+    }
+}
+
+impl DeferredReply for UringDeferred {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        &mut self.reply
+    }
+
+    fn source(&mut self) -> &mut dyn WriteSource {
+        self
+    }
+
+    fn send_data(self: Box<Self>) -> Result<()> {
+        let filled = self.reply.filled;
+        self.finish(0, filled)
+    }
+
+    fn send(mut self: Box<Self>, body: &[u8]) -> Result<()> {
+        self.reply.body(body.len()).copy_from_slice(body);
+        self.finish(0, body.len())
+    }
+
+    fn send_errno(self: Box<Self>, errno: i32) -> Result<()> {
+        self.finish(errno, 0)
+    }
+}
+
+impl WriteSource for UringDeferred {
+    fn remaining(&self) -> usize {
+        self.data.len() - self.taken
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        let count = MemorySource::new(&self.data[self.taken..]).take(out)?;
+        self.taken += count;
+        Ok(count)
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let count = MemorySource::new(&self.data[self.taken..]).drain_to(fd, offset, len)?;
+        self.taken += count;
+        Ok(count)
+    }
+}

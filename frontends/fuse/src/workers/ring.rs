@@ -1,0 +1,429 @@
+//! What threads do where requests come over rings: see [`crate::transport::uring`].
+//!
+//! Every queue has a worker from the start. More are added while all of a queue's workers are busy:
+//! by themselves, where requests pile up, and by the sentinel, where all of them sleep in handlers
+//! (nobody can see whether requests wait in a queue, so one worker more than sleep is kept). They
+//! stay: an entry cannot be taken back from the kernel, and one that idles costs nothing.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use defuse_fs::{Caps, Errno, Ino, Result};
+use defuse_probe::clock::{self, Moment};
+use defuse_probe::{Cells, Op};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::inflight::Slot;
+use super::pool::{Growth, Woken};
+use super::serve::{BACKLOG_NS, BACKLOG_ROW, REST, SLEPT_NS, handle, handled_at_once, refuse};
+use super::signal;
+use crate::probing::op_of;
+use crate::request::{Body, DecodeOptions};
+use crate::session::Shared;
+use crate::transport::dev::DevChannel;
+use crate::transport::uring::{Answers, Entry, Exchange, UringChannel};
+use crate::transport::{Channel, Received};
+
+/// Workers of one queue that a mere backlog may call for.
+const PARALLEL: usize = 2;
+/// So many messages of the device in a row are a storm of FORGETs: the device is then left alone for
+/// a while after each, because a sleeper in read(2) would be woken for every single one. Not before,
+/// because the space of a removed file may be free only when it is forgotten.
+const STORM: u32 = 64;
+/// What comes within this time, in nanoseconds, comes in a row.
+const STORM_GAP_NS: u64 = 5_000_000;
+/// How long the device is left alone.
+const DEVICE_REST: Duration = Duration::from_millis(1);
+
+/// Looks of the sentinel after which a queue is nudged in which some handlers sleep.
+const NUDGE_TICKS: u64 = 50;
+
+/// The queues of a session.
+pub(crate) struct Rings {
+    queues: Box<[Queue]>,
+    /// Bytes of payload of an entry.
+    payload: usize,
+    /// Threads that may wait on rings; the rest of the pool is for entries of deferred answers.
+    most: usize,
+    answers: Arc<Answers>,
+    /// The file of the last OPEN, READ or WRITE; 0 before: see [`nudge`].
+    file: AtomicU64,
+    /// Requests that came to the thread of the answers.
+    handed: Mutex<VecDeque<Entry>>,
+}
+
+/// The workers of one queue.
+#[derive(Default)]
+#[repr(align(64))]
+struct Queue {
+    threads: AtomicUsize,
+    /// Of these, waiting for a request.
+    idle: AtomicUsize,
+    served: AtomicU64,
+    /// What `served` was when the sentinel last looked.
+    seen: AtomicU64,
+    /// How often the sentinel has found it unchanged since.
+    still: AtomicU64,
+}
+
+impl Rings {
+    pub(crate) fn new(
+        queues: usize,
+        payload: usize,
+        max_workers: usize,
+        caps: &Caps,
+        defers: bool,
+    ) -> Result<Self> {
+        // Where answers are finished later, a quarter handles what comes for their entries.
+        let helpers = if defers { (max_workers / 4).max(1) } else { 0 };
+        Ok(Rings {
+            queues: (0..queues).map(|_| Queue::default()).collect(),
+            payload,
+            most: (max_workers - helpers).max(queues),
+            answers: Arc::new(Answers::new(caps.submits)?),
+            file: AtomicU64::new(0),
+            handed: Mutex::default(),
+        })
+    }
+
+    fn handed(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+        self.handed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Drops what nobody will handle any more.
+    pub(crate) fn close(&self) {
+        self.answers.close();
+        self.handed().clear();
+    }
+}
+
+/// Starts the threads of a session with rings. Returns when the kernel has an entry on every queue.
+pub(crate) fn start(shared: &Arc<Shared>, rings: &Rings) -> Result<()> {
+    let (ready, reports) = channel();
+    for qid in 0..rings.queues.len() {
+        if shared.pool.grow_new() != Growth::Spawn {
+            return Err(Errno::EAGAIN);
+        }
+        spawn(shared, qid, Some(ready.clone()))?;
+    }
+    drop(ready);
+    for _ in 0..rings.queues.len() {
+        reports.recv().unwrap_or(Err(Errno::EIO))?;
+    }
+    let own = Arc::clone(shared);
+    shared.spawn("defuse-device", move || read_device(&own))?;
+    let own = Arc::clone(shared);
+    let answers = Arc::clone(&rings.answers);
+    shared.spawn("defuse-answers", move || {
+        if let Err(errno) = answers.run(&own.device, |entry| hand(&own, entry)) {
+            log::error!("io_uring: {errno}; the session ends");
+            own.finish();
+        }
+    })
+}
+
+fn spawn(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) -> Result<()> {
+    let own = Arc::clone(shared);
+    let started = shared.spawn("defuse-ring", move || run(&own, qid, ready));
+    if started.is_err() {
+        shared.pool.spawn_failed();
+    }
+    started
+}
+
+/// Adds a worker to the queue `qid`, if there may be one.
+fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
+    let waiting: usize = rings.queues.iter().map(|q| q.threads.load(Ordering::Relaxed)).sum();
+    if waiting >= rings.most || shared.pool.grow_new() != Growth::Spawn {
+        return;
+    }
+    // Counted from now on, so that nobody adds another one before it runs.
+    rings.queues[qid].threads.fetch_add(1, Ordering::SeqCst);
+    if let Err(errno) = spawn(shared, qid, None) {
+        rings.queues[qid].threads.fetch_sub(1, Ordering::SeqCst);
+        log::warn!("no further worker: {errno}");
+    }
+}
+
+/// What the sentinel does for the queues.
+pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
+    for (qid, queue) in rings.queues.iter().enumerate() {
+        let served = queue.served.load(Ordering::Relaxed);
+        if queue.seen.swap(served, Ordering::Relaxed) != served {
+            queue.still.store(0, Ordering::Relaxed);
+            continue;
+        }
+        let still = queue.still.fetch_add(1, Ordering::Relaxed) + 1;
+        let idle = queue.idle.load(Ordering::SeqCst);
+        if idle == 0 {
+            add_worker(shared, rings, qid);
+        } else if still.is_multiple_of(NUDGE_TICKS) && idle < queue.threads.load(Ordering::SeqCst) {
+            nudge(shared, rings, qid);
+        }
+    }
+    if !rings.handed().is_empty() {
+        shared.add_worker();
+    }
+}
+
+/// A worker's thread, until the session ends.
+fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
+    let Some(rings) = &shared.rings else { return };
+    bind(qid);
+    let queue = &rings.queues[qid];
+    let first = ready.is_some();
+    let own = Arc::clone(shared);
+    let nudge = Box::new(move || {
+        if let Some(rings) = &own.rings {
+            nudge(&own, rings, qid);
+        }
+    });
+    let answers = Arc::clone(&rings.answers);
+    let made = UringChannel::new(&shared.device, qid as u16, rings.payload, answers, nudge);
+    let (channel, slot) = match (made, shared.slots.claim(signal::this_thread())) {
+        (Ok(channel), Some(slot)) => (channel, slot),
+        (made, _) => {
+            let errno = made.err().unwrap_or(Errno::EAGAIN);
+            shared.pool.spawn_failed();
+            match ready {
+                Some(ready) => drop(ready.send(Err(errno))),
+                None => {
+                    queue.threads.fetch_sub(1, Ordering::SeqCst);
+                    log::warn!("no further ring: {errno}");
+                }
+            }
+            return;
+        }
+    };
+    shared.pool.end();
+    if first {
+        queue.threads.fetch_add(1, Ordering::SeqCst);
+    }
+    queue.idle.fetch_add(1, Ordering::SeqCst);
+    if let Some(ready) = ready {
+        let _ = ready.send(Ok(()));
+    }
+    let mut worker = Worker {
+        shared,
+        rings,
+        qid,
+        queue,
+        channel,
+        slot,
+        cells: shared.dispatcher.recorder.cells(),
+        options: shared.dispatcher.negotiated.decode_options(),
+        last: clock::now(),
+        backlog: 0,
+        slept: false,
+    };
+    worker.run();
+    slot.release();
+}
+
+/// Runs the calling thread where the callers of its queue run: to switch to it there costs a
+/// fraction of waking another processor. Not where whoever started the program has ruled that out.
+fn bind(qid: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    if qid < CpuSet::MAX_CPU && allowed.is_set(qid) {
+        let mut one = CpuSet::new();
+        one.set(qid);
+        let _ = sched_setaffinity(None, &one);
+    }
+}
+
+/// Has something sent to the queue `qid`, so that whatever waits there is given out: the kernel gives
+/// waiting requests to an entry whose answer it takes, and never to one that is new. What can be sent
+/// is the answer to a RETRIEVE, which the kernel gives for regular files that it knows.
+fn nudge(shared: &Shared, rings: &Rings, qid: usize) {
+    let file = rings.file.load(Ordering::Relaxed);
+    if file == 0 {
+        return;
+    }
+    let before = sched_getaffinity(None);
+    bind(qid);
+    if let Err(errno) = shared.dispatcher.notify.nudge(Ino(file)) {
+        log::debug!("queue {qid} could not be nudged: {errno}");
+    }
+    if let Ok(before) = before {
+        let _ = sched_setaffinity(None, &before);
+    }
+}
+
+struct Worker<'a> {
+    shared: &'a Arc<Shared>,
+    rings: &'a Rings,
+    qid: usize,
+    queue: &'a Queue,
+    channel: UringChannel,
+    slot: &'a Slot,
+    cells: Cells,
+    options: DecodeOptions,
+    /// When this worker last had something to do.
+    last: Moment,
+    /// Requests in a row that had been waiting.
+    backlog: u32,
+    /// The last request took so long that its handler must have slept.
+    slept: bool,
+}
+
+impl Worker<'_> {
+    fn run(&mut self) {
+        loop {
+            if self.shared.pool.exiting() {
+                return self.shared.pool.exit();
+            }
+            // To look for requests instead of sleeping gains nothing where the caller runs on the
+            // same processor.
+            match self.channel.receive(false) {
+                Ok(Received::Request) => self.handle_received(),
+                Ok(Received::Nothing) => {}
+                Ok(Received::Unmounted) => self.shared.finish(),
+                Err(errno) => {
+                    log::error!("io_uring: {errno}; the session ends");
+                    self.shared.finish();
+                }
+            }
+        }
+    }
+
+    fn handle_received(&mut self) {
+        let started = clock::now();
+        let waited_ns = self.last.ns_until(started);
+        let (message, reply) = self.channel.exchange();
+        let request = match message.parse(&self.options) {
+            Ok(request) => request,
+            Err(error) => {
+                refuse(&error, reply);
+                self.cells.record(Op::UNKNOWN, started.elapsed_ns(), false);
+                return;
+            }
+        };
+        if handled_at_once(self.shared, &request, reply) {
+            self.last = clock::now();
+            self.cells.record(op_of(request.opcode), started.ns_until(self.last), true);
+            return;
+        }
+        if let Body::Open(_) | Body::Read(_) | Body::Write { .. } | Body::Setlkw(_) = request.body {
+            self.rings.file.store(request.nodeid, Ordering::Relaxed);
+        }
+        self.shared.pool.begin();
+        self.queue.served.fetch_add(1, Ordering::Relaxed);
+        if self.queue.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.shared.bell.ring();
+            self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
+            if self.backlog >= BACKLOG_ROW {
+                self.backlog = 0;
+                // Beyond a few, more workers do more only where handlers sleep.
+                if self.slept || self.queue.threads.load(Ordering::Relaxed) < PARALLEL {
+                    add_worker(self.shared, self.rings, self.qid);
+                }
+            }
+        } else {
+            self.backlog = 0;
+        }
+        self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
+        self.slept = started.ns_until(self.last) > SLEPT_NS;
+        self.queue.idle.fetch_add(1, Ordering::SeqCst);
+        self.shared.pool.end();
+    }
+}
+
+/// A request has come to the thread of the answers: somebody else handles it.
+fn hand(shared: &Arc<Shared>, entry: Entry) {
+    let Some(rings) = &shared.rings else { return };
+    rings.handed().push_back(entry);
+    shared.add_worker();
+    // Where there may be no further worker, one that is about to rest has missed it.
+    shared.bell.ring();
+}
+
+/// A worker without a ring: handles what is handed to it.
+pub(crate) fn run_helper(shared: &Arc<Shared>) {
+    let (Some(rings), Some(slot)) = (&shared.rings, shared.slots.claim(signal::this_thread()))
+    else {
+        return shared.pool.spawn_failed();
+    };
+    let cells = shared.dispatcher.recorder.cells();
+    let options = shared.dispatcher.negotiated.decode_options();
+    let mut exchange = Exchange::new(Arc::clone(&rings.answers));
+    shared.pool.end();
+    loop {
+        let next = rings.handed().pop_front();
+        let Some(entry) = next else {
+            match shared.pool.rest(REST) {
+                Woken::Work => continue,
+                Woken::Retire | Woken::Exit => break,
+            }
+        };
+        shared.pool.begin();
+        let started = clock::now();
+        exchange.begin(entry);
+        let (message, reply) = exchange.parts();
+        match message.parse(&options) {
+            Ok(request) if handled_at_once(shared, &request, reply) => {}
+            Ok(request) => drop(handle(shared, &request, reply, slot, &cells, started)),
+            Err(error) => refuse(&error, reply),
+        }
+        if let Some(entry) = exchange.finish() {
+            let _ = rings.answers.hand_over(entry);
+        }
+        shared.pool.end();
+    }
+    slot.release();
+}
+
+/// Reads what does not come over rings, until the session ends: FORGET and INTERRUPT.
+fn read_device(shared: &Arc<Shared>) {
+    let Some(slot) = shared.slots.claim(signal::this_thread()) else { return };
+    let cells = shared.dispatcher.recorder.cells();
+    let mut channel = shared.worker_channel();
+    let (mut last, mut row) = (clock::now(), 0_u32);
+    let options = shared.dispatcher.negotiated.decode_options();
+    while !shared.pool.exiting() {
+        match channel.receive(false) {
+            Ok(Received::Request) => serve_device(shared, &mut channel, &options, slot, &cells),
+            Ok(Received::Nothing) => continue,
+            Ok(Received::Unmounted) => shared.finish(),
+            Err(errno) => {
+                log::error!("reading /dev/fuse: {errno}; the session ends");
+                shared.finish();
+            }
+        }
+        row = if last.elapsed_ns() < STORM_GAP_NS { row + 1 } else { 0 };
+        last = clock::now();
+        if row > STORM {
+            std::thread::sleep(DEVICE_REST);
+        }
+    }
+    slot.release();
+}
+
+fn serve_device(
+    shared: &Shared,
+    channel: &mut DevChannel,
+    options: &DecodeOptions,
+    slot: &Slot,
+    cells: &Cells,
+) {
+    let started = clock::now();
+    let (message, reply) = channel.exchange();
+    match message.parse(options) {
+        Ok(request) if handled_at_once(shared, &request, reply) => {
+            cells.record(op_of(request.opcode), started.elapsed_ns(), true);
+        }
+        // The kernel sends none here once the queues are ready.
+        Ok(request) => drop(handle(shared, &request, reply, slot, cells, started)),
+        Err(error) => refuse(&error, reply),
+    }
+}
+
+/// Whether the device has something to read.
+pub(super) fn readable(shared: &Shared) -> bool {
+    let mut fds = [PollFd::new(&*shared.device, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}

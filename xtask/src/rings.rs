@@ -1,0 +1,56 @@
+//! io_uring under FUSE, which the kernel's administrator has to allow.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::command;
+
+/// The module's parameter. It counts when a file system is mounted.
+const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Allows it until dropped, where this program may and the kernel can (Linux 6.14).
+pub struct Allowed {
+    before: Option<String>,
+}
+
+impl Allowed {
+    /// See [`Allowed`]; says so where it cannot.
+    pub fn now() -> Allowed {
+        let before = fs::read_to_string(PARAMETER).ok();
+        let allowed = before.is_some() && fs::write(PARAMETER, "1").is_ok();
+        if !allowed {
+            println!("left out: FUSE over io_uring ({PARAMETER} cannot be set)");
+        }
+        Allowed { before: before.filter(|_| allowed) }
+    }
+
+    /// Whether it is allowed now.
+    pub fn is_so(&self) -> bool {
+        self.before.is_some()
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before
+            && let Err(error) = fs::write(PARAMETER, before.trim())
+        {
+            eprintln!("{PARAMETER} is not {} again: {error}", before.trim());
+        }
+    }
+}
+
+/// The tests that mount, over io_uring. Beside them, every test chooses /dev/fuse.
+pub fn test() -> Result<()> {
+    let allowed = Allowed::now();
+    if !allowed.is_so() {
+        println!("skipped");
+        return Ok(());
+    }
+    let session = ["test", "--package", "defuse-fuse", "--test", "session"];
+    command::run(command::cargo().args(session))?;
+    let mounted =
+        ["test", "--package", "defuse-testkit", "--test", "mounted_posix", "--test", "faults"];
+    command::run(command::cargo().args(mounted).env("DEFUSE_TRANSPORT", "io_uring"))
+}
