@@ -63,9 +63,14 @@ fn prepare(root: &Path) {
 /// Runs `ops` on both sides as `who`, in directories below `base`.
 fn compare(base: &Path, who: &Credentials, ops: &[Op]) -> Result<(), String> {
     let (real, served) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
-    prepare(real.path());
-    prepare(served.path());
-    let theirs = kernel::run(real.path(), who, ops);
+    // Links of the tree may lead to the directory above it, so there has to be one.
+    let (real_root, served_root) = (real.path().join("r"), served.path().join("r"));
+    for (above, root) in [(real.path(), &real_root), (served.path(), &served_root)] {
+        std::fs::set_permissions(above, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::create_dir(root).unwrap();
+        prepare(root);
+    }
+    let theirs = kernel::run(&real_root, who, ops);
     let options =
         Options { credentials: defuse_passthrough::Credentials::Restore, ..Options::default() };
     let fs = Passthrough::new(served.path(), options).unwrap();

@@ -166,7 +166,7 @@ impl Client {
     }
 
     /// Moves the position, lseek(2); `whence` in the numbers of C: 0 set, 1 current, 2 end, 3 data,
-    /// 4 hole. `EINVAL`, `EOVERFLOW`, `ENXIO`, `ESPIPE`.
+    /// 4 hole. `EINVAL`, `ENXIO`, `ESPIPE`.
     pub fn lseek(&self, task: &Task, file: &Description, offset: i64, whence: u32) -> Result<u64> {
         let open = file.file()?;
         if file.stream {
@@ -562,8 +562,7 @@ fn target(
     let to = i128::from(base) + i128::from(offset);
     match u64::try_from(to) {
         Ok(to) if to <= OFFSET_MAX || file.kind == FileKind::Directory => Ok(to),
-        Ok(_) => Err(Errno::EOVERFLOW),
-        Err(_) => Err(Errno::EINVAL),
+        _ => Err(Errno::EINVAL),
     }
 }
 

@@ -177,9 +177,11 @@ fn may_read(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
         if !carries_user_names(here.node.kind()) {
             return Err(Errno::ENODATA);
         }
-        access::check(&here.mount, &here.node, who, Access::READ)?;
     }
-    Ok(())
+    if [b"system.".as_slice(), b"security.", b"trusted."].iter().any(|own| name.starts_with(own)) {
+        return Ok(());
+    }
+    access::check(&here.mount, &here.node, who, Access::READ)
 }
 
 fn carries_user_names(kind: FileKind) -> bool {
@@ -211,7 +213,9 @@ fn may_write(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
                 return Err(Errno::EPERM);
             }
         }
-        access::check(&here.mount, &here.node, who, Access::WRITE)?;
     }
-    Ok(())
+    if name.starts_with(b"system.") {
+        return Ok(());
+    }
+    access::check(&here.mount, &here.node, who, Access::WRITE)
 }
