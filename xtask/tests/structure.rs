@@ -16,6 +16,9 @@ use source::{code_only, has_word};
 const UNSAFE_FILES: &[&str] = &[
     // System calls that rustix lacks: file handles, identities of threads, locks.
     "backends/passthrough/src/sys.rs",
+    // The functions that C calls, and the pointers that it gives.
+    "capi/src/calls.rs",
+    "capi/src/memory.rs",
     // ioctl(2) of /dev/fuse: backing files.
     "frontends/fuse/src/backing.rs",
     // A descriptor that mount.fuse3(8) hands over by its number.
@@ -29,7 +32,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// The crates in which a frontend may meet a backend.
-const COMPOSERS: &[&str] = &["cli", "bench", "testkit", "xtask"];
+const COMPOSERS: &[&str] = &["compose", "capi", "cli", "bench", "testkit", "xtask"];
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
