@@ -1,5 +1,4 @@
-//! The C example compiles, links with the shared library, and runs; the library has its soname and
-//! its versions.
+//! The C example compiles, links with the shared library, and runs; the library has its soname.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,7 +49,7 @@ fn the_c_example_compiles_and_runs() {
 }
 
 #[test]
-fn the_library_has_a_soname_and_versions() {
+fn the_library_has_a_soname() {
     if Command::new("readelf").arg("--version").output().is_err() {
         eprintln!("skipped: there is no readelf");
         return;
@@ -58,6 +57,4 @@ fn the_library_has_a_soname_and_versions() {
     let lib = library().join("libdefuse.so");
     let dynamic = output(Command::new("readelf").arg("-dW").arg(&lib));
     assert!(dynamic.contains("[libdefuse.so.0]"), "{dynamic}");
-    let symbols = output(Command::new("readelf").args(["--dyn-syms", "-W"]).arg(&lib));
-    assert!(symbols.contains("defuse_open@@DEFUSE_0.1"), "{symbols}");
 }
