@@ -20,7 +20,9 @@ const BLOCKS: u64 = 1024;
 const ROUNDS: usize = 15;
 
 /// Memory whose reads and writes return at once.
-struct Dummy(Memory);
+struct Dummy {
+    inner: Memory,
+}
 
 impl Dummy {
     fn around<T>(
@@ -29,12 +31,16 @@ impl Dummy {
         _: &Context<'_>,
         call: impl FnOnce(&Memory) -> Result<T>,
     ) -> Result<T> {
-        call(&self.0)
+        call(&self.inner)
     }
 }
 
 impl FileSystem for Dummy {
-    delegate!(around 0, except read, write, submit);
+    delegate!(around inner, except attached, detached, forget, read, write, submit);
+
+    fn forget(&self, ino: defuse_fs::Ino, lookups: u64) {
+        self.inner.forget(ino, lookups);
+    }
 
     fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
         Ok(())
@@ -51,7 +57,7 @@ impl FileSystem for Dummy {
     }
 
     fn submit(&self, io: defuse_fs::Io) {
-        self.0.submit(io);
+        self.inner.submit(io);
     }
 }
 
@@ -108,7 +114,7 @@ fn main() {
     let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
         ("passthrough", b"p:", Arc::new(passthrough)),
         ("memory", b"m:", Arc::new(memory())),
-        ("dummy", b"d:", Arc::new(Dummy(memory()))),
+        ("dummy", b"d:", Arc::new(Dummy { inner: memory() })),
     ];
     let mut targets = vec![native(dir.path())];
     for (name, target, fs) in mounts {
