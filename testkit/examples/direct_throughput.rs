@@ -36,11 +36,7 @@ impl Dummy {
 }
 
 impl FileSystem for Dummy {
-    delegate!(around inner, except attached, detached, forget, read, write, submit);
-
-    fn forget(&self, ino: defuse_fs::Ino, lookups: u64) {
-        self.inner.forget(ino, lookups);
-    }
+    delegate!(around inner, except read, write, submit);
 
     fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
         Ok(())
@@ -87,7 +83,8 @@ fn direct(
 }
 
 fn native(dir: &Path) -> Target {
-    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true);
+    let mut file = std::fs::File::options();
+    file.read(true).write(true).create(true).truncate(true);
     let file = Arc::new(file.open(dir.join("native")).expect("a file in /dev/shm"));
     let other = Arc::clone(&file);
     let read = move |room: &mut [u8], at: u64| {
@@ -127,7 +124,7 @@ fn main() {
     let mut block = vec![7u8; BLOCK];
     for round in 0..ROUNDS {
         for target in &mut targets {
-            let mut time = |run: &mut dyn FnMut(u64)| {
+            let time = |run: &mut dyn FnMut(u64)| {
                 let start = Instant::now();
                 (0..BLOCKS).for_each(|number| run(number * BLOCK as u64));
                 start.elapsed().as_nanos() as f64 / BLOCKS as f64
