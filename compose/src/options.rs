@@ -20,9 +20,11 @@ pub struct Settings {
 impl Default for Settings {
     /// The defaults of each, with a root directory in memory that belongs to this process's user.
     fn default() -> Self {
-        let mut memory = defuse_memory::Options::default();
-        memory.root_uid = rustix::process::geteuid().as_raw();
-        memory.root_gid = rustix::process::getegid().as_raw();
+        let memory = defuse_memory::Options {
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            ..Default::default()
+        };
         Settings { passthrough: Default::default(), memory, read_only: false }
     }
 }

@@ -173,10 +173,8 @@ fn may_read(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     if name.starts_with(b"trusted.") && !who.has(cap::SYS_ADMIN) {
         return Err(Errno::ENODATA);
     }
-    if name.starts_with(b"user.") {
-        if !carries_user_names(here.node.kind()) {
-            return Err(Errno::ENODATA);
-        }
+    if name.starts_with(b"user.") && !carries_user_names(here.node.kind()) {
+        return Err(Errno::ENODATA);
     }
     if [b"system.".as_slice(), b"security.", b"trusted."].iter().any(|own| name.starts_with(own)) {
         return Ok(());
