@@ -10,7 +10,6 @@ use defuse_wml::{Device, Diagnostic, Observer, Options, Plan, ROWS, Row, RunRepo
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::{Failure, Result, print, warn};
-use crate::options;
 
 /// Run a workload that is written in the language of Filebench, and measure it
 #[derive(clap::Args)]
@@ -64,7 +63,7 @@ fn device(text: &str) -> std::result::Result<Device, String> {
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    let wanted = options::seconds(text).filter(|time| !time.is_zero());
+    let wanted = defuse_compose::seconds(text).filter(|time| !time.is_zero());
     wanted.ok_or_else(|| "write seconds, such as 60 or 0.5".into())
 }
 

@@ -16,6 +16,9 @@ use source::{code_only, has_word};
 const UNSAFE_FILES: &[&str] = &[
     // System calls that rustix lacks: file handles, identities of threads, locks.
     "backends/passthrough/src/sys.rs",
+    // The functions that C calls, and the pointers that it gives.
+    "capi/src/calls.rs",
+    "capi/src/memory.rs",
     // ioctl(2) of /dev/fuse: backing files.
     "frontends/fuse/src/backing.rs",
     // A descriptor that mount.fuse3(8) hands over by its number.
@@ -31,7 +34,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// The crates in which a frontend may meet a backend.
-const COMPOSERS: &[&str] = &["cli", "bench", "testkit", "xtask"];
+const COMPOSERS: &[&str] = &["compose", "capi", "cli", "bench", "testkit", "xtask"];
 
 /// The workload engine. It lives beside the benchmark, but competitors and frontends are none of
 /// its business, so that the program can use it.
