@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod breakdown;
 mod compose;
 mod control;
 mod daemon;
@@ -24,6 +25,8 @@ mod serve;
 mod signals;
 mod stat;
 mod target;
+mod trace;
+mod tune;
 mod umount;
 mod until;
 
@@ -51,6 +54,9 @@ enum Command {
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
+    Trace(trace::TraceArgs),
+    Breakdown(breakdown::BreakdownArgs),
+    Tune(tune::TuneArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -81,6 +87,9 @@ fn run(command: Command) -> Result {
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Breakdown(args) => breakdown::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),

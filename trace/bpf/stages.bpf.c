@@ -497,9 +497,10 @@ INLINE void send_event(const struct fuse_req *req, const struct flight_key *key,
 	/* The caller may be awake already: then this is garbage at worst, and never a fault. */
 	if (!event->error && is_one_of(event->opcode, HAS_CHILD))
 		read_kernel(&event->child, sizeof(event->child), req->args->out_args[0].value);
-	u64 size = __builtin_offsetof(struct event, name) + event->names * NAME_SIZE;
-	if (event->names > 2)
-		goto done;
+	/* Sizes that the verifier sees as constant. */
+	u64 size = event->names == 0   ? __builtin_offsetof(struct event, name)
+		   : event->names == 1 ? __builtin_offsetof(struct event, name2)
+				       : sizeof(struct event);
 	if (ringbuf_output(&events, event, size, RINGBUF_NO_WAKEUP) != 0)
 		lose(LOSS_EVENTS);
 done:
