@@ -121,7 +121,9 @@ impl Breakdown {
             percent: 100.0 * ns / (total.latency.sum_ns.max(1)) as f64,
         };
         let stages = match kind {
-            Kind::Bpf => &[Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit][..],
+            Kind::Bpf => {
+                &[Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit][..]
+            }
             Kind::Tracefs => &[],
         };
         let found = stages.iter().filter_map(|stage| snapshot.get_stage(*stage, op));
@@ -170,8 +172,7 @@ mod tests {
     fn shares_and_the_rest_are_the_whole() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
-        for (stage, ns) in
-            [(Stage::Pending, 200), (Stage::Processing, 700), (Stage::Total, 1_000)]
+        for (stage, ns) in [(Stage::Pending, 200), (Stage::Processing, 700), (Stage::Total, 1_000)]
         {
             cells.record_stage(stage, Op::CREATE, ns, true);
         }

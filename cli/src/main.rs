@@ -25,6 +25,7 @@ mod serve;
 mod signals;
 mod stat;
 mod target;
+mod top;
 mod trace;
 mod tune;
 mod umount;
@@ -54,6 +55,7 @@ enum Command {
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
+    Top(top::TopArgs),
     Trace(trace::TraceArgs),
     Breakdown(breakdown::BreakdownArgs),
     Tune(tune::TuneArgs),
@@ -87,6 +89,7 @@ fn run(command: Command) -> Result {
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Breakdown(args) => breakdown::run(&args),
         Command::Tune(args) => tune::run(&args),

@@ -195,7 +195,16 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 fn heading() -> String {
     format!(
         "{:>12} {:<15} {:>20} {:>9} {:<12} {:>9} {:>9} {:>9} {:>9} {:<16} NAME\n",
-        "TIME", "OP", "NODE", "SIZE", "RESULT", "BACKGR us", "PEND us", "PROC us", "TOTAL us", "WHO"
+        "TIME",
+        "OP",
+        "NODE",
+        "SIZE",
+        "RESULT",
+        "BACKGR us",
+        "PEND us",
+        "PROC us",
+        "TOTAL us",
+        "WHO"
     )
 }
 

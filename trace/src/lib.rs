@@ -31,6 +31,6 @@ pub use connection::{Connection, Mount, Process, processes_of};
 pub use error::Error;
 pub use event::{Event, Filter, Names, NodeNames};
 pub use knobs::{Knob, Knobs, Values};
-pub use perfetto::Timeline;
 pub use opcode::{number_of, op_of};
+pub use perfetto::Timeline;
 pub use stages::{Flight, InFlight, Losses};

@@ -14,8 +14,7 @@ use crate::command;
 use crate::packages::{self, Tool};
 
 /// What compiling needs.
-pub const TOOLS: &[Tool] =
-    &[Tool::package("clang", "clang"), Tool::package("llvm", "llvm-strip")];
+pub const TOOLS: &[Tool] = &[Tool::package("clang", "clang"), Tool::package("llvm", "llvm-strip")];
 
 const SOURCES: [&str; 3] = ["kernel.h", "stages.h", "stages.bpf.c"];
 const SOURCE: &str = "stages.bpf.c";
