@@ -6,10 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use defuse_probe::{Op, Snapshot, Stage};
-use defuse_trace::{Collector, Kind, Wanted};
+use defuse_trace::{Kind, Wanted};
 use serde::Serialize;
 
 use crate::error::{Failure, Result, print, warn};
+use crate::kernel::KernelArgs;
 use crate::stat::period;
 use crate::target::Target;
 use crate::until::Until;
@@ -34,6 +35,8 @@ pub struct BreakdownArgs {
     /// A command that is run meanwhile
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    kernel: KernelArgs,
 }
 
 /// The name of an operation.
@@ -75,7 +78,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
     let id = target.connection.id;
     let wanted = Wanted { connection: Some(id), ..Wanted::default() };
     let until = Until::new(args.duration)?;
-    let mut collector = Collector::start(&wanted).map_err(Failure::failed)?;
+    let mut collector = args.kernel.start(wanted)?;
     let status = match args.command.split_first() {
         Some((program, rest)) => {
             let status = Command::new(program).args(rest).status();

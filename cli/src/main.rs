@@ -13,6 +13,7 @@ mod compose;
 mod control;
 mod daemon;
 mod error;
+mod kernel;
 mod list;
 mod man;
 mod mount;

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::breakdown::operation;
 use crate::error::{Failure, Result, print, warn};
+use crate::kernel::KernelArgs;
 use crate::options;
 use crate::stat::period;
 use crate::target::Target;
@@ -57,6 +58,8 @@ pub struct TraceArgs {
     /// Write a timeline for ui.perfetto.dev into this file instead
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
+    #[command(flatten)]
+    kernel: KernelArgs,
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
@@ -77,7 +80,7 @@ pub fn run(args: &TraceArgs) -> Result {
     let wanted = Wanted { connection, events: Some(filter), ..Wanted::default() };
     let mut sink = Sink::open(args, &target)?;
     let until = Until::new(args.duration)?;
-    let mut collector = Collector::start(&wanted).map_err(Failure::failed)?;
+    let mut collector = args.kernel.start(wanted)?;
     for note in collector.notes() {
         warn(&format!("note: {note}"));
     }

@@ -46,7 +46,8 @@ pub struct Event {
     pub taken_ns: Option<u64>,
     /// When it ended.
     pub ended_ns: u64,
-    /// Who asked, as the daemon was told; 0 for the kernel itself.
+    /// The process that asked, as the first namespace numbers it; 0 where that was not seen.
+    /// (tracefs knows the thread alone.)
     pub pid: u32,
     /// The name of the thread that asked.
     pub comm: String,

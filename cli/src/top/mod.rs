@@ -10,9 +10,11 @@ mod view;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use defuse_trace::Wanted;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use crate::error::{Failure, Result, print};
+use crate::kernel::KernelArgs;
 use crate::stat::period;
 use crate::until::Until;
 use model::{Model, Sort};
@@ -45,6 +47,8 @@ pub struct TopArgs {
     /// End after so many seconds
     #[arg(long = "for", value_name = "SECS", value_parser = period)]
     duration: Option<Duration>,
+    #[command(flatten)]
+    kernel: KernelArgs,
 }
 
 /// Shows the connections until told to end.
@@ -55,7 +59,7 @@ pub fn run(args: &TopArgs) -> Result {
             "the standard output is no terminal: use --once, --batch or --json".into(),
         ));
     }
-    let mut model = Model::start(args.sort)?;
+    let mut model = Model::start(args.kernel.start(Wanted::default())?, args.sort)?;
     let until = Until::new(args.duration)?;
     if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
 }
@@ -78,11 +82,17 @@ fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
     let mut outcome = Ok(());
     let mut view = View::default();
     let mut next = Instant::now() + args.every;
+    let mut is_stale = true;
     while outcome.is_ok() && !until.is_over() && !view.quit {
-        outcome = terminal.draw(|frame| view.draw(frame, model)).map(drop).map_err(failed);
+        if std::mem::take(&mut is_stale) {
+            outcome = terminal.draw(|frame| view.draw(frame, model)).map(drop).map_err(failed);
+        }
         let wait = next.saturating_duration_since(Instant::now()).min(LOOK);
         match event::poll(wait).and_then(|is_there| is_there.then(event::read).transpose()) {
-            Ok(Some(event)) => react(&event, &mut view, model),
+            Ok(Some(event)) => {
+                react(&event, &mut view, model);
+                is_stale = true;
+            }
             Ok(None) => {}
             // A signal; the loop sees which.
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -90,6 +100,7 @@ fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
         }
         if Instant::now() >= next {
             next = Instant::now() + args.every;
+            is_stale = true;
             if !view.held {
                 outcome = outcome.and_then(|()| model.look());
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
-use defuse_trace::{Collector, Connection, Flight, InFlight, Knobs, Values, Wanted};
+use defuse_trace::{Collector, Connection, Flight, InFlight, Knobs, Values};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
@@ -115,9 +115,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Begins to look into the kernel.
-    pub fn start(sort: Sort) -> Result<Model> {
-        let collector = Collector::start(&Wanted::default()).map_err(Failure::failed)?;
+    /// The model of what a collector sees from now on.
+    pub fn start(collector: Collector, sort: Sort) -> Result<Model> {
         let mut model = Model {
             collector,
             knobs: Knobs::open().ok(),

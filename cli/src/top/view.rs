@@ -83,7 +83,9 @@ impl View {
 fn draw_operations(frame: &mut Frame, area: Rect, row: &Row) {
     let heads =
         ["OP", "OPS/S", "P50", "P99", "BACKGROUND", "PENDING", "PROCESSING", "ERRORS/S", "KIB/S"];
-    let widths = heads.map(|head| Constraint::Length((head.len() as u16).max(10)));
+    let mut widths = heads.map(|head| Constraint::Length((head.len() as u16).max(10)));
+    // The longest name of an operation.
+    widths[0] = Constraint::Length(15);
     let title = format!(
         " {}: {} ({}), pid {:?}, {} threads ",
         row.mount.escape_debug(),
