@@ -411,6 +411,14 @@ impl Terminal {
     }
 }
 
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// What leaves the screen of full-screen programs.
 const LEAVES: &str = "\u{1b}[?1049l";
 
