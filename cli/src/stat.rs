@@ -149,6 +149,8 @@ impl<'a> Source<'a> {
             return Ok(control::stat(ours(self.target)?)?.0);
         };
         let id = self.target.connection.id;
+        // The daemon may be another process by now.
+        collector.refresh().map_err(Failure::failed)?;
         let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
         let losses = collector.losses().map_err(Failure::failed)?;
         self.notes = collector.notes().to_vec();

@@ -210,6 +210,38 @@ fn who_may_not_look_into_the_kernel_is_told_what_to_do() {
     }
 }
 
+#[test]
+fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
+    let Some(place) = Place::to_mount() else { return };
+    if !has("setpriv") {
+        return;
+    }
+    place.ok(&["mount", "memory:", "mnt"]);
+    let without = |arguments: &[&str]| {
+        let bounds = "--bounding-set=-bpf,-sys_admin,-perfmon";
+        let mut command = place.command_of(Path::new("setpriv"), &[bounds]);
+        said(command.arg(common::PROGRAM).args(arguments).output().unwrap())
+    };
+    let arguments = ["stat", "mnt", "--stages", "--for", "0.1"];
+    let barred = without(&[&arguments[..], &["--via", "bpf"]].concat());
+    if barred.err.contains("setpriv") {
+        println!("skipped: setpriv knows these capabilities not: {}", barred.err);
+        return;
+    }
+    assert_eq!(barred.code, Some(1), "{}", barred.out);
+    assert!(
+        barred.err.contains("not permitted") && barred.err.contains("CAP_BPF"),
+        "{}",
+        barred.err
+    );
+    // tracefs has to be mounted already, for somebody who may not mount.
+    let seen = without(&arguments);
+    match seen.code {
+        Some(0) => assert!(seen.out.contains("by tracefs"), "{}", seen.out),
+        _ => assert!(seen.err.contains("not permitted"), "{}", seen.err),
+    }
+}
+
 /// The events of a trace that ran while `work` did.
 fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Vec<Value>> {
     let all: Vec<&str> = ["trace", "mnt", "--json"].iter().chain(arguments).copied().collect();
