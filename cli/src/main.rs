@@ -8,20 +8,28 @@
 
 #![forbid(unsafe_code)]
 
+mod breakdown;
 mod control;
 mod daemon;
 mod error;
+mod kernel;
 mod list;
 mod man;
 mod mount;
 mod mount_helper;
 mod options;
 mod paths;
+mod prometheus;
 mod registry;
 mod serve;
 mod signals;
 mod stat;
+mod target;
+mod top;
+mod trace;
+mod tune;
 mod umount;
+mod until;
 mod workload;
 
 use std::ffi::OsString;
@@ -49,6 +57,10 @@ enum Command {
     List(list::ListArgs),
     Stat(stat::StatArgs),
     Workload(workload::WorkloadArgs),
+    Top(top::TopArgs),
+    Trace(trace::TraceArgs),
+    Breakdown(breakdown::BreakdownArgs),
+    Tune(tune::TuneArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -80,6 +92,10 @@ fn run(command: Command) -> Result {
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Workload(args) => workload::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Breakdown(args) => breakdown::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),

@@ -16,6 +16,8 @@ pub struct Recorder {
 
 #[derive(Debug)]
 struct Shared {
+    /// Whether nothing is counted.
+    is_off: bool,
     started: Instant,
     started_unix_ms: u64,
     blocks: Mutex<Blocks>,
@@ -37,10 +39,20 @@ impl Default for Recorder {
 impl Recorder {
     /// A recorder that has counted nothing. Calibrates the clock where nobody has yet.
     pub fn new() -> Self {
+        Recorder::counting(true)
+    }
+
+    /// A recorder that counts nothing: to measure what counting costs.
+    pub fn off() -> Self {
+        Recorder::counting(false)
+    }
+
+    fn counting(counts: bool) -> Self {
         clock::calibrate();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Recorder {
             shared: Arc::new(Shared {
+                is_off: !counts,
                 started: Instant::now(),
                 started_unix_ms: unix.as_millis() as u64,
                 blocks: Mutex::default(),
@@ -53,7 +65,8 @@ impl Recorder {
     pub fn cells(&self) -> Cells {
         let block = Arc::new(Block::new());
         self.shared.lock().live.push(Arc::clone(&block));
-        Cells { block, shared: Arc::downgrade(&self.shared), one_thread: PhantomData }
+        let (shared, is_off) = (Arc::downgrade(&self.shared), self.shared.is_off);
+        Cells { block, shared, is_off, one_thread: PhantomData }
     }
 
     /// Runs `measure` with cells that this thread keeps until it or the recorder ends: for code
@@ -135,6 +148,7 @@ thread_local! {
 pub struct Cells {
     block: Arc<Block>,
     shared: Weak<Shared>,
+    is_off: bool,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -143,12 +157,16 @@ impl Cells {
     /// succeeded.
     #[inline]
     pub fn record(&self, op: Op, ns: u64, ok: bool) {
-        self.block.user.rows[op.index()].record(ns, ok);
+        if !self.is_off {
+            self.block.user.rows[op.index()].record(ns, ok);
+        }
     }
 
     /// Counts one operation that took `ns` nanoseconds in `stage`.
     pub fn record_stage(&self, stage: Stage, op: Op, ns: u64, ok: bool) {
-        self.block.stage(stage).rows[op.index()].record(ns, ok);
+        if !self.is_off {
+            self.block.stage(stage).rows[op.index()].record(ns, ok);
+        }
     }
 
     /// Counts one operation by itself, and says whether it is to be timed too: one in
@@ -158,6 +176,9 @@ impl Cells {
     /// those that were timed.
     #[inline]
     pub fn count_sampled(&self, op: Op) -> bool {
+        if self.is_off {
+            return false;
+        }
         let sampled = &self.block.user.rows[op.index()].sampled;
         let before = sampled.load(Relaxed);
         sampled.store(before + 1, Relaxed);
@@ -176,13 +197,17 @@ impl Cells {
     /// Counts the error of an operation that was counted but not timed.
     #[cold]
     pub fn add_error(&self, op: Op) {
-        add(&self.block.user.rows[op.index()].errors, 1);
+        if !self.is_off {
+            add(&self.block.user.rows[op.index()].errors, 1);
+        }
     }
 
     /// Counts bytes that `op` moved.
     #[inline]
     pub fn add_bytes(&self, op: Op, bytes: u64) {
-        add(&self.block.user.rows[op.index()].bytes, bytes);
+        if !self.is_off {
+            add(&self.block.user.rows[op.index()].bytes, bytes);
+        }
     }
 }
 
@@ -201,12 +226,12 @@ impl Drop for Cells {
 #[derive(Debug)]
 struct Block {
     user: Rows,
-    others: [OnceLock<Box<Rows>>; 3],
+    others: [OnceLock<Box<Rows>>; 5],
 }
 
 impl Block {
     fn new() -> Self {
-        Block { user: Rows::new(), others: [const { OnceLock::new() }; 3] }
+        Block { user: Rows::new(), others: [const { OnceLock::new() }; 5] }
     }
 
     fn stage(&self, stage: Stage) -> &Rows {
@@ -215,13 +240,16 @@ impl Block {
             Stage::Background => 0,
             Stage::Pending => 1,
             Stage::Processing => 2,
+            Stage::Unsplit => 3,
+            Stage::Total => 4,
         };
         self.others[place].get_or_init(|| Box::new(Rows::new()))
     }
 
     /// Adds what was counted to the statistics with the same stage and operation in `ops`.
     fn add_to(&self, ops: &mut Vec<OpStats>) {
-        let others = [Stage::Background, Stage::Pending, Stage::Processing];
+        let others =
+            [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
         let others = others.into_iter().zip(&self.others);
         let others = others.filter_map(|(stage, rows)| Some((stage, &**rows.get()?)));
         for (stage, rows) in others.chain([(Stage::User, &self.user)]) {
@@ -400,6 +428,17 @@ mod tests {
         let mean = reads.latency.mean_ns();
         assert!((500..=600).contains(&mean), "{mean}");
         assert!(reads.latency.errors > 50);
+    }
+
+    #[test]
+    fn a_recorder_that_is_off_counts_nothing() {
+        let recorder = Recorder::off();
+        let cells = recorder.cells();
+        cells.record(Op::READ, 100, true);
+        cells.record_stage(Stage::Total, Op::READ, 100, true);
+        cells.add_bytes(Op::READ, 4096);
+        drop(cells);
+        assert!(recorder.snapshot().ops.is_empty());
     }
 
     #[test]

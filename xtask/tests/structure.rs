@@ -72,7 +72,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
-            "frontends" => &["fs", "probe"],
+            "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
             "composer" => continue,

@@ -108,6 +108,8 @@ pub const OPTIONS: &[Opt] = &[
         "truncate within open: faster, but empties files that are being executed"),
     session("spin", Number(0, 1000, |s, n| s.session.spin = Duration::from_micros(n)),
         "microseconds that a busy worker looks for requests before it sleeps (default: 50)"),
+    session("no_statistics", Flag(|s| s.session.statistics = false),
+        "count nothing: only good for measuring what counting costs"),
     session("io_uring", Flag(|s| s.session.io_uring = IoUring::Required),
         "requests travel over io_uring, or the mount fails (default: where the kernel offers it)"),
     session("no_io_uring", Flag(|s| s.session.io_uring = IoUring::Off),

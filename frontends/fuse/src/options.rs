@@ -42,6 +42,8 @@ pub struct SessionOptions {
     pub spin: Duration,
     /// Whether requests travel over io_uring (Linux 6.14).
     pub io_uring: IoUring,
+    /// Count operations and their latencies.
+    pub statistics: bool,
     /// When to splice.
     pub splice: SpliceLimits,
     /// Let the kernel read and write backing files by itself.
@@ -80,6 +82,7 @@ impl Default for SessionOptions {
             clone_fd: true,
             spin: Duration::from_micros(50),
             io_uring: IoUring::Auto,
+            statistics: true,
             splice: SpliceLimits::MEASURED,
             passthrough: true,
             direct_io: false,

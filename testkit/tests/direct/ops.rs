@@ -119,7 +119,7 @@ fn flags() -> impl Strategy<Value = u32> {
         1 => Just(0o10400000),      // PATH NOFOLLOW
         1 => Just(0o20200000),      // TMPFILE
     ];
-    (access, more).prop_map(|(access, more)| access % 3 | more)
+    (access, more).prop_map(|(access, more)| (access % 3) | more)
 }
 
 fn mode() -> impl Strategy<Value = u32> {
