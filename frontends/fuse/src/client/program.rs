@@ -4,7 +4,7 @@
 //! already, mount.fuse3(8), and speak the protocol on it without asking what it is.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -85,6 +85,9 @@ impl Program {
         let mountpoint = OsString::from(format!("/dev/fd/{}", theirs.as_raw_fd()));
         let mut command = Command::new(program);
         command.args(arguments(args, &mountpoint)).stdin(Stdio::null());
+        // The standard output is not for it: somebody may wait there for what we have to say.
+        let said = std::io::stderr().as_fd().try_clone_to_owned();
+        command.stdout(said.map_or_else(|_| Stdio::null(), Stdio::from));
         // SAFETY: between fork and exec this runs one system call, fcntl(2), which is
         // async-signal-safe, on a descriptor that the closure owns until the program is started.
         unsafe {
