@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use defuse_fs::{
-    Caller, Context, Entry, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, OpenFlags,
-    ReadArgs, ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
+    OpenFlags, ReadArgs, ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
 };
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_fuse::{Server, ServerOptions};
@@ -112,4 +112,31 @@ fn what_one_client_writes_another_one_reads() {
     let opened = other.open(&cx, entry.ino, OpenArgs::default()).unwrap();
     let seen = read(&other, File { ino: entry.ino, fh: opened.fh }, 3, bytes.len() + 50).unwrap();
     assert!(seen == bytes, "{} bytes differ", seen.len());
+}
+
+#[test]
+fn a_family_keeps_its_files_until_its_last_connection_ends_and_others_never_see_them() {
+    let served = Served::memory();
+    let parent = served.client();
+    let (entry, file) = create(&parent, "kept");
+    assert_eq!(write(&parent, file, 0, b"kept"), Ok(4));
+    let child = parent.sibling().unwrap();
+    let stranger = served.client();
+    assert_eq!(stranger.getattr(&context(), entry.ino, None), Err(Errno::ESTALE));
+    assert_eq!(read(&stranger, file, 0, 4), Err(Errno::ESTALE));
+    stranger.forget(entry.ino, 1000);
+    parent.unlink(&context(), Ino::ROOT, Name::new(b"kept").unwrap()).unwrap();
+    drop(parent);
+    assert_eq!(read(&child, file, 0, 10), Ok(b"kept".to_vec()));
+}
+
+#[test]
+fn two_hundred_clients_are_served_at_once() {
+    let served = Served::memory();
+    let clients: Vec<_> = (0..200).map(|_| served.client()).collect();
+    for (number, client) in clients.iter().enumerate() {
+        let (_, file) = create(client, &format!("file{number}"));
+        assert_eq!(write(client, file, 0, &[number as u8]), Ok(1));
+    }
+    assert_eq!(served.server.connections(), clients.len());
 }
