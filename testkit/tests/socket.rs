@@ -6,10 +6,11 @@ use std::thread::JoinHandle;
 
 use defuse_fs::{
     Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
-    OpenFlags, ReadArgs, ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+    OpenFlags, ReadArgs, ReadBuf, Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf,
+    delegate,
 };
 use defuse_fuse::client::{Client, ClientOptions};
-use defuse_fuse::{Server, ServerOptions};
+use defuse_fuse::{Admission, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
@@ -139,4 +140,39 @@ fn two_hundred_clients_are_served_at_once() {
         assert_eq!(write(client, file, 0, &[number as u8]), Ok(1));
     }
     assert_eq!(served.server.connections(), clients.len());
+}
+
+/// The credentials of a thread are its own, so that one thread can be another user's client.
+#[test]
+fn who_is_not_root_acts_for_nobody_else() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let name = format!("@defuse-test-{}", std::process::id());
+    let options =
+        ServerOptions { admission: Admission::Users(vec![4321]), ..ServerOptions::default() };
+    let memory = Options { root_perm: 0o777, ..Options::default() };
+    let server = Server::bind(name.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();
+    let connect = |uid: u32| {
+        let name = name.clone();
+        let thread = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            Client::connect(name.as_ref(), ClientOptions::default())
+        });
+        thread.join().unwrap()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        assert!(connect(4322).is_err(), "a user who is not admitted");
+        let client = connect(4321).unwrap();
+        let as_uid = |uid| Context::new(Caller { uid, gid: 0, pid: 1 });
+        assert!(client.getattr(&as_uid(4321), Ino::ROOT, None).is_ok());
+        assert_eq!(client.getattr(&as_uid(0), Ino::ROOT, None), Err(Errno::EPERM));
+        let give = SetAttr { uid: Some(0), ..SetAttr::default() };
+        assert_eq!(client.setattr(&as_uid(4321), Ino::ROOT, None, &give), Err(Errno::EPERM));
+        drop(client);
+        server.shut_down();
+    });
 }
