@@ -22,6 +22,7 @@ mod paths;
 mod prometheus;
 mod registry;
 mod serve;
+mod share;
 mod signals;
 mod stat;
 mod target;
@@ -53,6 +54,7 @@ enum Command {
     #[command(after_long_help = man::mount_help())]
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
+    Serve(share::ServeArgs),
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result {
     match command {
         Command::Mount(args) => mount::run(args),
+        Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -72,6 +72,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "defuse mount passthrough:/srv /mnt --profile opt -o no_splice",
         "A configuration of the paper, changed.",
     ),
+    ("defuse serve memory: /run/scratch", "Share files in memory with other processes."),
+    ("defuse mount socket:/run/scratch /mnt", "Use what another process serves."),
     ("defuse stat /mnt/data --watch 1", "What happens there, every second."),
     ("defuse stat /mnt/sshfs --for 10", "Where any FUSE file system spends its time (as root)."),
     ("defuse trace /mnt/data --errors", "Requests that fail, as they happen (as root)."),

@@ -5,7 +5,8 @@
 //! belong to one kind ([`OPTIONS`]), and both together are one text for those without a command
 //! line: `passthrough:/srv,exclusive` ([`open_text`]).
 //!
-//! What it is not: it knows no frontend, and no option of a mount or a session.
+//! What it is not: it puts nothing behind a frontend, and knows no option of a mount or a session. Of
+//! `defuse-fuse` it uses the client alone, which is a file system.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,12 @@ pub enum Error {
     Usage(String),
     /// What was asked for could not be done.
     Failed(String),
+}
+
+impl Error {
+    pub(crate) fn failed(error: impl fmt::Display) -> Self {
+        Error::Failed(error.to_string())
+    }
 }
 
 impl fmt::Display for Error {

@@ -57,10 +57,13 @@ impl FileSystem for Dummy {
     }
 }
 
+type Read = Box<dyn FnMut(&mut [u8], u64)>;
+type Write = Box<dyn FnMut(&[u8], u64)>;
+
 struct Target {
     name: &'static str,
-    read: Box<dyn FnMut(&mut [u8], u64)>,
-    write: Box<dyn FnMut(&[u8], u64)>,
+    read: Read,
+    write: Write,
     /// The best of all rounds, in nanoseconds a call.
     best: [f64; 2],
 }

@@ -188,7 +188,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("FILE_OPS", FUSE_FILE_OPS, false, "the kernel ignores it"),
         ("ATOMIC_O_TRUNC", FUSE_ATOMIC_O_TRUNC, caps.open_truncates && options.atomic_o_trunc,
             "as the option says: it would empty files that are being executed"),
-        ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, false, "an inode number means nothing once it is forgotten"),
+        ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, options.answers_parents, "an inode number means nothing once it is forgotten"),
         ("BIG_WRITES", FUSE_BIG_WRITES, true, "max_write is the only limit"),
         ("DONT_MASK", FUSE_DONT_MASK, caps.posix_acl, "default ACLs take the place of the umask"),
         ("SPLICE_WRITE", FUSE_SPLICE_WRITE, splice, "as the splice options say"),
@@ -222,7 +222,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("DIRECT_IO_ALLOW_MMAP", FUSE_DIRECT_IO_ALLOW_MMAP, true, "mmap works on direct files"),
         ("PASSTHROUGH", FUSE_PASSTHROUGH, caps.backing_files && options.passthrough && !options.writeback,
             "the kernel reads and writes backing files itself; not together with its write-back"),
-        ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, true, "see EXPORT_SUPPORT"),
+        ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, !options.answers_parents, "see EXPORT_SUPPORT"),
         ("HAS_RESEND", FUSE_HAS_RESEND, false, "a session is not handed over to another process"),
         ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would no longer tell who asks"),
         ("OVER_IO_URING", FUSE_OVER_IO_URING, options.io_uring != IoUring::Off, match options.io_uring {

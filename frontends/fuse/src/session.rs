@@ -14,12 +14,14 @@ use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
 use crate::abi::{self, InitIn};
+use crate::client::init::SOCKET_IO_MAX;
 use crate::dispatch::Dispatcher;
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
 use crate::request::{Body, DecodeOptions, Request};
-use crate::transport::dev::{DevChannel, DevLimits, DevPort};
+use crate::server::Peer;
+use crate::transport::dev::{DevChannel, DevLimits, DevPort, Line};
 use crate::transport::uring;
 use crate::transport::{Channel, Message, Received, ReplyPort, errno};
 use crate::workers::inflight::Slots;
@@ -64,7 +66,34 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
-        let Agreed { mut negotiated, port, mut plan } = handshake(&device, &fs.caps(), options)?;
+        let agreed = handshake(&device, Line::Device, &fs.caps(), options)?;
+        Session::begin(&device, fs, agreed, options, None)
+    }
+
+    /// Answers INIT on `socket`, at whose other end is a client in the kernel's place
+    /// ([`crate::client`]), and starts to serve `fs`. `caps` is what that client may believe of it.
+    pub(crate) fn over_socket(
+        socket: OwnedFd,
+        fs: Arc<dyn FileSystem>,
+        caps: &Caps,
+        options: &SessionOptions,
+        peer: Peer,
+    ) -> std::result::Result<Session, StartError> {
+        signal::install().map_err(StartError::Device)?;
+        let options = over_socket(options);
+        let socket = Arc::new(socket);
+        let agreed = handshake(&socket, Line::Socket, caps, &options)?;
+        Session::begin(&socket, fs, agreed, &options, Some(peer))
+    }
+
+    fn begin(
+        device: &Arc<OwnedFd>,
+        fs: Arc<dyn FileSystem>,
+        agreed: Agreed,
+        options: &SessionOptions,
+        mut peer: Option<Peer>,
+    ) -> std::result::Result<Session, StartError> {
+        let Agreed { mut negotiated, port, line, mut plan } = agreed;
         let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
@@ -73,10 +102,12 @@ impl Session {
                 Arc::clone(&notify),
                 negotiated.clone(),
                 options,
-                Arc::clone(&device),
+                Arc::clone(device),
+                // Rings may be refused and this be done anew, but a socket has none.
+                peer.take(),
             );
             let queues = plan.as_ref().map(|plan| plan.queues);
-            let shared = Shared::new(dispatcher, options, &device, &port, queues);
+            let shared = Shared::new(dispatcher, options, (device, line), &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
             let failed = match shared.start() {
                 Ok(()) => return Ok(Session { shared }),
@@ -161,6 +192,7 @@ pub(crate) struct Shared {
     /// Where requests come over rings and not over the device.
     pub(crate) rings: Option<Rings>,
     limits: DevLimits,
+    line: Line,
     clone_fd: bool,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
@@ -180,7 +212,7 @@ impl Shared {
     fn new(
         dispatcher: Dispatcher,
         options: &SessionOptions,
-        device: &Arc<OwnedFd>,
+        (device, line): (&Arc<OwnedFd>, Line),
         port: &Arc<dyn ReplyPort>,
         queues: Option<usize>,
     ) -> Result<Self> {
@@ -208,7 +240,8 @@ impl Shared {
                 max_read: negotiated.max_read,
                 splice: options.splice,
             },
-            clone_fd: options.clone_fd && max > 1,
+            line,
+            clone_fd: options.clone_fd && max > 1 && line == Line::Device,
             begun: clock::now(),
             backlog_ns: AtomicU64::new(0),
             spin_ns,
@@ -274,24 +307,35 @@ impl Shared {
     pub(crate) fn worker_channel(&self) -> DevChannel {
         let mut channel = DevChannel::new(self.worker_port(), self.limits);
         if self.spin_ns > 0 {
-            match clone_device(&self.device, OFlags::NONBLOCK) {
-                Ok(fd) => channel.spin_through(DevPort::new(Arc::new(fd)), self.spin_ns),
+            match self.port_without_waiting() {
+                Ok(port) => channel.spin_through(port, self.spin_ns),
                 Err(errno) => log::debug!("/dev/fuse could not be cloned ({errno}); no spinning"),
             }
         }
         channel
     }
 
+    /// A way to receive that never blocks.
+    fn port_without_waiting(&self) -> Result<DevPort> {
+        match self.line {
+            Line::Device => {
+                let clone = clone_device(&self.device, OFlags::NONBLOCK)?;
+                Ok(DevPort::new(Arc::new(clone), Line::Device))
+            }
+            _ => Ok(DevPort::new(Arc::clone(&self.device), Line::SocketNow)),
+        }
+    }
+
     /// A device for one worker: a clone of its own spares the others the lock of its queue.
     fn worker_port(&self) -> Arc<DevPort> {
         let own = self.clone_fd.then(|| clone_device(&self.device, OFlags::empty()));
         match own {
-            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd))),
+            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd), self.line)),
             Some(Err(errno)) => {
                 log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
-                Arc::new(DevPort::new(Arc::clone(&self.device)))
+                Arc::new(DevPort::new(Arc::clone(&self.device), self.line))
             }
-            None => Arc::new(DevPort::new(Arc::clone(&self.device))),
+            None => Arc::new(DevPort::new(Arc::clone(&self.device), self.line)),
         }
     }
 
@@ -322,7 +366,8 @@ impl Shared {
         if emergency.is_none() {
             let Ok(fd) = clone_device(&self.device, OFlags::NONBLOCK) else { return };
             let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
-            *emergency = Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd))), limits));
+            *emergency =
+                Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd), self.line)), limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
         for _ in 0..64 {
@@ -394,10 +439,28 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
+/// What can be had over a socket: none of what a device does beyond read(2) and write(2), and
+/// messages that fit. Locks are the server's, because its clients know nothing of each other.
+fn over_socket(options: &SessionOptions) -> SessionOptions {
+    SessionOptions {
+        max_write: options.max_write.min(SOCKET_IO_MAX),
+        writeback: false,
+        clone_fd: false,
+        splice: SpliceLimits::NEVER,
+        passthrough: false,
+        io_uring: IoUring::Off,
+        atomic_o_trunc: true,
+        forward_locks: true,
+        answers_parents: true,
+        ..options.clone()
+    }
+}
+
 /// What INIT came to.
 struct Agreed {
     negotiated: Negotiated,
     port: Arc<dyn ReplyPort>,
+    line: Line,
     /// How requests come over rings, unless they come over the device.
     plan: Option<uring::Plan>,
 }
@@ -405,10 +468,11 @@ struct Agreed {
 /// Answers INIT.
 fn handshake(
     device: &Arc<OwnedFd>,
+    line: Line,
     caps: &Caps,
     options: &SessionOptions,
 ) -> std::result::Result<Agreed, StartError> {
-    let port = Arc::new(DevPort::new(Arc::clone(device)));
+    let port = Arc::new(DevPort::new(Arc::clone(device), line));
     // Until INIT is answered, the kernel wants room for what it would send by default.
     let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = DevChannel::new(Arc::clone(&port), limits);
@@ -432,7 +496,7 @@ fn handshake(
                     return Err(StartError::Rings(reason));
                 }
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
-                return Ok(Agreed { negotiated, port, plan });
+                return Ok(Agreed { negotiated, port, line, plan });
             }
             // The kernel learns our major version and asks again.
             Err(InitError::LaterMajor(_)) => {

@@ -67,9 +67,17 @@ const TEST_TOOLS: &[Tool] = &[
     ),
     Tool::package_for("util-linux", "setpriv", "what other users than root make"),
     Tool::package_for("bindfs", "bindfs", "statistics of file systems that are not of defuse"),
-    Tool::package_for("sshfs", "sshfs", "statistics of sshfs"),
+    Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
     Tool::package_for("fio", "fio", "latencies in the kernel beside those of fio"),
+    Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
+    Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
+    Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
+    Tool::package_for(
+        "libfuse3-dev",
+        "/usr/share/doc/libfuse3-dev/examples/hello.c",
+        "libfuse's examples over a socket",
+    ),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 
