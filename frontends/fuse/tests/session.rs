@@ -15,7 +15,7 @@ use defuse_fs::{
     Ino, Io, IoOp, LockRequest, LockSupport, LockType, Name, Notify, OpenArgs, Opened, PollHandle,
     ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
 };
-use defuse_fuse::mount::{self, MountOptions};
+use defuse_fuse::mount::{self, MountOptions, UnmountError};
 use defuse_fuse::{IoUring, Session, SessionOptions};
 
 /// What a read of `/file` does.
@@ -237,7 +237,11 @@ impl Mount {
     }
 
     fn end(mut self) -> (Arc<Scripted>, bool) {
-        mount::unmount(self.dir.path(), false).unwrap();
+        // A process that another test starts has our files until it executes its program.
+        eventually("nobody uses the mount", || match mount::unmount(self.dir.path(), false) {
+            Err(UnmountError::Busy { .. }) => false,
+            other => other.is_ok(),
+        });
         let clean = self.session.take().unwrap().wait();
         (self.fs.clone(), clean)
     }
