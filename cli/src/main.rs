@@ -18,11 +18,14 @@ mod mount;
 mod mount_helper;
 mod options;
 mod paths;
+mod prometheus;
 mod registry;
 mod serve;
 mod signals;
 mod stat;
+mod target;
 mod umount;
+mod until;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

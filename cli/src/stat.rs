@@ -2,22 +2,41 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
+use defuse_probe::{Snapshot, Stage};
+use defuse_trace::{Collector, Wanted};
+use serde::Serialize;
+
 use crate::control::{self, Agreement};
-use crate::error::{Failure, Result, print};
+use crate::error::{Failure, Result, print, warn};
 use crate::registry::{self, Found, State};
-use crate::{options, paths};
+use crate::target::Target;
+use crate::until::Until;
+use crate::{options, prometheus};
 
 /// Show what a mount has done, and how long it took
+///
+/// A mount of defuse tells what it counted since it began. With --stages, and for every other FUSE
+/// file system, the kernel is looked into from now on (root): how long requests waited in the
+/// background queue, in the pending queue, and how long the daemon had them.
 #[derive(clap::Args)]
 pub struct StatArgs {
-    /// Where it is mounted; not needed where there is just one
-    mountpoint: Option<PathBuf>,
+    /// Where it is mounted, or the number of its connection; not needed where defuse has just one
+    #[arg(value_name = "MOUNT|CONNECTION")]
+    target: Option<PathBuf>,
     /// As JSON
     #[arg(long)]
     json: bool,
+    /// In the text format of Prometheus
+    #[arg(long, conflicts_with_all = ["json", "watch", "negotiated"])]
+    prometheus: bool,
+    /// The stages in the kernel, too
+    #[arg(long, conflicts_with = "negotiated")]
+    stages: bool,
+    /// Look into the kernel for so many seconds, not until Ctrl-C; end --watch after them
+    #[arg(long = "for", value_name = "SECS", value_parser = period, conflicts_with = "negotiated")]
+    duration: Option<Duration>,
     /// Show what was new in every period of so many seconds
     #[arg(long, value_name = "SECS", value_parser = period)]
     watch: Option<Duration>,
@@ -26,7 +45,8 @@ pub struct StatArgs {
     negotiated: bool,
 }
 
-fn period(text: &str) -> std::result::Result<Duration, String> {
+/// Seconds, at least 10 ms of them.
+pub fn period(text: &str) -> std::result::Result<Duration, String> {
     let long_enough = |period: &Duration| *period >= Duration::from_millis(10);
     options::seconds(text)
         .filter(long_enough)
@@ -35,46 +55,141 @@ fn period(text: &str) -> std::result::Result<Duration, String> {
 
 /// Prints the statistics of a mount.
 pub fn run(args: &StatArgs) -> Result {
-    let found = choose(args.mountpoint.as_ref())?;
+    let target = choose(args.target.as_ref())?;
     if args.negotiated {
-        let (agreement, json) = control::negotiated(&found)?;
+        let (agreement, json) = control::negotiated(ours(&target)?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
-    let (mut before, json) = control::stat(&found)?;
-    let Some(period) = args.watch else {
-        return print(&if args.json { json + "\n" } else { before.to_string() });
-    };
-    while found.entry.is_alive() {
-        thread::sleep(period);
+    let mut source = Source::open(&target, args.stages || target.ours.is_none())?;
+    let until = Until::new(args.duration)?;
+    match args.watch {
+        Some(period) => watch(args, &mut source, &until, period),
+        None => {
+            if source.collector.is_some() {
+                source.say_that_it_begins(args.duration);
+                until.wait();
+            }
+            let snapshot = source.take()?;
+            show(args, &source, &snapshot)
+        }
+    }
+}
+
+fn watch(args: &StatArgs, source: &mut Source, until: &Until, period: Duration) -> Result {
+    let mut before = source.take()?;
+    while source.target.is_there() && until.sleep(period) {
         // It may have ended in the meantime, which is not a failure of watching.
-        let Ok((now, _)) = control::stat(&found) else { break };
-        let new = now.since(&before);
-        print(&if args.json {
-            serde_json::to_string(&new).map_err(Failure::failed)? + "\n"
-        } else {
-            format!("{new}\n")
-        })?;
+        let Ok(now) = source.take() else { break };
+        show(args, source, &now.since(&before))?;
+        if !args.json {
+            print("\n")?;
+        }
         before = now;
     }
     Ok(())
 }
 
+fn show(args: &StatArgs, source: &Source, snapshot: &Snapshot) -> Result {
+    if args.prometheus {
+        return print(&prometheus::text(&source.target.connection, snapshot));
+    }
+    if args.json {
+        let shown =
+            Shown { snapshot, connection: source.target.connection.id, notes: &source.notes };
+        return print(&(serde_json::to_string(&shown).map_err(Failure::failed)? + "\n"));
+    }
+    let mut text = snapshot.to_string();
+    for note in &source.notes {
+        let _ = writeln!(text, "\nnote: {note}");
+    }
+    print(&text)
+}
+
+/// A snapshot as JSON, with what it is of.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+    connection: u32,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    notes: &'a [String],
+}
+
+/// Where the figures of a connection come from: its daemon, the kernel, or both.
+struct Source<'a> {
+    target: &'a Target,
+    collector: Option<Collector>,
+    /// What the daemon had counted when the kernel was first looked into.
+    before: Option<Snapshot>,
+    notes: Vec<String>,
+}
+
+impl<'a> Source<'a> {
+    fn open(target: &'a Target, with_kernel: bool) -> Result<Self> {
+        if !with_kernel {
+            return Ok(Source { target, collector: None, before: None, notes: Vec::new() });
+        }
+        let wanted = Wanted { connection: Some(target.connection.id), ..Wanted::default() };
+        let collector = Collector::start(&wanted).map_err(Failure::failed)?;
+        let notes = collector.notes().to_vec();
+        let before = match &target.ours {
+            Some(found) => Some(control::stat(found)?.0),
+            None => None,
+        };
+        Ok(Source { target, collector: Some(collector), before, notes })
+    }
+
+    /// What was counted until now; of the daemon and the kernel over the same time.
+    fn take(&mut self) -> Result<Snapshot> {
+        let Some(collector) = &mut self.collector else {
+            return Ok(control::stat(ours(self.target)?)?.0);
+        };
+        let id = self.target.connection.id;
+        let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
+        let losses = collector.losses().map_err(Failure::failed)?;
+        self.notes = collector.notes().to_vec();
+        self.notes.extend(losses.describe());
+        if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
+            let user = control::stat(found)?.0.since(before);
+            snapshot.ops.extend(user.ops);
+            snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
+            snapshot.gauges = user.gauges;
+        }
+        if snapshot.ops.iter().all(|stats| stats.stage != Stage::Total) {
+            self.notes.push("no request ended in that time".to_owned());
+        }
+        Ok(snapshot)
+    }
+
+    fn say_that_it_begins(&self, duration: Option<Duration>) {
+        if duration.is_none() {
+            let name = self.target.connection.name();
+            warn(&format!("looking into {name}: Ctrl-C ends it and shows what was seen"));
+        }
+    }
+}
+
+fn ours(target: &Target) -> Result<&Found> {
+    target.ours.as_ref().ok_or_else(|| {
+        let name = target.connection.name();
+        Failure::Failed(format!("{name} is no mount of defuse: see `defuse list` for what is"))
+    })
+}
+
 /// The mount that is meant.
-fn choose(mountpoint: Option<&PathBuf>) -> Result<Found> {
-    if let Some(path) = mountpoint {
-        let found = registry::of_mountpoint(&paths::mountpoint(path));
-        return found.ok_or_else(|| {
-            let path = path.display();
-            Failure::Failed(format!("{path} is no mount of defuse: see `defuse list` for what is"))
-        });
+fn choose(target: Option<&PathBuf>) -> Result<Target> {
+    if let Some(text) = target {
+        return Target::find(text);
     }
     let mut serving = registry::all();
     serving.retain(|found| found.state == State::Serving);
     match serving.len() {
-        0 => {
-            Err(Failure::Failed("nothing is mounted: mount something first (defuse mount)".into()))
-        }
-        1 => Ok(serving.remove(0)),
+        0 => Err(Failure::Failed(
+            "nothing is mounted by defuse: mount something first (defuse mount), or name another \
+             FUSE file system"
+                .into(),
+        )),
+        1 => Target::of_found(serving.remove(0)),
         _ => {
             let names: Vec<_> = serving.iter().map(Found::shown_mountpoint).collect();
             Err(Failure::Usage(format!("which mount? Name one of {}", names.join(", "))))

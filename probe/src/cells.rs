@@ -173,12 +173,12 @@ impl Drop for Cells {
 #[derive(Debug)]
 struct Block {
     user: Rows,
-    others: [OnceLock<Box<Rows>>; 3],
+    others: [OnceLock<Box<Rows>>; 5],
 }
 
 impl Block {
     fn new() -> Self {
-        Block { user: Rows::new(), others: [const { OnceLock::new() }; 3] }
+        Block { user: Rows::new(), others: [const { OnceLock::new() }; 5] }
     }
 
     fn stage(&self, stage: Stage) -> &Rows {
@@ -187,13 +187,16 @@ impl Block {
             Stage::Background => 0,
             Stage::Pending => 1,
             Stage::Processing => 2,
+            Stage::Unsplit => 3,
+            Stage::Total => 4,
         };
         self.others[place].get_or_init(|| Box::new(Rows::new()))
     }
 
     /// Adds what was counted to the statistics with the same stage and operation in `ops`.
     fn add_to(&self, ops: &mut Vec<OpStats>) {
-        let others = [Stage::Background, Stage::Pending, Stage::Processing];
+        let others =
+            [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
         let others = others.into_iter().zip(&self.others);
         let others = others.filter_map(|(stage, rows)| Some((stage, &**rows.get()?)));
         for (stage, rows) in others.chain([(Stage::User, &self.user)]) {

@@ -130,7 +130,7 @@ impl<'de> Deserialize<'de> for Op {
 }
 
 /// Where in the life of a request a time was spent: the four arrays of *To FUSE or Not to FUSE*
-/// (FAST '17, section 3.2).
+/// (FAST '17, section 3.2), and two that eyes in the kernel need beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
@@ -140,14 +140,27 @@ pub enum Stage {
     Pending,
     /// From being picked up until the answer is back in the kernel, user space included.
     Processing,
+    /// Pending and processing together, where nobody saw the request being picked up.
+    #[serde(rename = "pending+processing")]
+    Unsplit,
     /// In user space: from the request being received to its answer. The only one that frontends
     /// fill themselves; the others need eyes in the kernel.
     User,
+    /// All of it, from the request being made (in the background) or sent until the answer is back
+    /// in the kernel: the sum of the stages that are in the kernel.
+    Total,
 }
 
 impl Stage {
     /// Every stage, in the order a request passes them.
-    pub const ALL: [Stage; 4] = [Stage::Background, Stage::Pending, Stage::Processing, Stage::User];
+    pub const ALL: [Stage; 6] = [
+        Stage::Background,
+        Stage::Pending,
+        Stage::Processing,
+        Stage::Unsplit,
+        Stage::User,
+        Stage::Total,
+    ];
 
     /// The name, such as `user`.
     pub const fn name(self) -> &'static str {
@@ -155,7 +168,9 @@ impl Stage {
             Stage::Background => "background",
             Stage::Pending => "pending",
             Stage::Processing => "processing",
+            Stage::Unsplit => "pending+processing",
             Stage::User => "user",
+            Stage::Total => "total",
         }
     }
 }

@@ -86,7 +86,7 @@ impl fmt::Display for Snapshot {
             ops.sort_by_key(|stats| std::cmp::Reverse(stats.latency.sum_ns));
             writeln!(
                 f,
-                "\n{:<16} {:>10} {:>8} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10}",
+                "\n{:<18} {:>10} {:>8} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10}",
                 stage, "count", "errors", "mean", "p50", "p99", "max", "share", "bytes"
             )?;
             let total_ns = self.total_ns(stage);
@@ -98,7 +98,7 @@ impl fmt::Display for Snapshot {
             writeln!(f)?;
         }
         for (name, value) in &self.gauges {
-            writeln!(f, "{name:<16} {value:>10}")?;
+            writeln!(f, "{name:<18} {value:>10}")?;
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ fn write_row(f: &mut fmt::Formatter<'_>, stats: &OpStats, total_ns: u64) -> fmt:
         latency.percentile_ns(0.99),
         latency.max_ns,
     ];
-    write!(f, "{:<16} {:>10} {:>8}", stats.op, latency.count, latency.errors)?;
+    write!(f, "{:<18} {:>10} {:>8}", stats.op, latency.count, latency.errors)?;
     for time in times {
         write!(f, " {:>9}", Duration(time).to_string())?;
     }
@@ -203,10 +203,10 @@ mod tests {
         let expected = "\
 12.34 s measured
 
-user                  count   errors      mean       p50       p99       max   share      bytes
-READ                      3        0    1.5 us    1.5 us    1.5 us    1.5 us  100.0%   12.0 KiB
+user                    count   errors      mean       p50       p99       max   share      bytes
+READ                        3        0    1.5 us    1.5 us    1.5 us    1.5 us  100.0%   12.0 KiB
 
-workers                   2
+workers                     2
 ";
         assert_eq!(snapshot.to_string(), expected);
     }

@@ -56,7 +56,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
-            "frontends" => &["fs", "probe"],
+            "frontends" | "trace" => &["fs", "probe"],
             "composer" => continue,
             other => {
                 complaints.push(format!("{other}/ has no place in the dependency rule"));

@@ -1,0 +1,79 @@
+//! How long a command goes on that shows what happens: for a time, until a signal, or both.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::error::{Failure, Result};
+
+/// How often a signal is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The end of a command that shows what happens.
+pub struct Until {
+    stopped: Arc<AtomicBool>,
+    deadline: Option<Instant>,
+}
+
+impl Until {
+    /// Ends `after` so long (`None`: never by itself), and on SIGINT, SIGTERM and SIGHUP, which end
+    /// the command in good order from here on.
+    pub fn new(after: Option<Duration>) -> Result<Until> {
+        let stopped = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&stopped))
+                .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+        }
+        Ok(Until { stopped, deadline: after.map(|after| Instant::now() + after) })
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.stopped.load(Relaxed) || self.left() == Some(Duration::ZERO)
+    }
+
+    /// Sleeps for `period`, or until it is over; whether it goes on.
+    pub fn sleep(&self, period: Duration) -> bool {
+        let end = Instant::now() + period;
+        loop {
+            if self.is_over() {
+                return false;
+            }
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return true;
+            }
+            thread::sleep(rest.min(LOOK).min(self.left().unwrap_or(LOOK)));
+        }
+    }
+
+    /// Sleeps until it is over.
+    pub fn wait(&self) {
+        while self.sleep(LOOK) {}
+    }
+
+    fn left(&self) -> Option<Duration> {
+        Some(self.deadline?.saturating_duration_since(Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_over_after_its_time_and_not_before() {
+        let until = Until::new(Some(Duration::from_millis(50))).unwrap();
+        assert!(until.sleep(Duration::ZERO));
+        assert!(!until.sleep(Duration::from_secs(3600)));
+        assert!(until.is_over());
+        until.stopped.store(false, Relaxed);
+        let endless = Until { deadline: None, ..until };
+        assert!(!endless.is_over() && endless.sleep(Duration::from_millis(1)));
+        endless.stopped.store(true, Relaxed);
+        endless.wait();
+    }
+}

@@ -1,0 +1,278 @@
+//! The BPF program: loaded, attached, and read.
+
+use std::collections::{BTreeMap, HashMap as Table};
+use std::{fmt, fs};
+
+use aya::maps::{HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya::programs::BtfTracePoint;
+use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
+use defuse_probe::{OpStats, Stage};
+
+use crate::collector::Counted;
+use crate::opcode::{bits_of, op_of};
+use crate::wire::{self, DaemonCells, FlightCells, FlightKey, HistogramCells, HistogramKey};
+use crate::{Error, Event, Flight, InFlight, Losses, Wanted, processes_of};
+
+/// The compiled program: from `bpf/stages.bpf.c`, by `cargo xtask bpf`.
+const OBJECT: &[u8] = include_bytes_aligned!("../bpf/stages.bpf.o");
+const WHAT: &str = "following requests by BPF";
+/// A process id is that of the whole machine in this namespace of processes alone.
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+/// A request that stays in front of a queue so long, while later ones are taken, has been given up
+/// by its caller.
+const GIVEN_UP_NS: u64 = 1_000_000_000;
+
+pub(crate) struct Eyes {
+    ebpf: Ebpf,
+    events: Option<RingBuf<MapData>>,
+    connection: Option<u32>,
+    /// What the program knows of processes.
+    daemons: BTreeMap<u32, DaemonCells>,
+}
+
+impl fmt::Debug for Eyes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Eyes").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+impl Eyes {
+    /// Loads the program and attaches what is needed of it; what is missing goes into `notes`.
+    pub(crate) fn open(wanted: &Wanted, notes: &mut Vec<String>) -> Result<Eyes, Error> {
+        if !cfg!(all(target_arch = "x86_64", target_endian = "little")) {
+            let cause = "the BPF program is for x86-64 alone".to_owned();
+            return Err(Error::Unsupported { what: WHAT, cause });
+        }
+        let unsupported = |cause: String| Error::Unsupported { what: WHAT, cause };
+        let btf = Btf::from_sys_fs()
+            .map_err(|error| unsupported(format!("the kernel describes no types: {error}")))?;
+        let mut ebpf = load(wanted, &btf)?;
+        for (program, tracepoint) in
+            [("on_end", "fuse_request_end"), ("on_send", "fuse_request_send")]
+        {
+            attach(&mut ebpf, program, tracepoint, &btf)
+                .map_err(|error| refusal(tracepoint, error))?;
+        }
+        let mut optional = |program, tracepoint, without: &str| {
+            if let Err(error) = attach(&mut ebpf, program, tracepoint, &btf) {
+                notes.push(format!("{without} ({tracepoint}: {error})"));
+            }
+        };
+        optional("on_exit", "sys_exit", "pending and processing are one stage");
+        optional("on_alloc", "kmem_cache_alloc", "the background queue is not seen");
+        if uses_rings() {
+            optional("on_ring", "io_uring_complete", "requests over io_uring have one stage");
+        }
+        let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        if namespace.as_os_str() != FIRST_PID_NAMESPACE {
+            notes.push(
+                "processes have other numbers in this container than in the kernel: pending and \
+                 processing are one stage"
+                    .to_owned(),
+            );
+        }
+        let events = match &wanted.events {
+            Some(_) => Some(take_ring(&mut ebpf)?),
+            None => None,
+        };
+        let mut eyes =
+            Eyes { ebpf, events, connection: wanted.connection, daemons: BTreeMap::new() };
+        eyes.refresh()?;
+        Ok(eyes)
+    }
+
+    /// Tells the program who serves what now.
+    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
+        let mut now: BTreeMap<u32, DaemonCells> = BTreeMap::new();
+        for (connection, pids) in processes_of(self.connection) {
+            for pid in pids {
+                let cells = now.entry(pid).or_default();
+                if let Some(free) = cells.iter_mut().find(|cell| **cell == 0) {
+                    *free = connection;
+                }
+            }
+        }
+        let mut map: HashMap<_, u32, DaemonCells> = map_of(&mut self.ebpf, "daemons")?;
+        for (pid, cells) in &now {
+            if self.daemons.get(pid) != Some(cells) {
+                map.insert(pid, cells, 0).map_err(cannot_read)?;
+            }
+        }
+        for pid in self.daemons.keys().filter(|pid| !now.contains_key(pid)) {
+            // One that is not there needs no removal.
+            let _ = map.remove(pid);
+        }
+        self.daemons = now;
+        Ok(())
+    }
+
+    /// All histograms.
+    pub(crate) fn counted(&mut self) -> Result<Counted, Error> {
+        let map: PerCpuHashMap<_, HistogramKey, HistogramCells> =
+            map_of(&mut self.ebpf, "histograms")?;
+        // Several opcodes may be one operation.
+        let mut found: Table<(u32, Stage, u8), OpStats> = Table::new();
+        for row in map.iter() {
+            let (key, cells) = row.map_err(cannot_read)?;
+            let Some((connection, opcode, stage)) = wire::histogram_key(key) else { continue };
+            let op = op_of(opcode);
+            let stats = found.entry((connection, stage, op as u8)).or_insert_with(|| OpStats {
+                op,
+                stage,
+                bytes: 0,
+                latency: Default::default(),
+            });
+            for one in cells.iter() {
+                let (latency, bytes) = wire::histogram(one);
+                stats.latency.merge(&latency);
+                stats.bytes += bytes;
+            }
+        }
+        let counted = found.into_iter().filter(|(_, stats)| stats.latency.count > 0);
+        Ok(counted.map(|((connection, ..), stats)| (connection, stats)).collect())
+    }
+
+    /// All requests under way. Those that their callers gave up before they were taken never end
+    /// for the program; they are removed here.
+    pub(crate) fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+        let mut map: HashMap<_, FlightKey, FlightCells> = map_of(&mut self.ebpf, "flights")?;
+        let rows: Vec<(FlightKey, FlightCells)> = map.iter().filter_map(Result::ok).collect();
+        let mut flights: Vec<Flight> =
+            rows.iter().map(|(key, cells)| wire::flight(*key, cells)).collect();
+        for gone in given_up(&flights) {
+            let _ = map.remove(&[gone.0, u64::from(gone.1)]);
+            flights.retain(|flight| (flight.unique, flight.connection) != gone);
+        }
+        Ok(flights)
+    }
+
+    pub(crate) fn losses(&mut self) -> Result<Losses, Error> {
+        let map = self.ebpf.map_mut("losses").ok_or_else(|| Error::Map("no losses".into()))?;
+        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(map).map_err(cannot_read)?;
+        let mut counts = [0; wire::LOSSES as usize];
+        for (place, count) in (0..).zip(&mut counts) {
+            *count = map.get(&place, 0).map_err(cannot_read)?.iter().sum();
+        }
+        let [requests, latencies, events, background_waits] = counts;
+        Ok(Losses { requests, latencies, events, background_waits })
+    }
+
+    pub(crate) fn events(&mut self, each: &mut dyn FnMut(Event)) {
+        let Some(ring) = &mut self.events else { return };
+        while let Some(bytes) = ring.next() {
+            if let Some(event) = wire::event(&bytes) {
+                each(event);
+            }
+        }
+    }
+}
+
+/// Requests of the pending queue, which is first in, first out, that were passed over for long.
+fn given_up(flights: &[Flight]) -> Vec<(u64, u32)> {
+    let latest = flights.iter().map(|flight| flight.sent_ns).max().unwrap_or(0);
+    let is_passed = |flight: &&Flight| {
+        let later = |other: &Flight| {
+            other.connection == flight.connection
+                && other.state == InFlight::Processing
+                && other.sent_ns > flight.sent_ns
+        };
+        flight.state == InFlight::Pending
+            && latest.saturating_sub(flight.sent_ns) > GIVEN_UP_NS
+            && flights.iter().any(later)
+    };
+    let gone = flights.iter().filter(is_passed);
+    gone.map(|flight| (flight.unique, flight.connection)).collect()
+}
+
+fn load(wanted: &Wanted, btf: &Btf) -> Result<Ebpf, Error> {
+    let filter = wanted.events.clone().unwrap_or_default();
+    let connection = wanted.connection.unwrap_or(0);
+    let with_events = u8::from(wanted.events.is_some());
+    let (errors, pid) = (u8::from(filter.errors), filter.pid.unwrap_or(0));
+    let (ops, slower_than) = (bits_of(&filter.ops), filter.slower_than_ns);
+    let cache = cache_name();
+    let mut loader = EbpfLoader::new();
+    loader
+        .btf(Some(btf))
+        .override_global("only_connection", &connection, true)
+        .override_global("with_events", &with_events, true)
+        .override_global("only_errors", &errors, true)
+        .override_global("only_pid", &pid, true)
+        .override_global("only_ops", &ops, true)
+        .override_global("slower_than", &slower_than, true)
+        .override_global("cache_name", &cache, true);
+    if wanted.events.is_none() {
+        // The least that the kernel takes: nobody reads it.
+        loader.map_max_entries("events", 4096).map_max_entries("details", 1);
+    }
+    loader.load(OBJECT).map_err(|error| refusal("bpf(2)", chain(&error)))
+}
+
+/// The name in sysfs of the slab cache that requests come from. Caches of one size may be one,
+/// and the name is a link then.
+fn cache_name() -> [u8; 32] {
+    let path = "/sys/kernel/slab/fuse_request";
+    let target = fs::read_link(path).ok();
+    let name = target.as_ref().and_then(|target| target.file_name()?.to_str());
+    let mut bytes = [0; 32];
+    let name = name.unwrap_or("fuse_request").as_bytes();
+    let len = name.len().min(bytes.len() - 1);
+    bytes[..len].copy_from_slice(&name[..len]);
+    bytes
+}
+
+/// Whether FUSE over io_uring is permitted, so that its completions are worth looking at.
+fn uses_rings() -> bool {
+    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    parameter.is_ok_and(|text| text.trim() == "Y")
+}
+
+fn attach(ebpf: &mut Ebpf, program: &str, tracepoint: &str, btf: &Btf) -> Result<(), String> {
+    let program = ebpf.program_mut(program).ok_or("not in the object")?;
+    let program: &mut BtfTracePoint = program.try_into().map_err(|error| chain(&error))?;
+    program.load(tracepoint, btf).map_err(|error| chain(&error))?;
+    program.attach().map_err(|error| chain(&error))?;
+    Ok(())
+}
+
+fn take_ring(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, Error> {
+    let map = ebpf.take_map("events").ok_or_else(|| Error::Map("no events".into()))?;
+    RingBuf::try_from(map).map_err(cannot_read)
+}
+
+fn map_of<'a, M>(ebpf: &'a mut Ebpf, name: &str) -> Result<M, Error>
+where
+    M: TryFrom<&'a mut Map, Error = aya::maps::MapError>,
+{
+    let map = ebpf.map_mut(name).ok_or_else(|| Error::Map(format!("no {name}")))?;
+    M::try_from(map).map_err(cannot_read)
+}
+
+fn cannot_read(error: aya::maps::MapError) -> Error {
+    Error::Map(chain(&error))
+}
+
+/// An error with its causes: those of aya name the system call in the outermost alone.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    // The verifier's log has many lines.
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn refusal(what: &str, cause: String) -> Error {
+    let cause = format!("{what}: {cause}");
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        Error::Unsupported { what: WHAT, cause }
+    } else {
+        Error::NotPermitted { what: WHAT, cause }
+    }
+}

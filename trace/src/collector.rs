@@ -1,0 +1,176 @@
+//! The one way to all measurements of the kernel's side, whichever way it gives.
+
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use defuse_probe::{OpStats, Snapshot};
+
+use crate::{Error, Event, Filter, Flight, Losses, bpf, tracefs};
+
+/// What is wanted of the kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Only this connection.
+    pub connection: Option<u32>,
+    /// Every request that passes, not just counts.
+    pub events: Option<Filter>,
+    /// Which way; `None` for the best that is permitted.
+    pub kind: Option<Kind>,
+}
+
+/// How a collector sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A BPF program: every stage.
+    Bpf,
+    /// Events of tracefs: from sending to the end, and no stages in between.
+    Tracefs,
+}
+
+/// Sees the requests of all FUSE connections, or of one, from when it is started until it is
+/// dropped.
+#[derive(Debug)]
+pub struct Collector {
+    eyes: Eyes,
+    notes: Vec<String>,
+    started: Instant,
+    started_unix_ms: u64,
+}
+
+#[derive(Debug)]
+enum Eyes {
+    Bpf(Box<bpf::Eyes>),
+    Tracefs(Box<tracefs::Eyes>),
+}
+
+impl Collector {
+    /// Begins to look. Where BPF is not permitted it falls back to tracefs, and
+    /// [`notes`](Collector::notes) tell why.
+    ///
+    /// Errors: those of the last way that was tried; only root may use either.
+    pub fn start(wanted: &Wanted) -> Result<Collector, Error> {
+        let mut notes = Vec::new();
+        let eyes = match wanted.kind {
+            Some(Kind::Tracefs) => Eyes::Tracefs(tracefs::Eyes::open(wanted)?.into()),
+            Some(Kind::Bpf) => Eyes::Bpf(bpf::Eyes::open(wanted, &mut notes)?.into()),
+            None => match bpf::Eyes::open(wanted, &mut notes) {
+                Ok(eyes) => Eyes::Bpf(eyes.into()),
+                Err(error) => {
+                    let eyes =
+                        tracefs::Eyes::open(wanted).map_err(|second| worse(&error, second))?;
+                    notes.push(format!(
+                        "{error}; only the time from sending to the end is seen, by tracefs"
+                    ));
+                    Eyes::Tracefs(eyes.into())
+                }
+            },
+        };
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started_unix_ms = unix.as_millis() as u64;
+        Ok(Collector { eyes, notes, started: Instant::now(), started_unix_ms })
+    }
+
+    /// How it sees.
+    pub fn kind(&self) -> Kind {
+        match self.eyes {
+            Eyes::Bpf(_) => Kind::Bpf,
+            Eyes::Tracefs(_) => Kind::Tracefs,
+        }
+    }
+
+    /// What it cannot see here, in sentences for whoever reads the figures.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Looks again for who serves what: to be called now and then by who watches mounts that begin
+    /// and end. Errors: [`Error::Map`].
+    pub fn refresh(&mut self) -> Result<(), Error> {
+        match &mut self.eyes {
+            Eyes::Bpf(eyes) => eyes.refresh(),
+            Eyes::Tracefs(_) => Ok(()),
+        }
+    }
+
+    /// What was counted until now, by connection. Errors: [`Error::Map`], [`Error::File`].
+    pub fn snapshots(&mut self) -> Result<BTreeMap<u32, Snapshot>, Error> {
+        let counted = match &mut self.eyes {
+            Eyes::Bpf(eyes) => eyes.counted()?,
+            Eyes::Tracefs(eyes) => eyes.counted()?,
+        };
+        let mut snapshots: BTreeMap<u32, Snapshot> = BTreeMap::new();
+        for (connection, stats) in counted {
+            snapshots.entry(connection).or_insert_with(|| self.empty()).ops.push(stats);
+        }
+        for snapshot in snapshots.values_mut() {
+            snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
+        }
+        Ok(snapshots)
+    }
+
+    /// What was counted of one connection. Errors: as [`snapshots`](Collector::snapshots).
+    pub fn snapshot(&mut self, connection: u32) -> Result<Snapshot, Error> {
+        let found = self.snapshots()?.remove(&connection);
+        Ok(found.unwrap_or_else(|| self.empty()))
+    }
+
+    /// The requests that are under way, the oldest first. Errors: [`Error::Map`].
+    pub fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+        let mut flights = match &mut self.eyes {
+            Eyes::Bpf(eyes) => eyes.flights()?,
+            Eyes::Tracefs(eyes) => eyes.flights()?,
+        };
+        flights.sort_by_key(|flight| flight.sent_ns);
+        Ok(flights)
+    }
+
+    /// What could not be counted. Errors: [`Error::Map`].
+    pub fn losses(&mut self) -> Result<Losses, Error> {
+        match &mut self.eyes {
+            Eyes::Bpf(eyes) => eyes.losses(),
+            Eyes::Tracefs(eyes) => Ok(eyes.losses()),
+        }
+    }
+
+    /// Gives every request that has ended since the last call to `each`, in the order of their
+    /// ends as far as the kernel keeps it; none where no events were wanted. Never waits. Errors:
+    /// [`Error::Map`], [`Error::File`].
+    pub fn events(&mut self, each: &mut dyn FnMut(Event)) -> Result<(), Error> {
+        match &mut self.eyes {
+            Eyes::Bpf(eyes) => {
+                eyes.events(each);
+                Ok(())
+            }
+            Eyes::Tracefs(eyes) => eyes.events(each),
+        }
+    }
+
+    fn empty(&self) -> Snapshot {
+        Snapshot {
+            started_unix_ms: self.started_unix_ms,
+            span_ns: self.started.elapsed().as_nanos() as u64,
+            ..Snapshot::default()
+        }
+    }
+}
+
+/// Latencies of one connection.
+pub(crate) type Counted = Vec<(u32, OpStats)>;
+
+/// Whoever may do neither is told of both.
+fn worse(first: &Error, second: Error) -> Error {
+    match second {
+        Error::NotPermitted { what, cause } => Error::NotPermitted { what, cause },
+        Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {
+            Error::NotPermitted {
+                what: "looking into the kernel",
+                cause: format!("{first}; {}: {cause}", path.display()),
+            }
+        }
+        second => Error::Unsupported {
+            what: "looking into the kernel",
+            cause: format!("{first}; and without BPF: {second}"),
+        },
+    }
+}

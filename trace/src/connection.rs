@@ -1,0 +1,121 @@
+//! The FUSE connections of the machine, and who serves them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use procfs::process;
+use serde::Serialize;
+
+/// A mount of a FUSE file system, as `/proc/self/mountinfo` has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mount {
+    /// The number of the connection, as in `/sys/fs/fuse/connections`.
+    pub connection: u32,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The type, such as `fuse.sshfs`.
+    pub fstype: String,
+    /// The source, such as `host:dir`.
+    pub source: String,
+}
+
+/// A process that has a connection's device open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Process {
+    /// The process.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// How many threads it has.
+    pub threads: u32,
+    /// The processor time that it used since it began, in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+/// A connection, its mounts, and its daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Connection {
+    /// Its number.
+    pub id: u32,
+    /// Where it is mounted; empty for one that is not, or in another namespace alone.
+    pub mounts: Vec<Mount>,
+    /// Who has its device open; empty where that is not known.
+    pub processes: Vec<Process>,
+}
+
+impl Connection {
+    /// The connections of these mounts, by number, with the processes that serve them.
+    pub fn all(mounts: &[Mount]) -> Vec<Connection> {
+        let mut servers = processes_of(None);
+        let mut by_id: BTreeMap<u32, Vec<Mount>> = BTreeMap::new();
+        for mount in mounts {
+            by_id.entry(mount.connection).or_default().push(mount.clone());
+        }
+        let connections = by_id.into_iter().map(|(id, mounts)| {
+            let pids = servers.remove(&id).unwrap_or_default();
+            let processes = pids.into_iter().filter_map(Process::read).collect();
+            Connection { id, mounts, processes }
+        });
+        connections.collect()
+    }
+
+    /// What to call it: its first mount point, or its number.
+    pub fn name(&self) -> String {
+        match self.mounts.first() {
+            Some(mount) => mount.mount_point.display().to_string(),
+            None => format!("connection {}", self.id),
+        }
+    }
+}
+
+impl Process {
+    /// What /proc tells of a process; `None` where it has ended.
+    pub fn read(pid: u32) -> Option<Process> {
+        let stat = process::Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok()?;
+        let tick_ns = 1_000_000_000 / procfs::ticks_per_second().max(1);
+        Some(Process {
+            pid,
+            comm: stat.comm,
+            threads: u32::try_from(stat.num_threads).unwrap_or(0),
+            cpu_ns: (stat.utime + stat.stime) * tick_ns,
+        })
+    }
+}
+
+/// Who has which connection's device open: processes by connection, or those of one. Processes
+/// that this user may not look into are missing.
+pub fn processes_of(connection: Option<u32>) -> BTreeMap<u32, Vec<u32>> {
+    let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let Ok(dir) = fs::read_dir("/proc") else { return found };
+    let pids = dir.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for pid in pids {
+        for id in connections_of(pid) {
+            let pids = found.entry(id).or_default();
+            if connection.is_none_or(|wanted| wanted == id) && !pids.contains(&pid) {
+                pids.push(pid);
+            }
+        }
+    }
+    found
+}
+
+/// The connections whose device a process has open.
+fn connections_of(pid: u32) -> Vec<u32> {
+    let Ok(dir) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    let device = Path::new("/dev/fuse");
+    let mut found: Vec<u32> = dir
+        .flatten()
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == device))
+        .filter_map(|entry| connection_of(pid, entry.file_name().to_str()?))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// What the kernel tells of a device file (`fuse_connection` of its fdinfo).
+fn connection_of(pid: u32, fd: &str) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())
+}

@@ -1,0 +1,221 @@
+//! One request that has ended, for a trace.
+
+use std::collections::HashMap;
+
+use defuse_probe::Op;
+
+/// The names that a request carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The name in a directory, or that of an extended attribute.
+    pub name: Option<String>,
+    /// The second one: of RENAME the new name, of SYMLINK the target.
+    pub name2: Option<String>,
+}
+
+/// A request that has ended. Times are nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its number within the connection.
+    pub unique: u64,
+    /// The connection.
+    pub connection: u32,
+    /// The operation.
+    pub op: Op,
+    /// The inode that it is about: of a name, its directory.
+    pub nodeid: u64,
+    /// The inode that the answer told.
+    pub child: Option<u64>,
+    /// Where READ, WRITE and READDIR begin.
+    pub offset: u64,
+    /// How much they ask for, in bytes.
+    pub size: u32,
+    /// The request's length with its header, in bytes.
+    pub request_len: u32,
+    /// The answer's length with its header, in bytes.
+    pub reply_len: u32,
+    /// The error that it was answered with, positive; 0 for none.
+    pub error: i32,
+    /// Whether it went through the background queue.
+    pub background: bool,
+    /// When it was made, where that was seen.
+    pub created_ns: Option<u64>,
+    /// When it was sent.
+    pub sent_ns: u64,
+    /// When the daemon took it, where that was seen.
+    pub taken_ns: Option<u64>,
+    /// When it ended.
+    pub ended_ns: u64,
+    /// Who asked, as the daemon was told; 0 for the kernel itself.
+    pub pid: u32,
+    /// The name of the thread that asked.
+    pub comm: String,
+    /// The thread of the daemon that took it.
+    pub taker: Option<u32>,
+    /// The names in it.
+    pub names: Names,
+}
+
+impl Event {
+    /// When it began: made, where it waited in the background, else sent.
+    pub fn began_ns(&self) -> u64 {
+        self.created_ns.filter(|_| self.background).unwrap_or(self.sent_ns)
+    }
+
+    /// All of its time.
+    pub fn total_ns(&self) -> u64 {
+        self.ended_ns.saturating_sub(self.began_ns())
+    }
+
+    /// The time in the background queue; `None` for what never was there, or unseen.
+    pub fn background_ns(&self) -> Option<u64> {
+        let created = self.created_ns.filter(|_| self.background)?;
+        Some(self.sent_ns.saturating_sub(created))
+    }
+
+    /// The time in the pending queue; `None` where the taking was not seen.
+    pub fn pending_ns(&self) -> Option<u64> {
+        Some(self.taken_ns?.saturating_sub(self.sent_ns))
+    }
+
+    /// The time from being taken to the end; `None` where the taking was not seen.
+    pub fn processing_ns(&self) -> Option<u64> {
+        Some(self.ended_ns.saturating_sub(self.taken_ns?))
+    }
+
+    /// The time that is pending and processing together, where the taking was not seen.
+    pub fn unsplit_ns(&self) -> Option<u64> {
+        let unseen = self.taken_ns.is_none();
+        unseen.then(|| self.ended_ns.saturating_sub(self.sent_ns))
+    }
+}
+
+/// Which requests become events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only these operations; empty for all.
+    pub ops: Vec<Op>,
+    /// Only those of this process.
+    pub pid: Option<u32>,
+    /// Only those that took at least so long, in nanoseconds.
+    pub slower_than_ns: u64,
+    /// Only those that failed.
+    pub errors: bool,
+}
+
+impl Filter {
+    /// Whether it lets this request through.
+    pub fn wants(&self, event: &Event) -> bool {
+        (self.ops.is_empty() || self.ops.contains(&event.op))
+            && self.pid.is_none_or(|pid| pid == event.pid)
+            && event.total_ns() >= self.slower_than_ns
+            && (!self.errors || event.error != 0)
+    }
+}
+
+/// No more names are remembered: the oldest half is forgotten then.
+const NAMES_MAX: usize = 65_536;
+
+/// The names of inodes, as LOOKUP and its like tell them.
+#[derive(Debug, Default)]
+pub struct NodeNames {
+    names: HashMap<u64, (String, u64)>,
+    learned: u64,
+}
+
+/// The number of the root (`FUSE_ROOT_ID`).
+const ROOT: u64 = 1;
+
+impl NodeNames {
+    /// Remembers what a request told.
+    pub fn learn(&mut self, event: &Event) {
+        let (Some(child), Some(name)) = (event.child, &event.names.name) else { return };
+        // The name of a symbolic link's target, and that of an attribute, name no inode.
+        if event.error != 0 || child == 0 {
+            return;
+        }
+        if self.names.len() >= NAMES_MAX {
+            let limit = self.learned - NAMES_MAX as u64 / 2;
+            self.names.retain(|_, (_, learned)| *learned > limit);
+        }
+        self.learned += 1;
+        self.names.insert(child, (name.clone(), self.learned));
+    }
+
+    /// What is known of a request's names: its own, or that of its inode.
+    pub fn describe(&self, event: &Event) -> Option<String> {
+        match (&event.names.name, &event.names.name2) {
+            (Some(name), Some(second)) => Some(format!("{name} -> {second}")),
+            (Some(name), None) => Some(name.clone()),
+            _ if event.nodeid == ROOT => Some("/".to_owned()),
+            _ => self.names.get(&event.nodeid).map(|(name, _)| name.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn example() -> Event {
+    Event {
+        unique: 4,
+        connection: 43,
+        op: Op::LOOKUP,
+        nodeid: ROOT,
+        child: Some(7),
+        offset: 0,
+        size: 0,
+        request_len: 42,
+        reply_len: 144,
+        error: 0,
+        background: false,
+        created_ns: Some(900),
+        sent_ns: 1_000,
+        taken_ns: Some(4_000),
+        ended_ns: 10_000,
+        pid: 99,
+        comm: "cat".into(),
+        taker: Some(12),
+        names: Names { name: Some("a".into()), name2: None },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stages_of_a_request_are_its_total() {
+        let mut event = example();
+        let sum = |event: &Event| {
+            let stages = [
+                event.background_ns(),
+                event.pending_ns(),
+                event.processing_ns(),
+                event.unsplit_ns(),
+            ];
+            stages.iter().flatten().sum::<u64>()
+        };
+        assert_eq!((event.total_ns(), event.background_ns()), (9_000, None));
+        assert_eq!(sum(&event), event.total_ns());
+        event.background = true;
+        assert_eq!((event.total_ns(), event.background_ns()), (9_100, Some(100)));
+        assert_eq!(sum(&event), event.total_ns());
+        event.taken_ns = None;
+        assert_eq!((event.unsplit_ns(), event.pending_ns()), (Some(9_000), None));
+        assert_eq!(sum(&event), event.total_ns());
+    }
+
+    #[test]
+    fn an_inode_has_the_name_that_found_it() {
+        let mut names = NodeNames::default();
+        let found = example();
+        names.learn(&found);
+        let read = Event { op: Op::READ, nodeid: 7, names: Names::default(), ..found.clone() };
+        assert_eq!(names.describe(&read).as_deref(), Some("a"));
+        assert_eq!(names.describe(&Event { nodeid: 8, ..read.clone() }), None);
+        assert_eq!(names.describe(&Event { nodeid: 1, ..read }).as_deref(), Some("/"));
+        for child in 0..2 * NAMES_MAX as u64 {
+            names.learn(&Event { child: Some(child + 10), ..found.clone() });
+        }
+        assert!(names.names.len() <= NAMES_MAX);
+    }
+}

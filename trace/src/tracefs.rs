@@ -1,0 +1,387 @@
+//! What tracefs tells of requests where BPF is not permitted: that they were sent, and that they
+//! ended.
+//!
+//! In an instance of its own, so that nobody else's tracing is touched; removed at the end. Times
+//! are whole microseconds, as tracefs prints them.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{process, thread};
+
+use defuse_probe::{OpStats, Stage};
+
+use crate::collector::Counted;
+use crate::event::Names;
+use crate::opcode::op_of;
+use crate::pseudo::Pseudo;
+use crate::{Error, Event, Filter, Flight, InFlight, Losses, Wanted};
+
+const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// How often the reader looks: the kernel keeps some 10,000 events for each processor meanwhile.
+const PERIOD: Duration = Duration::from_millis(10);
+/// No more requests are followed at once, and no more events kept.
+const FLIGHTS_MAX: usize = 65_536;
+const EVENTS_MAX: usize = 65_536;
+/// Headers of the protocol: of a request, of an answer, of WRITE's data.
+const IN_HEADER: u32 = 40;
+const OUT_HEADER: u32 = 16;
+const WRITE_HEADER: u32 = IN_HEADER + 40;
+const WRITE: u32 = 16;
+const READ: u32 = 15;
+
+#[derive(Debug)]
+pub(crate) struct Eyes {
+    instance: PathBuf,
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+    _tracefs: Pseudo,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    stop: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sent: HashMap<(u32, u64), Sent>,
+    stats: HashMap<(u32, u8), OpStats>,
+    filter: Option<Filter>,
+    events: Vec<Event>,
+    losses: Losses,
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    at_ns: u64,
+    opcode: u32,
+    len: u32,
+    pid: u32,
+    comm: String,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Eyes {
+    /// Makes an instance, and begins to read it.
+    pub(crate) fn open(wanted: &Wanted) -> Result<Eyes, Error> {
+        let is_there = |path: &Path| path.join("instances").is_dir();
+        let tracefs = Pseudo::open("tracefs", &USUAL, is_there)?;
+        // Several collectors in one process must not meet.
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Relaxed);
+        let mut name = format!("defuse-{}", process::id());
+        if number > 0 {
+            name = format!("{name}-{number}");
+        }
+        let instance = tracefs.root().join("instances").join(&name);
+        let shown = PathBuf::from(USUAL[0]).join("instances").join(&name);
+        let failed = |cause: io::Error| Error::File { path: shown.clone(), cause };
+        fs::create_dir(&instance).map_err(failed)?;
+        let shared = Arc::new(Shared::default());
+        shared.lock().filter = wanted.events.clone();
+        // From here on it is removed by Drop, whatever fails.
+        let mut eyes = Eyes { instance, shared, reader: None, _tracefs: tracefs };
+        let pipe = eyes.begin(wanted.connection).map_err(failed)?;
+        let shared = Arc::clone(&eyes.shared);
+        let reader = thread::Builder::new().name("defuse-tracefs".to_owned());
+        eyes.reader = Some(reader.spawn(move || read_all(pipe, &shared)).map_err(failed)?);
+        Ok(eyes)
+    }
+
+    fn begin(&self, connection: Option<u32>) -> io::Result<File> {
+        let at = |name: &str| self.instance.join(name);
+        // CLOCK_MONOTONIC, as the BPF program has it.
+        fs::write(at("trace_clock"), "mono")?;
+        for event in ["fuse_request_send", "fuse_request_end"] {
+            if let Some(connection) = connection {
+                let filter = format!("connection == {connection}");
+                fs::write(at(&format!("events/fuse/{event}/filter")), filter)?;
+            }
+            fs::write(at(&format!("events/fuse/{event}/enable")), "1")?;
+        }
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        OpenOptions::new().read(true).custom_flags(nonblocking).open(at("trace_pipe"))
+    }
+
+    pub(crate) fn counted(&mut self) -> Result<Counted, Error> {
+        let state = self.shared.lock();
+        Ok(state
+            .stats
+            .iter()
+            .map(|((connection, _), stats)| (*connection, stats.clone()))
+            .collect())
+    }
+
+    pub(crate) fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+        let state = self.shared.lock();
+        let flights = state.sent.iter().map(|(&(connection, unique), sent)| Flight {
+            unique,
+            connection,
+            op: op_of(sent.opcode),
+            nodeid: 0,
+            state: InFlight::Pending,
+            background: false,
+            created_ns: None,
+            sent_ns: sent.at_ns,
+            taker: None,
+        });
+        Ok(flights.collect())
+    }
+
+    pub(crate) fn losses(&self) -> Losses {
+        self.shared.lock().losses
+    }
+
+    pub(crate) fn events(&mut self, each: &mut dyn FnMut(Event)) -> Result<(), Error> {
+        let events = std::mem::take(&mut self.shared.lock().events);
+        events.into_iter().for_each(each);
+        Ok(())
+    }
+}
+
+impl Drop for Eyes {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        if let Some(reader) = self.reader.take() {
+            // One that panicked has nothing more to tell.
+            let _ = reader.join();
+        }
+        // Its pipe is closed, so that nothing holds it; what fails cannot be helped.
+        let _ = fs::remove_dir(&self.instance);
+    }
+}
+
+fn read_all(mut pipe: File, shared: &Shared) {
+    let mut buffer = vec![0; 64 << 10];
+    let mut line = Vec::new();
+    while !shared.stop.load(Relaxed) {
+        match pipe.read(&mut buffer) {
+            Ok(0) => thread::sleep(PERIOD),
+            Ok(len) => {
+                let mut state = shared.lock();
+                for part in buffer[..len].split_inclusive(|byte| *byte == b'\n') {
+                    line.extend_from_slice(part);
+                    if part.ends_with(b"\n") {
+                        state.take(&String::from_utf8_lossy(&line));
+                        line.clear();
+                    }
+                }
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                thread::sleep(PERIOD);
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// One line of trace_pipe.
+#[derive(Debug, PartialEq, Eq)]
+enum Line<'a> {
+    Sent {
+        at_ns: u64,
+        connection: u32,
+        unique: u64,
+        opcode: u32,
+        len: u32,
+        pid: u32,
+        comm: &'a str,
+    },
+    Ended {
+        at_ns: u64,
+        connection: u32,
+        unique: u64,
+        len: u32,
+        error: i32,
+        pid: u32,
+    },
+    Lost(u64),
+}
+
+/// Parses a line; `None` for what is of no interest.
+fn parse(line: &str) -> Option<Line<'_>> {
+    if let Some((_, rest)) = line.split_once("[LOST ") {
+        return Some(Line::Lost(rest.split(' ').next()?.parse().ok()?));
+    }
+    let (head, event, fields) =
+        ["fuse_request_send", "fuse_request_end"].iter().find_map(|event| {
+            let (head, fields) = line.split_once(&format!(": {event}: "))?;
+            Some((head, *event, fields))
+        })?;
+    let at_ns = nanoseconds(head.rsplit(' ').next()?)?;
+    // The name of the thread may have anything in it, but what follows has not.
+    let (thread, _) = head.rsplit_once(" [")?;
+    let (comm, pid) = thread.trim().rsplit_once('-')?;
+    let pid = pid.trim().parse().ok()?;
+    let value = |name: &str| {
+        let words: Vec<&str> = fields.split_whitespace().collect();
+        let place = words.iter().position(|word| *word == name)?;
+        words.get(place + 1).copied()
+    };
+    let connection = value("connection")?.parse().ok()?;
+    let unique = value("req")?.parse().ok()?;
+    let len = value("len")?.parse().ok()?;
+    Some(if event == "fuse_request_send" {
+        let opcode = value("opcode")?.parse().ok()?;
+        Line::Sent { at_ns, connection, unique, opcode, len, pid, comm }
+    } else {
+        let error = value("error")?.parse().ok()?;
+        Line::Ended { at_ns, connection, unique, len, error, pid }
+    })
+}
+
+/// Seconds with six digits after the point.
+fn nanoseconds(text: &str) -> Option<u64> {
+    let (seconds, rest) = text.split_once('.')?;
+    let micros: u64 = (rest.len() == 6).then(|| rest.parse().ok()).flatten()?;
+    Some(seconds.parse::<u64>().ok()? * 1_000_000_000 + micros * 1_000)
+}
+
+impl State {
+    fn take(&mut self, line: &str) {
+        match parse(line) {
+            Some(Line::Lost(count)) => self.losses.requests += count,
+            Some(Line::Sent { at_ns, connection, unique, opcode, len, pid, comm }) => {
+                if self.sent.len() >= FLIGHTS_MAX {
+                    self.losses.requests += 1;
+                    return;
+                }
+                let sent = Sent { at_ns, opcode, len, pid, comm: comm.to_owned() };
+                self.sent.insert((connection, unique), sent);
+            }
+            Some(Line::Ended { at_ns, connection, unique, len, error, pid }) => {
+                // It may have been sent before anyone looked.
+                let Some(sent) = self.sent.remove(&(connection, unique)) else { return };
+                self.end(connection, unique, &sent, Ended { at_ns, len, error, pid });
+            }
+            None => {}
+        }
+    }
+
+    fn end(&mut self, connection: u32, unique: u64, sent: &Sent, ended: Ended) {
+        let op = op_of(sent.opcode);
+        let stats = self.stats.entry((connection, op as u8)).or_insert_with(|| OpStats {
+            op,
+            stage: Stage::Total,
+            bytes: 0,
+            latency: Default::default(),
+        });
+        stats.latency.record(ended.at_ns.saturating_sub(sent.at_ns), ended.error == 0);
+        stats.bytes += match sent.opcode {
+            WRITE if ended.error == 0 => sent.len.saturating_sub(WRITE_HEADER),
+            READ if ended.error == 0 => ended.len.saturating_sub(OUT_HEADER),
+            _ => 0,
+        } as u64;
+        if self.filter.is_none() {
+            return;
+        }
+        let event = event_of(connection, unique, sent, &ended);
+        if self.filter.as_ref().is_some_and(|filter| filter.wants(&event)) {
+            if self.events.len() < EVENTS_MAX {
+                self.events.push(event);
+            } else {
+                self.losses.events += 1;
+            }
+        }
+    }
+}
+
+struct Ended {
+    at_ns: u64,
+    len: u32,
+    error: i32,
+    pid: u32,
+}
+
+fn event_of(connection: u32, unique: u64, sent: &Sent, ended: &Ended) -> Event {
+    let size = match sent.opcode {
+        WRITE => sent.len.saturating_sub(WRITE_HEADER),
+        READ => ended.len.saturating_sub(OUT_HEADER),
+        _ => 0,
+    };
+    Event {
+        unique,
+        connection,
+        op: op_of(sent.opcode),
+        nodeid: 0,
+        child: None,
+        offset: 0,
+        size,
+        request_len: sent.len,
+        reply_len: ended.len,
+        error: ended.error.abs(),
+        background: false,
+        created_ns: None,
+        sent_ns: sent.at_ns,
+        taken_ns: None,
+        ended_ns: ended.at_ns,
+        pid: sent.pid,
+        comm: sent.comm.clone(),
+        taker: Some(ended.pid),
+        names: Names::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use defuse_probe::Op;
+
+    const SENT: &str = "  a - b: c [0]-12692   [001] ...1. 12727.623066: fuse_request_send: connection \
+                        43 req 4 opcode 16 (FUSE_WRITE) len 4176 \n";
+    const ENDED: &str = "          bindfs-12689   [001] ..... 12727.624069: fuse_request_end: \
+                         connection 43 req 4 len 24 error 0\n";
+
+    #[test]
+    fn lines_are_parsed_whatever_the_thread_is_called() {
+        let sent = Line::Sent {
+            at_ns: 12_727_623_066_000,
+            connection: 43,
+            unique: 4,
+            opcode: 16,
+            len: 4176,
+            pid: 12_692,
+            comm: "a - b: c [0]",
+        };
+        assert_eq!(parse(SENT), Some(sent));
+        let (at_ns, pid) = (12_727_624_069_000, 12_689);
+        let ended = Line::Ended { at_ns, connection: 43, unique: 4, len: 24, error: 0, pid };
+        assert_eq!(parse(ENDED), Some(ended));
+        assert_eq!(parse("CPU:1 [LOST 123 EVENTS]\n"), Some(Line::Lost(123)));
+        for other in ["", "nonsense", "x: fuse_request_end: ", "# tracer: nop"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_request_counts_from_sending_to_its_end() {
+        let mut state = State { filter: Some(Filter::default()), ..State::default() };
+        state.take(ENDED);
+        assert!(state.stats.is_empty(), "its sending was not seen");
+        state.take(SENT);
+        assert_eq!(state.sent.len(), 1);
+        state.take(ENDED);
+        let stats = &state.stats[&(43, Op::WRITE as u8)];
+        assert_eq!((stats.stage, stats.bytes), (Stage::Total, 4096));
+        assert_eq!((stats.latency.count, stats.latency.sum_ns), (1, 1_003_000));
+        assert_eq!(state.events[0].unsplit_ns(), Some(1_003_000));
+        assert!(state.sent.is_empty());
+        state.take("CPU:1 [LOST 2 EVENTS]");
+        assert_eq!(state.losses.requests, 2);
+    }
+}

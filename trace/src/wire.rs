@@ -1,0 +1,110 @@
+//! What the BPF program and this crate share: the layouts of `bpf/stages.h`, as arrays of numbers.
+//!
+//! The program is compiled for little-endian processors of 64 bits, and loaded on no other.
+
+use defuse_probe::{BUCKETS, Histogram, Stage};
+
+use crate::event::{Event, Names};
+use crate::opcode::op_of;
+use crate::stages::{Flight, InFlight};
+
+/// `struct histogram_key`: connection in two halves, opcode, stage.
+pub(crate) type HistogramKey = [u16; 4];
+/// `struct histogram`: buckets, then errors, sum, shortest + 1, longest, bytes.
+pub(crate) type HistogramCells = [u64; BUCKETS + 5];
+/// `struct flight_key`: the request's number, the connection.
+pub(crate) type FlightKey = [u64; 2];
+/// `struct flight`: made, sent, taken, node, opcode and flags, thread of the daemon.
+pub(crate) type FlightCells = [u64; 6];
+/// `struct daemon`: connections.
+pub(crate) type DaemonCells = [u32; CONNECTIONS_OF_DAEMON];
+
+/// As many connections of one process are followed.
+pub(crate) const CONNECTIONS_OF_DAEMON: usize = 8;
+/// How many kinds of losses there are (`enum loss`).
+pub(crate) const LOSSES: u32 = 4;
+/// `NAME_SIZE`: a name with its final zero.
+const NAME_SIZE: usize = 256;
+/// Where the names begin in `struct event`.
+const EVENT_HEAD: usize = 120;
+const BACKGROUND: u32 = 1;
+
+/// `enum stage`.
+const STAGES: [Stage; 5] =
+    [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
+
+/// What a histogram is of: connection, opcode, stage.
+pub(crate) fn histogram_key(key: HistogramKey) -> Option<(u32, u32, Stage)> {
+    let [low, high, opcode, stage] = key;
+    let connection = u32::from(low) | u32::from(high) << 16;
+    Some((connection, opcode.into(), *STAGES.get(usize::from(stage))?))
+}
+
+/// The latencies of one processor, and the bytes.
+pub(crate) fn histogram(cells: &HistogramCells) -> (Histogram, u64) {
+    let mut buckets = [0; BUCKETS];
+    buckets.copy_from_slice(&cells[..BUCKETS]);
+    let [errors, sum_ns, min_ns_1, max_ns, bytes] = cells[BUCKETS..] else { unreachable!() };
+    let count = buckets.iter().sum();
+    let min_ns = min_ns_1.saturating_sub(1);
+    (Histogram { buckets, count, errors, sum_ns, min_ns, max_ns }, bytes)
+}
+
+/// A request that is under way.
+pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> Flight {
+    let [created_ns, sent_ns, taken_ns, nodeid, opcode_flags, taker] = *cells;
+    let state = if taken_ns > 0 { InFlight::Processing } else { InFlight::Pending };
+    Flight {
+        unique: key[0],
+        connection: key[1] as u32,
+        op: op_of(opcode_flags as u32),
+        nodeid,
+        state,
+        background: (opcode_flags >> 32) as u32 & BACKGROUND != 0,
+        created_ns: Some(created_ns).filter(|ns| *ns > 0),
+        sent_ns,
+        taker: (taken_ns > 0).then_some(taker as u32),
+    }
+}
+
+/// A finished request (`struct event`); `None` for what is too short to be one.
+pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
+    let head = bytes.get(..EVENT_HEAD)?;
+    let u64_at =
+        |place: usize| u64::from_le_bytes(head[place * 8..][..8].try_into().unwrap_or_default());
+    let u32_at = |place: usize| {
+        u32::from_le_bytes(head[64 + place * 4..][..4].try_into().unwrap_or_default())
+    };
+    let some = |ns: u64| Some(ns).filter(|ns| *ns > 0);
+    let name = |place: usize| {
+        let (start, end) = (EVENT_HEAD + place * NAME_SIZE, EVENT_HEAD + (place + 1) * NAME_SIZE);
+        (place < u32_at(9) as usize).then(|| bytes.get(start..end).map(text)).flatten()
+    };
+    Some(Event {
+        unique: u64_at(0),
+        nodeid: u64_at(1),
+        child: some(u64_at(2)),
+        offset: u64_at(3),
+        created_ns: some(u64_at(4)),
+        sent_ns: u64_at(5),
+        taken_ns: some(u64_at(6)),
+        ended_ns: u64_at(7),
+        connection: u32_at(0),
+        op: op_of(u32_at(1)),
+        error: (u32_at(2) as i32).unsigned_abs() as i32,
+        background: u32_at(3) & BACKGROUND != 0,
+        request_len: u32_at(4),
+        reply_len: u32_at(5),
+        size: u32_at(6),
+        pid: u32_at(7),
+        taker: Some(u32_at(8)).filter(|thread| *thread > 0),
+        comm: text(&head[104..120]),
+        names: Names { name: name(0), name2: name(1) },
+    })
+}
+
+/// A text of C, up to its final zero.
+fn text(bytes: &[u8]) -> String {
+    let bytes = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(bytes).into_owned()
+}
