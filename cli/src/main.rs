@@ -23,6 +23,7 @@ mod registry;
 mod serve;
 mod signals;
 mod stat;
+mod study;
 mod target;
 mod umount;
 mod until;
@@ -51,6 +52,9 @@ enum Command {
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
+    Study(study::StudyArgs),
+    #[command(hide = true)]
+    StudyEngine(study::EngineArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -81,6 +85,8 @@ fn run(command: Command) -> Result {
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Study(args) => study::run(&args),
+        Command::StudyEngine(args) => study::run_engine(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),
