@@ -27,6 +27,7 @@ mod study;
 mod target;
 mod umount;
 mod until;
+mod workload;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -55,6 +56,7 @@ enum Command {
     Study(study::StudyArgs),
     #[command(hide = true)]
     StudyEngine(study::EngineArgs),
+    Workload(workload::WorkloadArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -87,6 +89,7 @@ fn run(command: Command) -> Result {
         Command::Stat(args) => stat::run(&args),
         Command::Study(args) => study::run(&args),
         Command::StudyEngine(args) => study::run_engine(&args),
+        Command::Workload(args) => workload::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),

@@ -31,6 +31,13 @@ const UNSAFE_FILES: &[&str] = &[
 /// The crates in which a frontend may meet a backend.
 const COMPOSERS: &[&str] = &["cli", "bench", "testkit", "xtask"];
 
+/// The workload engine. It lives beside the benchmark, but competitors and frontends are none of
+/// its business, so that the program can use it.
+const WORKLOADS: &str = "bench/wml";
+
+/// The crates that may use the workload engine.
+const USES_WORKLOADS: &[&str] = &["cli", "bench"];
+
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -43,7 +50,11 @@ fn complain(complaints: Vec<String>) {
 /// The layer of a crate, by its folder.
 fn layer(folder: &str) -> &str {
     let first = folder.split('/').next().unwrap_or(folder);
-    if COMPOSERS.contains(&first) { "composer" } else { first }
+    match folder {
+        WORKLOADS => "workloads",
+        _ if COMPOSERS.contains(&first) => "composer",
+        _ => first,
+    }
 }
 
 #[test]
@@ -57,6 +68,9 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
             "frontends" | "trace" => &["fs", "probe"],
+            "frontends" => &["fs", "probe"],
+            // Workloads know a file system through its contract at most.
+            "workloads" => &["fs"],
             "composer" => continue,
             other => {
                 complaints.push(format!("{other}/ has no place in the dependency rule"));
@@ -85,6 +99,16 @@ fn nothing_depends_on_the_program_the_benchmark_or_these_commands() {
         }
     }
     complain(complaints);
+}
+
+#[test]
+fn workloads_are_for_the_program_and_the_benchmark() {
+    let packages = packages();
+    let engine = packages.iter().find(|package| package.folder == WORKLOADS).unwrap();
+    let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == engine.name);
+    let strangers =
+        packages.iter().filter(uses).filter(|p| !USES_WORKLOADS.contains(&p.folder.as_str()));
+    complain(strangers.map(|p| format!("{} depends on {}", p.name, engine.name)).collect());
 }
 
 #[test]

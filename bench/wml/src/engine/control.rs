@@ -1,0 +1,169 @@
+//! What the threads of a run share: counts, and whether it goes on.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::events::Events;
+use super::failure::Failure;
+use super::meeting::Meetings;
+use crate::lang::ast::QuitMode;
+use crate::plan::{Plan, RunPlan};
+use crate::statistics::Cell;
+
+/// What one thread has counted, on cache lines of its own.
+#[repr(align(128))]
+pub(super) struct Counts {
+    /// All flowops, also those that are no I/O.
+    pub operations: AtomicU64,
+    /// Flowops that are I/O.
+    pub io: AtomicU64,
+    /// Reads and writes.
+    pub data_io: AtomicU64,
+    /// Bytes of data.
+    pub bytes: AtomicU64,
+    /// CPU time in ns, once the thread has ended.
+    pub cpu_ns: AtomicU64,
+    /// A cell for each row of the statistics that the thread uses.
+    pub cells: Vec<Option<Box<Cell>>>,
+}
+
+/// How long a sleeping thread sleeps before it looks whether the run has ended.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+
+const GOES_ON: u8 = 0;
+const FINISHED: u8 = 1;
+const OVER: u8 = 2;
+
+/// What the threads of a run share.
+pub(super) struct Control {
+    state: AtomicU8,
+    failure: Mutex<Option<Failure>>,
+    pub threads: Vec<Counts>,
+    pub events: Option<Events>,
+    pub meetings: Meetings,
+    /// When the run ends.
+    pub quit: QuitMode,
+}
+
+impl Control {
+    pub fn new(plan: &Plan, run: &RunPlan) -> Self {
+        let threads = run.threads.iter().flat_map(|thread| {
+            (0..thread.instances).map(|_| {
+                let mut cells: Vec<Option<Box<Cell>>> = Vec::new();
+                cells.resize_with(plan.rows.len(), || None);
+                fill_cells(&thread.flowops, &mut cells);
+                Counts::new(cells)
+            })
+        });
+        Control {
+            state: AtomicU8::new(GOES_ON),
+            failure: Mutex::new(None),
+            threads: threads.collect(),
+            events: run.events.map(Events::new),
+            meetings: Meetings::new(plan.rows.len()),
+            quit: run.quit,
+        }
+    }
+
+    /// Whether threads end before their next flowop.
+    #[inline]
+    pub fn finished(&self) -> bool {
+        self.state.load(Relaxed) != GOES_ON
+    }
+
+    /// Whether threads end between two iterations of a flowop, and stop waiting.
+    #[inline]
+    pub fn over(&self) -> bool {
+        self.state.load(Relaxed) == OVER
+    }
+
+    /// Lets every thread end after its flowop.
+    pub fn finish(&self) {
+        self.state.fetch_max(FINISHED, Relaxed);
+        self.meetings.wake_all();
+    }
+
+    /// Ends the run at once.
+    pub fn stop(&self) {
+        self.state.store(OVER, Relaxed);
+        self.meetings.wake_all();
+    }
+
+    /// Ends the run because something failed. The first failure counts.
+    pub fn fail(&self, failure: Failure) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        self.stop();
+    }
+
+    /// Sleeps for so many seconds, or until the run ends.
+    pub fn sleep(&self, seconds: u64) {
+        let until = Instant::now() + Duration::from_secs(seconds.min(1 << 31));
+        while !self.finished() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(LOOK_AROUND));
+        }
+    }
+
+    pub fn take_failure(&self) -> Option<Failure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn sum(&self, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+        self.threads.iter().map(|thread| of(thread).load(Relaxed)).sum()
+    }
+
+    pub fn operations(&self) -> u64 {
+        self.sum(|thread| &thread.operations)
+    }
+
+    pub fn io(&self) -> u64 {
+        self.sum(|thread| &thread.io)
+    }
+
+    pub fn data_io(&self) -> u64 {
+        self.sum(|thread| &thread.data_io)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.sum(|thread| &thread.bytes)
+    }
+
+    pub fn cpu_ns(&self) -> u64 {
+        self.sum(|thread| &thread.cpu_ns)
+    }
+}
+
+impl Counts {
+    fn new(cells: Vec<Option<Box<Cell>>>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Counts {
+            operations: zero(),
+            io: zero(),
+            data_io: zero(),
+            bytes: zero(),
+            cpu_ns: zero(),
+            cells,
+        }
+    }
+
+    /// Adds to a counter that no other thread writes.
+    #[inline]
+    pub fn add(counter: &AtomicU64, amount: u64) {
+        counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
+    }
+}
+
+fn fill_cells(steps: &[crate::plan::FlowopPlan], cells: &mut [Option<Box<Cell>>]) {
+    for step in steps {
+        match &step.kind {
+            crate::plan::Kind::Composite(inner) => fill_cells(inner, cells),
+            _ => {
+                cells[step.statistics].get_or_insert_with(|| Box::new(Cell::new()));
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The event generator, for flowops that limit a rate.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many events may wait for a consumer: one second of them, but at least this.
+const LEAST_BACKLOG: f64 = 1.0;
+
+/// A source of so many events a second. Who takes one that is not there yet, waits.
+pub(super) struct Events {
+    rate: f64,
+    state: Mutex<(Instant, f64)>,
+}
+
+impl Events {
+    pub fn new(rate: u64) -> Self {
+        Events { rate: rate as f64, state: Mutex::new((Instant::now(), 0.0)) }
+    }
+
+    /// Takes `wanted` events, waiting for them until `stopped`.
+    pub fn take(&self, wanted: u64, stopped: &dyn Fn() -> bool) {
+        let mut missing = wanted as f64;
+        while missing > 0.0 && !stopped() {
+            let wait = {
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let now = Instant::now();
+                let backlog = self.rate.max(LEAST_BACKLOG);
+                state.1 += now.duration_since(state.0).as_secs_f64() * self.rate;
+                state.1 = state.1.min(backlog);
+                state.0 = now;
+                let whole = state.1.floor().min(missing);
+                state.1 -= whole;
+                missing -= whole;
+                (1.0 - state.1.fract()) / self.rate
+            };
+            if missing > 0.0 {
+                thread::sleep(Duration::from_secs_f64(wait.clamp(1e-5, 0.02)));
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a run failed.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use crate::plan::FlowopPlan;
+
+/// Why a run failed. The text names the object and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    text: String,
+    /// The error of the system, where there was one.
+    pub errno: Option<i32>,
+}
+
+impl Failure {
+    pub(crate) fn new(text: String) -> Self {
+        Failure { text, errno: None }
+    }
+
+    pub(crate) fn create(path: &Path, error: &io::Error) -> Self {
+        let text = format!("{}: {error}", path.display());
+        Failure { text, errno: error.raw_os_error() }
+    }
+
+    pub(crate) fn foreign(root: &Path, inside: &Path) -> Self {
+        let (root, inside) = (root.display(), inside.display());
+        Failure::new(format!(
+            "{root} would be replaced, but {inside} is in it, which no workload has made: move it \
+             away, or choose another directory"
+        ))
+    }
+
+    pub(crate) fn command(line: &str, why: &str) -> Self {
+        Failure::new(format!("the command `{line}` failed: {why}"))
+    }
+
+    pub(crate) fn flowop(step: &FlowopPlan, path: Option<&Path>, error: &io::Error) -> Self {
+        let FlowopPlan { name, line, .. } = step;
+        let path = path.map(|path| format!(": {}", path.display())).unwrap_or_default();
+        let text = format!("flowop {name} (line {line}){path}: {error}");
+        Failure { text, errno: error.raw_os_error() }
+    }
+
+    pub(crate) fn misused(step: &FlowopPlan, what: &str) -> Self {
+        let FlowopPlan { name, line, fd, .. } = step;
+        Failure::new(format!("flowop {name} (line {line}) {what} descriptor {fd}"))
+    }
+
+    pub(crate) fn no_file(step: &FlowopPlan) -> Self {
+        let FlowopPlan { name, line, .. } = step;
+        Failure::new(format!(
+            "flowop {name} (line {line}) found no file: give the set more entries, run for a \
+             shorter time, or say `set mode quit alldone` or `firstdone`"
+        ))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,563 @@
+//! What each flowop does.
+
+use std::io;
+use std::path::Path;
+
+use rand::Rng;
+
+use super::failure::Failure;
+use super::worker::{Outcome, Worker};
+use crate::driver::{Access, Driver};
+use crate::files::{Pick, State, make_path};
+use crate::plan::{FlowopPlan, Kind, MAX_FD};
+
+/// How a limit counts.
+#[derive(Clone, Copy)]
+enum Limit {
+    Operations,
+    DataOperations,
+    Bytes,
+}
+
+/// What `bwlimit` takes for one event, in bytes.
+const EVENT_BYTES: u64 = 1 << 20;
+
+type Step<T> = Result<T, Outcome>;
+
+impl<D: Driver> Worker<'_, D> {
+    /// Does a flowop once.
+    pub fn perform(&mut self, step: &FlowopPlan) -> Outcome {
+        let result = match step.kind {
+            Kind::Read => self.read(step),
+            Kind::Write => self.write(step),
+            Kind::CreateFile => self.create(step),
+            Kind::OpenFile => self.open_file(step),
+            Kind::CloseFile => self.close(step),
+            Kind::ReadWholeFile => self.read_whole(step),
+            Kind::WriteWholeFile => self.write_whole(step),
+            Kind::AppendFile => self.append(step, false),
+            Kind::AppendFileRand => self.append(step, true),
+            Kind::DeleteFile => self.delete(step),
+            Kind::StatFile => self.stat(step),
+            Kind::Fsync => self.fsync(step),
+            Kind::FsyncSet => self.fsync_set(step),
+            Kind::MakeDir => self.make_directory(step),
+            Kind::RemoveDir => self.remove_directory(step),
+            Kind::ListDir => self.list_directory(step),
+            Kind::EventLimit => self.event_limit(step),
+            Kind::OpsLimit => self.limit(step, Limit::Operations),
+            Kind::IoOpsLimit => self.limit(step, Limit::DataOperations),
+            Kind::BandwidthLimit => self.limit(step, Limit::Bytes),
+            Kind::Hog => self.hog(step),
+            Kind::Delay => self.delay(step),
+            Kind::Block | Kind::Wakeup | Kind::SemBlock | Kind::SemPost => self.meet(step),
+            Kind::FinishOnCount => self.finish_on_count(step),
+            Kind::FinishOnBytes => self.finish_on_bytes(step),
+            // The caller does these.
+            Kind::Composite(_) => Ok(()),
+        };
+        match result {
+            Ok(()) => Outcome::Done,
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn failed<T>(&self, step: &FlowopPlan, path: Option<&Path>, error: &io::Error) -> Step<T> {
+        Err(Outcome::Failed(Failure::flowop(step, path, error)))
+    }
+
+    fn failed_on<T>(&self, step: &FlowopPlan, fd: usize, error: &io::Error) -> Step<T> {
+        self.failed(step, self.path_of(fd).as_deref(), error)
+    }
+
+    fn misused<T>(&self, step: &FlowopPlan, what: &str) -> Step<T> {
+        Err(Outcome::Failed(Failure::misused(step, what)))
+    }
+
+    /// Which file set a flowop picks from; that there is one was checked before.
+    fn set_of(&self, step: &FlowopPlan) -> Step<usize> {
+        step.fileset.map_or_else(|| self.misused(step, "has no file set for"), Ok)
+    }
+
+    fn how(&mut self, step: &FlowopPlan, entries: u32, own_rotation: bool) -> Pick {
+        match step.indexed {
+            Some(number) if entries > 0 => {
+                Pick::At((self.number(number) % u64::from(entries)) as u32)
+            }
+            _ => Pick::Next(own_rotation.then_some(self.number)),
+        }
+    }
+
+    fn pick(&mut self, step: &FlowopPlan, state: State) -> Step<(usize, u32)> {
+        let set = self.set_of(step)?;
+        let how = self.how(step, self.sets[set].files(), step.opennext);
+        let found = self.sets[set].pool.pick(state, how, &self.stopped());
+        found.map(|file| (set, file)).ok_or(Outcome::NoFile)
+    }
+
+    /// The number of the descriptor that a flowop uses now.
+    fn descriptor(&mut self, step: &FlowopPlan) -> Step<usize> {
+        if step.fd > 0 || !step.opennext {
+            return Ok(step.fd);
+        }
+        let entries = self.sets[self.set_of(step)?].files() as usize;
+        if entries > MAX_FD / 2 {
+            let what = format!("rotates through {entries} files, but has {} for", MAX_FD / 2);
+            return self.misused(step, &what);
+        }
+        if self.rotor == 0 || entries == MAX_FD - self.rotor {
+            self.rotor = MAX_FD;
+        }
+        self.rotor -= 1;
+        Ok(self.rotor)
+    }
+
+    fn access(&self, set: usize, create: bool) -> Access {
+        let plan = &self.sets[set].plan;
+        Access { read: plan.readonly || !plan.writeonly, write: !plan.readonly, create }
+    }
+
+    fn open(&mut self, step: &FlowopPlan, fd: usize) -> Step<()> {
+        if self.descriptors[fd].file.is_some() {
+            return self.misused(step, "opens once more without closing");
+        }
+        let (set, file) = self.pick(step, State::Exists)?;
+        let path = self.sets[set].file_path(file);
+        let access = self.access(set, false);
+        let began = self.begin();
+        let opened = self.driver.open(&path, access, step.open);
+        self.end(step, began, 0);
+        self.opened(step, fd, (set, file), opened, &path)
+    }
+
+    fn opened(
+        &mut self,
+        step: &FlowopPlan,
+        fd: usize,
+        (set, file): (usize, u32),
+        opened: io::Result<D::File>,
+        path: &Path,
+    ) -> Step<()> {
+        let pool = &self.sets[set].pool;
+        match opened {
+            Ok(open) => {
+                let created = step.kind == Kind::CreateFile;
+                pool.done(file, created.then_some(State::Exists), 1);
+                self.descriptors[fd].file = Some(open);
+                self.descriptors[fd].entry = Some((set, file));
+                Ok(())
+            }
+            Err(error) => {
+                pool.done(file, None, 0);
+                self.failed(step, Some(path), &error)
+            }
+        }
+    }
+
+    fn open_file(&mut self, step: &FlowopPlan) -> Step<()> {
+        let fd = self.descriptor(step)?;
+        self.open(step, fd)
+    }
+
+    /// Parents are made where they are missing, as Filebench does: hence the stat before.
+    fn create(&mut self, step: &FlowopPlan) -> Step<()> {
+        let fd = step.fd;
+        if self.descriptors[fd].file.is_some() {
+            return self.misused(step, "creates without closing");
+        }
+        let (set, file) = self.pick(step, State::Absent)?;
+        let path = self.sets[set].file_path(file);
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let access = self.access(set, true);
+        let began = self.begin();
+        let ready = match self.driver.stat(parent) {
+            Ok(_) => Ok(()),
+            Err(_) => make_path(self.driver, parent),
+        };
+        let opened = ready.and_then(|()| self.driver.open(&path, access, step.open));
+        self.end(step, began, 0);
+        self.opened(step, fd, (set, file), opened, &path)
+    }
+
+    fn close(&mut self, step: &FlowopPlan) -> Step<()> {
+        let descriptor = &mut self.descriptors[step.fd];
+        let (Some(file), Some((set, entry))) = (descriptor.file.take(), descriptor.entry) else {
+            return self.misused(step, "closes the closed");
+        };
+        // Nobody picks it while it is being closed.
+        let pool = &self.sets[set].pool;
+        let taken = pool.take(entry, &self.stopped());
+        let began = self.begin();
+        drop(file);
+        self.end(step, began, 0);
+        if taken {
+            pool.done(entry, None, -1);
+        }
+        Ok(())
+    }
+
+    /// A descriptor that is open: where it is closed, a file is opened for it.
+    #[inline]
+    fn ready(&mut self, step: &FlowopPlan) -> Step<usize> {
+        let fd = self.descriptor(step)?;
+        if self.descriptors[fd].file.is_none() {
+            if step.fileset.is_none() {
+                return self.misused(step, "has no file set for the closed");
+            }
+            self.open(step, fd)?;
+        }
+        Ok(fd)
+    }
+
+    /// How much of the file of a descriptor is used.
+    fn working_set(&self, step: &FlowopPlan, fd: usize) -> u64 {
+        match (step.workingset, self.descriptors[fd].entry) {
+            (0, Some((set, file))) => self.sets[set].size(file),
+            (bytes, _) => bytes,
+        }
+    }
+
+    /// A random offset for `iosize` bytes: a multiple of it, so that they end within the file.
+    fn offset(&mut self, step: &FlowopPlan, fd: usize, iosize: u64) -> Step<u64> {
+        let size = self.working_set(step, fd);
+        if iosize > size || iosize == 0 {
+            let what = format!("does {iosize} bytes in a file of {size} bytes on");
+            return self.misused(step, &what);
+        }
+        let offset = self.random.random_range(0..=size - iosize);
+        Ok(offset / iosize * iosize)
+    }
+
+    fn read(&mut self, step: &FlowopPlan) -> Step<()> {
+        let iosize = self.number(step.iosize);
+        let fd = self.ready(step)?;
+        let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
+        let began = self.begin();
+        let data = self.memory.piece(iosize as usize, &mut self.random);
+        let Some(file) = &mut self.descriptors[fd].file else { return Ok(()) };
+        let read = match offset {
+            Some(offset) => self.driver.read_at(file, data, offset),
+            None => self.driver.read(file, data),
+        };
+        // At the end of the file the next one begins at its start again.
+        let rewound = match &read {
+            Ok(0) => self.driver.rewind(file),
+            _ => Ok(()),
+        };
+        self.end(step, began, *read.as_ref().unwrap_or(&0) as u64);
+        match read.and(rewound) {
+            Ok(()) => Ok(()),
+            Err(error) => self.failed_on(step, fd, &error),
+        }
+    }
+
+    fn write(&mut self, step: &FlowopPlan) -> Step<()> {
+        let iosize = self.number(step.iosize);
+        let fd = self.ready(step)?;
+        let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
+        let began = self.begin();
+        let written = self.write_piece(fd, iosize as usize, offset);
+        self.end(step, began, if written.is_ok() { iosize } else { 0 });
+        written.or_else(|error| self.failed_on(step, fd, &error))
+    }
+
+    /// Writes all of a piece of memory. A driver that writes less is asked again.
+    fn write_piece(&mut self, fd: usize, length: usize, offset: Option<u64>) -> io::Result<()> {
+        let data = self.memory.piece(length, &mut self.random);
+        let Some(file) = &mut self.descriptors[fd].file else { return Ok(()) };
+        let mut done = 0;
+        while done < length {
+            let more = match offset {
+                Some(offset) => self.driver.write_at(file, &data[done..], offset + done as u64)?,
+                None => self.driver.write(file, &data[done..])?,
+            };
+            if more == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            done += more;
+        }
+        Ok(())
+    }
+
+    fn read_whole(&mut self, step: &FlowopPlan) -> Step<()> {
+        let fd = self.ready(step)?;
+        let iosize = match self.number(step.iosize) {
+            0 => self.working_set(step, fd).max(1),
+            size => size,
+        };
+        let began = self.begin();
+        let data = self.memory.piece(iosize as usize, &mut self.random);
+        let Some(file) = &mut self.descriptors[fd].file else { return Ok(()) };
+        let mut bytes = 0;
+        let mut result = self.driver.rewind(file);
+        while result.is_ok() {
+            match self.driver.read(file, data) {
+                Ok(0) => break,
+                Ok(more) => bytes += more as u64,
+                Err(error) => result = Err(error),
+            }
+        }
+        self.end(step, began, bytes);
+        result.or_else(|error| self.failed_on(step, fd, &error))
+    }
+
+    /// As much as the file of `srcfd` has, or is meant to have, at the position of the descriptor.
+    fn write_whole(&mut self, step: &FlowopPlan) -> Step<()> {
+        let fd = self.ready(step)?;
+        let total = match self.descriptors[step.srcfd].entry {
+            Some((set, file)) => self.sets[set].size(file),
+            None if step.srcfd > 0 => return self.misused(step, "has no source file for"),
+            None => self.working_set(step, fd),
+        };
+        let iosize = match self.number(step.iosize) {
+            0 => self.working_set(step, fd),
+            size => size,
+        };
+        let began = self.begin();
+        let (mut bytes, mut result) = (0, Ok(()));
+        while bytes < total && result.is_ok() {
+            let length = (total - bytes).min(iosize.max(1));
+            result = self.write_piece(fd, length as usize, None);
+            bytes += length;
+        }
+        self.end(step, began, if result.is_ok() { bytes } else { 0 });
+        result.or_else(|error| self.failed_on(step, fd, &error))
+    }
+
+    fn append(&mut self, step: &FlowopPlan, random_size: bool) -> Step<()> {
+        let mut size = self.number(step.iosize);
+        if random_size {
+            size = if size > 0 { self.random.random_range(0..size) } else { 0 };
+            if size == 0 {
+                // Nothing to write still is an operation, as in Filebench.
+                let began = self.begin();
+                self.end(step, began, 0);
+                return Ok(());
+            }
+        }
+        let fd = self.ready(step)?;
+        let began = self.begin();
+        let at_end = match &mut self.descriptors[fd].file {
+            Some(file) => self.driver.seek_end(file),
+            None => Ok(()),
+        };
+        let result = at_end.and_then(|()| self.write_piece(fd, size as usize, None));
+        self.end(step, began, if result.is_ok() { size } else { 0 });
+        result.or_else(|error| self.failed_on(step, fd, &error))
+    }
+
+    /// A file that others have open is left alone, and nothing is counted.
+    fn delete(&mut self, step: &FlowopPlan) -> Step<()> {
+        let known = if step.fd > 0 { self.descriptors[step.fd].entry.take() } else { None };
+        let (set, file) = match known {
+            Some((set, file)) if self.sets[set].pool.take(file, &self.stopped()) => (set, file),
+            Some(_) => return Err(Outcome::Over),
+            None => self.pick(step, State::Exists)?,
+        };
+        let pool = &self.sets[set].pool;
+        let open = pool.open_count(file);
+        let mine = u32::from(step.fd > 0 && self.descriptors[step.fd].file.is_some());
+        if open > mine {
+            pool.done(file, None, 0);
+            return Ok(());
+        }
+        let path = self.sets[set].file_path(file);
+        let began = self.begin();
+        let result = self.driver.unlink(&path);
+        self.end(step, began, 0);
+        pool.done(file, Some(State::Absent), -(open as i32));
+        result.or_else(|error| self.failed(step, Some(&path), &error))
+    }
+
+    fn stat(&mut self, step: &FlowopPlan) -> Step<()> {
+        if step.fd > 0 && self.descriptors[step.fd].file.is_some() {
+            let began = self.begin();
+            let result = match &mut self.descriptors[step.fd].file {
+                Some(file) => self.driver.size_of(file).map(|_| ()),
+                None => Ok(()),
+            };
+            self.end(step, began, 0);
+            return result.or_else(|error| self.failed_on(step, step.fd, &error));
+        }
+        let (set, file) = self.pick(step, State::Exists)?;
+        let path = self.sets[set].file_path(file);
+        let began = self.begin();
+        let result = self.driver.stat(&path);
+        self.end(step, began, 0);
+        self.sets[set].pool.done(file, None, 0);
+        result.map(|_| ()).or_else(|error| self.failed(step, Some(&path), &error))
+    }
+
+    fn fsync_one(&mut self, step: &FlowopPlan, fd: usize) -> Step<()> {
+        let began = self.begin();
+        let Some(file) = &mut self.descriptors[fd].file else {
+            return self.misused(step, "syncs the closed");
+        };
+        let result = self.driver.fsync(file);
+        self.end(step, began, 0);
+        result.or_else(|error| self.failed_on(step, fd, &error))
+    }
+
+    fn fsync(&mut self, step: &FlowopPlan) -> Step<()> {
+        self.fsync_one(step, step.fd)
+    }
+
+    fn fsync_set(&mut self, step: &FlowopPlan) -> Step<()> {
+        let set = self.set_of(step)?;
+        for fd in 0..MAX_FD {
+            let descriptor = &self.descriptors[fd];
+            let fits = descriptor.entry.is_some_and(|(other, _)| other == set);
+            if fits && descriptor.file.is_some() {
+                self.fsync_one(step, fd)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pick_leafdir(&mut self, step: &FlowopPlan, state: State) -> Step<(usize, u32)> {
+        let set = self.set_of(step)?;
+        let how = self.how(step, self.sets[set].leafdirs(), false);
+        let found = self.sets[set].leaf_pool.pick(state, how, &self.stopped());
+        found.map(|leafdir| (set, leafdir)).ok_or(Outcome::NoFile)
+    }
+
+    fn make_directory(&mut self, step: &FlowopPlan) -> Step<()> {
+        let (set, leafdir) = self.pick_leafdir(step, State::Absent)?;
+        let path = self.sets[set].leafdir_path(leafdir);
+        let began = self.begin();
+        let result = match self.driver.mkdir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_path(self.driver, &path),
+            other => other,
+        };
+        self.end(step, began, 0);
+        let now = if result.is_ok() { State::Exists } else { State::Absent };
+        self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
+        result.or_else(|error| self.failed(step, Some(&path), &error))
+    }
+
+    fn remove_directory(&mut self, step: &FlowopPlan) -> Step<()> {
+        let (set, leafdir) = self.pick_leafdir(step, State::Exists)?;
+        let path = self.sets[set].leafdir_path(leafdir);
+        let began = self.begin();
+        let result = self.driver.rmdir(&path);
+        self.end(step, began, 0);
+        let now = if result.is_ok() { State::Absent } else { State::Exists };
+        self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
+        result.or_else(|error| self.failed(step, Some(&path), &error))
+    }
+
+    /// The bytes of a listing are those of its names.
+    fn list_directory(&mut self, step: &FlowopPlan) -> Step<()> {
+        let set = self.set_of(step)?;
+        let path = self.sets[set].directory_path(self.sets[set].next_directory());
+        let mut bytes = 0;
+        let began = self.begin();
+        let result = self.driver.list(&path, &mut |name, _| bytes += name.len() as u64);
+        self.end(step, began, bytes);
+        result.or_else(|error| self.failed(step, Some(&path), &error))
+    }
+
+    fn event_limit(&mut self, step: &FlowopPlan) -> Step<()> {
+        if let Some(events) = &self.control.events {
+            let began = self.begin();
+            events.take(1, &self.stopped());
+            self.end(step, began, 0);
+        }
+        Ok(())
+    }
+
+    /// Waits until as many events have come as there were operations (or megabytes) since the
+    /// last time. Without an event generator nothing is limited.
+    fn limit(&mut self, step: &FlowopPlan, what: Limit) -> Step<()> {
+        let Some(events) = &self.control.events else { return Ok(()) };
+        let now = self.so_far(step, what);
+        let (before, mut bucket) = match self.limits[step.statistics] {
+            Some(seen) => seen,
+            None => (now, 0),
+        };
+        let began = self.begin();
+        bucket -= i128::from(now - before);
+        if bucket < 0 {
+            let missing = bucket.unsigned_abs() as u64;
+            let (wanted, worth) = match what {
+                Limit::Bytes => (missing / EVENT_BYTES + 1, EVENT_BYTES),
+                _ => (missing, 1),
+            };
+            events.take(wanted, &self.stopped());
+            bucket += i128::from(wanted) * i128::from(worth);
+        }
+        self.limits[step.statistics] = Some((now, bucket));
+        self.end(step, began, 0);
+        Ok(())
+    }
+
+    /// What a limit has to look at: the targets in this thread, or everything.
+    fn so_far(&self, step: &FlowopPlan, what: Limit) -> u64 {
+        if step.targets.is_empty() {
+            return match what {
+                Limit::Operations => self.control.operations(),
+                Limit::DataOperations => self.control.data_io(),
+                Limit::Bytes => self.control.bytes(),
+            };
+        }
+        let cells = step.targets.iter().filter_map(|row| self.counts.cells[*row].as_ref());
+        cells
+            .map(|cell| if matches!(what, Limit::Bytes) { cell.bytes() } else { cell.count() })
+            .sum()
+    }
+
+    fn hog(&mut self, step: &FlowopPlan) -> Step<()> {
+        let rounds = self.number(step.value);
+        let began = self.begin();
+        let byte = self.memory.piece(1, &mut self.random);
+        for round in 0..rounds {
+            byte[0] = std::hint::black_box(round as u8);
+        }
+        self.end(step, began, 0);
+        Ok(())
+    }
+
+    fn delay(&mut self, step: &FlowopPlan) -> Step<()> {
+        let seconds = self.number(step.value);
+        let began = self.begin();
+        self.control.sleep(seconds);
+        self.end(step, began, 0);
+        Ok(())
+    }
+
+    fn meet(&mut self, step: &FlowopPlan) -> Step<()> {
+        let (meetings, stopped) = (&self.control.meetings, self.finished());
+        let amount = self.number(step.value).max(1);
+        let began = self.begin();
+        match step.kind {
+            Kind::Block => meetings.block(step.statistics, &stopped),
+            Kind::SemBlock => meetings.take(step.statistics, self.number, amount, &stopped),
+            Kind::Wakeup => step.targets.iter().for_each(|row| meetings.wakeup(*row)),
+            _ => {
+                for row in &step.targets {
+                    meetings.post(*row, amount, step.blocking, &stopped);
+                }
+            }
+        }
+        self.end(step, began, 0);
+        Ok(())
+    }
+
+    /// This operation itself counts from the next time on.
+    fn finish_on_count(&mut self, step: &FlowopPlan) -> Step<()> {
+        let done = self.so_far(step, Limit::Operations);
+        self.finish_if(step, |wanted| done >= wanted)
+    }
+
+    fn finish_on_bytes(&mut self, step: &FlowopPlan) -> Step<()> {
+        let done = self.so_far(step, Limit::Bytes);
+        self.finish_if(step, |wanted| done > wanted)
+    }
+
+    fn finish_if(&mut self, step: &FlowopPlan, reached: impl Fn(u64) -> bool) -> Step<()> {
+        let wanted = self.number(step.value);
+        let began = self.begin();
+        self.end(step, began, 0);
+        if reached(wanted) { Err(Outcome::Finished) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,117 @@
+//! Flowops that wait for each other: block and wakeup, semblock and sempost.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a waiting thread sleeps before it looks whether the run has ended.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+
+/// The semaphores of one semblock in one thread.
+#[derive(Clone, Copy, Default)]
+struct Semaphore {
+    /// What was posted and not taken.
+    posted: u64,
+    /// How much may still be posted by those who wait for room.
+    room: u64,
+}
+
+#[derive(Default)]
+struct Row {
+    /// How often a wakeup has come.
+    wakeups: u64,
+    semaphores: Vec<(usize, Semaphore)>,
+}
+
+/// The meeting places of a run, by row of the statistics.
+pub(super) struct Meetings {
+    rows: Mutex<Vec<Row>>,
+    changed: Condvar,
+}
+
+impl Meetings {
+    pub fn new(rows: usize) -> Self {
+        let rows = (0..rows).map(|_| Row::default()).collect();
+        Meetings { rows: Mutex::new(rows), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Row>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready` has done its work, or the run ends. Whether it has.
+    fn until(
+        &self,
+        stopped: &dyn Fn() -> bool,
+        mut ready: impl FnMut(&mut Vec<Row>) -> bool,
+    ) -> bool {
+        let mut rows = self.lock();
+        loop {
+            if ready(&mut rows) {
+                self.changed.notify_all();
+                return true;
+            }
+            if stopped() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(rows, LOOK_AROUND);
+            rows = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Lets all look whether the run has ended.
+    pub fn wake_all(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Announces the semblock `row` of a thread, before any thread begins.
+    pub fn announce(&self, row: usize, thread: usize, room: u64) {
+        let semaphore = Semaphore { posted: 0, room };
+        let known = &mut self.lock()[row].semaphores;
+        if !known.iter().any(|(other, _)| *other == thread) {
+            known.push((thread, semaphore));
+        }
+    }
+
+    /// Waits for the next wakeup of `row`.
+    pub fn block(&self, row: usize, stopped: &dyn Fn() -> bool) {
+        let before = self.lock()[row].wakeups;
+        self.until(stopped, |rows| rows[row].wakeups > before);
+    }
+
+    pub fn wakeup(&self, row: usize) {
+        self.lock()[row].wakeups += 1;
+        self.changed.notify_all();
+    }
+
+    /// Takes `amount` of what was posted to the semblock `row` of a thread.
+    pub fn take(&self, row: usize, thread: usize, amount: u64, stopped: &dyn Fn() -> bool) {
+        let find = |rows: &mut Vec<Row>| {
+            rows[row].semaphores.iter().position(|(other, _)| *other == thread)
+        };
+        let Some(place) = find(&mut self.lock()) else { return };
+        self.lock()[row].semaphores[place].1.room += amount;
+        self.changed.notify_all();
+        self.until(stopped, |rows| {
+            let semaphore = &mut rows[row].semaphores[place].1;
+            let enough = semaphore.posted >= amount;
+            semaphore.posted -= if enough { amount } else { 0 };
+            enough
+        });
+    }
+
+    /// Posts `amount` to every semblock `row`; with `blocking`, where there is room only.
+    pub fn post(&self, row: usize, amount: u64, blocking: bool, stopped: &dyn Fn() -> bool) {
+        let targets = self.lock()[row].semaphores.len();
+        for target in 0..targets {
+            self.until(stopped, |rows| {
+                let semaphore = &mut rows[row].semaphores[target].1;
+                if blocking && semaphore.room < amount {
+                    return false;
+                }
+                semaphore.room -= if blocking { amount } else { 0 };
+                semaphore.posted += amount;
+                true
+            });
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! One run: threads begin together, and somebody watches the time.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::control::Control;
+use super::failure::Failure;
+use super::worker::Worker;
+use super::{Observer, Settings};
+use crate::driver::Driver;
+use crate::files::Fileset;
+use crate::plan::{FlowopPlan, Kind, Plan, RunPlan};
+use crate::report::RunReport;
+use crate::statistics::Histogram;
+
+/// How often somebody looks at the clock.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Runs the threads of `run` until they end, or time is over.
+pub(super) fn run<D: Driver>(
+    plan: &Plan,
+    run: &RunPlan,
+    sets: &[Fileset],
+    driver: &D,
+    settings: Settings,
+    observer: &dyn Observer,
+) -> Result<RunReport, Failure> {
+    let control = Control::new(plan, run);
+    let instances = run.threads.iter().flat_map(|t| (0..t.instances).map(move |_| t));
+    let instances: Vec<_> = instances.collect();
+    for (number, thread) in instances.iter().enumerate() {
+        announce(&control, &thread.flowops, number);
+    }
+    let mut seconds = 0.0;
+    // Threads wait at the gate until all are ready. It opens in every case.
+    let gate = RwLock::new(());
+    let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
+    thread::scope(|scope| {
+        let (ready, all_ready) = channel::<()>();
+        let (ended, watch) = channel::<()>();
+        for (number, thread) in instances.iter().enumerate() {
+            let (control, gate, ready, ended) = (&control, &gate, ready.clone(), ended.clone());
+            let body = move || {
+                let mut worker = Worker::new(plan, thread, number, sets, driver, control);
+                // Nobody listens where a thread after this one could not be started.
+                let _ = ready.send(());
+                drop(gate.read());
+                worker.run();
+                drop(ended);
+            };
+            let name = format!("wml-{number}");
+            if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, body) {
+                let failure = format!("only {number} threads could be started: {error}");
+                control.fail(Failure::new(failure));
+                return drop(closed);
+            }
+        }
+        drop((ready, ended));
+        all_ready.iter().take(instances.len()).for_each(drop);
+        let began = Instant::now();
+        drop(closed);
+        watch_run(plan, run, settings, observer, &control, &watch, began);
+        seconds = began.elapsed().as_secs_f64();
+    });
+    match control.take_failure() {
+        Some(failure) => Err(failure),
+        None => Ok(RunReport::new(
+            plan,
+            run,
+            &collect(plan, &control),
+            seconds,
+            &control_totals(&control),
+        )),
+    }
+}
+
+/// The CPU time and number of threads.
+fn control_totals(control: &Control) -> crate::report::Totals {
+    crate::report::Totals { cpu_ns: control.cpu_ns(), threads: control.threads.len() as u64 }
+}
+
+fn announce(control: &Control, steps: &[FlowopPlan], thread: usize) {
+    for step in steps {
+        match &step.kind {
+            Kind::Composite(inner) => announce(control, inner, thread),
+            Kind::SemBlock => control.meetings.announce(step.statistics, thread, step.highwater),
+            _ => {}
+        }
+    }
+}
+
+/// Waits until all threads have ended, tells the observer, and ends the run in time.
+fn watch_run(
+    plan: &Plan,
+    run: &RunPlan,
+    settings: Settings,
+    observer: &dyn Observer,
+    control: &Control,
+    watch: &std::sync::mpsc::Receiver<()>,
+    began: Instant,
+) {
+    let limit = run.seconds.map(Duration::from_secs);
+    let limit = [limit, settings.timeout].into_iter().flatten().min();
+    let period = Duration::from_secs(run.period);
+    let mut next_report = period;
+    let mut before = None::<(Vec<Histogram>, Duration)>;
+    while watch.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let passed = began.elapsed();
+        observer.running(passed.as_secs_f64(), control.io());
+        if limit.is_some_and(|limit| passed >= limit) {
+            control.stop();
+        }
+        if run.period > 0 && passed >= next_report {
+            next_report += period;
+            let now = collect(plan, control);
+            let (rows, since) = match before.as_ref().filter(|_| run.resets) {
+                Some((before, since)) => {
+                    let pairs = now.iter().zip(before);
+                    (pairs.map(|(now, before)| now.since(before)).collect(), *since)
+                }
+                None => (now.clone(), Duration::ZERO),
+            };
+            let seconds = (passed - since).as_secs_f64();
+            observer.interval(&RunReport::new(plan, run, &rows, seconds, &control_totals(control)));
+            before = Some((now, passed));
+        }
+    }
+}
+
+/// What all threads have measured so far, by row.
+fn collect(plan: &Plan, control: &Control) -> Vec<Histogram> {
+    let mut rows = vec![Histogram::default(); plan.rows.len()];
+    for thread in &control.threads {
+        for (row, cell) in rows.iter_mut().zip(&thread.cells) {
+            if let Some(cell) = cell {
+                cell.add_to(row);
+            }
+        }
+    }
+    rows
+}

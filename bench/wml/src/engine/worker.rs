@@ -1,0 +1,281 @@
+//! A thread of the workload: its descriptors, its memory, and the loop over its flowops.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+use quanta::Clock;
+use rand::Rng;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::control::{Control, Counts};
+use super::failure::Failure;
+use crate::driver::Driver;
+use crate::files::Fileset;
+use crate::lang::ast::QuitMode;
+use crate::plan::{FlowopPlan, Kind, MAX_FD, Number, Plan, ThreadPlan};
+use crate::random::{Generator, generator};
+
+/// Alignment of memory for O_DIRECT.
+const ALIGNMENT: usize = 4096;
+
+/// What a flowop led to.
+pub(super) enum Outcome {
+    /// The next one follows.
+    Done,
+    /// There was no file for it.
+    NoFile,
+    /// It says that the run is finished.
+    Finished,
+    /// The run was ended while it waited.
+    Over,
+    /// It failed.
+    Failed(Failure),
+}
+
+/// A descriptor of a thread.
+pub(super) struct Descriptor<F> {
+    /// The open file.
+    pub file: Option<F>,
+    /// Which file of which set it is or was: a closed one is still known.
+    pub entry: Option<(usize, u32)>,
+}
+
+impl<F> Default for Descriptor<F> {
+    fn default() -> Self {
+        Descriptor { file: None, entry: None }
+    }
+}
+
+/// Memory for data, aligned for O_DIRECT.
+pub(super) struct Memory {
+    bytes: Vec<u8>,
+    skip: usize,
+    /// How much of it is the thread's own, from which I/O takes random pieces.
+    own: usize,
+}
+
+impl Memory {
+    fn new(size: usize, random: &mut Generator) -> Self {
+        let mut memory = Memory { bytes: Vec::new(), skip: 0, own: size };
+        memory.grow(size, random);
+        memory
+    }
+
+    fn grow(&mut self, size: usize, random: &mut Generator) {
+        let before = self.bytes.len();
+        self.bytes = vec![0; size + ALIGNMENT];
+        self.skip = self.bytes.as_ptr().align_offset(ALIGNMENT);
+        if before > 0 || size > 0 {
+            // Data that no file system can make smaller.
+            random.fill(&mut self.bytes[..]);
+        }
+    }
+
+    /// `length` bytes: a random piece of the thread's memory where it has any.
+    #[inline]
+    pub fn piece(&mut self, length: usize, random: &mut Generator) -> &mut [u8] {
+        if self.bytes.len() < length + ALIGNMENT {
+            self.grow(length, random);
+        }
+        let mut at = self.skip;
+        if self.own > length && length > 0 {
+            // Whole multiples of the length keep the alignment that it has.
+            at += random.random_range(0..self.own / length) * length;
+        }
+        &mut self.bytes[at..at + length]
+    }
+}
+
+/// A thread of the workload.
+pub(super) struct Worker<'a, D: Driver> {
+    pub driver: &'a D,
+    pub plan: &'a Plan,
+    pub thread: &'a ThreadPlan,
+    pub number: usize,
+    pub sets: &'a [Fileset],
+    pub control: &'a Control,
+    pub counts: &'a Counts,
+    pub descriptors: Vec<Descriptor<D::File>>,
+    pub memory: Memory,
+    pub random: Generator,
+    /// The descriptor that a flowop with `opennext` used last.
+    pub rotor: usize,
+    /// What rate limits have seen, by row of the statistics.
+    pub limits: Vec<Option<(u64, i128)>>,
+    clock: Clock,
+    /// When the last operation ended, while nothing else came in between.
+    last_end: Option<u64>,
+}
+
+impl<'a, D: Driver> Worker<'a, D> {
+    pub fn new(
+        plan: &'a Plan,
+        thread: &'a ThreadPlan,
+        number: usize,
+        sets: &'a [Fileset],
+        driver: &'a D,
+        control: &'a Control,
+    ) -> Self {
+        let mut random = generator(plan.seed, number as u64);
+        Worker {
+            driver,
+            plan,
+            thread,
+            number,
+            sets,
+            control,
+            counts: &control.threads[number],
+            descriptors: (0..MAX_FD).map(|_| Descriptor::default()).collect(),
+            memory: Memory::new(thread.memsize as usize, &mut random),
+            random,
+            rotor: MAX_FD,
+            limits: vec![None; plan.rows.len()],
+            clock: Clock::new(),
+            last_end: None,
+        }
+    }
+
+    /// Does all flowops over and over, until the run ends or one finds no file.
+    pub fn run(&mut self) {
+        if self.thread.nice != 0
+            && let Err(error) = rustix::process::setpriority_process(None, self.thread.nice)
+        {
+            let nice = self.thread.nice;
+            self.control.fail(Failure::new(format!("niceness {nice} could not be set: {error}")));
+            return;
+        }
+        let before = cpu_ns();
+        let thread = self.thread;
+        let control = self.control;
+        'run: loop {
+            for step in &thread.flowops {
+                if control.finished() {
+                    break 'run;
+                }
+                match self.repeat(step) {
+                    Outcome::Done => {}
+                    Outcome::NoFile => {
+                        self.without_file(step);
+                        break 'run;
+                    }
+                    Outcome::Finished => {
+                        control.finish();
+                        break 'run;
+                    }
+                    Outcome::Over => break 'run,
+                    Outcome::Failed(failure) => {
+                        control.fail(failure);
+                        break 'run;
+                    }
+                }
+            }
+        }
+        self.close_all();
+        self.counts.cpu_ns.store(cpu_ns().saturating_sub(before), Relaxed);
+    }
+
+    fn without_file(&self, step: &FlowopPlan) {
+        if self.control.over() {
+            // It did not wait any longer because the run has ended.
+            return;
+        }
+        match self.control.quit {
+            QuitMode::AllDone => {}
+            QuitMode::FirstDone => self.control.finish(),
+            QuitMode::Timeout => self.control.fail(Failure::no_file(step)),
+        }
+    }
+
+    /// One flowop as often as it says.
+    fn repeat(&mut self, step: &FlowopPlan) -> Outcome {
+        self.last_end = None;
+        for _ in 0..self.number(step.iters) {
+            let outcome = match &step.kind {
+                Kind::Composite(inner) => self.sequence(inner),
+                _ => self.perform(step),
+            };
+            if !matches!(outcome, Outcome::Done) {
+                return outcome;
+            }
+            if self.control.over() {
+                return Outcome::Over;
+            }
+        }
+        Outcome::Done
+    }
+
+    /// The flowops of a composite one.
+    fn sequence(&mut self, steps: &[FlowopPlan]) -> Outcome {
+        for step in steps {
+            let outcome = self.repeat(step);
+            if !matches!(outcome, Outcome::Done) {
+                return outcome;
+            }
+        }
+        Outcome::Done
+    }
+
+    /// The value of a number.
+    #[inline]
+    pub fn number(&mut self, number: Number) -> u64 {
+        match number {
+            Number::Fixed(number) => number,
+            Number::Random(place) => self.plan.variables[place].get(&mut self.random),
+        }
+    }
+
+    /// The time at which an operation begins. Where one directly follows another of the same
+    /// flowop, that is when the one before ended: the clock is asked once for each.
+    #[inline]
+    pub fn begin(&self) -> u64 {
+        self.last_end.unwrap_or_else(|| self.clock.raw())
+    }
+
+    /// Counts an operation that began at `began` and moved `bytes` of data.
+    #[inline]
+    pub fn end(&mut self, step: &FlowopPlan, began: u64, bytes: u64) {
+        let now = self.clock.raw();
+        self.last_end = Some(now);
+        let ns = self.clock.delta_as_nanos(began, now);
+        if let Some(cell) = &self.counts.cells[step.statistics] {
+            cell.record(ns, bytes);
+        }
+        Counts::add(&self.counts.operations, 1);
+        Counts::add(&self.counts.bytes, bytes);
+        let row = &self.plan.rows[step.statistics];
+        Counts::add(&self.counts.io, u64::from(row.io));
+        Counts::add(&self.counts.data_io, u64::from(row.reads || row.writes));
+    }
+
+    /// The path of the file behind a descriptor, for messages.
+    pub fn path_of(&self, fd: usize) -> Option<PathBuf> {
+        self.descriptors[fd].entry.map(|(set, file)| self.sets[set].file_path(file))
+    }
+
+    /// Whether waiting makes no sense any more.
+    pub fn stopped(&self) -> impl Fn() -> bool + use<'a, D> {
+        let control = self.control;
+        move || control.over()
+    }
+
+    /// Whether the run is finished: what waits for other threads would wait in vain.
+    pub fn finished(&self) -> impl Fn() -> bool + use<'a, D> {
+        let control = self.control;
+        move || control.finished()
+    }
+
+    fn close_all(&mut self) {
+        for descriptor in &mut self.descriptors {
+            if let Descriptor { file: Some(_), entry: Some((set, file)) } = descriptor {
+                self.sets[*set].pool.done(*file, None, -1);
+            }
+            *descriptor = Descriptor::default();
+        }
+    }
+}
+
+/// The CPU time of this thread, in ns.
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

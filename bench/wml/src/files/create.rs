@@ -1,0 +1,230 @@
+//! Making and removing the files of a set.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rand::Rng;
+use rand::seq::SliceRandom;
+
+use super::pool::State;
+use super::tree::Fileset;
+use crate::driver::{Access, Driver};
+use crate::engine::Failure;
+use crate::plan::OpenFlags;
+use crate::random::generator;
+
+/// How much is written at once.
+const BLOCK: usize = 1 << 20;
+
+/// How many threads make the files of a set with `paralloc`.
+const MAKERS: usize = 32;
+
+const READ_WRITE: Access = Access { read: true, write: true, create: false };
+
+/// Makes directories and files as far as the plan says so, and notes in the pools what exists.
+/// `progress` is told how many of how many bytes and files are done.
+pub(crate) fn create<D: Driver>(
+    driver: &D,
+    set: &Fileset,
+    seed: u64,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), Failure> {
+    let plan = &set.plan;
+    let there = plan.trusttree || driver.stat(&set.root).is_ok();
+    let reusing = there && (plan.reuse || plan.trusttree);
+    if !reusing {
+        remove(driver, set)?;
+    }
+    for entry in 0..set.files() {
+        set.pool.set_state(entry, State::Absent);
+    }
+    let Some(percent) = plan.prealloc else { return Ok(()) };
+    if !reusing {
+        make_directories(driver, set)?;
+    }
+    // In no order, so that neighbours in the tree are no neighbours on the device.
+    let mut random = generator(seed, (2 << 32) + u64::from(set.files()));
+    let chosen = |random: &mut crate::random::Generator| random.random_range(0..100) < percent;
+    let mut files: Vec<u32> = (0..set.files()).filter(|_| chosen(&mut random)).collect();
+    files.shuffle(&mut random);
+    make_files(driver, set, &files, reusing, progress)?;
+    for leafdir in (0..set.leafdirs()).filter(|_| chosen(&mut random)) {
+        let path = set.leafdir_path(leafdir);
+        if !(reusing && driver.stat(&path).is_ok()) {
+            driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
+        }
+        set.leaf_pool.set_state(leafdir, State::Exists);
+    }
+    Ok(())
+}
+
+fn make_directories<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
+    make_path(driver, &set.root).map_err(|error| Failure::create(&set.root, &error))?;
+    // Parents have smaller numbers than what is below them. The root, 0, is there.
+    for directory in 1..set.directories() {
+        let path = set.directory_path(directory);
+        driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
+    }
+    Ok(())
+}
+
+/// Makes a directory and what is above it, as far as it does not exist.
+pub(crate) fn make_path<D: Driver>(driver: &D, path: &Path) -> io::Result<()> {
+    let mut missing: Vec<&Path> = Vec::new();
+    for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        if driver.stat(directory).is_ok() {
+            break;
+        }
+        missing.push(directory);
+    }
+    for directory in missing.into_iter().rev() {
+        match driver.mkdir(directory) {
+            // Another thread was faster.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn make_files<D: Driver>(
+    driver: &D,
+    set: &Fileset,
+    files: &[u32],
+    reusing: bool,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), Failure> {
+    // Work is counted in files and megabytes alike, so that neither many nor large ones jump.
+    let work = |file: u32| 1 + set.size(file) / BLOCK as u64;
+    let total: u64 = files.iter().map(|file| work(*file)).sum();
+    let (done, next, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(None));
+    let make = || {
+        let block = noise();
+        while let Some(&file) = files.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+            let step = || {
+                progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+            };
+            if let Err(failure) = make_file(driver, set, file, reusing, &block, &step) {
+                next.store(files.len() as u64, Ordering::Relaxed);
+                *failed.lock().unwrap_or_else(|error| error.into_inner()) = Some(failure);
+                return;
+            }
+            step();
+            set.pool.set_state(file, State::Exists);
+        }
+    };
+    if set.plan.paralloc {
+        std::thread::scope(|scope| {
+            for _ in 0..MAKERS.min(files.len()) {
+                scope.spawn(make);
+            }
+        });
+    } else {
+        make();
+    }
+    let failed = failed.into_inner().unwrap_or_else(|error| error.into_inner());
+    failed.map_or(Ok(()), Err)
+}
+
+/// Data that no file system can make smaller.
+fn noise() -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    generator(0, 0).fill(&mut block[..]);
+    block
+}
+
+fn make_file<D: Driver>(
+    driver: &D,
+    set: &Fileset,
+    file: u32,
+    reusing: bool,
+    block: &[u8],
+    step: &dyn Fn(),
+) -> Result<(), Failure> {
+    let (path, size) = (set.file_path(file), set.size(file));
+    let fail = |error: io::Error| Failure::create(&path, &error);
+    let reused = reusing && (set.plan.trusttree || driver.stat(&path).is_ok());
+    let access = Access { create: !reused, ..READ_WRITE };
+    let mut open = driver.open(&path, access, OpenFlags::default()).map_err(fail)?;
+    let mut from = 0;
+    if reused {
+        from = if set.plan.trusttree { size } else { driver.size_of(&mut open).map_err(fail)? };
+        if from > size {
+            driver.truncate(&mut open, size).map_err(fail)?;
+        }
+    }
+    while from < size {
+        let length = (size - from).min(BLOCK as u64) as usize;
+        let written = driver.write_at(&mut open, &block[..length], from).map_err(fail)?;
+        if written == 0 {
+            return Err(fail(io::ErrorKind::WriteZero.into()));
+        }
+        from += written as u64;
+        if from < size {
+            step();
+        }
+    }
+    if !set.plan.cached {
+        driver.forget_pages(&mut open);
+    }
+    Ok(())
+}
+
+/// Removes the tree of a file set, where there is one.
+///
+/// What does not look like the tree of a file set stays: names of eight digits are all that
+/// a file set has.
+pub(crate) fn remove<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
+    match driver.stat(&set.root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Failure::create(&set.root, &error)),
+        Ok(_) => {}
+    }
+    let (mut directories, mut files) = (vec![set.root.clone()], Vec::new());
+    let mut at = 0;
+    while let Some(directory) = directories.get(at).cloned() {
+        at += 1;
+        let (below, strange) = look(driver, &directory, &mut files)?;
+        if let Some(name) = strange {
+            return Err(Failure::foreign(&set.root, &directory.join(name)));
+        }
+        directories.extend(below);
+    }
+    for path in files {
+        driver.unlink(&path).map_err(|error| Failure::create(&path, &error))?;
+    }
+    for path in directories.into_iter().rev() {
+        driver.rmdir(&path).map_err(|error| Failure::create(&path, &error))?;
+    }
+    for entry in 0..set.files() {
+        set.pool.set_state(entry, State::Absent);
+    }
+    for entry in 0..set.leafdirs() {
+        set.leaf_pool.set_state(entry, State::Absent);
+    }
+    Ok(())
+}
+
+/// The directories in `directory`, and a name that no file set has.
+fn look<D: Driver>(
+    driver: &D,
+    directory: &Path,
+    files: &mut Vec<PathBuf>,
+) -> Result<(BTreeSet<PathBuf>, Option<String>), Failure> {
+    let (mut below, mut strange) = (BTreeSet::new(), None);
+    let mut each = |name: &[u8], is_directory: bool| {
+        let text = String::from_utf8_lossy(name).into_owned();
+        if name.len() < 8 || !name.iter().all(u8::is_ascii_digit) {
+            strange = Some(text);
+        } else if is_directory {
+            below.insert(directory.join(text));
+        } else {
+            files.push(directory.join(text));
+        }
+    };
+    driver.list(directory, &mut each).map_err(|error| Failure::create(directory, &error))?;
+    Ok((below, strange))
+}

@@ -1,0 +1,259 @@
+//! Who works on which entry of a file set: picked in rotation, and by one thread at a time.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::bits::Bits;
+
+/// Whether an entry is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Exists,
+    Absent,
+}
+
+/// How an entry is chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pick {
+    /// The next one. Threads that rotate through descriptors have a rotation of their own.
+    Next(Option<usize>),
+    /// The one with that place, or the next after it.
+    At(u32),
+}
+
+/// How long a waiting thread sleeps before it looks whether the run has ended.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+
+/// The entries of a file set: files, or empty directories.
+///
+/// Its lock is held for the choice alone, never during a system call.
+pub(crate) struct Pool {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    exist: Bits,
+    absent: Bits,
+    busy: Bits,
+    open: Vec<u32>,
+    next_existing: u32,
+    next_absent: u32,
+    /// Rotations of single threads.
+    own: Vec<u32>,
+    idle: u64,
+    waiting: u32,
+}
+
+impl Pool {
+    /// `entries` that are all absent.
+    pub fn new(entries: u32) -> Self {
+        let mut absent = Bits::new(entries);
+        (0..entries).for_each(|entry| absent.insert(entry));
+        let inner = Inner {
+            exist: Bits::new(entries),
+            absent,
+            busy: Bits::new(entries),
+            open: vec![0; entries as usize],
+            next_existing: 0,
+            next_absent: 0,
+            own: Vec::new(),
+            idle: u64::from(entries),
+            waiting: 0,
+        };
+        Pool { inner: Mutex::new(inner), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A thread that panicked leaves the bits as they are, which is no harm to others.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, but not for long.
+    fn wait<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        inner.waiting += 1;
+        let waited = self.changed.wait_timeout(inner, LOOK_AROUND);
+        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.waiting -= 1;
+        inner
+    }
+
+    /// How many there are in `state`.
+    #[cfg(test)]
+    pub fn count(&self, state: State) -> u64 {
+        let inner = self.lock();
+        if state == State::Exists { inner.exist.len() } else { inner.absent.len() }
+    }
+
+    /// Notes whether an entry exists.
+    pub fn set_state(&self, entry: u32, state: State) {
+        self.lock().set_state(entry, state);
+    }
+
+    /// Takes an entry in `state` that nobody works on; it is busy until [`Pool::done`].
+    ///
+    /// There is none where there is no entry in that state, or others work on all of those. Where
+    /// others work on all entries of the set, it waits until `stopped`.
+    pub fn pick(&self, state: State, how: Pick, stopped: &dyn Fn() -> bool) -> Option<u32> {
+        let mut inner = self.lock();
+        if inner.open.is_empty() {
+            return None;
+        }
+        while inner.idle == 0 {
+            if stopped() {
+                return None;
+            }
+            inner = self.wait(inner);
+        }
+        let entry = inner.choose(state, how)?;
+        inner.busy.insert(entry);
+        inner.idle -= 1;
+        Some(entry)
+    }
+
+    /// Takes one entry, after whoever works on it now. False where the run ended before.
+    pub fn take(&self, entry: u32, stopped: &dyn Fn() -> bool) -> bool {
+        let mut inner = self.lock();
+        while inner.busy.has(entry) {
+            if stopped() {
+                return false;
+            }
+            inner = self.wait(inner);
+        }
+        inner.busy.insert(entry);
+        inner.idle -= 1;
+        true
+    }
+
+    /// How many descriptors have it open.
+    pub fn open_count(&self, entry: u32) -> u32 {
+        self.lock().open[entry as usize]
+    }
+
+    /// Ends the work on an entry: what it is now, and how its number of descriptors changes.
+    pub fn done(&self, entry: u32, state: Option<State>, opens: i32) {
+        let mut inner = self.lock();
+        if let Some(state) = state {
+            inner.set_state(entry, state);
+        }
+        let open = &mut inner.open[entry as usize];
+        *open = open.saturating_add_signed(opens);
+        if inner.busy.has(entry) {
+            inner.busy.remove(entry);
+            inner.idle += 1;
+        }
+        let someone_waits = inner.waiting > 0;
+        drop(inner);
+        if someone_waits {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Inner {
+    fn set_state(&mut self, entry: u32, state: State) {
+        let (into, from) = match state {
+            State::Exists => (&mut self.exist, &mut self.absent),
+            State::Absent => (&mut self.absent, &mut self.exist),
+        };
+        from.remove(entry);
+        into.insert(entry);
+    }
+
+    fn choose(&mut self, state: State, how: Pick) -> Option<u32> {
+        let from = match how {
+            Pick::At(index) => index,
+            Pick::Next(Some(thread)) if state == State::Exists => {
+                if self.own.len() <= thread {
+                    self.own.resize(thread + 1, 0);
+                }
+                self.own[thread]
+            }
+            Pick::Next(_) if state == State::Exists => self.next_existing,
+            Pick::Next(_) => self.next_absent,
+        };
+        let among = if state == State::Exists { &self.exist } else { &self.absent };
+        let first = among.next_around(from)?;
+        // The rotation goes on after the first candidate, even where that one is busy.
+        match how {
+            Pick::At(_) => {}
+            Pick::Next(Some(thread)) if state == State::Exists => self.own[thread] = first + 1,
+            Pick::Next(_) if state == State::Exists => self.next_existing = first + 1,
+            Pick::Next(_) => self.next_absent = first + 1,
+        }
+        let mut entry = first;
+        while self.busy.has(entry) {
+            entry = among.next_around(entry + 1)?;
+            if entry == first {
+                return None;
+            }
+        }
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(entries: u32, existing: u32) -> Pool {
+        let pool = Pool::new(entries);
+        (0..existing).for_each(|entry| pool.set_state(entry, State::Exists));
+        pool
+    }
+
+    fn pick(pool: &Pool, state: State) -> Option<u32> {
+        pool.pick(state, Pick::Next(None), &|| true)
+    }
+
+    #[test]
+    fn files_are_picked_in_rotation_and_busy_ones_are_skipped() {
+        let pool = pool(4, 3);
+        let [a, b] = [pick(&pool, State::Exists), pick(&pool, State::Exists)];
+        assert_eq!((a, b), (Some(0), Some(1)));
+        pool.done(1, None, 0);
+        assert_eq!(pick(&pool, State::Exists), Some(2));
+        pool.done(2, None, 0);
+        // 0 is busy, so the next around is 1.
+        assert_eq!(pick(&pool, State::Exists), Some(1));
+        assert_eq!(pick(&pool, State::Exists), Some(2));
+        // All that exist are busy, although one that does not exist is idle.
+        assert_eq!(pick(&pool, State::Exists), None);
+        assert_eq!(pick(&pool, State::Absent), Some(3));
+        assert_eq!(pick(&pool, State::Absent), None);
+    }
+
+    #[test]
+    fn what_was_created_exists_and_what_was_deleted_does_not() {
+        let pool = pool(2, 0);
+        assert_eq!(pick(&pool, State::Exists), None);
+        assert_eq!(pick(&pool, State::Absent), Some(0));
+        pool.done(0, Some(State::Exists), 1);
+        assert_eq!((pool.count(State::Exists), pool.open_count(0)), (1, 1));
+        assert_eq!(pick(&pool, State::Exists), Some(0));
+        pool.done(0, Some(State::Absent), -1);
+        assert_eq!((pool.count(State::Absent), pool.open_count(0)), (2, 0));
+    }
+
+    #[test]
+    fn an_index_picks_that_file_or_the_next_after_it() {
+        let pool = pool(10, 10);
+        pool.set_state(5, State::Absent);
+        assert_eq!(pool.pick(State::Exists, Pick::At(5), &|| true), Some(6));
+        assert_eq!(pool.pick(State::Exists, Pick::At(6), &|| true), Some(7));
+    }
+
+    #[test]
+    fn a_thread_waits_while_others_work_on_everything() {
+        let pool = pool(1, 1);
+        assert_eq!(pick(&pool, State::Exists), Some(0));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.pick(State::Exists, Pick::Next(None), &|| false));
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!waiting.is_finished());
+            pool.done(0, None, 1);
+            assert_eq!(waiting.join().unwrap(), Some(0));
+        });
+        assert!(!pool.take(0, &|| true));
+    }
+}

@@ -1,0 +1,203 @@
+//! The tree of a file set: which file is in which directory, and how large it is.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use rand_distr::{Distribution, Gamma};
+
+use super::pool::Pool;
+use crate::plan::FilesetPlan;
+use crate::random::{Amount, Generator, generator};
+
+/// A tree is not deeper than this, whatever its distribution says: paths have an end.
+const MAX_DEPTH: u32 = 200;
+
+struct Directory {
+    parent: u32,
+    serial: u32,
+}
+
+struct File {
+    directory: u32,
+    serial: u32,
+    size: u64,
+}
+
+/// A file set, with what exists of it.
+pub(crate) struct Fileset {
+    pub plan: FilesetPlan,
+    /// Where its tree begins.
+    pub root: PathBuf,
+    directories: Vec<Directory>,
+    files: Vec<File>,
+    leafdirs: Vec<Directory>,
+    /// The files that may exist.
+    pub pool: Pool,
+    /// The empty directories that may exist.
+    pub leaf_pool: Pool,
+    next_directory: AtomicU32,
+}
+
+impl Fileset {
+    /// The tree that `plan` describes; `number` tells sets of one run apart.
+    pub fn new(plan: &FilesetPlan, seed: u64, number: usize) -> Self {
+        let mut builder = Builder::new(plan, generator(seed, (1 << 32) + number as u64));
+        builder.populate(None, 1, 0);
+        let Builder { directories, files, leafdirs, .. } = builder;
+        let entries = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Fileset {
+            root: plan.path.join(&plan.name),
+            plan: plan.clone(),
+            pool: Pool::new(entries(files.len())),
+            leaf_pool: Pool::new(entries(leafdirs.len())),
+            next_directory: AtomicU32::new(0),
+            directories,
+            files,
+            leafdirs,
+        }
+    }
+
+    pub fn files(&self) -> u32 {
+        self.files.len() as u32
+    }
+
+    pub fn leafdirs(&self) -> u32 {
+        self.leafdirs.len() as u32
+    }
+
+    pub fn directories(&self) -> u32 {
+        self.directories.len() as u32
+    }
+
+    /// The next directory in rotation.
+    pub fn next_directory(&self) -> u32 {
+        self.next_directory.fetch_add(1, Relaxed) % self.directories()
+    }
+
+    /// The size that a file is meant to have, in bytes.
+    pub fn size(&self, file: u32) -> u64 {
+        self.files[file as usize].size
+    }
+
+    pub fn file_path(&self, file: u32) -> PathBuf {
+        let file = &self.files[file as usize];
+        self.path(file.directory, Some(file.serial))
+    }
+
+    pub fn leafdir_path(&self, leafdir: u32) -> PathBuf {
+        let leafdir = &self.leafdirs[leafdir as usize];
+        self.path(leafdir.parent, Some(leafdir.serial))
+    }
+
+    pub fn directory_path(&self, directory: u32) -> PathBuf {
+        self.path(directory, None)
+    }
+
+    fn path(&self, mut directory: u32, last: Option<u32>) -> PathBuf {
+        let mut serials = Vec::with_capacity(8);
+        serials.extend(last);
+        // The root has the number 0, and its name is that of the set.
+        while directory != 0 {
+            let Directory { parent, serial } = self.directories[directory as usize];
+            serials.push(serial);
+            directory = parent;
+        }
+        let mut names = String::with_capacity(serials.len() * 9);
+        for serial in serials.iter().rev() {
+            // Writing to a string cannot fail.
+            let _ = write!(names, "/{serial:08}");
+        }
+        let mut path = self.root.clone().into_os_string();
+        path.push(names);
+        path.into()
+    }
+}
+
+struct Builder<'a> {
+    plan: &'a FilesetPlan,
+    random: Generator,
+    mean_depth: f64,
+    directories: Vec<Directory>,
+    files: Vec<File>,
+    leafdirs: Vec<Directory>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(plan: &'a FilesetPlan, random: Generator) -> Self {
+        let entries = (plan.entries + plan.leafdirs) as f64;
+        // A width of 0 or 1 gives no depth; then every file has a directory of its own.
+        let depth = entries.ln() / plan.dirwidth.mean().floor().ln();
+        let mean_depth = if depth.is_finite() && depth > 0.0 { depth } else { 1.0 };
+        Builder {
+            plan,
+            random,
+            mean_depth,
+            directories: Vec::new(),
+            files: Vec::new(),
+            leafdirs: Vec::new(),
+        }
+    }
+
+    /// `mean`, or a value of the gamma distribution with that mean where widths and depths vary.
+    fn spread(&mut self, mean: f64, gamma: f64) -> f64 {
+        match Gamma::new(gamma, mean / gamma) {
+            Ok(distribution) if gamma > 0.0 => distribution.sample(&mut self.random),
+            _ => mean,
+        }
+    }
+
+    fn depth_here(&mut self) -> f64 {
+        let depth = match &self.plan.dirdepth {
+            Some(depth) => depth.get(&mut self.random) as f64,
+            None => self.spread(self.mean_depth, self.plan.dirgamma).floor(),
+        };
+        depth.max(1.0)
+    }
+
+    fn width_here(&mut self) -> f64 {
+        let width = match &self.plan.dirwidth {
+            Amount::Fixed(width) => self.spread(*width as f64, self.plan.dirgamma),
+            Amount::Random(variable) => variable.sample(&mut self.random),
+        };
+        // A directory of a fraction of a file has one.
+        if width > 0.0 { width.ceil() } else { 1.0 }
+    }
+
+    fn size_here(&mut self) -> u64 {
+        match &self.plan.size {
+            Amount::Fixed(size) => self.spread(*size as f64, self.plan.size_gamma) as u64,
+            random => random.get(&mut self.random),
+        }
+    }
+
+    /// Adds a directory and all below it. The root goes on until everything has a place.
+    fn populate(&mut self, parent: Option<u32>, serial: u32, depth: u32) {
+        let depth = depth + 1;
+        let here = self.directories.len() as u32;
+        self.directories.push(Directory { parent: parent.unwrap_or(0), serial });
+        let (deepest, width) = (self.depth_here(), self.width_here());
+        let is_leaf = parent.is_some() && (f64::from(depth) >= deepest || depth >= MAX_DEPTH);
+        let room = |serial: u32| parent.is_none() || f64::from(serial) <= width;
+        let mut serial = 1;
+        while room(serial) && (self.files.len() as u64) < self.plan.entries {
+            if is_leaf {
+                let size = self.size_here();
+                self.files.push(File { directory: here, serial, size });
+            } else {
+                self.populate(Some(here), serial, depth);
+            }
+            serial += 1;
+        }
+        // Filebench begins to count anew here, which can give a file and a directory one name.
+        let first = serial;
+        while room(serial + 1 - first) && (self.leafdirs.len() as u64) < self.plan.leafdirs {
+            if is_leaf {
+                self.leafdirs.push(Directory { parent: here, serial });
+            } else {
+                self.populate(Some(here), serial, depth);
+            }
+            serial += 1;
+        }
+    }
+}

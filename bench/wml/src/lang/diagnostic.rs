@@ -1,0 +1,79 @@
+//! What is wrong with a workload file, and where.
+
+use std::fmt;
+
+/// A place in a workload file. Lines and columns (in characters) begin at 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The line.
+    pub line: u32,
+    /// The column.
+    pub column: u32,
+}
+
+/// A mistake in a workload file. Nothing was run or created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// The file, as its reader called it.
+    pub file: String,
+    /// Where in the file.
+    pub place: Place,
+    /// What stands there, or what is wrong about it.
+    pub found: String,
+    /// What should stand there, or what to do.
+    pub expected: String,
+    /// A known name close to what was written.
+    pub suggestion: Option<String>,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Diagnostic { file, place, found, expected, .. } = self;
+        write!(f, "{file}:{}:{}: {found}; expected {expected}", place.line, place.column)?;
+        match &self.suggestion {
+            Some(name) => write!(f, " (did you mean {name}?)"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Diagnostic {}
+
+/// A mistake, before it is known in which file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mistake {
+    pub place: Place,
+    pub found: String,
+    pub expected: String,
+    pub suggestion: Option<String>,
+}
+
+impl Mistake {
+    pub fn new(place: Place, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Mistake { place, found: found.into(), expected: expected.into(), suggestion: None }
+    }
+
+    /// Adds whichever of `known` is close to `written`.
+    pub fn like<'a>(mut self, written: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        self.suggestion = closest(written, known);
+        self
+    }
+
+    pub fn in_file(self, file: &str) -> Diagnostic {
+        let Mistake { place, found, expected, suggestion } = self;
+        Diagnostic { file: file.to_owned(), place, found, expected, suggestion }
+    }
+}
+
+/// The name among `known` that `written` was probably meant to be.
+pub(crate) fn closest<'a>(
+    written: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<String> {
+    known
+        .into_iter()
+        .map(|name| (strsim::jaro_winkler(written, name), name))
+        .filter(|(likeness, _)| *likeness > 0.8)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name.to_owned())
+}

@@ -1,0 +1,10 @@
+//! The language: text to statements. Nothing here opens a file or runs anything.
+
+pub mod ast;
+pub mod diagnostic;
+mod lex;
+mod parse;
+pub mod schema;
+
+pub use diagnostic::{Diagnostic, Place};
+pub use parse::{parse, parse_assignment};

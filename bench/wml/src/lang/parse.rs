@@ -1,0 +1,444 @@
+//! Tokens to statements.
+
+use super::ast::{Attribute, Command, FlowopUse, QuitMode, Statement, ThreadDefinition, Value};
+use super::diagnostic::Mistake;
+use super::lex::{Token, tokens};
+use super::schema::{self, Schema};
+use super::{Diagnostic, Place};
+
+type Result<T> = std::result::Result<T, Mistake>;
+
+const COMMANDS: &[&str] = &[
+    "create",
+    "debug",
+    "define",
+    "domultisync",
+    "echo",
+    "enable",
+    "eventgen",
+    "exit",
+    "psrun",
+    "quit",
+    "run",
+    "set",
+    "shutdown",
+    "sleep",
+    "system",
+    "usage",
+    "version",
+];
+
+/// The statements of `text`; `file` is its name in messages.
+pub fn parse(text: &str, file: &str) -> std::result::Result<Vec<Statement>, Diagnostic> {
+    statements(text).map_err(|mistake| mistake.in_file(file))
+}
+
+/// The value in `name=value`, as it may follow `set $`.
+pub fn parse_assignment(text: &str) -> std::result::Result<(String, Value), Diagnostic> {
+    let whole = format!("set ${text}");
+    let one = |mut found: Vec<Statement>| match (found.pop(), found.is_empty()) {
+        (Some(Statement { command: Command::Set { name, value, .. }, .. }), true) => {
+            Ok((name, value))
+        }
+        _ => Err(Mistake::new(Place::default(), "found more than a value", "NAME=VALUE")),
+    };
+    statements(&whole).and_then(one).map_err(|mistake| mistake.in_file(&format!("-D {text}")))
+}
+
+fn statements(text: &str) -> Result<Vec<Statement>> {
+    let mut parser = Parser { tokens: tokens(text)?, at: 0 };
+    let mut found = Vec::new();
+    while *parser.peek() != Token::End {
+        let place = parser.place();
+        let command = parser.command()?;
+        found.push(Statement { place, command });
+    }
+    Ok(found)
+}
+
+struct Parser {
+    tokens: Vec<(Token, Place)>,
+    at: usize,
+}
+
+impl Parser {
+    fn peek(&self) -> &Token {
+        &self.tokens[self.at].0
+    }
+
+    fn place(&self) -> Place {
+        self.tokens[self.at].1
+    }
+
+    fn advance(&mut self) -> Token {
+        let token = self.tokens[self.at].0.clone();
+        // The last one is the end, which is never left behind.
+        self.at = (self.at + 1).min(self.tokens.len() - 1);
+        token
+    }
+
+    fn wrong<T>(&self, expected: impl Into<String>) -> Result<T> {
+        Err(Mistake::new(self.place(), self.peek().describe(), expected))
+    }
+
+    fn is_symbol(&self, symbol: char) -> bool {
+        *self.peek() == Token::Symbol(symbol)
+    }
+
+    fn symbol(&mut self, symbol: char, where_: &str) -> Result<()> {
+        if !self.is_symbol(symbol) {
+            return self.wrong(format!("`{symbol}` {where_}"));
+        }
+        self.advance();
+        Ok(())
+    }
+
+    fn word(&mut self, expected: &str) -> Result<String> {
+        match self.peek() {
+            Token::Word(_) => match self.advance() {
+                Token::Word(word) => Ok(word),
+                _ => unreachable!("it was a word"),
+            },
+            _ => self.wrong(expected),
+        }
+    }
+
+    /// One of several words.
+    fn one_of(&mut self, known: &[&'static str]) -> Result<&'static str> {
+        let place = self.place();
+        let expected = format!("one of {}", known.join(", "));
+        let word = self.word(&expected)?;
+        known.iter().find(|&&name| name == word).copied().ok_or_else(|| {
+            Mistake::new(place, format!("found `{word}`"), expected)
+                .like(&word, known.iter().copied())
+        })
+    }
+
+    fn command(&mut self) -> Result<Command> {
+        let place = self.place();
+        let name = match self.peek() {
+            Token::Word(_) => self.word("")?,
+            _ => return self.wrong("a command, such as set, define, create or run"),
+        };
+        match name.as_str() {
+            "set" => self.set(),
+            "define" => self.define(),
+            "create" => match self.entity()? {
+                "files" => Ok(Command::CreateFiles),
+                _ => Ok(Command::Nothing),
+            },
+            "shutdown" => match self.entity()? {
+                "files" => Ok(Command::RemoveFiles),
+                _ => Ok(Command::Nothing),
+            },
+            "echo" => self.quoted().map(Command::Echo),
+            "system" => self.quoted().map(Command::System),
+            "usage" => self.quoted().map(|_| Command::Nothing),
+            "debug" => self.integer("the level").map(|_| Command::Nothing),
+            "eventgen" => self.event_generator(),
+            "enable" => self.enable(place),
+            "run" => self.run(),
+            "psrun" => self.periodic_run(),
+            "sleep" => self.sleep(),
+            "version" => Ok(Command::Version),
+            "quit" | "exit" => Ok(Command::Quit),
+            "domultisync" => Err(several_clients(place, &name)),
+            _ => Err(Mistake::new(place, format!("found `{name}`"), "a command")
+                .like(&name, COMMANDS.iter().copied())),
+        }
+    }
+
+    fn entity(&mut self) -> Result<&'static str> {
+        let known =
+            ["file", "files", "fileset", "filesets", "process", "processes", "thread", "threads"];
+        let word = self.one_of(&known)?;
+        Ok(if word.starts_with("file") { "files" } else { "processes" })
+    }
+
+    fn enable(&mut self, place: Place) -> Result<Command> {
+        match self.one_of(&["lathist", "multi"])? {
+            "lathist" => Ok(Command::LatencyHistogram),
+            _ => Err(several_clients(place, "enable multi")),
+        }
+    }
+
+    fn quoted(&mut self) -> Result<Vec<super::ast::Part>> {
+        match self.peek() {
+            Token::Quoted(_) => match self.advance() {
+                Token::Quoted(parts) => Ok(parts),
+                _ => unreachable!("it was a string"),
+            },
+            _ => self.wrong("a \"string\""),
+        }
+    }
+
+    fn integer(&mut self, what: &str) -> Result<i64> {
+        match *self.peek() {
+            Token::Integer(number) => {
+                self.advance();
+                Ok(number)
+            }
+            _ => self.wrong(format!("a number: {what}")),
+        }
+    }
+
+    fn event_generator(&mut self) -> Result<Command> {
+        let mut attributes = self.attributes(&schema::EVENT_GENERATOR)?;
+        Ok(Command::EventGenerator(attributes.remove(0)))
+    }
+
+    fn run(&mut self) -> Result<Command> {
+        let place = self.place();
+        match self.peek() {
+            Token::Integer(_) | Token::Variable(_) => {
+                Ok(Command::Run(Some((self.value()?, place))))
+            }
+            _ => Ok(Command::Run(None)),
+        }
+    }
+
+    fn periodic_run(&mut self) -> Result<Command> {
+        let mut number = || match *self.peek() {
+            Token::Integer(number) => {
+                self.advance();
+                Some(number)
+            }
+            _ => None,
+        };
+        let period = number();
+        let seconds = if period.is_some() { number() } else { None };
+        if seconds.is_some_and(|seconds| seconds < 0) {
+            self.at -= 1;
+            return self.wrong("for how many seconds to run, which is no negative number");
+        }
+        Ok(Command::PeriodicRun { period: period.unwrap_or(0), seconds })
+    }
+
+    fn sleep(&mut self) -> Result<Command> {
+        match self.peek() {
+            Token::Integer(_) | Token::Variable(_) => self.value().map(Command::Sleep),
+            _ => self.wrong("for how many seconds to sleep"),
+        }
+    }
+
+    fn set(&mut self) -> Result<Command> {
+        match self.peek().clone() {
+            Token::Word(word) if word == "mode" => {
+                self.advance();
+                self.mode()
+            }
+            Token::Variable(name) if !name.starts_with('(') => {
+                self.advance();
+                self.symbol('=', "and a value")?;
+                let value_place = self.place();
+                let value = self.assigned()?;
+                Ok(Command::Set { name, value, value_place })
+            }
+            _ => self.wrong("a $variable, or mode"),
+        }
+    }
+
+    fn mode(&mut self) -> Result<Command> {
+        if self.one_of(&["quit", "nousestats"])? == "nousestats" {
+            return Ok(Command::Nothing);
+        }
+        let mode = match self.one_of(&["alldone", "firstdone", "timeout"])? {
+            "alldone" => QuitMode::AllDone,
+            "firstdone" => QuitMode::FirstDone,
+            _ => QuitMode::Timeout,
+        };
+        Ok(Command::SetMode(mode))
+    }
+
+    /// What may follow `set $name=`.
+    fn assigned(&mut self) -> Result<Value> {
+        let Token::Word(word) = self.peek().clone() else { return self.value() };
+        let schema = match word.as_str() {
+            "randvar" => &schema::RANDVAR,
+            "cvar" => &schema::CVAR,
+            _ => return self.value(),
+        };
+        self.advance();
+        self.symbol('(', "and what it is like")?;
+        let attributes = self.attributes(schema)?;
+        self.symbol(')', "or `,` and another attribute")?;
+        Ok(if word == "cvar" {
+            Value::CustomVariable(attributes)
+        } else {
+            Value::RandomVariable(attributes)
+        })
+    }
+
+    /// A value of an attribute.
+    fn value(&mut self) -> Result<Value> {
+        let value = match self.peek().clone() {
+            Token::Integer(number) => Value::Integer(number),
+            Token::Variable(name) => Value::Variable(name),
+            Token::Quoted(parts) => Value::Text(parts),
+            Token::Word(word) if word == "true" => Value::Boolean(true),
+            Token::Word(word) if word == "false" => Value::Boolean(false),
+            Token::Word(word) => Value::Text(vec![super::ast::Part::Text(word)]),
+            Token::Symbol('{') => return self.table(),
+            _ => return self.wrong("a value: a number, true, false, a word or a $variable"),
+        };
+        self.advance();
+        Ok(value)
+    }
+
+    /// `{{percent, lower, upper}, ...}`.
+    fn table(&mut self) -> Result<Value> {
+        let mut rows = Vec::new();
+        self.symbol('{', "before the table")?;
+        loop {
+            self.symbol('{', "before a row of the table")?;
+            let percent = self.cell()?;
+            self.symbol(',', "after the percentage")?;
+            let lower = self.cell()?;
+            self.symbol(',', "after the lower bound")?;
+            let upper = self.cell()?;
+            self.symbol('}', "after the upper bound")?;
+            rows.push([percent, lower, upper]);
+            if !self.is_symbol(',') {
+                break;
+            }
+            self.advance();
+        }
+        self.symbol('}', "after the table, or `,` and another row")?;
+        Ok(Value::Table(rows))
+    }
+
+    fn cell(&mut self) -> Result<(Value, Place)> {
+        let place = self.place();
+        match self.peek() {
+            Token::Integer(_) | Token::Variable(_) => Ok((self.value()?, place)),
+            _ => self.wrong("a number or a $variable"),
+        }
+    }
+
+    /// `name[=value], ...`, where each name must be in `schema`.
+    fn attributes(&mut self, schema: &Schema) -> Result<Vec<Attribute>> {
+        let mut found: Vec<Attribute> = Vec::new();
+        loop {
+            let attribute = self.attribute(schema)?;
+            if found.iter().any(|earlier| earlier.name == attribute.name) {
+                let found = format!("{} is given twice", attribute.name);
+                return Err(Mistake::new(attribute.place, found, "each attribute once"));
+            }
+            found.push(attribute);
+            if !self.is_symbol(',') {
+                return Ok(found);
+            }
+            self.advance();
+        }
+    }
+
+    fn attribute(&mut self, schema: &Schema) -> Result<Attribute> {
+        let place = self.place();
+        let name = match self.peek().clone() {
+            Token::Word(word) => match schema.canonical(&word) {
+                Some(name) => name.to_owned(),
+                None => return Err(schema.unknown(&word, place)),
+            },
+            Token::Variable(name) if schema.has_locals => format!("${name}"),
+            _ => return self.wrong(format!("an attribute of {}", schema.of)),
+        };
+        self.advance();
+        if !self.is_symbol('=') {
+            return Ok(Attribute { name, place, value: None });
+        }
+        self.advance();
+        let value_place = self.place();
+        let value = if name == "parameters" { self.parameters()? } else { self.value()? };
+        Ok(Attribute { name, place, value: Some((value, value_place)) })
+    }
+
+    /// `key:value;key:value`, of which the lexer has made one word or several.
+    fn parameters(&mut self) -> Result<Value> {
+        let mut text = String::new();
+        loop {
+            match self.peek() {
+                Token::Word(word) => text.push_str(word),
+                Token::Quoted(_) if text.is_empty() => return self.value(),
+                Token::Variable(_) if text.is_empty() => return self.value(),
+                _ if text.is_empty() => return self.wrong("parameters such as mean:16;gamma:1.5"),
+                _ => return Ok(Value::Text(vec![super::ast::Part::Text(text)])),
+            }
+            self.advance();
+        }
+    }
+
+    fn define(&mut self) -> Result<Command> {
+        let known =
+            ["file", "fileset", "files", "filesets", "process", "processes", "flowop", "randvar"];
+        match self.one_of(&known)? {
+            "file" | "files" => self.define_files(true),
+            "fileset" | "filesets" => self.define_files(false),
+            "flowop" => {
+                let attributes = self.attributes(&schema::COMPOSITE)?;
+                Ok(Command::DefineFlowop { attributes, flowops: self.flowops()? })
+            }
+            "randvar" => self.define_randvar(),
+            _ => {
+                let attributes = self.attributes(&schema::PROCESS)?;
+                self.symbol('{', "and the threads of the process")?;
+                let mut threads = Vec::new();
+                while !self.is_symbol('}') {
+                    threads.push(self.thread()?);
+                }
+                self.symbol('}', "after the threads")?;
+                Ok(Command::DefineProcess { attributes, threads })
+            }
+        }
+    }
+
+    fn define_files(&mut self, single: bool) -> Result<Command> {
+        let schema = if single { &schema::FILE } else { &schema::FILESET };
+        Ok(Command::DefineFileset { single, attributes: self.attributes(schema)? })
+    }
+
+    /// `define randvar name=$v, ...`, the older form of `set $v=randvar(...)`.
+    fn define_randvar(&mut self) -> Result<Command> {
+        let value_place = self.place();
+        let mut attributes = self.attributes(&schema::RANDVAR)?;
+        let place = attributes.iter().position(|attribute| attribute.name == "name");
+        let named = place.map(|place| attributes.remove(place));
+        match named.and_then(|attribute| attribute.value) {
+            Some((Value::Variable(name), _)) => {
+                Ok(Command::Set { name, value: Value::RandomVariable(attributes), value_place })
+            }
+            _ => Err(Mistake::new(value_place, "the random variable has no name", "name=$v")),
+        }
+    }
+
+    fn thread(&mut self) -> Result<ThreadDefinition> {
+        let place = self.place();
+        self.one_of(&["thread"])?;
+        let attributes = self.attributes(&schema::THREAD)?;
+        Ok(ThreadDefinition { place, attributes, flowops: self.flowops()? })
+    }
+
+    /// `{ flowop ... }`.
+    fn flowops(&mut self) -> Result<Vec<FlowopUse>> {
+        self.symbol('{', "and flowops")?;
+        let mut found = Vec::new();
+        while !self.is_symbol('}') {
+            self.one_of(&["flowop"])?;
+            let place = self.place();
+            let kind = self.word("the kind of a flowop, such as openfile or read")?;
+            let more = matches!(self.peek(), Token::Word(word) if word != "flowop")
+                || matches!(self.peek(), Token::Variable(_));
+            let attributes = if more { self.attributes(&schema::FLOWOP)? } else { Vec::new() };
+            found.push(FlowopUse { kind, place, attributes });
+        }
+        if found.is_empty() {
+            return self.wrong("at least one flowop");
+        }
+        self.symbol('}', "after the flowops")?;
+        Ok(found)
+    }
+}
+
+fn several_clients(place: Place, what: &str) -> Mistake {
+    let expected = "a workload of one machine: several clients are not supported";
+    Mistake::new(place, format!("found `{what}`"), expected)
+}

@@ -1,0 +1,130 @@
+//! Which attributes belong to what. One table a thing, so that messages can name what is close.
+
+use super::Place;
+use super::diagnostic::Mistake;
+
+/// The attributes of one thing of the language.
+pub(crate) struct Schema {
+    /// What the thing is called in messages.
+    pub of: &'static str,
+    /// Names, and other names for the same: each row begins with the name that is used inside.
+    pub names: &'static [&'static [&'static str]],
+    /// Whether `$name=value` is allowed, too.
+    pub has_locals: bool,
+}
+
+impl Schema {
+    /// The name under which `written` is known inside.
+    pub fn canonical(&self, written: &str) -> Option<&'static str> {
+        self.names.iter().find(|row| row.contains(&written)).map(|row| row[0])
+    }
+
+    pub fn unknown(&self, written: &str, place: Place) -> Mistake {
+        let known = || self.names.iter().flat_map(|row| row.iter().copied());
+        let list: Vec<&str> = self.names.iter().map(|row| row[0]).collect();
+        let expected = format!("an attribute of {}: {}", self.of, list.join(", "));
+        Mistake::new(place, format!("found `{written}`"), expected).like(written, known())
+    }
+}
+
+pub(crate) const FILE: Schema = Schema {
+    of: "a file",
+    names: &[
+        &["name"],
+        &["path"],
+        &["size", "filesize"],
+        &["prealloc"],
+        &["paralloc"],
+        &["reuse"],
+        &["readonly"],
+        &["writeonly"],
+        &["cached"],
+        &["trusttree"],
+        &["filesizegamma"],
+    ],
+    has_locals: false,
+};
+
+pub(crate) const FILESET: Schema = Schema {
+    of: "a file set",
+    names: &[
+        &["name"],
+        &["path"],
+        &["entries"],
+        &["size", "filesize"],
+        &["dirwidth"],
+        &["dirdepthrv"],
+        &["dirgamma"],
+        &["leafdirs"],
+        &["prealloc"],
+        &["paralloc"],
+        &["reuse"],
+        &["readonly"],
+        &["writeonly"],
+        &["cached"],
+        &["trusttree"],
+        &["filesizegamma", "sizegamma"],
+    ],
+    has_locals: false,
+};
+
+pub(crate) const PROCESS: Schema =
+    Schema { of: "a process", names: &[&["name"], &["instances"], &["nice"]], has_locals: false };
+
+pub(crate) const THREAD: Schema = Schema {
+    of: "a thread",
+    names: &[&["name"], &["instances"], &["memsize"], &["useism"], &["ioprio"], &["procname"]],
+    has_locals: false,
+};
+
+pub(crate) const FLOWOP: Schema = Schema {
+    of: "a flowop",
+    names: &[
+        &["name"],
+        &["filename", "filesetname"],
+        &["fd"],
+        &["srcfd"],
+        &["opennext", "rotatefd"],
+        &["iosize"],
+        &["iters"],
+        &["random"],
+        &["indexed"],
+        &["workingset", "wss"],
+        &["dsync"],
+        &["directio"],
+        &["noreadahead"],
+        &["value"],
+        &["target"],
+        &["highwater"],
+        &["blocking"],
+    ],
+    has_locals: true,
+};
+
+pub(crate) const COMPOSITE: Schema =
+    Schema { of: "a composite flowop", names: &[&["name"], &["iters"]], has_locals: true };
+
+pub(crate) const EVENT_GENERATOR: Schema =
+    Schema { of: "the event generator", names: &[&["rate"]], has_locals: false };
+
+pub(crate) const RANDVAR: Schema = Schema {
+    of: "a random variable",
+    names: &[
+        &["name"],
+        &["type"],
+        &["seed"],
+        &["gamma"],
+        &["mean"],
+        &["min"],
+        &["round"],
+        &["randsrc"],
+        &["randtable"],
+    ],
+    has_locals: false,
+};
+
+pub(crate) const CVAR: Schema = Schema {
+    of: "a custom variable",
+    names: &[&["type"], &["parameters"], &["min"], &["max"], &["round"]],
+    has_locals: false,
+};

@@ -1,0 +1,415 @@
+//! Statements to a plan.
+
+use std::collections::BTreeMap;
+
+use super::attributes::Attributes;
+use super::flowops::{Composite, Flowops};
+use super::variables::{Known, Variables};
+use super::{Action, FilesetPlan, Plan, RunPlan, Scaling, ThreadPlan, scale};
+use crate::lang::ast::{Attribute, Command, QuitMode, Statement, ThreadDefinition, Value};
+use crate::lang::diagnostic::{Mistake, closest};
+use crate::lang::{self, Diagnostic, Place};
+use crate::random::{Amount, Generator, generator};
+
+type Result<T> = std::result::Result<T, Mistake>;
+
+/// How a workload file is read.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Variables, each as `NAME=VALUE`, that take the place of those that the file sets.
+    pub variables: Vec<String>,
+    /// By how much data and counts are multiplied: above 0, and 1 for the file as it is.
+    pub scale: f64,
+    /// What everything random begins with.
+    pub seed: u64,
+    /// Whether `system` is allowed.
+    pub allow_system: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { variables: Vec::new(), scale: 1.0, seed: 1, allow_system: false }
+    }
+}
+
+/// Reads a workload file: `text`, called `file` in messages. Nothing is run or created.
+///
+/// # Errors
+///
+/// The first mistake in the file or in the options, with its place.
+pub fn load(text: &str, file: &str, options: &Options) -> std::result::Result<Plan, Diagnostic> {
+    let statements = lang::parse(text, file)?;
+    let given = given(options, &statements)?;
+    let mut builder = Builder {
+        given,
+        options,
+        variables: Variables::default(),
+        flowops: Flowops::default(),
+        filesets: Vec::new(),
+        processes: Vec::new(),
+        run: RunState::default(),
+        actions: Vec::new(),
+        created: false,
+        random: generator(options.seed, u64::MAX),
+    };
+    builder.statements(&statements).map_err(|mistake| mistake.in_file(file))?;
+    let mut plan = Plan {
+        name: name_of(file),
+        filesets: builder.filesets,
+        variables: builder.flowops.random,
+        rows: builder.flowops.rows,
+        actions: builder.actions,
+        scaling: Scaling::default(),
+        seed: options.seed,
+    };
+    scale::apply(&mut plan, options.scale).map_err(|mistake| mistake.in_file(file))?;
+    Ok(plan)
+}
+
+fn name_of(file: &str) -> String {
+    let path = std::path::Path::new(file);
+    path.file_stem().map_or_else(|| file.to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// The variables of the options. One that the file never sets is probably misspelt.
+fn given(
+    options: &Options,
+    statements: &[Statement],
+) -> std::result::Result<BTreeMap<String, Value>, Diagnostic> {
+    let set: Vec<&str> = statements
+        .iter()
+        .filter_map(|statement| match &statement.command {
+            Command::Set { name, .. } => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
+    let mut given = BTreeMap::new();
+    for text in &options.variables {
+        let (name, value) = lang::parse_assignment(text)?;
+        if !set.contains(&name.as_str()) {
+            let expected = if set.is_empty() { "no variable".into() } else { set.join(", ") };
+            return Err(Diagnostic {
+                file: format!("-D {text}"),
+                place: Place { line: 1, column: 1 },
+                found: format!("the file does not set ${name}"),
+                expected: format!("one that it sets: {expected}"),
+                suggestion: closest(&name, set.iter().copied()),
+            });
+        }
+        given.insert(name, value);
+    }
+    Ok(given)
+}
+
+#[derive(Default)]
+struct RunState {
+    quit: QuitMode,
+    events: Option<u64>,
+    histogram: bool,
+}
+
+struct ProcessDefinition {
+    place: Place,
+    attributes: Vec<Attribute>,
+    threads: Vec<ThreadDefinition>,
+}
+
+struct FilesetDefinition {
+    name: String,
+    single: bool,
+    place: Place,
+    attributes: Vec<Attribute>,
+}
+
+struct Builder<'a> {
+    given: BTreeMap<String, Value>,
+    options: &'a Options,
+    variables: Variables,
+    flowops: Flowops,
+    filesets: Vec<FilesetPlan>,
+    processes: Vec<ProcessDefinition>,
+    run: RunState,
+    actions: Vec<Action>,
+    created: bool,
+    random: Generator,
+}
+
+impl Builder<'_> {
+    fn statements(&mut self, statements: &[Statement]) -> Result<()> {
+        let mut definitions: Vec<FilesetDefinition> = Vec::new();
+        for Statement { place, command } in statements {
+            match command {
+                Command::DefineFileset { single, attributes } => {
+                    definitions.push(self.fileset_name(
+                        *single,
+                        *place,
+                        attributes,
+                        &definitions,
+                    )?);
+                }
+                Command::CreateFiles => self.create(&mut definitions)?,
+                Command::Run(seconds) => {
+                    self.create_once(&mut definitions)?;
+                    let seconds = match seconds {
+                        Some((value, place)) => self.seconds(value, *place)?,
+                        None => 0,
+                    };
+                    self.add_run(seconds, 0, false, *place)?;
+                }
+                Command::PeriodicRun { period, seconds } => {
+                    self.create_once(&mut definitions)?;
+                    let seconds = seconds.unwrap_or(0).unsigned_abs();
+                    self.add_run(seconds, period.unsigned_abs(), *period < 0, *place)?;
+                }
+                Command::Quit => break,
+                other => self.statement(other, *place)?,
+            }
+        }
+        // What is wrong in definitions that nothing uses is still wrong.
+        self.filesets_of(&mut definitions)?;
+        if self.processes.is_empty() || !self.actions.iter().any(|a| matches!(a, Action::Run(_))) {
+            self.threads()?;
+        }
+        Ok(())
+    }
+
+    fn statement(&mut self, command: &Command, place: Place) -> Result<()> {
+        match command {
+            Command::Set { name, value, value_place } => {
+                let value = self.given.get(name).unwrap_or(value);
+                let value = self.variables.resolve(value, *value_place)?;
+                self.variables.set(name, value);
+            }
+            Command::SetMode(quit) => self.run.quit = *quit,
+            Command::DefineProcess { attributes, threads } => {
+                self.processes.push(ProcessDefinition {
+                    place,
+                    attributes: attributes.clone(),
+                    threads: threads.clone(),
+                })
+            }
+            Command::DefineFlowop { attributes, flowops } => {
+                let list = Attributes { list: attributes, variables: &self.variables, place };
+                let name = list.required_text("name", "the flowop")?;
+                let composite =
+                    Composite { attributes: attributes.clone(), flowops: flowops.clone() };
+                self.flowops.composites.insert(name, composite);
+            }
+            Command::EventGenerator(rate) => {
+                let list = std::slice::from_ref(rate);
+                let list = Attributes { list, variables: &self.variables, place };
+                self.run.events = list.count("rate")?.filter(|rate| *rate > 0);
+            }
+            Command::Echo(parts) => self.actions.push(Action::Echo(self.variables.text(parts)?)),
+            Command::System(parts) => {
+                let line = self.variables.text(parts)?;
+                if !self.options.allow_system {
+                    let found = format!("the file runs the command `{line}`");
+                    return Err(Mistake::new(place, found, "--allow-system to permit that"));
+                }
+                self.actions.push(Action::System(line));
+            }
+            Command::Sleep(value) => {
+                let seconds = self.seconds(value, place)?;
+                self.actions.push(Action::Sleep(seconds));
+            }
+            Command::LatencyHistogram => self.run.histogram = true,
+            Command::Version => {
+                let version = env!("CARGO_PKG_VERSION");
+                self.actions
+                    .push(Action::Echo(format!("defuse {version}, language of Filebench 1.5")));
+            }
+            Command::RemoveFiles => self.actions.push(Action::RemoveFiles),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn seconds(&self, value: &Value, place: Place) -> Result<u64> {
+        match self.variables.resolve(value, place)? {
+            Known::Integer(seconds) if (0..=1 << 31).contains(&seconds) => Ok(seconds as u64),
+            other => Err(Mistake::new(place, format!("found {}", other.describe()), "seconds")),
+        }
+    }
+
+    fn fileset_name(
+        &self,
+        single: bool,
+        place: Place,
+        attributes: &[Attribute],
+        earlier: &[FilesetDefinition],
+    ) -> Result<FilesetDefinition> {
+        let list = Attributes { list: attributes, variables: &self.variables, place };
+        let name = list.required_text("name", if single { "the file" } else { "the file set" })?;
+        let taken = earlier.iter().any(|one| one.name == name)
+            || self.filesets.iter().any(|one| one.name == name);
+        if taken {
+            let found = format!("`{name}` is defined twice");
+            return Err(Mistake::new(place, found, "another name"));
+        }
+        if name.contains('/') || name == "." || name == ".." {
+            let found = format!("the name `{name}`");
+            return Err(Mistake::new(list.place_of("name"), found, "a name without slashes"));
+        }
+        Ok(FilesetDefinition { name, single, place, attributes: attributes.to_vec() })
+    }
+
+    fn create(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+        self.filesets_of(definitions)?;
+        self.actions.push(Action::CreateFiles);
+        self.created = true;
+        Ok(())
+    }
+
+    /// A run makes the files that nothing has made before.
+    fn create_once(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+        if !self.created || !definitions.is_empty() { self.create(definitions) } else { Ok(()) }
+    }
+
+    /// Reads the definitions of file sets with the variables as they are now.
+    fn filesets_of(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+        for definition in definitions.drain(..) {
+            let plan = self.fileset(&definition)?;
+            self.flowops.filesets.push(plan.name.clone());
+            self.filesets.push(plan);
+        }
+        Ok(())
+    }
+
+    fn fileset(&mut self, definition: &FilesetDefinition) -> Result<FilesetPlan> {
+        let FilesetDefinition { name, single, place, attributes } = definition;
+        let list = Attributes { list: attributes, variables: &self.variables, place: *place };
+        let path = list.required_text("path", &format!("`{name}`"))?;
+        // How many there are is drawn once, as everything else of the set follows from it.
+        let random = &mut self.random;
+        let entries = list.amount("entries")?.map_or(u64::from(*single), |n| n.get(random));
+        let leafdirs = list.amount("leafdirs")?.map_or(0, |number| number.get(random));
+        if entries == 0 && leafdirs == 0 {
+            let found = format!("`{name}` has no entries");
+            return Err(Mistake::new(
+                list.place_of("entries"),
+                found,
+                "entries=NUMBER, at least 1",
+            ));
+        }
+        if entries > 1 << 32 {
+            let found = format!("`{name}` has {entries} entries");
+            return Err(Mistake::new(list.place_of("entries"), found, "at most 2^32"));
+        }
+        let dirwidth = list.amount("dirwidth")?.unwrap_or(Amount::Fixed(0));
+        if list.find("dirwidth").is_some() && dirwidth.mean() < 1.0 {
+            let found = format!("`{name}` has directories without entries");
+            return Err(Mistake::new(list.place_of("dirwidth"), found, "at least 1"));
+        }
+        let size = list.amount("size")?.unwrap_or(Amount::Fixed(0));
+        if size.mean() > (1u64 << 62) as f64 / entries.max(1) as f64 {
+            let found = format!("`{name}` would have more than 2^62 bytes");
+            return Err(Mistake::new(list.place_of("size"), found, "a possible size"));
+        }
+        let thousandths = |name: &str, default: u64| -> Result<f64> {
+            Ok(list.count(name)?.unwrap_or(default) as f64 / 1000.0)
+        };
+        Ok(FilesetPlan {
+            name: name.clone(),
+            path: path.into(),
+            entries,
+            size,
+            size_gamma: thousandths("filesizegamma", 0)?,
+            dirwidth,
+            dirgamma: if *single { 0.0 } else { thousandths("dirgamma", 1500)? },
+            dirdepth: list.random("dirdepthrv")?.map(Amount::Random),
+            leafdirs,
+            prealloc: list.percentage("prealloc")?,
+            paralloc: list.flag("paralloc")?,
+            reuse: list.flag("reuse")?,
+            trusttree: list.flag("trusttree")?,
+            readonly: list.flag("readonly")?,
+            writeonly: list.flag("writeonly")?,
+            cached: list.flag("cached")?,
+        })
+    }
+
+    fn add_run(&mut self, seconds: u64, period: u64, resets: bool, place: Place) -> Result<()> {
+        if self.processes.is_empty() {
+            let expected = "`define process` above";
+            return Err(Mistake::new(place, "there is no process to run", expected));
+        }
+        let threads = self.threads()?;
+        self.actions.push(Action::Run(RunPlan {
+            seconds: (seconds > 0).then_some(seconds),
+            period,
+            resets,
+            quit: self.run.quit,
+            events: self.run.events,
+            histogram: self.run.histogram,
+            threads,
+        }));
+        Ok(())
+    }
+
+    /// All threads of all processes, with the variables as they are now.
+    fn threads(&mut self) -> Result<Vec<ThreadPlan>> {
+        let mut threads = Vec::new();
+        self.flowops.wanted.clear();
+        for process in &self.processes {
+            let list = Attributes {
+                list: &process.attributes,
+                variables: &self.variables,
+                place: process.place,
+            };
+            let name = list.text("name")?.unwrap_or_else(|| "process".to_owned());
+            let instances = list.positive("instances")?.unwrap_or(1);
+            let nice = niceness(&list)?;
+            for thread in &process.threads {
+                let mut plan = thread_plan(&mut self.flowops, &self.variables, thread)?;
+                plan.process.clone_from(&name);
+                plan.instances = instances.saturating_mul(plan.instances);
+                plan.nice = nice;
+                threads.push(plan);
+            }
+        }
+        let total = threads.iter().map(|t| t.instances).fold(0, u64::saturating_add);
+        if let Some(process) = self.processes.first().filter(|_| total > 65_536) {
+            let found = format!("there would be {total} threads");
+            return Err(Mistake::new(process.place, found, "at most 65536"));
+        }
+        for thread in &mut threads {
+            self.flowops.connect(&mut thread.flowops)?;
+        }
+        Ok(threads)
+    }
+}
+
+fn niceness(list: &Attributes) -> Result<i32> {
+    let nice = list.integer("nice")?.unwrap_or(0);
+    i32::try_from(nice)
+        .ok()
+        .filter(|nice| (-20..20).contains(nice))
+        .ok_or_else(|| Mistake::new(list.place_of("nice"), format!("nice is {nice}"), "-20 to 19"))
+}
+
+fn thread_plan(
+    flowops: &mut Flowops,
+    variables: &Variables,
+    thread: &ThreadDefinition,
+) -> Result<ThreadPlan> {
+    let list = Attributes { list: &thread.attributes, variables, place: thread.place };
+    if list.find("ioprio").is_some() {
+        let expected = "nice of the process, or ionice(1) around all";
+        return Err(Mistake::new(list.place_of("ioprio"), "ioprio is not supported", expected));
+    }
+    list.flag("useism")?;
+    let memsize = list.count("memsize")?.unwrap_or(0);
+    if memsize > 1 << 34 {
+        let found = format!("memsize is {memsize}");
+        return Err(Mistake::new(list.place_of("memsize"), found, "at most 16g for each thread"));
+    }
+    Ok(ThreadPlan {
+        process: String::new(),
+        name: list.text("name")?.unwrap_or_else(|| "thread".to_owned()),
+        instances: list.positive("instances")?.unwrap_or(1),
+        memsize,
+        nice: 0,
+        flowops: flowops.thread(&thread.flowops, variables)?,
+    })
+}

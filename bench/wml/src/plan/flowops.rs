@@ -1,0 +1,360 @@
+//! Flowops: which there are, and what each needs.
+
+use std::collections::BTreeMap;
+
+use super::attributes::Attributes;
+use super::variables::Variables;
+use super::{FlowopPlan, Kind, Number, OpenFlags, StatisticsRow};
+use crate::lang::Place;
+use crate::lang::ast::{Attribute, FlowopUse};
+use crate::lang::diagnostic::Mistake;
+use crate::random::Amount;
+
+type Result<T> = std::result::Result<T, Mistake>;
+
+/// How many descriptors a thread has, as in Filebench.
+pub const MAX_FD: usize = 128;
+
+/// How deep composite flowops may be nested.
+const MAX_DEPTH: usize = 16;
+
+/// Every flowop by its names; the first is the one in statistics.
+const KINDS: &[(&[&str], Kind)] = &[
+    (&["createfile"], Kind::CreateFile),
+    (&["openfile"], Kind::OpenFile),
+    (&["closefile"], Kind::CloseFile),
+    (&["read"], Kind::Read),
+    (&["write"], Kind::Write),
+    (&["readwholefile"], Kind::ReadWholeFile),
+    (&["writewholefile"], Kind::WriteWholeFile),
+    (&["appendfile"], Kind::AppendFile),
+    (&["appendfilerand"], Kind::AppendFileRand),
+    (&["deletefile"], Kind::DeleteFile),
+    (&["statfile"], Kind::StatFile),
+    (&["fsync"], Kind::Fsync),
+    (&["fsyncset"], Kind::FsyncSet),
+    (&["makedir", "mkdir"], Kind::MakeDir),
+    (&["removedir", "rmdir"], Kind::RemoveDir),
+    (&["listdir"], Kind::ListDir),
+    (&["eventlimit"], Kind::EventLimit),
+    (&["bwlimit"], Kind::BandwidthLimit),
+    (&["iopslimit"], Kind::IoOpsLimit),
+    (&["opslimit"], Kind::OpsLimit),
+    (&["hog"], Kind::Hog),
+    (&["delay"], Kind::Delay),
+    (&["block"], Kind::Block),
+    (&["wakeup"], Kind::Wakeup),
+    (&["semblock"], Kind::SemBlock),
+    (&["sempost"], Kind::SemPost),
+    (&["finishoncount"], Kind::FinishOnCount),
+    (&["finishonbytes"], Kind::FinishOnBytes),
+];
+
+/// Flowops of Filebench that are refused, and why.
+const REFUSED: &[(&str, &str)] = &[
+    ("aiowrite", "write, because POSIX aio would measure the threads of the C library"),
+    ("aiowait", "write without aiowait, because POSIX aio is not supported"),
+    ("print", "echo before run: a thread cannot print while it is measured"),
+    ("testrandvar", "no test of random variables: they are tested with this program"),
+];
+
+/// A composite flowop, as it was defined.
+#[derive(Clone)]
+pub(super) struct Composite {
+    pub attributes: Vec<Attribute>,
+    pub flowops: Vec<FlowopUse>,
+}
+
+/// What flowops of all threads have in common.
+#[derive(Default)]
+pub(super) struct Flowops {
+    pub composites: BTreeMap<String, Composite>,
+    /// Names of file sets, by their place in the plan.
+    pub filesets: Vec<String>,
+    pub rows: Vec<StatisticsRow>,
+    pub random: Vec<Amount>,
+    /// Targets by name, which are known only when all flowops are.
+    pub wanted: Vec<(usize, String, Place)>,
+}
+
+impl Flowops {
+    /// The steps of a thread.
+    pub fn thread(&mut self, uses: &[FlowopUse], variables: &Variables) -> Result<Vec<FlowopPlan>> {
+        let steps = self.steps(uses, variables, 0)?;
+        let mut opened = Vec::new();
+        opened_by(&steps, &mut opened);
+        check_descriptors(&steps, &opened, uses)?;
+        Ok(steps)
+    }
+
+    fn steps(
+        &mut self,
+        uses: &[FlowopUse],
+        variables: &Variables,
+        depth: usize,
+    ) -> Result<Vec<FlowopPlan>> {
+        uses.iter().map(|one| self.step(one, variables, depth)).collect()
+    }
+
+    fn step(&mut self, one: &FlowopUse, variables: &Variables, depth: usize) -> Result<FlowopPlan> {
+        let known = KINDS.iter().find(|(names, _)| names.contains(&one.kind.as_str()));
+        let attributes = Attributes { list: &one.attributes, variables, place: one.place };
+        let (kind, word) = match known {
+            Some((names, kind)) => (kind.clone(), names[0]),
+            None if self.composites.contains_key(&one.kind) => {
+                return self.composite(one, &attributes, depth);
+            }
+            None => return Err(self.unknown(one)),
+        };
+        if let Some(local) = one.attributes.iter().find(|a| a.name.starts_with('$')) {
+            let found = format!("{} for `{}`", local.name, one.kind);
+            let expected = "an attribute: only composite flowops have variables of their own";
+            return Err(Mistake::new(local.place, found, expected));
+        }
+        let mut plan = self.plain(kind, &attributes)?;
+        plan.name = attributes.text("name")?.unwrap_or_else(|| word.to_owned());
+        plan.statistics = self.row(&plan, word);
+        check(&plan, &attributes, word)?;
+        if let Some(target) = attributes.text("target")? {
+            self.wanted.push((plan.statistics, target, attributes.place_of("target")));
+        }
+        Ok(plan)
+    }
+
+    fn unknown(&self, one: &FlowopUse) -> Mistake {
+        let found = format!("found the flowop `{}`", one.kind);
+        if let Some((_, instead)) = REFUSED.iter().find(|(name, _)| *name == one.kind) {
+            return Mistake::new(one.place, found, *instead);
+        }
+        let names = KINDS.iter().flat_map(|(names, _)| names.iter().copied());
+        let names = names.chain(self.composites.keys().map(String::as_str));
+        Mistake::new(one.place, found, "a flowop of the language, or one that is defined above")
+            .like(&one.kind, names)
+    }
+
+    /// A composite flowop: its own flowops, with its variables set.
+    fn composite(
+        &mut self,
+        one: &FlowopUse,
+        attributes: &Attributes,
+        depth: usize,
+    ) -> Result<FlowopPlan> {
+        if depth == MAX_DEPTH {
+            let found = format!("`{}` is nested {MAX_DEPTH} times", one.kind);
+            return Err(Mistake::new(one.place, found, "composite flowops that end somewhere"));
+        }
+        let composite = self.composites[&one.kind].clone();
+        let mut inner = attributes.variables.clone();
+        let mut locals = Vec::new();
+        for attribute in composite.attributes.iter().filter(|a| a.name.starts_with('$')) {
+            locals.push(attribute.name.as_str());
+            if let Some((value, place)) = &attribute.value {
+                inner.set(&attribute.name[1..], attributes.variables.resolve(value, *place)?);
+            }
+        }
+        for attribute in &one.attributes {
+            let Some(name) = attribute.name.strip_prefix('$') else {
+                check_composite_attribute(attribute, &one.kind)?;
+                continue;
+            };
+            if !locals.contains(&attribute.name.as_str()) {
+                let found = format!("`{}` has no variable {}", one.kind, attribute.name);
+                return Err(Mistake::new(attribute.place, found, locals.join(", "))
+                    .like(&attribute.name, locals.iter().copied()));
+            }
+            if let Some((value, place)) = &attribute.value {
+                inner.set(name, attributes.variables.resolve(value, *place)?);
+            }
+        }
+        let steps = self.steps(&composite.flowops, &inner, depth + 1)?;
+        let defined =
+            Attributes { list: &composite.attributes, variables: &inner, place: one.place };
+        let mut plan = self.plain(Kind::Composite(steps), attributes)?;
+        if attributes.find("iters").is_none() {
+            plan.iters = self.number(&defined, "iters", 1)?;
+        }
+        plan.name = attributes.text("name")?.unwrap_or_else(|| one.kind.clone());
+        plan.statistics = usize::MAX;
+        Ok(plan)
+    }
+
+    /// All attributes that do not depend on the kind.
+    fn plain(&mut self, kind: Kind, attributes: &Attributes) -> Result<FlowopPlan> {
+        Ok(FlowopPlan {
+            kind,
+            name: String::new(),
+            statistics: 0,
+            line: attributes.place.line,
+            fileset: self.fileset(attributes)?,
+            fd: descriptor(attributes, "fd")?,
+            srcfd: descriptor(attributes, "srcfd")?,
+            opennext: attributes.flag("opennext")?,
+            iosize: self.number(attributes, "iosize", 0)?,
+            iters: self.number(attributes, "iters", 1)?,
+            random: attributes.flag("random")?,
+            indexed: match attributes.find("indexed") {
+                Some(_) => Some(self.number(attributes, "indexed", 0)?),
+                None => None,
+            },
+            workingset: attributes.count("workingset")?.unwrap_or(0),
+            open: OpenFlags {
+                direct: attributes.flag("directio")?,
+                sync: attributes.flag("dsync")?,
+                no_readahead: attributes.flag("noreadahead")?,
+            },
+            value: self.number(attributes, "value", 0)?,
+            targets: Vec::new(),
+            highwater: attributes.count("highwater")?.unwrap_or(1),
+            blocking: attributes.flag("blocking")?,
+        })
+    }
+
+    fn number(&mut self, attributes: &Attributes, name: &str, default: u64) -> Result<Number> {
+        match attributes.amount(name)? {
+            None => Ok(Number::Fixed(default)),
+            Some(Amount::Fixed(number)) => Ok(Number::Fixed(number)),
+            Some(random) => {
+                self.random.push(random);
+                Ok(Number::Random(self.random.len() - 1))
+            }
+        }
+    }
+
+    fn fileset(&self, attributes: &Attributes) -> Result<Option<usize>> {
+        let Some(name) = attributes.text("filename")? else { return Ok(None) };
+        let found = self.filesets.iter().position(|known| *known == name);
+        found.map(Some).ok_or_else(|| {
+            let names = self.filesets.iter().map(String::as_str);
+            let found = format!("there is no file set `{name}`");
+            let expected = "one that is defined above";
+            Mistake::new(attributes.place_of("filename"), found, expected).like(&name, names)
+        })
+    }
+
+    fn row(&mut self, plan: &FlowopPlan, word: &'static str) -> usize {
+        let same = |row: &StatisticsRow| row.name == plan.name && row.kind == word;
+        self.rows.iter().position(same).unwrap_or_else(|| {
+            self.rows.push(StatisticsRow {
+                name: plan.name.clone(),
+                kind: word,
+                io: plan.kind.is_io(),
+                reads: plan.kind.reads(),
+                writes: plan.kind.writes(),
+            });
+            self.rows.len() - 1
+        })
+    }
+
+    /// Gives every flowop the rows that it is about.
+    pub fn connect(&self, steps: &mut [FlowopPlan]) -> Result<()> {
+        for step in steps {
+            if let Kind::Composite(inner) = &mut step.kind {
+                self.connect(inner)?;
+                continue;
+            }
+            for (_, name, place) in self.wanted.iter().filter(|(row, ..)| *row == step.statistics) {
+                step.targets = self.targets(step, name, *place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn targets(&self, step: &FlowopPlan, name: &str, place: Place) -> Result<Vec<usize>> {
+        let kind = match step.kind {
+            Kind::Wakeup => Some("block"),
+            Kind::SemPost => Some("semblock"),
+            _ => None,
+        };
+        let fits = |row: &StatisticsRow| row.name == name && kind.is_none_or(|k| row.kind == k);
+        let places = self.rows.iter().enumerate().filter(|(_, row)| fits(row));
+        let found: Vec<usize> = places.map(|(place, _)| place).collect();
+        if found.is_empty() {
+            let what = kind.unwrap_or("flowop");
+            let names = self.rows.iter().filter(|row| kind.is_none_or(|kind| row.kind == kind));
+            let mistake = Mistake::new(
+                place,
+                format!("there is no {what} with the name `{name}`"),
+                format!("the name of a {what}"),
+            );
+            return Err(mistake.like(name, names.map(|row| row.name.as_str())));
+        }
+        Ok(found)
+    }
+}
+
+fn check_composite_attribute(attribute: &Attribute, kind: &str) -> Result<()> {
+    if ["name", "iters"].contains(&attribute.name.as_str()) {
+        return Ok(());
+    }
+    let found = format!("{} for the composite flowop `{kind}`", attribute.name);
+    Err(Mistake::new(attribute.place, found, "name, iters or one of its $variables"))
+}
+
+fn descriptor(attributes: &Attributes, name: &str) -> Result<usize> {
+    let number = attributes.count(name)?.unwrap_or(0);
+    usize::try_from(number).ok().filter(|number| *number < MAX_FD).ok_or_else(|| {
+        let place = attributes.place_of(name);
+        Mistake::new(place, format!("{name} is {number}"), format!("0 to {}", MAX_FD - 1))
+    })
+}
+
+/// What each kind cannot do without.
+fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
+    use Kind::*;
+    let missing = |name: &str, expected: &str| {
+        Err(Mistake::new(attributes.place, format!("`{word}` without {name}"), expected))
+    };
+    let by_descriptor = plan.fd > 0 && matches!(plan.kind, DeleteFile | StatFile);
+    let picks = matches!(
+        plan.kind,
+        CreateFile | OpenFile | DeleteFile | StatFile | MakeDir | RemoveDir | ListDir | FsyncSet
+    );
+    if picks && plan.fileset.is_none() && !by_descriptor {
+        return missing("filesetname", "filesetname=NAME");
+    }
+    let one_size = matches!(plan.kind, Read | Write | AppendFile | AppendFileRand);
+    if one_size && plan.iosize == Number::Fixed(0) {
+        return missing("iosize", "iosize=SIZE, at least 1");
+    }
+    let needs_value = matches!(plan.kind, FinishOnCount | FinishOnBytes | Delay | Hog);
+    if needs_value && attributes.find("value").is_none() {
+        return missing("value", "value=NUMBER");
+    }
+    if matches!(plan.kind, Wakeup | SemPost) && attributes.find("target").is_none() {
+        return missing("target", "target=NAME of the flowop that waits");
+    }
+    Ok(())
+}
+
+fn opened_by(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
+    for step in steps {
+        match &step.kind {
+            Kind::Composite(inner) => opened_by(inner, opened),
+            _ if step.fileset.is_some() => opened.push(step.fd),
+            _ => {}
+        }
+    }
+}
+
+/// Refuses a flowop on a descriptor that nothing opens.
+fn check_descriptors(steps: &[FlowopPlan], opened: &[usize], uses: &[FlowopUse]) -> Result<()> {
+    for step in steps {
+        if let Kind::Composite(inner) = &step.kind {
+            check_descriptors(inner, opened, uses)?;
+        }
+        let by_descriptor = step.kind.reads()
+            || step.kind.writes()
+            || matches!(step.kind, Kind::CloseFile | Kind::Fsync);
+        if by_descriptor && step.fileset.is_none() && !opened.contains(&step.fd) {
+            let place = uses.iter().map(|one| one.place).find(|place| place.line == step.line);
+            let place = place.unwrap_or(Place { line: step.line, column: 1 });
+            let found = format!("nothing opens descriptor {} of `{}`", step.fd, step.name);
+            return Err(Mistake::new(
+                place,
+                found,
+                "filesetname=NAME, or an openfile with that fd",
+            ));
+        }
+    }
+    Ok(())
+}

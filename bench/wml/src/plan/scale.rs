@@ -1,0 +1,256 @@
+//! Making a workload smaller (or larger) by one factor, and the sizes that must fit each other.
+
+use super::{Action, FilesetPlan, FlowopPlan, Kind, Number, Plan};
+use crate::lang::Place;
+use crate::lang::diagnostic::Mistake;
+use crate::random::{Amount, RandomVariable};
+use std::sync::Arc;
+
+/// Files from this size on are scaled in size; of smaller ones there are fewer.
+const LARGE_FILE: f64 = (1 << 20) as f64;
+
+/// What scaling has changed, for reports.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Scaling {
+    /// The factor that was asked for.
+    pub factor: f64,
+    /// Each change in words.
+    pub changes: Vec<String>,
+}
+
+/// The proportion of memory to data of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryShare {
+    /// Memory of the machine, in bytes.
+    pub memory: u64,
+    /// Data of the workload, in bytes.
+    pub data: u64,
+}
+
+impl MemoryShare {
+    /// 4 GB of memory for 60 GB of data (*To FUSE or Not to FUSE*, FAST '17, section 4).
+    pub const PAPER: MemoryShare = MemoryShare { memory: 4 << 30, data: 60 << 30 };
+
+    /// The least limit: below it a memory cgroup cannot hold the threads and their buffers.
+    pub const LEAST: u64 = 16 << 20;
+
+    /// How much memory `data` bytes get in the same proportion: whole pages, and no less than
+    /// [`MemoryShare::LEAST`].
+    pub fn limit_for(self, data: u64) -> u64 {
+        let limit = u128::from(data) * u128::from(self.memory) / u128::from(self.data.max(1));
+        let limit = u64::try_from(limit).unwrap_or(u64::MAX) & !4095;
+        limit.max(Self::LEAST)
+    }
+}
+
+/// Scales `plan` by `factor`, and checks sizes against each other.
+pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
+    if !(factor.is_finite() && factor > 0.0) {
+        let found = format!("the scale {factor}");
+        return Err(Mistake::new(Place::default(), found, "a factor above 0, such as 0.001"));
+    }
+    check_sizes(plan)?;
+    plan.scaling.factor = factor;
+    if factor == 1.0 {
+        return Ok(());
+    }
+    let uses: Vec<Use> = (0..plan.filesets.len()).map(|set| usage(plan, set)).collect();
+    let mut ratios = Vec::new();
+    for (set, usage) in plan.filesets.iter_mut().zip(&uses) {
+        ratios.push(scale_set(set, usage, factor, &mut plan.scaling.changes));
+    }
+    let Plan { actions, scaling, .. } = plan;
+    for action in actions {
+        let Action::Run(run) = action else { continue };
+        for thread in &mut run.threads {
+            let opened = opened_sets(&thread.flowops);
+            scale_steps(&mut thread.flowops, &opened, &ratios, factor, &mut scaling.changes);
+        }
+    }
+    Ok(())
+}
+
+/// How a file set is used.
+#[derive(Default)]
+struct Use {
+    threads: u64,
+    largest_io: u64,
+}
+
+fn steps_of(steps: &[FlowopPlan], visit: &mut dyn FnMut(&FlowopPlan)) {
+    for step in steps {
+        visit(step);
+        if let Kind::Composite(inner) = &step.kind {
+            steps_of(inner, visit);
+        }
+    }
+}
+
+/// Which file set each descriptor of a thread has open.
+fn opened_sets(steps: &[FlowopPlan]) -> Vec<(usize, usize)> {
+    let mut opened = Vec::new();
+    steps_of(steps, &mut |step| {
+        if let Some(set) = step.fileset {
+            opened.push((step.fd, set));
+        }
+    });
+    opened
+}
+
+/// The file set that `step` works on.
+fn set_of(step: &FlowopPlan, opened: &[(usize, usize)]) -> Option<usize> {
+    step.fileset.or_else(|| opened.iter().find(|(fd, _)| *fd == step.fd).map(|(_, set)| *set))
+}
+
+fn usage(plan: &Plan, set: usize) -> Use {
+    let mut found = Use::default();
+    for action in &plan.actions {
+        let Action::Run(run) = action else { continue };
+        for thread in &run.threads {
+            let opened = opened_sets(&thread.flowops);
+            let mut uses_it = false;
+            steps_of(&thread.flowops, &mut |step| {
+                if set_of(step, &opened) == Some(set) {
+                    uses_it = true;
+                    if let (Number::Fixed(size), Kind::Read | Kind::Write) =
+                        (step.iosize, &step.kind)
+                    {
+                        found.largest_io = found.largest_io.max(size);
+                    }
+                }
+            });
+            found.threads += if uses_it { thread.instances } else { 0 };
+        }
+    }
+    found
+}
+
+/// Scales one set; the result is by how much its files have changed in size.
+fn scale_set(set: &mut FilesetPlan, usage: &Use, factor: f64, changes: &mut Vec<String>) -> f64 {
+    if set.size.mean() >= LARGE_FILE {
+        return scale_size(set, usage.largest_io.max(4096), factor, changes);
+    }
+    // Two files for every thread, both of those that exist and of those that do not.
+    let share = match set.prealloc.unwrap_or(0) {
+        0 | 100 => 1.0,
+        percent => (percent.min(100 - percent) as f64) / 100.0,
+    };
+    let least = ((2 * usage.threads) as f64 / share).ceil().max(1.0) as u64;
+    let scaled = ((set.entries as f64 * factor).round() as u64).max(least);
+    // What is small already is not made larger by a factor below 1.
+    let entries = if factor < 1.0 { scaled.min(set.entries) } else { scaled };
+    if entries != set.entries {
+        changes.push(format!("{}: {} files instead of {}", set.name, entries, set.entries));
+        set.entries = entries;
+    }
+    if set.leafdirs > 0 {
+        set.leafdirs = ((set.leafdirs as f64 * factor).round() as u64).max(1);
+    }
+    1.0
+}
+
+fn scale_size(set: &mut FilesetPlan, unit: u64, factor: f64, changes: &mut Vec<String>) -> f64 {
+    let before = set.size.mean();
+    set.size = match &set.size {
+        Amount::Fixed(size) => {
+            // Whole I/Os, so that a run over the file has no short one at its end.
+            let units = ((*size as f64 * factor / unit as f64).round() as u64).max(1);
+            Amount::Fixed(units * unit)
+        }
+        Amount::Random(variable) => Amount::Random(Arc::new(RandomVariable {
+            factor: variable.factor * factor,
+            ..RandomVariable::clone(variable)
+        })),
+    };
+    let after = set.size.mean();
+    changes.push(format!("{}: files of {after:.0} bytes instead of {before:.0}", set.name));
+    after / before
+}
+
+/// Scales conditions of the end by the factor, and how often a thread reads or writes by as much
+/// as its file has changed.
+fn scale_steps(
+    steps: &mut [FlowopPlan],
+    opened: &[(usize, usize)],
+    ratios: &[f64],
+    factor: f64,
+    changes: &mut Vec<String>,
+) {
+    for step in steps {
+        let set = set_of(step, opened);
+        let FlowopPlan { kind, name, value, iters, workingset, .. } = step;
+        match kind {
+            Kind::Composite(inner) => scale_steps(inner, opened, ratios, factor, changes),
+            Kind::FinishOnCount | Kind::FinishOnBytes => {
+                scale_number(value, factor, &format!("{name}: ends at"), changes);
+            }
+            Kind::Read | Kind::Write => {
+                let ratio = set.map_or(1.0, |set| ratios[set]);
+                scale_number(iters, ratio, &format!("{name}: iters"), changes);
+                if *workingset > 0 {
+                    *workingset = ((*workingset as f64 * ratio) as u64).max(1);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn scale_number(number: &mut Number, factor: f64, what: &str, changes: &mut Vec<String>) {
+    let Number::Fixed(before) = *number else { return };
+    let after = ((before as f64 * factor).round() as u64).max(before.min(1));
+    if after != before {
+        changes.push(format!("{what} {after} instead of {before}"));
+        *number = Number::Fixed(after);
+    }
+}
+
+/// Refuses sizes that cannot fit each other whatever happens.
+fn check_sizes(plan: &Plan) -> Result<(), Mistake> {
+    let mut wrong = None;
+    for action in &plan.actions {
+        let Action::Run(run) = action else { continue };
+        for thread in &run.threads {
+            let opened = opened_sets(&thread.flowops);
+            steps_of(&thread.flowops, &mut |step| {
+                let set = set_of(step, &opened).map(|set| &plan.filesets[set]);
+                let found = set.and_then(|set| misfit(step, set, thread.memsize));
+                wrong = wrong.take().or(found);
+            });
+        }
+    }
+    wrong.map_or(Ok(()), Err)
+}
+
+fn misfit(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<Mistake> {
+    let Number::Fixed(iosize) = step.iosize else { return None };
+    let place = Place { line: step.line, column: 1 };
+    if memsize > 0 && iosize > memsize && (step.kind.reads() || step.kind.writes()) {
+        let found = format!("iosize of `{}` is {iosize}", step.name);
+        return Some(Mistake::new(place, found, format!("at most memsize, which is {memsize}")));
+    }
+    let file = match step.workingset {
+        0 if set.size_gamma == 0.0 => set.size.fixed()?,
+        0 => return None,
+        bytes => bytes,
+    };
+    if step.random && iosize > file && matches!(step.kind, Kind::Read | Kind::Write) {
+        let found = format!("iosize of `{}` is {iosize}", step.name);
+        let expected = format!("at most the size of a file of `{}`, which is {file}", set.name);
+        return Some(Mistake::new(place, found, expected));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_the_proportion_of_the_paper() {
+        assert_eq!(MemoryShare::PAPER.limit_for(60 << 30), 4 << 30);
+        assert_eq!(MemoryShare::PAPER.limit_for(600 << 20), 40 << 20);
+        assert_eq!(MemoryShare::PAPER.limit_for(0), MemoryShare::LEAST);
+        assert_eq!(MemoryShare::PAPER.limit_for(u64::MAX) % 4096, 0);
+    }
+}

@@ -1,0 +1,241 @@
+//! `defuse workload`.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use defuse_wml::{Device, Diagnostic, Observer, Options, Plan, ROWS, Row, RunReport, Settings};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::error::{Failure, Result, print, warn};
+use crate::options;
+
+/// Run a workload that is written in the language of Filebench, and measure it
+#[derive(clap::Args)]
+#[command(after_long_help = AFTER)]
+pub struct WorkloadArgs {
+    /// A workload file, or the name of a workload or row that comes with the program
+    #[arg(required_unless_present = "list")]
+    workload: Option<String>,
+    /// List the workloads that come with the program
+    #[arg(long)]
+    list: bool,
+    /// The directory for the files: the variable $dir
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// A variable that takes the place of one that the file sets
+    #[arg(short = 'D', value_name = "VAR=VALUE")]
+    define: Vec<String>,
+    /// Multiply data, files and the amount of work by this
+    #[arg(long, value_name = "FACTOR", default_value = "1")]
+    scale: f64,
+    /// What everything random begins with
+    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    seed: u64,
+    /// For which device a row of the table is meant
+    #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
+    device: Device,
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+    /// Show no progress, no periods and no `echo`
+    #[arg(long)]
+    quiet: bool,
+    /// Let the file run commands of the shell
+    #[arg(long)]
+    allow_system: bool,
+    /// End a run after so many seconds
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    timeout: Option<Duration>,
+}
+
+const AFTER: &str = "Files are made below DIR, in a directory for each file set; one that is there \
+already is replaced, unless something is in it that no workload has made. They stay after the run. \
+Nothing is made or run when the file has a mistake.";
+
+fn device(text: &str) -> std::result::Result<Device, String> {
+    match text {
+        "hdd" => Ok(Device::Hdd),
+        "ssd" => Ok(Device::Ssd),
+        _ => Err("write hdd or ssd".into()),
+    }
+}
+
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    let wanted = options::seconds(text).filter(|time| !time.is_zero());
+    wanted.ok_or_else(|| "write seconds, such as 60 or 0.5".into())
+}
+
+/// Runs a workload, or lists those that there are.
+pub fn run(args: &WorkloadArgs) -> Result {
+    let Some(name) = args.workload.as_ref().filter(|_| !args.list) else {
+        return print(&list(args.json)?);
+    };
+    let plan = load(name, args)?;
+    if !plan.runs() {
+        warn(&format!("{name} never says `run`: nothing will be measured"));
+    }
+    let show = Show::new(args);
+    let settings = Settings { timeout: args.timeout };
+    let outcome = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show);
+    show.clear();
+    let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
+    if args.json {
+        return print(&(serde_json::to_string(&reports).map_err(Failure::failed)? + "\n"));
+    }
+    for report in &reports {
+        let changes: String =
+            report.scaling.changes.iter().map(|c| format!("scaled {c}\n")).collect();
+        print(&format!("{changes}{report}"))?;
+    }
+    Ok(())
+}
+
+/// Reads a file, a workload of the program, or a row of the table.
+fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
+    let row = Row::named(name).filter(|_| !std::path::Path::new(name).exists());
+    let builtin = defuse_wml::builtin(row.map_or(name, |row| row.workload));
+    let (text, file) = match builtin.filter(|_| !std::path::Path::new(name).exists()) {
+        Some(builtin) => (builtin.text.to_owned(), format!("{name}.f")),
+        None => (read(name)?, name.to_owned()),
+    };
+    let mut variables = row.map(|row| row.variables_on(args.device)).unwrap_or_default();
+    variables.extend(args.define.iter().cloned());
+    if let Some(dir) = &args.dir {
+        variables.push(directory(dir)?);
+    }
+    let options =
+        Options { variables, scale: args.scale, seed: args.seed, allow_system: args.allow_system };
+    defuse_wml::load(&text, &file, &options).map_err(|mistake: Diagnostic| Failure::usage(mistake))
+}
+
+fn read(name: &str) -> Result<String> {
+    std::fs::read_to_string(name).map_err(|error| {
+        Failure::Usage(format!("{name}: {error}; name a file, or one of `defuse workload --list`"))
+    })
+}
+
+/// `dir="..."`, whatever characters its path has.
+fn directory(dir: &std::path::Path) -> Result<String> {
+    let dir = std::path::absolute(dir).map_err(Failure::failed)?;
+    let Some(text) = dir.to_str() else {
+        return Err(Failure::Usage(format!("{}: a path that is not UTF-8", dir.display())));
+    };
+    let mut value = String::from("dir=\"");
+    for c in text.chars() {
+        if matches!(c, '"' | '$' | '\\') {
+            value.push('\\');
+        }
+        value.push(c);
+    }
+    Ok(value + "\"")
+}
+
+fn list(json: bool) -> Result<String> {
+    if json {
+        let entry = |builtin: &defuse_wml::Builtin| serde_json::json!({"name": builtin.name, "about": builtin.about});
+        let row = |row: &Row| {
+            serde_json::json!({
+                "number": row.number,
+                "name": row.name,
+                "workload": row.workload,
+                "hdd": row.variables_on(Device::Hdd),
+                "ssd": row.variables_on(Device::Ssd),
+            })
+        };
+        let workloads: Vec<_> = defuse_wml::builtins().iter().map(entry).collect();
+        let rows: Vec<_> = ROWS.iter().map(row).collect();
+        let all = serde_json::json!({"workloads": workloads, "rows": rows});
+        return Ok(all.to_string() + "\n");
+    }
+    let mut text = String::new();
+    for builtin in defuse_wml::builtins() {
+        let _ = writeln!(text, "{:22} {}", builtin.name, builtin.about);
+    }
+    let _ = writeln!(text, "\nRows of the table (FAST '17), which can be named as well:");
+    for row in ROWS {
+        let variables = row.variables.join(" ");
+        let _ = writeln!(text, "{:>2} {:22} {} {variables}", row.number, row.name, row.workload);
+    }
+    Ok(text)
+}
+
+/// Shows on a terminal what happens, and periods of `psrun` to everybody who reads.
+struct Show {
+    quiet: bool,
+    bar: Option<ProgressBar>,
+    making: Mutex<String>,
+}
+
+impl Show {
+    fn new(args: &WorkloadArgs) -> Self {
+        let wanted = !args.quiet && stderr().is_terminal();
+        Show {
+            quiet: args.quiet || args.json,
+            bar: wanted.then(ProgressBar::new_spinner),
+            making: Mutex::new(String::new()),
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Writes a line above the bar, where there is one.
+    fn line(&self, text: &str) {
+        if self.quiet {
+            return;
+        }
+        let write = || {
+            // A reader that has gone away is noticed when the result is printed.
+            let _ = print(&format!("{text}\n"));
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+impl Observer for Show {
+    fn making(&self, fileset: &str, done: u64, total: u64) {
+        let Some(bar) = &self.bar else { return };
+        let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if *making != fileset {
+            fileset.clone_into(&mut making);
+            // The template is fixed, and known to be good.
+            if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {percent}% {eta}") {
+                bar.set_style(style);
+            }
+            bar.set_message(format!("making {fileset}"));
+        }
+        drop(making);
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    fn begin(&self) {
+        if let Some(bar) = &self.bar {
+            bar.set_style(ProgressStyle::default_spinner());
+        }
+    }
+
+    fn running(&self, seconds: f64, operations: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
+            bar.tick();
+        }
+    }
+
+    fn interval(&self, report: &RunReport) {
+        self.line(&report.summary());
+    }
+
+    fn echo(&self, text: &str) {
+        self.line(text);
+    }
+}
