@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use defuse_wml::plan::Action;
-use defuse_wml::{Device, Plan, RunReport, Settings, SystemCalls};
+use defuse_wml::{Device, Observer, Plan, RunReport, Settings, SystemCalls};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -73,19 +74,30 @@ pub fn work(job_file: &Path) -> Result<Option<String>> {
     let mut plan = plan(&job)?;
     let phase = job.phase;
     plan.actions.retain(|action| match action {
-        Action::CreateFiles => phase == Phase::Prepare,
+        Action::CreateFiles => true,
         Action::Run(_) => phase == Phase::Run,
         _ => false,
     });
-    let before = cpu_ns();
-    let reports = defuse_wml::execute(&plan, &SystemCalls, Settings::default(), &());
-    let cpu_ns = cpu_ns() - before;
+    let settings = Settings { adopt: phase == Phase::Run, ..Settings::default() };
+    let began = Began::default();
+    let reports = defuse_wml::execute(&plan, &SystemCalls, settings, &began);
+    let cpu_ns = cpu_ns() - began.0.load(Ordering::Relaxed);
     let mut reports = reports.map_err(|failure| anyhow!("row {}: {failure}", job.row))?;
     if phase == Phase::Prepare {
         return Ok(None);
     }
     ensure!(reports.len() == 1, "row {} has {} runs, not one", job.row, reports.len());
     Ok(Some(serde_json::to_string(&outcome(&reports.remove(0), cpu_ns))?))
+}
+
+/// The CPU time when the measured part began.
+#[derive(Default)]
+struct Began(AtomicU64);
+
+impl Observer for Began {
+    fn begin(&self) {
+        self.0.store(cpu_ns(), Ordering::Relaxed);
+    }
 }
 
 /// The workload of a job.

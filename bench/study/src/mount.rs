@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -52,7 +53,8 @@ impl Mount {
         fs::create_dir_all(place.mountpoint)?;
         let log = place.work.join(format!("{}.log", config.name));
         let runtime = place.work.join("run");
-        fs::create_dir_all(&runtime)?;
+        // Daemons trust no directory that others may write.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime)?;
         let start = Start {
             name: &config.name,
             words: &words,
@@ -77,9 +79,13 @@ impl Mount {
     fn wait_until_mounted(&mut self) -> Result<()> {
         let end = Instant::now() + MOUNT_PATIENCE;
         while Instant::now() < end {
-            if connection(&self.mountpoint).is_some() {
+            if let Some(connection) = connection(&self.mountpoint) {
                 self.is_mounted = true;
-                return Ok(());
+                // Ours answers questions a moment after it is mounted.
+                let socket = self.work.join(format!("run/{connection}.sock"));
+                if !self.ours || socket.exists() {
+                    return Ok(());
+                }
             }
             match self.daemon.ended() {
                 // One that goes into the background may mount just before it ends.
