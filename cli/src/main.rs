@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod compose;
 mod control;
 mod daemon;
@@ -54,6 +55,7 @@ enum Command {
     List(list::ListArgs),
     Stat(stat::StatArgs),
     Study(study::StudyArgs),
+    Advise(advise::AdviseArgs),
     #[command(hide = true)]
     StudyEngine(study::EngineArgs),
     Workload(workload::WorkloadArgs),
@@ -88,6 +90,7 @@ fn run(command: Command) -> Result {
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Study(args) => study::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::StudyEngine(args) => study::run_engine(&args),
         Command::Workload(args) => workload::run(&args),
         Command::Man(args) => man::run(&args),

@@ -3,7 +3,7 @@
 
 mod table;
 
-pub use table::{OPTIONS, Opt, Scope, seconds};
+pub use table::{OPTIONS, Opt, Scope, bytes, seconds};
 
 use std::fmt::Write as _;
 

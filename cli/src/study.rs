@@ -83,11 +83,11 @@ pub fn run(args: &StudyArgs) -> Result {
     warn(&format!("the report is {}", page.display()));
     let failures = results.cells.iter().filter(|cell| cell.error.is_some()).count();
     match failures {
-        _ if results.interrupted => {
-            Err(Failure::Failed("interrupted: go on with --resume".into()))
-        }
+        _ if results.interrupted => Err(Failure::Failed("interrupted: go on with --resume".into())),
         0 => Ok(()),
-        _ => Err(Failure::Failed(format!("{failures} cells failed: the report says why, and --resume tries them again"))),
+        _ => Err(Failure::Failed(format!(
+            "{failures} cells failed: the report says why, and --resume tries them again"
+        ))),
     }
 }
 
@@ -109,7 +109,10 @@ fn options(args: &StudyArgs) -> Result<Options> {
     }
     for (place, config) in configs.iter().enumerate() {
         if configs[..place].iter().any(|other| other.name == config.name) {
-            return Err(Failure::Usage(format!("configuration {} is named twice: name it once", config.name)));
+            return Err(Failure::Usage(format!(
+                "configuration {} is named twice: name it once",
+                config.name
+            )));
         }
     }
     Ok(Options {
@@ -129,11 +132,14 @@ fn options(args: &StudyArgs) -> Result<Options> {
 
 /// This program, which mounts and runs workloads for the study.
 pub fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(|error| Failure::Failed(format!("this program cannot be found: {error}")))
+    std::env::current_exe()
+        .map_err(|error| Failure::Failed(format!("this program cannot be found: {error}")))
 }
 
 /// The whole chain of causes, in one line.
-pub fn failed(error: impl std::fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+pub fn failed(
+    error: impl std::fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Failure {
     let error: Box<dyn std::error::Error + Send + Sync> = error.into();
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -70,7 +70,13 @@ impl Bench<'_> {
     }
 
     /// Mounts, measures and unmounts.
-    fn mounted(&self, row: u8, config: &Config, sizes: &Sizes, groups: &Groups) -> Result<Measured> {
+    fn mounted(
+        &self,
+        row: u8,
+        config: &Config,
+        sizes: &Sizes,
+        groups: &Groups,
+    ) -> Result<Measured> {
         let source = self.device.mountpoint().join("data");
         let place = Place {
             source: &source,
@@ -79,9 +85,12 @@ impl Bench<'_> {
             work: &self.work,
             groups: &groups.procs_files(Role::Daemon),
         };
-        let mount = Mount::start(config, &place).with_context(|| format!("{} could not be mounted", config.name))?;
+        let mount = Mount::start(config, &place)
+            .with_context(|| format!("{} could not be mounted", config.name))?;
         let throttle = match self.options.device {
-            DeviceChoice::Emulated(media) => Some(groups.throttle(&self.device.number()?, &Limits::of(media))?),
+            DeviceChoice::Emulated(media) => {
+                Some(groups.throttle(&self.device.number()?, &Limits::of(media))?)
+            }
             DeviceChoice::None => None,
         };
         let root = if mount.is_some() { place.mountpoint } else { &source };
@@ -125,10 +134,13 @@ impl Bench<'_> {
         };
         measured.cpu = CpuUse {
             app_ns: outcome.cpu_ns,
-            daemon_ns: mount.and(after.daemon_cpu_ns.zip(before.daemon_cpu_ns)).map(|(a, b)| a.saturating_sub(b)),
+            daemon_ns: mount
+                .and(after.daemon_cpu_ns.zip(before.daemon_cpu_ns))
+                .map(|(a, b)| a.saturating_sub(b)),
             system_ns: before.system.until(&system).system_ns,
         };
-        measured.daemon = after.daemon.zip(before.daemon).map(|(after, before)| after.since(&before));
+        measured.daemon =
+            after.daemon.zip(before.daemon).map(|(after, before)| after.since(&before));
         Ok(measured)
     }
 
@@ -148,7 +160,8 @@ impl Bench<'_> {
     fn engine(&self, job: &Job, groups: &[PathBuf]) -> Result<Option<Outcome>> {
         let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
         fs::write(&file, serde_json::to_vec(job)?)?;
-        let words: [OsString; 3] = [self.options.program.clone().into(), "study-engine".into(), file.into()];
+        let words: [OsString; 3] =
+            [self.options.program.clone().into(), "study-engine".into(), file.into()];
         let start = Start {
             name: "the workload",
             words: &words,
@@ -188,7 +201,8 @@ fn sum(a: &DeviceUse, b: &DeviceUse) -> DeviceUse {
 
 /// Pages, dentries and inodes, of the whole machine: there is no narrower way.
 fn drop_caches() -> Result<()> {
-    fs::write("/proc/sys/vm/drop_caches", "3").context("caches could not be dropped: root is needed")
+    fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("caches could not be dropped: root is needed")
 }
 
 /// Whether a path can be opened, for errors before anything starts.

@@ -134,7 +134,8 @@ impl Groups {
             trouble: None,
         };
         groups.unified = hierarchies.unified.as_ref().and_then(|(root, controllers)| {
-            let wanted = ["memory", "io"].into_iter().filter(|c| controllers.iter().any(|has| has == c));
+            let wanted =
+                ["memory", "io"].into_iter().filter(|c| controllers.iter().any(|has| has == c));
             for controller in wanted {
                 // Already enabled in most places; where it cannot be, setting the limit says so.
                 let _ = fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -171,7 +172,8 @@ impl Groups {
         let folder = self.memory.as_ref().context("no memory control group can be made here")?;
         let file = if self.memory_is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         let file = folder.join(file);
-        fs::write(&file, bytes.to_string()).with_context(|| format!("cannot set {}", file.display()))
+        fs::write(&file, bytes.to_string())
+            .with_context(|| format!("cannot set {}", file.display()))
     }
 
     /// The files into which a process writes its number to be in the groups.
@@ -204,7 +206,8 @@ impl Groups {
         if let Some(root) = &self.blkio_root {
             return Throttle::v1(root, device, limits);
         }
-        let folder = self.unified.as_ref().context("no control group that throttles can be made here")?;
+        let folder =
+            self.unified.as_ref().context("no control group that throttles can be made here")?;
         Throttle::v2(folder, device, limits)
     }
 }
@@ -238,7 +241,11 @@ fn usage_ns(text: &str) -> Option<u64> {
 }
 
 /// All groups of this kind that were left by a process that is gone: their folders.
-pub fn left_behind(hierarchies: &Hierarchies, prefix: &str, alive: impl Fn(u32) -> bool) -> Vec<PathBuf> {
+pub fn left_behind(
+    hierarchies: &Hierarchies,
+    prefix: &str,
+    alive: impl Fn(u32) -> bool,
+) -> Vec<PathBuf> {
     let unified = hierarchies.unified.as_ref().map(|(root, _)| root);
     let roots = [&hierarchies.memory, &hierarchies.cpuacct].into_iter().flatten().chain(unified);
     let mut found = Vec::new();
@@ -267,10 +274,16 @@ mod tests {
     #[test]
     fn both_versions_are_recognised() {
         let v1 = Hierarchies::of_mountinfo(V1, |_| Vec::new());
-        assert_eq!((v1.memory_version(), v1.throttle_version()), (Some("cgroup v1"), Some("cgroup v1")));
+        assert_eq!(
+            (v1.memory_version(), v1.throttle_version()),
+            (Some("cgroup v1"), Some("cgroup v1"))
+        );
         let all = |_: &Path| ["cpu", "io", "memory"].map(str::to_owned).to_vec();
         let v2 = Hierarchies::of_mountinfo(V2, all);
-        assert_eq!((v2.memory_version(), v2.throttle_version()), (Some("cgroup v2"), Some("cgroup v2")));
+        assert_eq!(
+            (v2.memory_version(), v2.throttle_version()),
+            (Some("cgroup v2"), Some("cgroup v2"))
+        );
         let bare = Hierarchies::of_mountinfo(V2, |_| vec!["cpu".into()]);
         assert_eq!((bare.memory_version(), bare.throttle_version()), (None, None));
         assert_eq!(Hierarchies::of_mountinfo("", all).memory_version(), None);

@@ -17,14 +17,22 @@ pub const WORK_PREFIX: &str = "defuse-study-";
 const MIB: u64 = 1 << 20;
 
 /// Refuses what cannot work. Nothing has been made by then.
-pub fn before_start(options: &Options, estimate: &Estimate, hierarchies: &Hierarchies) -> Result<()> {
+pub fn before_start(
+    options: &Options,
+    estimate: &Estimate,
+    hierarchies: &Hierarchies,
+) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "root is needed to make file systems, mount them, and drop caches: run it with sudo"
     );
-    ensure!(!options.rows.is_empty() && !options.configs.is_empty(), "nothing to measure: name rows and configurations");
+    ensure!(
+        !options.rows.is_empty() && !options.configs.is_empty(),
+        "nothing to measure: name rows and configurations"
+    );
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
-    for (program, package) in [("mkfs.ext4", "e2fsprogs"), ("losetup", "mount"), ("mount", "mount")] {
+    for (program, package) in [("mkfs.ext4", "e2fsprogs"), ("losetup", "mount"), ("mount", "mount")]
+    {
         ensure!(find(program), "{program} is missing: install the package {package}");
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
@@ -37,7 +45,11 @@ pub fn before_start(options: &Options, estimate: &Estimate, hierarchies: &Hierar
     for config in &options.configs {
         if let Kind::Command(words) = &config.kind {
             let program = &words[0];
-            ensure!(find(program), "--config {}: {program} is missing: install it, or name it with its path", config.name);
+            ensure!(
+                find(program),
+                "--config {}: {program} is missing: install it, or name it with its path",
+                config.name
+            );
         }
     }
     if let DeviceChoice::Emulated(media) = options.device {
@@ -48,14 +60,17 @@ pub fn before_start(options: &Options, estimate: &Estimate, hierarchies: &Hierar
         );
     }
     space(&options.work, estimate.image_bytes, "--work")?;
-    fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}: name another with --out", options.out.display()))?;
+    fs::create_dir_all(&options.out).with_context(|| {
+        format!("cannot make {}: name another with --out", options.out.display())
+    })?;
     space(&options.out, 64 * MIB, "--out")
 }
 
 /// Whether a directory has room.
 fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
-    let stat = rustix::fs::statvfs(dir)
-        .with_context(|| format!("{} cannot be used: name another directory with {option}", dir.display()))?;
+    let stat = rustix::fs::statvfs(dir).with_context(|| {
+        format!("{} cannot be used: name another directory with {option}", dir.display())
+    })?;
     let free = stat.f_bavail * stat.f_frsize;
     if free < bytes {
         bail!(
@@ -80,8 +95,10 @@ fn find(program: &str) -> bool {
 
 /// Type of the file system that a directory is on, such as `ext4`.
 pub fn file_system_of(dir: &Path) -> String {
-    let told = command::output("findmnt", &["-n".as_ref(), "-o".as_ref(), "FSTYPE".as_ref(), "-T".as_ref(), dir.as_os_str()]);
-    told.map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
+    let words = ["-n".as_ref(), "-o".as_ref(), "FSTYPE".as_ref(), "-T".as_ref(), dir.as_os_str()];
+    let told = command::output("findmnt", &words).unwrap_or_default();
+    // One line for each mount there; the last is on top.
+    told.lines().last().map_or_else(|| "unknown".into(), |line| line.trim().to_owned())
 }
 
 /// Removes what a study left whose process was killed: mounts, image, control groups. Returns what it removed.
@@ -117,7 +134,9 @@ impl Work {
     /// Makes it.
     pub fn create(parent: &Path) -> Result<Work> {
         let dir = parent.join(format!("{WORK_PREFIX}{}", std::process::id()));
-        fs::create_dir(&dir).with_context(|| format!("cannot make {}: name another place with --work", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| {
+            format!("cannot make {}: name another place with --work", dir.display())
+        })?;
         Ok(Work(dir))
     }
 
@@ -147,9 +166,14 @@ mod tests {
     fn too_little_room_names_the_place_and_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "--work").unwrap_err().to_string();
-        assert!(error.contains(&*dir.path().to_string_lossy()) && error.contains("--work"), "{error}");
+        assert!(
+            error.contains(&*dir.path().to_string_lossy()) && error.contains("--work"),
+            "{error}"
+        );
         assert!(space(dir.path(), 1, "--work").is_ok());
-        assert!(space(Path::new("/no/such"), 1, "--work").unwrap_err().to_string().contains("--work"));
+        assert!(
+            space(Path::new("/no/such"), 1, "--work").unwrap_err().to_string().contains("--work")
+        );
     }
 
     #[test]
@@ -161,12 +185,20 @@ mod tests {
         for place in [&dead, &alive] {
             fs::create_dir_all(place.join("run")).unwrap();
         }
-        assert_eq!(clear_left_behind(dir.path(), &Hierarchies::default()), [dead.clone()]);
+        assert_eq!(
+            clear_left_behind(dir.path(), &Hierarchies::default()),
+            std::slice::from_ref(&dead)
+        );
         assert!(!dead.exists() && alive.exists());
     }
 
     #[test]
     fn programs_are_found() {
-        assert!(find("sh") && find("/bin/sh") && !find("no-such-program") && !find("/bin/no-such-program"));
+        assert!(
+            find("sh")
+                && find("/bin/sh")
+                && !find("no-such-program")
+                && !find("/bin/no-such-program")
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use defuse_measure::command;
+use rustix::fs::FallocateFlags;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
@@ -42,10 +43,17 @@ impl Device {
     /// file system below can do that. File systems on it will have room for `inodes` files.
     pub fn create(work: &Path, bytes: u64, inodes: u64) -> Result<Device> {
         let (image, mountpoint) = (work.join("image"), work.join("ext4"));
-        File::create(&image)?.set_len(bytes)?;
+        // With all of its blocks from the beginning: none is allocated while something is measured, and an image in
+        // memory (tmpfs) is charged to this process and not to the control group of whoever writes to it first.
+        let file = File::create(&image)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
+            .with_context(|| format!("no room for {} MiB at {}", bytes >> 20, image.display()))?;
+        drop(file);
         fs::create_dir(&mountpoint)?;
         let name = image.to_string_lossy().into_owned();
-        let losetup = |how: &[&str]| command::output("losetup", &[how, &["--find", "--show", &name]].concat());
+        let losetup = |how: &[&str]| {
+            command::output("losetup", &[how, &["--find", "--show", &name]].concat())
+        };
         let node = losetup(&["--direct-io=on"]).or_else(|_| losetup(&[]));
         let node = node.context("no loop device could be had: is the module `loop` there?")?;
         let node = PathBuf::from(node.trim());
@@ -75,7 +83,10 @@ impl Device {
     }
 
     fn mount(&self) -> Result<()> {
-        command::output("mount", &["-t".as_ref(), "ext4".as_ref(), self.node.as_os_str(), self.mountpoint.as_os_str()])?;
+        command::output(
+            "mount",
+            &["-t".as_ref(), "ext4".as_ref(), self.node.as_os_str(), self.mountpoint.as_os_str()],
+        )?;
         Ok(())
     }
 
@@ -128,7 +139,8 @@ impl Drop for Device {
 impl DeviceUse {
     /// The text of a `/sys/block/*/stat`; see the kernel's `Documentation/block/stat.rst`.
     fn parse(text: &str) -> Option<DeviceUse> {
-        let fields: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let fields: Vec<u64> =
+            text.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let at = |place: usize| fields.get(place).copied();
         Some(DeviceUse {
             read_requests: at(0)?,

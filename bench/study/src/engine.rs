@@ -102,8 +102,10 @@ impl Observer for Began {
 
 /// The workload of a job.
 fn plan(job: &Job) -> Result<Plan> {
-    let row = defuse_wml::Row::numbered(u32::from(job.row)).with_context(|| format!("there is no row {}", job.row))?;
-    let workload = defuse_wml::builtin(row.workload).with_context(|| format!("there is no workload {}", row.workload))?;
+    let row = defuse_wml::Row::numbered(u32::from(job.row))
+        .with_context(|| format!("there is no row {}", job.row))?;
+    let workload = defuse_wml::builtin(row.workload)
+        .with_context(|| format!("there is no workload {}", row.workload))?;
     let device = match job.media {
         Media::Hdd => Device::Hdd,
         Media::Ssd => Device::Ssd,
@@ -114,9 +116,11 @@ fn plan(job: &Job) -> Result<Plan> {
         *variable = scale_accesses(variable, job.access_factor / job.factor);
     }
     variables.push(format!("dir={dir}"));
-    let options = defuse_wml::Options { variables, scale: job.factor, seed: job.seed, ..Default::default() };
+    let options =
+        defuse_wml::Options { variables, scale: job.factor, seed: job.seed, ..Default::default() };
     let file = format!("{}.f", workload.name);
-    defuse_wml::load(workload.text, &file, &options).map_err(|diagnostic| anyhow!("row {}: {diagnostic}", job.row))
+    defuse_wml::load(workload.text, &file, &options)
+        .map_err(|diagnostic| anyhow!("row {}: {diagnostic}", job.row))
 }
 
 /// Numbers of accesses are scaled with the file by the engine; here they get what their own factor differs.
@@ -131,7 +135,9 @@ fn scale_accesses(variable: &str, factor: f64) -> String {
 }
 
 fn outcome(report: &RunReport, cpu_ns: u64) -> Outcome {
-    let bytes = |kinds: &[&str]| report.flowops.iter().filter(|op| kinds.contains(&op.kind)).map(|op| op.bytes).sum();
+    let bytes = |kinds: &[&str]| {
+        report.flowops.iter().filter(|op| kinds.contains(&op.kind)).map(|op| op.bytes).sum()
+    };
     let flowop = |flowop: &defuse_wml::FlowopReport| Flowop {
         name: flowop.name.clone(),
         kind: flowop.kind.to_owned(),
@@ -157,7 +163,8 @@ fn outcome(report: &RunReport, cpu_ns: u64) -> Outcome {
 /// CPU time of this process.
 fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0)).as_nanos() as u64
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0)).as_nanos()
+        as u64
 }
 
 #[cfg(test)]
@@ -181,7 +188,15 @@ mod tests {
             let mut told = Vec::new();
             for phase in [Phase::Prepare, Phase::Run] {
                 let factor = 1.0 / 16384.0;
-                let job = Job { row, media: Media::Ssd, factor, access_factor: factor, dir: files.clone(), seed: 1, phase };
+                let job = Job {
+                    row,
+                    media: Media::Ssd,
+                    factor,
+                    access_factor: factor,
+                    dir: files.clone(),
+                    seed: 1,
+                    phase,
+                };
                 fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
                 told.push(work(&file).unwrap());
             }

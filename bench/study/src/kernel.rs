@@ -34,7 +34,9 @@ impl KernelStages {
             Ok(collector) => {
                 let how = match collector.kind() {
                     Kind::Bpf => "measured by BPF: background, pending and processing queue",
-                    Kind::Tracefs => "measured by tracefs: from sending to the end only, without queues",
+                    Kind::Tracefs => {
+                        "measured by tracefs: from sending to the end only, without queues"
+                    }
                 };
                 let notes = collector.notes().iter().map(|note| format!("; {note}"));
                 KernelStages { wanted, told: how.to_owned() + &notes.collect::<String>() }

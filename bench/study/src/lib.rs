@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod advise;
 mod cell;
 mod cgroup;
 mod check;

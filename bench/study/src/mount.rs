@@ -89,8 +89,13 @@ impl Mount {
             }
             match self.daemon.ended() {
                 // One that goes into the background may mount just before it ends.
-                Some(status) if status.success() && connection(&self.mountpoint).is_some() => continue,
-                Some(status) => bail!("it ended with {status} and mounted nothing; it said: {}", self.daemon.said()),
+                Some(status) if status.success() && connection(&self.mountpoint).is_some() => {
+                    continue;
+                }
+                Some(status) => bail!(
+                    "it ended with {status} and mounted nothing; it said: {}",
+                    self.daemon.said()
+                ),
                 None => sleep(Duration::from_millis(2)),
             }
         }
@@ -107,7 +112,6 @@ impl Mount {
         self.daemon.pid()
     }
 
-
     /// What the daemon has measured; `None` for other people's. What the last close sets off is waited for.
     pub fn snapshot(&self) -> Result<Option<Snapshot>> {
         if !self.ours {
@@ -122,7 +126,8 @@ impl Mount {
             "--json".into(),
             self.mountpoint.clone().into_os_string(),
         ];
-        let text = command::output("env", &words).context("the daemon's statistics cannot be had")?;
+        let text =
+            command::output("env", &words).context("the daemon's statistics cannot be had")?;
         Ok(Some(serde_json::from_str(&text).context("the daemon's statistics are not understood")?))
     }
 
@@ -130,7 +135,9 @@ impl Mount {
     pub fn end(mut self) -> Result<()> {
         self.unmount();
         let waited = self.daemon.wait(END_PATIENCE, &Default::default());
-        waited.map(drop).with_context(|| format!("the daemon on {} stays", self.mountpoint.display()))
+        waited
+            .map(drop)
+            .with_context(|| format!("the daemon on {} stays", self.mountpoint.display()))
     }
 
     fn unmount(&mut self) {
@@ -149,7 +156,10 @@ impl Mount {
             // Whoever is stuck in there is freed by the abort.
             let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
             if rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH).is_err() {
-                let _ = command::output("fusermount3", &["-u".as_ref(), "-z".as_ref(), self.mountpoint.as_os_str()]);
+                let _ = command::output(
+                    "fusermount3",
+                    &["-u".as_ref(), "-z".as_ref(), self.mountpoint.as_os_str()],
+                );
             }
         }
     }
@@ -178,8 +188,11 @@ fn command_line(config: &Config, place: &Place<'_>) -> Option<Vec<OsString>> {
             Some(words)
         }
         Kind::Command(words) => {
-            let (source, mountpoint) = (place.source.to_string_lossy(), place.mountpoint.to_string_lossy());
-            let fill = |word: &String| word.replace("{source}", &source).replace("{mountpoint}", &mountpoint);
+            let (source, mountpoint) =
+                (place.source.to_string_lossy(), place.mountpoint.to_string_lossy());
+            let fill = |word: &String| {
+                word.replace("{source}", &source).replace("{mountpoint}", &mountpoint)
+            };
             Some(words.iter().map(|word| fill(word).into()).collect())
         }
     }
@@ -203,7 +216,8 @@ mod tests {
 
     #[test]
     fn the_connection_is_the_minor_number_of_the_topmost_mount() {
-        let table = "36 35 0:41 / /m\\040x rw - fuse.a x rw\n37 35 0:42 / /m\\040x rw - fuse.b y rw\n";
+        let table =
+            "36 35 0:41 / /m\\040x rw - fuse.a x rw\n37 35 0:42 / /m\\040x rw - fuse.b y rw\n";
         assert_eq!(connection_in(table, Path::new("/m x")), Some(42));
         assert_eq!(connection_in(table, Path::new("/m")), None);
     }

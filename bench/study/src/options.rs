@@ -91,11 +91,15 @@ impl Config {
     /// Understands `NAME=COMMAND`. A command that begins with `-` is taken for options of `defuse mount`.
     pub fn custom(text: &str) -> Result<Config, String> {
         let Some((name, command)) = text.split_once('=') else {
-            return Err(format!("{text:?}: write NAME=COMMAND, such as sshfs='sshfs -f host:{{source}} {{mountpoint}}'"));
+            return Err(format!(
+                "{text:?}: write NAME=COMMAND, such as sshfs='sshfs -f host:{{source}} {{mountpoint}}'"
+            ));
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || !name.chars().all(plain) || name.starts_with('.') {
-            return Err(format!("{name:?} is no name for a configuration: use letters, digits, - _ and ."));
+            return Err(format!(
+                "{name:?} is no name for a configuration: use letters, digits, - _ and ."
+            ));
         }
         let words = split_words(command).map_err(|error| format!("--config {name}: {error}"))?;
         if command.starts_with('-') {
@@ -103,7 +107,9 @@ impl Config {
         }
         for needed in ["{source}", "{mountpoint}"] {
             if !words.iter().any(|word| word.contains(needed)) {
-                return Err(format!("--config {name}: the command has no {needed}, so it cannot mount what is measured"));
+                return Err(format!(
+                    "--config {name}: the command has no {needed}, so it cannot mount what is measured"
+                ));
             }
         }
         Ok(Config { name: name.to_owned(), kind: Kind::Command(words) })
@@ -192,7 +198,9 @@ mod tests {
     #[test]
     fn configurations_have_names() {
         assert_eq!(Config::named("native").unwrap().kind, Kind::Native);
-        assert!(matches!(Config::named("base").unwrap().kind, Kind::Defuse(words) if words.contains(&"base".into())));
+        assert!(
+            matches!(Config::named("base").unwrap().kind, Kind::Defuse(words) if words.contains(&"base".into()))
+        );
         assert!(Config::named("fast").unwrap_err().contains("--config fast=COMMAND"));
     }
 

@@ -17,7 +17,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// What a shell does to be in its groups before it becomes the program: there is then no moment in which the program is
 /// outside of them.
-const ENTER: &str = "for file in $DEFUSE_STUDY_GROUPS; do echo $$ > \"$file\" || exit 125; done; exec \"$@\"";
+const ENTER: &str =
+    "for file in $DEFUSE_STUDY_GROUPS; do echo $$ > \"$file\" || exit 125; done; exec \"$@\"";
 
 /// A process that is killed, if it still runs, when this is dropped.
 #[derive(Debug)]
@@ -49,7 +50,8 @@ pub struct Start<'a> {
 impl Process {
     /// Starts a process in a process group of its own, so that Ctrl-C is for this program alone.
     pub fn start(start: &Start<'_>) -> Result<Process> {
-        let log = File::create(start.log).with_context(|| format!("cannot write {}", start.log.display()))?;
+        let log = File::create(start.log)
+            .with_context(|| format!("cannot write {}", start.log.display()))?;
         let output = match start.output {
             Some(path) => File::create(path)?,
             None => log.try_clone()?,
@@ -104,7 +106,11 @@ impl Process {
                 bail!("interrupted");
             }
             if Instant::now() > end {
-                bail!("{} did not end within {} s, so it was killed", self.name, patience.as_secs());
+                bail!(
+                    "{} did not end within {} s, so it was killed",
+                    self.name,
+                    patience.as_secs()
+                );
             }
             sleep(LOOK);
         }
@@ -113,7 +119,8 @@ impl Process {
     /// The end of what it wrote to its log.
     pub fn said(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
-        let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).trim().to_owned();
+        let tail =
+            String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).trim().to_owned();
         if tail.is_empty() { "(nothing)".into() } else { tail }
     }
 
@@ -142,7 +149,15 @@ mod tests {
     fn start(dir: &Path, script: &str) -> Process {
         let words = ["sh", "-c", script].map(OsString::from);
         let log = dir.join("log");
-        let start = Start { name: "it", words: &words, groups: &[], log: &log, output: None, env: &[], dir: None };
+        let start = Start {
+            name: "it",
+            words: &words,
+            groups: &[],
+            log: &log,
+            output: None,
+            env: &[],
+            dir: None,
+        };
         Process::start(&start).unwrap()
     }
 
@@ -171,7 +186,13 @@ mod tests {
         let words = ["sh", "-c", "echo $$"].map(OsString::from);
         let (log, output) = (dir.path().join("log"), dir.path().join("out"));
         let start = Start {
-            name: "it", words: &words, groups: &groups, log: &log, output: Some(&output), env: &[], dir: None,
+            name: "it",
+            words: &words,
+            groups: &groups,
+            log: &log,
+            output: Some(&output),
+            env: &[],
+            dir: None,
         };
         let mut process = Process::start(&start).unwrap();
         process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap();

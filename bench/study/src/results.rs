@@ -176,7 +176,8 @@ impl Measured {
     /// Requests by type, as the daemon counted them, or else the kernel; empty for native.
     pub fn requests(&self) -> BTreeMap<&'static str, u64> {
         let stages = [(&self.daemon, Stage::User), (&self.kernel, Stage::Total)];
-        let found = stages.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
+        let found =
+            stages.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
         let Some((snapshot, stage)) = found else { return BTreeMap::new() };
         let of_stage = snapshot.ops.iter().filter(|stats| stats.stage == stage);
         of_stage.map(|stats| (stats.op.name(), stats.latency.count)).collect()
@@ -204,20 +205,24 @@ impl Results {
     /// Whether a cell need not be measured again.
     pub fn has(&self, row: u8, config: &str, run: u32) -> bool {
         let mut cells = self.cells.iter();
-        cells.any(|cell| (cell.row, &*cell.config, cell.run) == (row, config, run) && cell.measured.is_some())
+        cells.any(|cell| {
+            (cell.row, &*cell.config, cell.run) == (row, config, run) && cell.measured.is_some()
+        })
     }
 
     /// Puts in a cell, in place of what was tried before.
     pub fn put(&mut self, cell: Cell) {
-        self.cells.retain(|old| (old.row, &old.config, old.run) != (cell.row, &cell.config, cell.run));
+        self.cells
+            .retain(|old| (old.row, &old.config, old.run) != (cell.row, &cell.config, cell.run));
         self.cells.push(cell);
     }
 
     /// Reads the results of a directory.
     pub fn read(dir: &Path) -> Result<Results> {
         let path = dir.join(FILE);
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {}: name the directory that --out was", path.display()))?;
+        let text = fs::read_to_string(&path).with_context(|| {
+            format!("cannot read {}: name the directory that --out was", path.display())
+        })?;
         #[derive(Deserialize)]
         struct Head {
             schema: String,

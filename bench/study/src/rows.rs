@@ -78,12 +78,12 @@ impl Class {
     /// All, best first.
     pub const ALL: [Class; 4] = [Class::Green, Class::Yellow, Class::Orange, Class::Red];
 
-    /// The class of a change in per cent.
+    /// The class of a change in per cent. One that is on a limit is in the worse class, as published (row 39).
     pub fn of(change_pct: f64) -> Class {
         match change_pct {
             change if change > -5.0 => Class::Green,
-            change if change >= -25.0 => Class::Yellow,
-            change if change >= -50.0 => Class::Orange,
+            change if change > -25.0 => Class::Yellow,
+            change if change > -50.0 => Class::Orange,
             _ => Class::Red,
         }
     }
@@ -218,7 +218,8 @@ pub struct PublishedRequests {
 impl Row {
     /// All 45, in their order.
     pub fn all() -> &'static [Row] {
-        static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
+        static ROWS: LazyLock<Vec<Row>> =
+            LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
         &ROWS
     }
 
@@ -251,11 +252,41 @@ impl Row {
             0..=28 => 60 * GIB / io_bytes,
             29..=36 => [1_572_864, 983_040, 491_520, 61_440][place],
             37..=38 => 12_000_000,
-            39..=40 => if hdd { 1_200_000 } else { 4_000_000 },
-            41..=42 => if hdd { 2_000_000 } else { 4_000_000 },
-            43 => if hdd { 1_000_000 } else { 3_000_000 },
-            44 => if hdd { 1_000_000 } else { 7_000_000 },
-            _ => if hdd { 1_000_000 } else { 8_000_000 },
+            39..=40 => {
+                if hdd {
+                    1_200_000
+                } else {
+                    4_000_000
+                }
+            }
+            41..=42 => {
+                if hdd {
+                    2_000_000
+                } else {
+                    4_000_000
+                }
+            }
+            43 => {
+                if hdd {
+                    1_000_000
+                } else {
+                    3_000_000
+                }
+            }
+            44 => {
+                if hdd {
+                    1_000_000
+                } else {
+                    7_000_000
+                }
+            }
+            _ => {
+                if hdd {
+                    1_000_000
+                } else {
+                    8_000_000
+                }
+            }
         }
     }
 
@@ -336,7 +367,8 @@ mod tests {
     use super::*;
 
     fn counts(media: Media, stackfs: Stackfs) -> [usize; 4] {
-        let classes = Row::all().iter().map(|row| Class::of(row.published(media).change_pct(stackfs)));
+        let classes =
+            Row::all().iter().map(|row| Class::of(row.published(media).change_pct(stackfs)));
         let classes: Vec<_> = classes.collect();
         Class::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
     }
@@ -355,7 +387,10 @@ mod tests {
             for media in [Media::Hdd, Media::Ssd] {
                 for stackfs in [Stackfs::Base, Stackfs::Opt] {
                     let requests = row.published_requests(media, stackfs);
-                    assert!(requests.iter().any(|r| r.op == "LOOKUP"), "{row} {media:?} {stackfs:?}");
+                    assert!(
+                        requests.iter().any(|r| r.op == "LOOKUP"),
+                        "{row} {media:?} {stackfs:?}"
+                    );
                 }
             }
         }

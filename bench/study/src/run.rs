@@ -37,13 +37,18 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let interrupt = Interrupt::catch()?;
     let work = Work::create(&options.work)?;
     let device = Device::create(work.path(), estimate.image_bytes, estimate.inodes)?;
-    let bench = Bench { options, device, work: work.path().to_owned(), hierarchies, kernel, interrupt };
+    let bench =
+        Bench { options, device, work: work.path().to_owned(), hierarchies, kernel, interrupt };
     all_cells(bench, &mut results, tell)?;
     Ok(results)
 }
 
 /// Empty results, or those that are gone on with.
-fn beginning(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) -> Result<Results> {
+fn beginning(
+    options: &Options,
+    hierarchies: &Hierarchies,
+    kernel: &KernelStages,
+) -> Result<Results> {
     let fresh = fresh(options, hierarchies, kernel);
     if !options.resume {
         ensure!(
@@ -59,12 +64,20 @@ fn beginning(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages
         ("--seed", old.seed == fresh.seed),
         ("--device", old.device.emulated == fresh.device.emulated),
     ] {
-        ensure!(same, "the results in {} were measured with another {what}: give the same, or another --out", options.out.display());
+        ensure!(
+            same,
+            "the results in {} were measured with another {what}: give the same, or another --out",
+            options.out.display()
+        );
     }
     for config in &options.configs {
         match old.configs.iter().find(|old| old.name == config.name) {
             Some(known) if known != config => {
-                bail!("configuration {} was another one in {}: give it another name", config.name, options.out.display())
+                bail!(
+                    "configuration {} was another one in {}: give it another name",
+                    config.name,
+                    options.out.display()
+                )
             }
             Some(_) => {}
             None => old.configs.push(config.clone()),
@@ -99,7 +112,8 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
         rows: options.rows.clone(),
         configs: options.configs.clone(),
         device: DeviceFacts {
-            description: emulated.map_or_else(|| "loop device, not throttled".into(), throttle::describe),
+            description: emulated
+                .map_or_else(|| "loop device, not throttled".into(), throttle::describe),
             emulated,
             limits: emulated.map(Limits::of),
             image_on: check::file_system_of(&options.work),
@@ -111,7 +125,12 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
     }
 }
 
-fn introduce(options: &Options, estimate: &Estimate, results: &Results, tell: &mut dyn FnMut(&str)) {
+fn introduce(
+    options: &Options,
+    estimate: &Estimate,
+    results: &Results,
+    tell: &mut dyn FnMut(&str),
+) {
     let cells = options.rows.len() * options.configs.len() * options.runs as usize;
     tell(&format!(
         "{} rows, {} configurations, {} runs: {cells} cells, about {}; up to {} MiB in {}",
@@ -145,7 +164,11 @@ fn plan(options: &Options) -> Vec<(u32, u8, &Config)> {
     cells
 }
 
-fn all_cells(mut bench: Bench<'_>, results: &mut Results, tell: &mut dyn FnMut(&str)) -> Result<()> {
+fn all_cells(
+    mut bench: Bench<'_>,
+    results: &mut Results,
+    tell: &mut dyn FnMut(&str),
+) -> Result<()> {
     let options = bench.options;
     let mut cells = plan(options);
     cells.retain(|(run, row, config)| !results.has(*row, &config.name, *run));
@@ -186,10 +209,16 @@ fn progress(
 ) -> String {
     let name = Row::get(row).map_or("", |row| row.name.as_str());
     let told = match outcome {
-        Ok(measured) => format!("{:>10.0} ops/s in {:.2} s", measured.ops_per_s(), measured.seconds),
+        Ok(measured) => {
+            format!("{:>10.0} ops/s in {:.2} s", measured.ops_per_s(), measured.seconds)
+        }
         Err(error) => format!("failed: {error:#}"),
     };
-    format!("[{place}/{all}] {row:>2} {name:<20} {:<8} {told}; about {} left", config.name, duration(remaining))
+    format!(
+        "[{place}/{all}] {row:>2} {name:<20} {:<8} {told}; about {} left",
+        config.name,
+        duration(remaining)
+    )
 }
 
 /// Seconds in words.
@@ -227,9 +256,17 @@ mod tests {
     fn configurations_alternate_and_take_turns_in_being_first() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let order: Vec<_> = plan(&options).iter().map(|(run, row, c)| format!("{run} {row} {}", c.name)).collect();
+        let order: Vec<_> =
+            plan(&options).iter().map(|(run, row, c)| format!("{run} {row} {}", c.name)).collect();
         let expected = [
-            "1 1 native", "1 1 base", "1 37 native", "1 37 base", "2 1 base", "2 1 native", "2 37 base", "2 37 native",
+            "1 1 native",
+            "1 1 base",
+            "1 37 native",
+            "1 37 base",
+            "2 1 base",
+            "2 1 native",
+            "2 37 base",
+            "2 37 native",
         ];
         assert_eq!(order, expected);
     }

@@ -51,12 +51,24 @@ impl Sizes {
             _ => access_factor,
         };
         let share = (PAPER_MEMORY as f64 * factor) as u64;
-        Sizes { factor, access_factor, memory_limit_bytes: (share + PROCESSES + buffers(number)) & !4095 }
+        Sizes {
+            factor,
+            access_factor,
+            memory_limit_bytes: (share + PROCESSES + buffers(number)) & !4095,
+        }
     }
 
     /// What the engine is told.
     pub fn job(&self, row: u8, dir: &Path, phase: Phase, options: &Options) -> Job {
-        Job { row, media: media(options), factor: self.factor, access_factor: self.access_factor, dir: dir.to_owned(), seed: options.seed, phase }
+        Job {
+            row,
+            media: media(options),
+            factor: self.factor,
+            access_factor: self.access_factor,
+            dir: dir.to_owned(),
+            seed: options.seed,
+            phase,
+        }
     }
 }
 

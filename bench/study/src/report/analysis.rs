@@ -22,7 +22,8 @@ impl Figure {
     pub fn of(results: &Results, row: u8, config: &str) -> Option<Figure> {
         let rates = rates(results, row, config);
         let ops_per_s = median(&rates)?;
-        let (least, most) = rates.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
+        let (least, most) =
+            rates.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
         let native = median(&rates_unless_same(results, row, config));
         Some(Figure {
             ops_per_s,
@@ -81,10 +82,18 @@ pub fn rows(results: &Results) -> Vec<&'static Row> {
 
 /// The configurations that are compared with native.
 pub fn compared(results: &Results) -> Vec<&str> {
-    results.configs.iter().map(|config| config.name.as_str()).filter(|name| *name != NATIVE).collect()
+    results
+        .configs
+        .iter()
+        .map(|config| config.name.as_str())
+        .filter(|name| *name != NATIVE)
+        .collect()
 }
 
 /// Whether requests are counted beyond doubt: every configuration has some.
 pub fn changes<'a>(results: &'a Results, config: &'a str) -> impl Iterator<Item = (u8, f64)> + 'a {
-    results.rows.iter().filter_map(move |&row| Some((row, Figure::of(results, row, config)?.change_pct?)))
+    results
+        .rows
+        .iter()
+        .filter_map(move |&row| Some((row, Figure::of(results, row, config)?.change_pct?)))
 }

@@ -33,12 +33,20 @@ pub fn change(change_pct: f64, class: &str, published_pct: Option<f64>, label: &
     let mut svg = open(label, 1000, 10, "bar");
     let _ = write!(svg, "<rect class=\"ground\" width=\"1000\" height=\"10\"/>");
     for limit in [-50.0, -25.0, -5.0] {
-        let _ = write!(svg, "<rect class=\"grid\" x=\"{:.1}\" width=\"1.5\" height=\"10\"/>", x(limit));
+        let _ =
+            write!(svg, "<rect class=\"grid\" x=\"{:.1}\" width=\"1.5\" height=\"10\"/>", x(limit));
     }
-    let _ = write!(svg, "<rect class=\"{class}\" x=\"{left:.1}\" y=\"1\" width=\"{width:.1}\" height=\"8\"/>");
+    let _ = write!(
+        svg,
+        "<rect class=\"{class}\" x=\"{left:.1}\" y=\"1\" width=\"{width:.1}\" height=\"8\"/>"
+    );
     let _ = write!(svg, "<rect class=\"axis\" x=\"{:.1}\" width=\"2\" height=\"10\"/>", zero - 1.0);
     if let Some(published) = published_pct {
-        let _ = write!(svg, "<rect class=\"tick\" x=\"{:.1}\" width=\"6\" height=\"10\"/>", x(published) - 3.0);
+        let _ = write!(
+            svg,
+            "<rect class=\"tick\" x=\"{:.1}\" width=\"6\" height=\"10\"/>",
+            x(published) - 3.0
+        );
     }
     svg + "</svg>"
 }
@@ -159,8 +167,14 @@ mod tests {
 
     #[test]
     fn units() {
-        assert_eq!((time(999.0), time(1_500.0), time(2.5e9)), ("999 ns".into(), "1.5 µs".into(), "2.5 s".into()));
+        assert_eq!(
+            (time(999.0), time(1_500.0), time(2.5e9)),
+            ("999 ns".into(), "1.5 µs".into(), "2.5 s".into())
+        );
         assert_eq!((bytes(512.0), bytes(2048.0)), ("512 B".into(), "2.0 KiB".into()));
-        assert_eq!((count(0.25), count(3.0), count(2e6)), ("0.25".into(), "3".into(), "2000 k".into()));
+        assert_eq!(
+            (count(0.25), count(3.0), count(2e6)),
+            ("0.25".into(), "3".into(), "2000 k".into())
+        );
     }
 }

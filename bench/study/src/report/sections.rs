@@ -17,13 +17,35 @@ pub fn facts(results: &Results) -> String {
     let machine = &results.machine;
     let seconds = results.started_unix_ms / 1000;
     let facts = [
-        ("Machine", format!("{} × {}, {}", machine.cpus, machine.cpu, plot::bytes(machine.memory_bytes as f64))),
+        (
+            "Machine",
+            format!(
+                "{} × {}, {}",
+                machine.cpus,
+                machine.cpu,
+                plot::bytes(machine.memory_bytes as f64)
+            ),
+        ),
         ("Kernel", machine.kernel.clone()),
         ("Program", format!("defuse {}", results.program)),
-        ("Device", format!("{}; its image lies on {}", results.device.description, results.device.image_on)),
+        (
+            "Device",
+            format!(
+                "{}; its image lies on {}",
+                results.device.description, results.device.image_on
+            ),
+        ),
         ("Memory", results.memory.clone()),
         ("Kernel queues", results.kernel_stages.clone()),
-        ("Scale", format!("{}, {} run(s) of each cell, seed {}", results.scale.name(), results.runs, results.seed)),
+        (
+            "Scale",
+            format!(
+                "{}, {} run(s) of each cell, seed {}",
+                results.scale.name(),
+                results.runs,
+                results.seed
+            ),
+        ),
         ("Begun", format!("{} UTC", date(seconds))),
     ];
     let mut text = "<dl class=\"facts\">\n".to_owned();
@@ -36,7 +58,9 @@ pub fn facts(results: &Results) -> String {
             Some(words.collect::<Vec<_>>().join(" "))
         });
         let how = how.filter(|how| !how.is_empty());
-        let how = how.unwrap_or_else(|| if config.name == NATIVE { "ext4 itself" } else { "as it is mounted by default" }.into());
+        let how = how.unwrap_or_else(|| {
+            if config.name == NATIVE { "ext4 itself" } else { "as it is mounted by default" }.into()
+        });
         let _ = writeln!(text, "<dt>{}</dt><dd>{}</dd>", escape(&config.name), escape(&how));
     }
     text.push_str("</dl>\n");
@@ -51,7 +75,8 @@ pub fn verdicts(results: &Results) -> String {
     let mut text = "<ul class=\"verdicts\">\n".to_owned();
     for verdict in verdict::all(results) {
         let name = verdict.family.name();
-        let _ = writeln!(text, "<li><strong>{}</strong>: {}</li>", escape(name), escape(&verdict.text));
+        let _ =
+            writeln!(text, "<li><strong>{}</strong>: {}</li>", escape(name), escape(&verdict.text));
     }
     text + "</ul>\n"
 }
@@ -67,9 +92,14 @@ pub fn classes(results: &Results) -> String {
     ]);
     for config in analysis::compared(results) {
         let ours: Vec<_> = analysis::changes(results, config).collect();
-        text.push_str(&class_line(config, analysis::class_counts(ours.iter().map(|(_, change)| *change))));
+        text.push_str(&class_line(
+            config,
+            analysis::class_counts(ours.iter().map(|(_, change)| *change)),
+        ));
         if let Some(stackfs) = Stackfs::of_name(config) {
-            let published = ours.iter().filter_map(|(row, _)| Some(Row::get(*row)?.published(media).change_pct(stackfs)));
+            let published = ours
+                .iter()
+                .filter_map(|(row, _)| Some(Row::get(*row)?.published(media).change_pct(stackfs)));
             text.push_str(&class_line("published", analysis::class_counts(published)));
         }
     }
@@ -77,9 +107,16 @@ pub fn classes(results: &Results) -> String {
 }
 
 fn class_line(name: &str, counts: [usize; 4]) -> String {
-    let parts: Vec<Part> =
-        Class::ALL.iter().zip(counts).map(|(class, count)| Part { value: count as f64, class: class.name() }).collect();
-    let told: Vec<String> = Class::ALL.iter().zip(counts).map(|(class, count)| format!("{count}{}", class.mark())).collect();
+    let parts: Vec<Part> = Class::ALL
+        .iter()
+        .zip(counts)
+        .map(|(class, count)| Part { value: count as f64, class: class.name() })
+        .collect();
+    let told: Vec<String> = Class::ALL
+        .iter()
+        .zip(counts)
+        .map(|(class, count)| format!("{count}{}", class.mark()))
+        .collect();
     let label = format!("{name}: {}", told.join(", "));
     let most = counts.iter().sum::<usize>() as f64;
     line(name, &plot::stacked(&parts, most, &label), &told.join(" "))
@@ -88,7 +125,10 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
 /// A line with a name, a picture and a value.
 fn line(name: &str, picture: &str, value: &str) -> String {
     let name = escape(name);
-    format!("<div class=\"line\"><span class=\"name\">{name}</span>{picture}<span class=\"value\">{}</span></div>\n", escape(value))
+    format!(
+        "<div class=\"line\"><span class=\"name\">{name}</span>{picture}<span class=\"value\">{}</span></div>\n",
+        escape(value)
+    )
 }
 
 fn legend(entries: &[(&str, &str)]) -> String {
@@ -116,7 +156,12 @@ pub fn throughput(results: &Results) -> String {
         let native = native.map_or("native was not measured".into(), |figure| {
             format!("native {} ops/s{}", plot::count(figure.ops_per_s), spread(&figure))
         });
-        let _ = writeln!(text, "<h3>{} {} <span class=\"soft\">{native}</span></h3>", row.number, escape(&row.name));
+        let _ = writeln!(
+            text,
+            "<h3>{} {} <span class=\"soft\">{native}</span></h3>",
+            row.number,
+            escape(&row.name)
+        );
         for config in analysis::compared(results) {
             text.push_str(&throughput_line(results, row, config));
         }
@@ -131,10 +176,12 @@ fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
     let (Some(change), Some(class)) = (figure.change_pct, figure.class()) else {
         return line(config, "<span></span>", &format!("{} ops/s", plot::count(figure.ops_per_s)));
     };
-    let published = Stackfs::of_name(config).map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
+    let published = Stackfs::of_name(config)
+        .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
     let value = format!("{} {change:+.0} %{}{beside}", class.mark(), spread(&figure));
-    let told = published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
+    let told =
+        published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
     let label = format!("{} {config}: {change:+.1} %, {}{told}", row.name, class.name());
     line(config, &plot::change(change, class.name(), published, &label), &value)
 }
@@ -157,7 +204,12 @@ pub fn requests(results: &Results) -> String {
         }
         if !content.is_empty() {
             let open = if row.number == results.rows[0] { " open" } else { "" };
-            let _ = write!(text, "<details{open}><summary>{} {}</summary>\n{content}</details>\n", row.number, escape(&row.name));
+            let _ = write!(
+                text,
+                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
+                row.number,
+                escape(&row.name)
+            );
         }
     }
     text
@@ -167,20 +219,27 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
     let media = table::media(results);
     let ours = measured.requests();
     let stackfs = Stackfs::of_name(config);
-    let published = stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
+    let published =
+        stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
     let published_operations = row.published_operations(media) as f64 / 1000.0;
     let operations = measured.operations.max(1) as f64 / 1000.0;
     // Once a mount, and so nothing of the workload.
     let once = ["INIT", "DESTROY", "GETXATTR", "STATFS", "INTERRUPT"];
-    let names: BTreeSet<&str> = ours.keys().copied().chain(published.iter().map(|p| p.op.as_str())).collect();
-    let of_published = |op: &str| published.iter().find(|p| p.op == op).map(|p| p.pending as f64 / published_operations);
+    let names: BTreeSet<&str> =
+        ours.keys().copied().chain(published.iter().map(|p| p.op.as_str())).collect();
+    let of_published = |op: &str| {
+        published.iter().find(|p| p.op == op).map(|p| p.pending as f64 / published_operations)
+    };
     let rows: Vec<(&str, f64, Option<f64>)> = names
         .into_iter()
         .filter(|op| !once.contains(op))
         .map(|op| (op, ours.get(op).copied().unwrap_or(0) as f64 / operations, of_published(op)))
         .filter(|(_, ours, published)| *ours >= 0.005 || published.is_some_and(|p| p >= 0.005))
         .collect();
-    let most = rows.iter().map(|(_, ours, published)| ours.max(published.unwrap_or(0.0))).fold(0.0, f64::max);
+    let most = rows
+        .iter()
+        .map(|(_, ours, published)| ours.max(published.unwrap_or(0.0)))
+        .fold(0.0, f64::max);
     let mut text = format!("<h3>{}</h3>\n", escape(config));
     if rows.is_empty() {
         text.push_str("<p>The daemon got no request.</p>\n");
@@ -189,17 +248,27 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
         let beside = published.map_or(String::new(), |p| format!(" ({})", plot::count(p)));
         let value = format!("{}{beside}{}", plot::count(ours), background(measured, op));
         let label = format!("{op}: {value}");
-        text.push_str(&line(op, &plot::stacked(&[Part { value: ours, class: "a" }], most, &label), &value));
+        text.push_str(&line(
+            op,
+            &plot::stacked(&[Part { value: ours, class: "a" }], most, &label),
+            &value,
+        ));
     }
     text
 }
 
 /// The share of requests that went through the background queue, as the kernel saw it.
 fn background(measured: &Measured, op: &str) -> String {
-    let Some((kernel, op)) = measured.kernel.as_ref().zip(defuse_probe::Op::parse(op)) else { return String::new() };
+    let Some((kernel, op)) = measured.kernel.as_ref().zip(defuse_probe::Op::parse(op)) else {
+        return String::new();
+    };
     let count = |stage| kernel.get_stage(stage, op).map_or(0, |stats| stats.latency.count);
     let (background, all) = (count(Stage::Background), count(Stage::Total));
-    if background == 0 || all == 0 { String::new() } else { format!(", bg {:.0} %", 100.0 * background as f64 / all as f64) }
+    if background == 0 || all == 0 {
+        String::new()
+    } else {
+        format!(", bg {:.0} %", 100.0 * background as f64 / all as f64)
+    }
 }
 
 /// Histograms of the request that took most of the time of a row, by stage.
@@ -216,7 +285,12 @@ pub fn latency(results: &Results) -> String {
         }
         if !content.is_empty() {
             let open = if row.number == results.rows[0] { " open" } else { "" };
-            let _ = write!(text, "<details{open}><summary>{} {}</summary>\n{content}</details>\n", row.number, escape(&row.name));
+            let _ = write!(
+                text,
+                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
+                row.number,
+                escape(&row.name)
+            );
         }
     }
     text
@@ -224,16 +298,22 @@ pub fn latency(results: &Results) -> String {
 
 fn histograms(config: &str, measured: &Measured) -> String {
     let snapshot = measured.daemon.as_ref().or(measured.kernel.as_ref());
-    let Some(op) = snapshot.and_then(|s| s.ops.iter().max_by_key(|stats| stats.latency.sum_ns)).map(|stats| stats.op) else {
+    let Some(op) = snapshot
+        .and_then(|s| s.ops.iter().max_by_key(|stats| stats.latency.sum_ns))
+        .map(|stats| stats.op)
+    else {
         return String::new();
     };
-    let stages = [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::User];
+    let stages =
+        [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::User];
     let found: Vec<(Stage, &Histogram)> = stages
         .into_iter()
         .filter_map(|stage| Some((stage, measured.latency(stage, op)?)))
         .filter(|(_, latency)| latency.count > 0)
         .collect();
-    let Some(range) = plot::common_range(found.iter().map(|(_, latency)| *latency)) else { return String::new() };
+    let Some(range) = plot::common_range(found.iter().map(|(_, latency)| *latency)) else {
+        return String::new();
+    };
     let edge = |bucket: usize| plot::time(2f64.powi(bucket as i32 + 1));
     let mut text = format!("<h3>{}: {op}</h3>\n<div class=\"plots\">\n", escape(config));
     for (stage, latency) in found {
@@ -246,7 +326,7 @@ fn histograms(config: &str, measured: &Measured) -> String {
         );
         let _ = write!(
             text,
-            "<figure><figcaption>{}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{}</span><span>{}</span></div></figure>\n",
+            "<figure><figcaption>{}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{}</span><span>{}</span></div></figure>",
             escape(&told),
             plot::histogram(latency, range, &format!("{config} {op} {told}")),
             edge(range.0),
@@ -297,7 +377,9 @@ pub fn cpu(results: &Results) -> String {
             let rest = measured.cpu.system_ns.saturating_sub(app + daemon);
             [app, daemon, rest].map(|ns| measured.us_per_op(ns))
         });
-        text.push_str(&bars(row, &cells, ["a", "b", "e"], entries.map(|(_, name)| name), |us| plot::time(us * 1e3)));
+        text.push_str(&bars(row, &cells, ["a", "b", "e"], entries.map(|(_, name)| name), |us| {
+            plot::time(us * 1e3)
+        }));
     }
     text
 }
@@ -308,17 +390,33 @@ pub fn device(results: &Results) -> String {
     let mut text = legend(&entries);
     for row in analysis::rows(results) {
         let cells = cells(results, row, |measured| {
-            let late = measured.device_synced.write_bytes.saturating_sub(measured.device.write_bytes);
-            [measured.device.read_bytes, measured.device.write_bytes, late].map(|bytes| bytes as f64)
+            let late =
+                measured.device_synced.write_bytes.saturating_sub(measured.device.write_bytes);
+            [measured.device.read_bytes, measured.device.write_bytes, late]
+                .map(|bytes| bytes as f64)
         });
-        text.push_str(&bars(row, &cells, ["c", "d", "e"], entries.map(|(_, name)| name), plot::bytes));
+        text.push_str(&bars(
+            row,
+            &cells,
+            ["c", "d", "e"],
+            entries.map(|(_, name)| name),
+            plot::bytes,
+        ));
     }
     text
 }
 
-fn cells<'a>(results: &'a Results, row: &Row, of: impl Fn(&Measured) -> [f64; 3]) -> Vec<(&'a str, [f64; 3])> {
+fn cells<'a>(
+    results: &'a Results,
+    row: &Row,
+    of: impl Fn(&Measured) -> [f64; 3],
+) -> Vec<(&'a str, [f64; 3])> {
     let configs = results.configs.iter();
-    configs.filter_map(|config| Some((config.name.as_str(), of(analysis::typical(results, row.number, &config.name)?)))).collect()
+    configs
+        .filter_map(|config| {
+            Some((config.name.as_str(), of(analysis::typical(results, row.number, &config.name)?)))
+        })
+        .collect()
 }
 
 /// The bars of one row, to one scale.
@@ -335,10 +433,22 @@ fn bars(
     let most = cells.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(0.0, f64::max);
     let mut text = format!("<h3>{} {}</h3>\n", row.number, escape(&row.name));
     for (config, values) in cells {
-        let parts: Vec<Part> = classes.iter().zip(values).map(|(class, value)| Part { value: *value, class }).collect();
-        let told: Vec<String> = names.iter().zip(values).map(|(name, value)| format!("{name} {}", unit(*value))).collect();
+        let parts: Vec<Part> = classes
+            .iter()
+            .zip(values)
+            .map(|(class, value)| Part { value: *value, class })
+            .collect();
+        let told: Vec<String> = names
+            .iter()
+            .zip(values)
+            .map(|(name, value)| format!("{name} {}", unit(*value)))
+            .collect();
         let label = format!("{} {config}: {}", row.name, told.join(", "));
-        text.push_str(&line(config, &plot::stacked(&parts, most, &label), &unit(values.iter().sum())));
+        text.push_str(&line(
+            config,
+            &plot::stacked(&parts, most, &label),
+            &unit(values.iter().sum()),
+        ));
     }
     text
 }
@@ -348,9 +458,16 @@ pub fn figures(results: &Results) -> String {
     let mut body = String::new();
     for row in analysis::rows(results) {
         for config in &results.configs {
-            let Some(measured) = analysis::typical(results, row.number, &config.name) else { continue };
-            let daemon = measured.cpu.daemon_ns.map_or("-".into(), |ns| format!("{:.1}", measured.us_per_op(ns)));
-            let memory = measured.memory_limit_bytes.map_or("not limited".into(), |limit| plot::bytes(limit as f64));
+            let Some(measured) = analysis::typical(results, row.number, &config.name) else {
+                continue;
+            };
+            let daemon = measured
+                .cpu
+                .daemon_ns
+                .map_or("-".into(), |ns| format!("{:.1}", measured.us_per_op(ns)));
+            let memory = measured
+                .memory_limit_bytes
+                .map_or("not limited".into(), |limit| plot::bytes(limit as f64));
             let _ = writeln!(
                 body,
                 "<tr><td>{} {}</td><td>{}</td><td>{:.1}</td><td>{}</td><td>{:.2}</td><td>{:.1}</td><td>{daemon}</td><td>{:.1}</td>\
@@ -369,12 +486,29 @@ pub fn figures(results: &Results) -> String {
         }
     }
     let head = [
-        "row", "", "ops/s", "operations", "s", "app µs/op", "daemon µs/op", "system µs/op", "reads", "writes", "memory",
+        "row",
+        "",
+        "ops/s",
+        "operations",
+        "s",
+        "app µs/op",
+        "daemon µs/op",
+        "system µs/op",
+        "reads",
+        "writes",
+        "memory",
     ];
     let mut text = wide_table("The run of median throughput of each cell", &head, &body);
     for cell in results.cells.iter().filter(|cell| cell.error.is_some()) {
         let error = cell.error.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "<p>Row {}, {}, run {} failed: {}</p>", cell.row, escape(&cell.config), cell.run, escape(error));
+        let _ = writeln!(
+            text,
+            "<p>Row {}, {}, run {} failed: {}</p>",
+            cell.row,
+            escape(&cell.config),
+            cell.run,
+            escape(error)
+        );
     }
     text
 }
@@ -385,10 +519,12 @@ fn date(seconds: u64) -> String {
     // Days are counted in eras of 400 years that begin in March, so that the leap day comes last.
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let place = (5 * day_of_year + 2) / 153;
-    let (day, month) = (day_of_year - (153 * place + 2) / 5 + 1, if place < 10 { place + 3 } else { place - 9 });
+    let (day, month) =
+        (day_of_year - (153 * place + 2) / 5 + 1, if place < 10 { place + 3 } else { place - 9 });
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     format!("{year}-{month:02}-{day:02} {:02}:{:02}", rest / 3600, rest / 60 % 60)
 }

@@ -12,7 +12,13 @@ pub fn table(results: &Results) -> String {
     let mut text = String::new();
     let media = media(results);
     let configs = analysis::compared(results);
-    let _ = writeln!(text, "{}; {}; scale {}", results.device.description, results.memory, results.scale.name());
+    let _ = writeln!(
+        text,
+        "{}; {}; scale {}",
+        results.device.description,
+        results.memory,
+        results.scale.name()
+    );
     let _ = write!(text, "{:>2} {:<21}{:>13}", "#", "workload", "native ops/s");
     for config in &configs {
         let published = Stackfs::of_name(config).map_or("", |_| "(paper)");
@@ -26,7 +32,10 @@ pub fn table(results: &Results) -> String {
     for config in &configs {
         let _ = writeln!(text, "{}", counts_line(results, config, media));
     }
-    let _ = writeln!(text, "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %   ~ spread of the runs\n");
+    let _ = writeln!(
+        text,
+        "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %   ~ spread of the runs\n"
+    );
     for verdict in verdict::all(results) {
         let _ = writeln!(text, "{}: {}\n", verdict.family.name(), verdict.text);
     }
@@ -41,13 +50,18 @@ pub fn media(results: &Results) -> Media {
 
 fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media: Media) {
     let native = Figure::of(results, row.number, NATIVE);
-    let native = native.map_or("-".into(), |figure| format!("{:.1}{}", figure.ops_per_s, spread(&figure)));
+    let native =
+        native.map_or("-".into(), |figure| format!("{:.1}{}", figure.ops_per_s, spread(&figure)));
     let _ = write!(text, "{:>2} {:<21}{native:>13}", row.number, row.name);
     for config in configs {
         let figure = Figure::of(results, row.number, config);
-        let change = figure.as_ref().map_or("-".into(), |figure| match (figure.change_pct, figure.class()) {
-            (Some(change), Some(class)) => format!("{change:+.1}%{}{}", class.mark(), spread(figure)),
-            _ => format!("{:.1}", figure.ops_per_s),
+        let change = figure.as_ref().map_or("-".into(), |figure| {
+            match (figure.change_pct, figure.class()) {
+                (Some(change), Some(class)) => {
+                    format!("{change:+.1}%{}{}", class.mark(), spread(figure))
+                }
+                _ => format!("{:.1}", figure.ops_per_s),
+            }
         });
         let published = Stackfs::of_name(config).map(|stackfs| {
             let change = row.published(media).change_pct(stackfs);
@@ -69,21 +83,25 @@ pub fn counts_line(results: &Results, config: &str, media: Media) -> String {
     let mut text = format!("{config}: {}", counts(ours));
     if let Some(stackfs) = Stackfs::of_name(config) {
         let rows = analysis::changes(results, config).filter_map(|(row, _)| Row::get(row));
-        let published = analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
-        let _ = write!(text, "; published for these rows ({}): {}", media.name(), counts(published));
+        let published =
+            analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
+        let _ =
+            write!(text, "; published for these rows ({}): {}", media.name(), counts(published));
     }
     text
 }
 
 fn counts(counts: [usize; 4]) -> String {
-    let part = |(class, count): (Class, usize)| format!("{count} {} {}", class.name(), class.mark());
+    let part =
+        |(class, count): (Class, usize)| format!("{count} {} {}", class.name(), class.mark());
     Class::ALL.into_iter().zip(counts).map(part).collect::<Vec<_>>().join(", ")
 }
 
 fn failures(text: &mut String, results: &Results) {
     for cell in &results.cells {
         if let Some(error) = &cell.error {
-            let _ = writeln!(text, "row {} {} run {} failed: {error}", cell.row, cell.config, cell.run);
+            let _ =
+                writeln!(text, "row {} {} run {} failed: {error}", cell.row, cell.config, cell.run);
         }
     }
     if results.interrupted {

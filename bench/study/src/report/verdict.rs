@@ -20,8 +20,10 @@ pub struct Verdict {
 /// The verdicts of all families of which anything was measured.
 pub fn all(results: &Results) -> Vec<Verdict> {
     let verdicts = Family::ALL.into_iter().filter_map(|family| {
-        let sentences: Vec<String> =
-            analysis::compared(results).into_iter().filter_map(|config| of_config(results, family, config)).collect();
+        let sentences: Vec<String> = analysis::compared(results)
+            .into_iter()
+            .filter_map(|config| of_config(results, family, config))
+            .collect();
         (!sentences.is_empty()).then(|| Verdict { family, text: sentences.join(" ") })
     });
     verdicts.collect()
@@ -55,7 +57,9 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
     let word = match (Class::of(worst_pct), Class::of(best_pct)) {
         (Class::Green, _) => "no cost to speak of",
         (Class::Yellow, _) => "a moderate cost",
-        (Class::Orange | Class::Red, Class::Green) => "from no cost to a high one, by the kind of access",
+        (Class::Orange | Class::Red, Class::Green) => {
+            "from no cost to a high one, by the kind of access"
+        }
         (Class::Orange, _) => "a high cost",
         (Class::Red, _) => "a very high cost",
     };
@@ -79,16 +83,21 @@ fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
     }
     let definition = results.configs.iter().find(|known| known.name == config);
     clauses.extend(daemon_clause(ours, results.machine.cpus, definition));
-    let (before, after) = (native.us_per_op(native.cpu.system_ns), ours.us_per_op(ours.cpu.system_ns));
+    let (before, after) =
+        (native.us_per_op(native.cpu.system_ns), ours.us_per_op(ours.cpu.system_ns));
     if before > 0.05 && (after / before > 1.2 || after / before < 0.8) {
-        clauses.push(format!("the system spends {:.1} times the CPU time of native on an operation", after / before));
+        clauses.push(format!(
+            "the system spends {:.1} times the CPU time of native on an operation",
+            after / before
+        ));
     }
     (!clauses.is_empty()).then(|| clauses.join(", "))
 }
 
 /// The requests that an operation takes, by the types that matter.
 fn requests_clause(ours: &Measured) -> Option<String> {
-    let mut requests: Vec<_> = ours.requests().into_iter().filter(|(op, _)| !op.contains("FORGET")).collect();
+    let mut requests: Vec<_> =
+        ours.requests().into_iter().filter(|(op, _)| !op.contains("FORGET")).collect();
     let all: u64 = requests.iter().map(|(_, count)| count).sum();
     if ours.daemon.is_none() && ours.kernel.is_none() {
         return None;
@@ -134,9 +143,13 @@ fn daemon_clause(ours: &Measured, cpus: u64, config: Option<&Config>) -> Option<
 /// How far the family is from what was published.
 fn apart(results: &Results, stackfs: Stackfs, changes: &[(u8, f64)]) -> Option<String> {
     let media = media(results);
-    let published = |row: u8| Some(crate::rows::Row::get(row)?.published(media).change_pct(stackfs));
-    let same = changes.iter().filter(|(row, ours)| published(*row).is_some_and(|p| Class::of(p) == Class::of(*ours)));
-    let differences: Vec<f64> = changes.iter().filter_map(|(row, ours)| Some(ours - published(*row)?)).collect();
+    let published =
+        |row: u8| Some(crate::rows::Row::get(row)?.published(media).change_pct(stackfs));
+    let same = changes
+        .iter()
+        .filter(|(row, ours)| published(*row).is_some_and(|p| Class::of(p) == Class::of(*ours)));
+    let differences: Vec<f64> =
+        changes.iter().filter_map(|(row, ours)| Some(ours - published(*row)?)).collect();
     let middle = analysis::median(&differences)?;
     Some(format!(
         "{} of {} rows are in the published class, the median differs by {middle:+.0} points",
@@ -156,4 +169,3 @@ pub fn sensible(value: f64) -> String {
         _ => "0".into(),
     }
 }
-
