@@ -79,7 +79,6 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
             "frontends" | "trace" => &["fs", "probe"],
-            "frontends" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
             "measure" => &[],

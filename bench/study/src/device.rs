@@ -14,6 +14,10 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a sector in `/sys/block/*/stat`, whatever the device's own.
 const SECTOR: u64 = 512;
 
+/// How far the kernel reads ahead, as for the paper's disks. Newer kernels derive megabytes from what a loop device says of
+/// itself, and 32 of those windows are more than the memory that there is at scale `small`.
+const READ_AHEAD_KIB: &str = "128";
+
 /// A loop device and where its file system is mounted. Everything is undone when it is dropped; should this process be
 /// killed, the kernel detaches the device with the last that holds it.
 #[derive(Debug)]
@@ -62,6 +66,9 @@ impl Device {
         let marked = command::output("losetup", &["--detach".as_ref(), node.as_os_str()]);
         let open = open?;
         marked?;
+        let name = node.file_name().unwrap_or_default().to_string_lossy();
+        let ahead = format!("/sys/block/{name}/queue/read_ahead_kb");
+        fs::write(&ahead, READ_AHEAD_KIB).with_context(|| ahead.clone())?;
         Ok(Device { node, mountpoint, image, inodes, _open: open })
     }
 

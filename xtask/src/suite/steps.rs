@@ -66,6 +66,7 @@ const TEST_TOOLS: &[Tool] = &[
         "the ABI against the C header",
     ),
     Tool::package_for("util-linux", "setpriv", "what other users than root make"),
+    Tool::package_for("chromium", "chromium", "the report of a study in a browser"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 
