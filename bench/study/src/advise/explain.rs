@@ -67,12 +67,12 @@ fn times(text: &mut String, advice: &Advice) {
     let (native, mounted) = (advice.native.seconds(), advice.mounted.seconds());
     let change = 100.0 * (mounted / native.max(1e-9) - 1.0);
     let noise = spread(&advice.native.runs).max(spread(&advice.mounted.runs));
-    let verdict = if change.abs() <= noise.max(2.0) {
-        "no difference that could be told from noise".to_owned()
-    } else if change > 0.0 {
+    let verdict = if advice.mounted.is_slower_than(&advice.native) {
         format!("{change:.0} % longer")
-    } else {
+    } else if advice.native.is_slower_than(&advice.mounted) {
         format!("{:.0} % shorter", -change)
+    } else {
+        "no difference that could be told from noise".to_owned()
     };
     let name = &advice.mounted.name;
     let _ = writeln!(
@@ -169,24 +169,26 @@ fn tried(text: &mut String, advice: &Advice) {
         let _ = writeln!(text, "{none}");
         return;
     }
-    let before = advice.mounted.seconds();
     let _ = writeln!(text, "Tried, because of what was seen:");
-    for (candidate, series) in &advice.tried {
-        let change = 100.0 * (series.seconds() / before.max(1e-9) - 1.0);
-        let noise = spread(&series.runs).max(spread(&advice.mounted.runs)).max(2.0);
-        let outcome = match change {
-            change if change < -noise => format!("helps: {:.0} % shorter", -change),
-            change if change > noise => format!("makes it worse: {change:.0} % longer"),
-            _ => "changes nothing that could be told from noise".into(),
+    for tried in &advice.tried {
+        let change = 100.0 * (tried.with.seconds() / tried.without.seconds().max(1e-9) - 1.0);
+        let (before, after) = (count(&tried.without.runs), count(&tried.with.runs));
+        let outcome = if tried.without.is_slower_than(&tried.with) && after < before {
+            format!("helps: {:.0} % shorter", -change)
+        } else if tried.with.is_slower_than(&tried.without) {
+            format!("makes it worse: {change:.0} % longer")
+        } else if after >= before {
+            "does not help: there are as many requests".into()
+        } else {
+            "saves no time that could be told from noise".into()
         };
-        let (requests_before, requests_after) = (count(&advice.mounted.runs), count(&series.runs));
         let _ = writeln!(
             text,
-            "  -o {}: {outcome} ({}, {requests_before} requests became {requests_after}). {}; needs: {}.",
-            candidate.option,
-            seconds(series.seconds()),
-            candidate.because,
-            candidate.needs
+            "  -o {}: {outcome} ({}, {before} requests became {after}). {}; needs: {}.",
+            tried.candidate.option,
+            seconds(tried.with.seconds()),
+            tried.candidate.because,
+            tried.candidate.needs
         );
     }
 }
@@ -202,7 +204,7 @@ fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Candidate, Series};
+    use super::super::{Candidate, Series, Tried};
     use super::*;
     use defuse_probe::Recorder;
 
@@ -225,7 +227,7 @@ mod tests {
         Series { name: name.into(), runs }
     }
 
-    fn advice(mounted: Vec<Run>, tried: Vec<(Candidate, Series)>) -> Advice {
+    fn advice(mounted: Vec<Run>, tried: Vec<Tried>) -> Advice {
         Advice {
             native: series("native", vec![run(1.0, &[]), run(1.0, &[])]),
             mounted: series("default", mounted),
@@ -244,8 +246,10 @@ mod tests {
             because: "300 ask".into(),
             needs: "care".into(),
         };
-        let better = series("timeout=60", vec![run(1.2, &[(Op::READ, 10, 100_000)])]);
-        let text = explain(&advice(vec![slow.clone(), slow], vec![(candidate, better)]));
+        let with = series("default+", vec![run(1.2, &[(Op::READ, 10, 100_000)])]);
+        let without = series("default", vec![slow.clone()]);
+        let tried = Tried { candidate, with, without };
+        let text = explain(&advice(vec![slow.clone(), slow], vec![tried]));
         for fact in [
             "natively 1.00 s, on default 1.50 s: 50 % longer",
             "310 requests took 4.0 ms in the daemon",
@@ -257,6 +261,16 @@ mod tests {
         ] {
             assert!(text.contains(fact), "{fact:?} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn an_option_that_saves_no_request_did_not_help_however_fast_it_was() {
+        let ops = [(Op::LOOKUP, 300, 10_000)];
+        let candidate = Candidate { option: "x".into(), because: "y".into(), needs: "z".into() };
+        let (with, without) =
+            (series("a", vec![run(0.5, &ops)]), series("b", vec![run(1.5, &ops)]));
+        let text = explain(&advice(vec![run(1.5, &ops)], vec![Tried { candidate, with, without }]));
+        assert!(text.contains("-o x: does not help: there are as many requests"), "{text}");
     }
 
     #[test]

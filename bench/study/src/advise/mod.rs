@@ -87,8 +87,8 @@ pub struct Advice {
     pub native: Series,
     /// On the mount.
     pub mounted: Series,
-    /// What was tried, with its runs.
-    pub tried: Vec<(Candidate, Series)>,
+    /// What was tried.
+    pub tried: Vec<Tried>,
     /// Exit code of the command.
     pub exit_code: i32,
     /// Whether the command changed files.
@@ -110,6 +110,17 @@ impl Series {
         let seconds: Vec<f64> = self.runs.iter().map(|run| run.seconds).collect();
         median(&seconds).unwrap_or(0.0)
     }
+}
+
+/// An option that was tried, in turns with the mount without it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tried {
+    /// The option.
+    pub candidate: Candidate,
+    /// With it.
+    pub with: Series,
+    /// Without it.
+    pub without: Series,
 }
 
 struct Stand<'a> {
@@ -184,6 +195,14 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
 }
 
 impl Series {
+    /// Whether every run took longer than every one of `other`.
+    pub fn is_slower_than(&self, other: &Series) -> bool {
+        let seconds =
+            |series: &Series| series.runs.iter().map(|run| run.seconds).collect::<Vec<_>>();
+        let (ours, theirs) = (seconds(self), seconds(other));
+        ours.iter().all(|a| theirs.iter().all(|b| a > b))
+    }
+
     fn new(name: &str) -> Series {
         Series { name: name.to_owned(), runs: Vec::new() }
     }
@@ -282,28 +301,27 @@ impl Stand<'_> {
         Ok(Run { seconds, app_ns, ..Run::default() })
     }
 
-    /// Runs what could help, next to the mount as it was, and keeps what came out.
+    /// Runs what could help, in turns with the mount as it was.
     fn try_candidates(
         &mut self,
         native: &Series,
         mounted: &Series,
         tell: &mut dyn FnMut(&str),
-    ) -> Result<Vec<(Candidate, Series)>> {
+    ) -> Result<Vec<Tried>> {
         let mut tried = Vec::new();
         if !self.options.try_options {
             return Ok(tried);
         }
-        for candidate in candidates::for_run(native, mounted, &self.options.config) {
-            let mut series = Series::new(&candidate.option);
-            for run in 1..=self.options.runs {
-                let done = self.run(&candidate.config(&self.options.config))?;
-                tell(&format!(
-                    "trying {} ({run} of {}): {:.3} s",
-                    candidate.option, self.options.runs, done.seconds
-                ));
-                series.runs.push(done);
+        let base = &self.options.config;
+        for candidate in candidates::for_run(native, mounted, base) {
+            let config = candidate.config(base);
+            let (mut with, mut without) = (Series::new(&config.name), Series::new(&base.name));
+            for _ in 0..self.options.runs {
+                without.runs.push(self.run(base)?);
+                with.runs.push(self.run(&config)?);
             }
-            tried.push((candidate, series));
+            tell(&format!("tried -o {}: {:.3} s", candidate.option, with.seconds()));
+            tried.push(Tried { candidate, with, without });
         }
         Ok(tried)
     }
