@@ -83,7 +83,7 @@ fn writes_are_one_request_for_4_kib_with_base_and_32_times_fewer_with_opt() {
     let results = results(&place, &["--rows", "21,24", "--configs", "native,base,opt"]);
     for row in [21, 24] {
         let written = bytes(&results, row, "native", "written_bytes");
-        assert!(written >= 1 << 20 && written % (128 << 10) == 0, "{written}");
+        assert!(written >= 1 << 20 && written.is_multiple_of(128 << 10), "{written}");
         for config in ["base", "opt"] {
             assert_eq!(bytes(&results, row, config, "written_bytes"), written);
         }

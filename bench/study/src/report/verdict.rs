@@ -82,6 +82,7 @@ fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
         clauses.push(device_clause(share(native), share(ours)));
     }
     let definition = results.configs.iter().find(|known| known.name == config);
+    clauses.extend(traffic_clause(native, ours));
     clauses.extend(daemon_clause(ours, results.machine.cpus, definition));
     let (before, after) =
         (native.us_per_op(native.cpu.system_ns), ours.us_per_op(ours.cpu.system_ns));
@@ -123,6 +124,17 @@ fn device_clause(native_pct: f64, ours_pct: f64) -> String {
         (false, true) => format!("the device is the limit here only (busy {both})"),
         (false, false) => format!("the device is not the limit (busy {both})"),
     }
+}
+
+/// Whether the device moves more bytes for the same work, as where two caches share the memory of one.
+fn traffic_clause(native: &Measured, ours: &Measured) -> Option<String> {
+    let bytes = |measured: &Measured| {
+        (measured.device_synced.read_bytes + measured.device_synced.write_bytes) as f64
+            / measured.operations.max(1) as f64
+    };
+    let ratio = bytes(ours) / bytes(native).max(1e-9);
+    let much = ours.device_synced.read_bytes + ours.device_synced.write_bytes > 8 << 20;
+    (much && ratio > 1.25).then(|| format!("which moves {ratio:.1} times the bytes of native"))
 }
 
 /// Whether the daemon has all the CPU time that it can take.
