@@ -9,10 +9,12 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod breakdown;
 mod compose;
 mod control;
 mod daemon;
 mod error;
+mod kernel;
 mod list;
 mod man;
 mod mount;
@@ -26,6 +28,9 @@ mod signals;
 mod stat;
 mod study;
 mod target;
+mod top;
+mod trace;
+mod tune;
 mod umount;
 mod until;
 mod workload;
@@ -59,6 +64,10 @@ enum Command {
     #[command(hide = true)]
     StudyEngine(study::EngineArgs),
     Workload(workload::WorkloadArgs),
+    Top(top::TopArgs),
+    Trace(trace::TraceArgs),
+    Breakdown(breakdown::BreakdownArgs),
+    Tune(tune::TuneArgs),
     Man(man::ManArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
@@ -93,6 +102,10 @@ fn run(command: Command) -> Result {
         Command::Advise(args) => advise::run(&args),
         Command::StudyEngine(args) => study::run_engine(&args),
         Command::Workload(args) => workload::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Breakdown(args) => breakdown::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),

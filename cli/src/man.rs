@@ -73,6 +73,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "A configuration of the paper, changed.",
     ),
     ("defuse stat /mnt/data --watch 1", "What happens there, every second."),
+    ("defuse stat /mnt/sshfs --for 10", "Where any FUSE file system spends its time (as root)."),
+    ("defuse trace /mnt/data --errors", "Requests that fail, as they happen (as root)."),
     ("defuse umount /mnt/data", "Unmount, and wait until everything is durable."),
     ("passthrough:/srv/data /mnt/data fuse.defuse allow_other,nofail 0 0", "A line of fstab."),
 ];

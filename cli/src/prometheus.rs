@@ -69,3 +69,118 @@ fn seconds(ns: u64) -> String {
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use defuse_probe::{Op, Recorder, Stage};
+    use defuse_trace::Mount;
+
+    fn example() -> String {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        for ns in [3, 1_023, 1_024, 5_000_000_000, 20_000_000_000] {
+            cells.record_stage(Stage::Total, Op::READ, ns, ns > 5);
+        }
+        cells.record(Op::WRITE, 700, true);
+        cells.add_bytes(Op::WRITE, 4096);
+        let mut snapshot = recorder.snapshot();
+        snapshot.gauges.insert("workers".into(), 2);
+        let mount = Mount {
+            connection: 43,
+            mount_point: "/mnt/a \"b\\\nc".into(),
+            fstype: "fuse".into(),
+            source: "x".into(),
+        };
+        text(&Connection { id: 43, mounts: vec![mount], processes: Vec::new() }, &snapshot)
+    }
+
+    /// A sample: name, labels, value. Checks the grammar on the way.
+    fn sample(line: &str) -> (String, BTreeMap<String, String>, f64) {
+        let (name, rest) = line.split_once('{').unwrap();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        assert!(name.chars().all(is_name) && !name.starts_with(|c: char| c.is_ascii_digit()));
+        let mut labels = BTreeMap::new();
+        let mut rest = rest;
+        loop {
+            let (label, after) = rest.split_once("=\"").unwrap();
+            let mut value = String::new();
+            let mut chars = after.char_indices();
+            let end = loop {
+                match chars.next().unwrap() {
+                    (place, '"') => break place,
+                    (_, '\\') => {
+                        let (_, escaped) = chars.next().unwrap();
+                        assert!(matches!(escaped, '\\' | '"' | 'n'), "{line}");
+                        value.push(escaped);
+                    }
+                    (_, c) => value.push(c),
+                }
+            };
+            assert!(labels.insert(label.to_owned(), value).is_none(), "{label} twice");
+            rest = &after[end + 1..];
+            match rest.strip_prefix(',') {
+                Some(more) => rest = more,
+                None => break,
+            }
+        }
+        let value = rest.strip_prefix("} ").unwrap();
+        (name.to_owned(), labels, value.parse().unwrap())
+    }
+
+    #[test]
+    fn the_text_keeps_the_rules_of_the_exposition_format() {
+        let text = example();
+        assert!(text.ends_with('\n'));
+        let (mut kinds, mut seen) = (BTreeMap::new(), BTreeSet::new());
+        let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        let mut counts = BTreeMap::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
+                continue;
+            }
+            if line.starts_with("# HELP ") {
+                continue;
+            }
+            let (name, mut labels, value) = sample(line);
+            assert!(seen.insert((name.clone(), labels.clone())), "{line} twice");
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|e| name.strip_suffix(e));
+            let family = family.filter(|f| kinds.contains_key(*f)).unwrap_or(&name);
+            match kinds[family].as_str() {
+                "counter" => assert!(name.ends_with("_total") && value >= 0.0),
+                "histogram" if name.ends_with("_bucket") => {
+                    let le = labels.remove("le").unwrap();
+                    let le = if le == "+Inf" { f64::INFINITY } else { le.parse().unwrap() };
+                    buckets.entry(format!("{labels:?}")).or_default().push((le, value));
+                }
+                "histogram" if name.ends_with("_count") => {
+                    counts.insert(format!("{labels:?}"), value);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(buckets.len(), 2);
+        for (labels, buckets) in &buckets {
+            assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{buckets:?}");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, counts[labels])));
+        }
+    }
+
+    #[test]
+    fn bounds_are_seconds_and_hold_what_belongs_below_them() {
+        let text = example();
+        let count = |le: &str| {
+            let wanted = format!("op=\"READ\",stage=\"total\",le=\"{le}\"}} ");
+            let line = text.lines().find(|line| line.contains(&wanted)).unwrap();
+            line.rsplit(' ').next().unwrap().to_owned()
+        };
+        assert_eq!((count("0.000000003").as_str(), count("0.000001023").as_str()), ("1", "2"));
+        assert_eq!((count("0.000002047").as_str(), count("+Inf").as_str()), ("3", "5"));
+        assert_eq!((seconds(0), seconds(1_500_000_000)), ("0".into(), "1.5".into()));
+        assert!(text.contains("defuse_workers{connection=\"43\""));
+    }
+}

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::control::{self, Agreement};
 use crate::error::{Failure, Result, print, warn};
+use crate::kernel::KernelArgs;
 use crate::registry::{self, Found, State};
 use crate::target::Target;
 use crate::until::Until;
@@ -43,6 +44,8 @@ pub struct StatArgs {
     /// Show what was agreed with the kernel, and why
     #[arg(long, conflicts_with = "watch")]
     negotiated: bool,
+    #[command(flatten)]
+    kernel: KernelArgs,
 }
 
 /// Seconds, at least 10 ms of them.
@@ -60,7 +63,8 @@ pub fn run(args: &StatArgs) -> Result {
         let (agreement, json) = control::negotiated(ours(&target)?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
-    let mut source = Source::open(&target, args.stages || target.ours.is_none())?;
+    let with_kernel = args.stages || target.ours.is_none();
+    let mut source = Source::open(&target, with_kernel.then_some(&args.kernel))?;
     let until = Until::new(args.duration)?;
     match args.watch {
         Some(period) => watch(args, &mut source, &until, period),
@@ -125,12 +129,12 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn open(target: &'a Target, with_kernel: bool) -> Result<Self> {
-        if !with_kernel {
+    fn open(target: &'a Target, kernel: Option<&KernelArgs>) -> Result<Self> {
+        let Some(kernel) = kernel else {
             return Ok(Source { target, collector: None, before: None, notes: Vec::new() });
-        }
+        };
         let wanted = Wanted { connection: Some(target.connection.id), ..Wanted::default() };
-        let collector = Collector::start(&wanted).map_err(Failure::failed)?;
+        let collector = kernel.start(wanted)?;
         let notes = collector.notes().to_vec();
         let before = match &target.ours {
             Some(found) => Some(control::stat(found)?.0),
@@ -145,6 +149,8 @@ impl<'a> Source<'a> {
             return Ok(control::stat(ours(self.target)?)?.0);
         };
         let id = self.target.connection.id;
+        // The daemon may be another process by now.
+        collector.refresh().map_err(Failure::failed)?;
         let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
         let losses = collector.losses().map_err(Failure::failed)?;
         self.notes = collector.notes().to_vec();

@@ -39,7 +39,7 @@ fn operations_that_fail_end_with_1() {
         ("umount mnt", "is not mounted"),
         ("umount missing", "is not mounted"),
         ("umount /proc", "use umount(8)"),
-        ("stat mnt", "is no mount of defuse"),
+        ("stat mnt", "is neither the mount point of a FUSE file system"),
         ("stat", "nothing is mounted"),
         ("mount passthrough:missing mnt", "does not exist"),
         ("mount passthrough:src/file mnt", "is not a directory"),

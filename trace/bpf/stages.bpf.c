@@ -291,7 +291,12 @@ INLINE void note_details(const struct fuse_req *req, const struct flight_key *ke
 {
 	if (only_ops && !is_one_of(flight->opcode, only_ops))
 		return;
-	if (only_pid && req->in.h.pid != only_pid)
+	/* The daemon is told of the thread, which is of less use. A background request is sent by
+	 * whoever makes room for it. */
+	u32 pid = current_pid_tgid() >> 32;
+	if (flight->flags & FLIGHT_BACKGROUND)
+		pid = creation ? creation->tgid : 0;
+	if (only_pid && pid != only_pid)
 		return;
 	if (map_update(&details, key, &no_event, UPDATE_ANY) != 0) {
 		lose(LOSS_EVENTS);
@@ -305,14 +310,11 @@ INLINE void note_details(const struct fuse_req *req, const struct flight_key *ke
 	event->nodeid = flight->nodeid;
 	event->opcode = flight->opcode;
 	event->in_len = req->in.h.len;
-	event->pid = req->in.h.pid;
-	/* A background request is sent by whoever makes room for it. */
+	event->pid = pid;
 	if (!(flight->flags & FLIGHT_BACKGROUND))
 		current_comm(event->comm, sizeof(event->comm));
 	else if (creation)
 		__builtin_memcpy(event->comm, creation->comm, sizeof(event->comm));
-	if (!event->pid && creation && (flight->flags & FLIGHT_BACKGROUND))
-		event->pid = creation->tgid;
 	note_names(event, req->args);
 	note_range(event, req->args);
 }
@@ -497,9 +499,10 @@ INLINE void send_event(const struct fuse_req *req, const struct flight_key *key,
 	/* The caller may be awake already: then this is garbage at worst, and never a fault. */
 	if (!event->error && is_one_of(event->opcode, HAS_CHILD))
 		read_kernel(&event->child, sizeof(event->child), req->args->out_args[0].value);
-	u64 size = __builtin_offsetof(struct event, name) + event->names * NAME_SIZE;
-	if (event->names > 2)
-		goto done;
+	/* Sizes that the verifier sees as constant. */
+	u64 size = event->names == 0   ? __builtin_offsetof(struct event, name)
+		   : event->names == 1 ? __builtin_offsetof(struct event, name2)
+				       : sizeof(struct event);
 	if (ringbuf_output(&events, event, size, RINGBUF_NO_WAKEUP) != 0)
 		lose(LOSS_EVENTS);
 done:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the program and its reader share. src/wire.rs has the same in Rust; a test compares sizes.
+ * What the program and its reader share. src/wire.rs has the same in Rust; opening a map compares
+ * the sizes of keys and values.
  */
 #ifndef DEFUSE_STAGES_H
 #define DEFUSE_STAGES_H

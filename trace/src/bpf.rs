@@ -269,10 +269,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 fn refusal(what: &str, cause: String) -> Error {
     let cause = format!("{what}: {cause}");
-    let root = rustix::process::geteuid().is_root();
-    if root {
-        Error::Unsupported { what: WHAT, cause }
-    } else {
+    // EPERM has these words, and root may lack the capabilities, too. EACCES is the verifier's.
+    let barred = cause.contains("Operation not permitted");
+    if barred || !rustix::process::geteuid().is_root() {
         Error::NotPermitted { what: WHAT, cause }
+    } else {
+        Error::Unsupported { what: WHAT, cause }
     }
 }

@@ -72,11 +72,15 @@ impl Connection {
 impl Process {
     /// What /proc tells of a process; `None` where it has ended.
     pub fn read(pid: u32) -> Option<Process> {
-        let stat = process::Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok()?;
+        let process = process::Process::new(i32::try_from(pid).ok()?).ok()?;
+        let stat = process.stat().ok()?;
+        // That is what a program is called that was started as /proc/self/exe.
+        let program = || process.exe().ok()?.file_name()?.to_str().map(str::to_owned);
+        let own_name = (stat.comm == "exe").then(program).flatten();
         let tick_ns = 1_000_000_000 / procfs::ticks_per_second().max(1);
         Some(Process {
             pid,
-            comm: stat.comm,
+            comm: own_name.unwrap_or(stat.comm),
             threads: u32::try_from(stat.num_threads).unwrap_or(0),
             cpu_ns: (stat.utime + stat.stime) * tick_ns,
         })

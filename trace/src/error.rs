@@ -36,7 +36,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::NotPermitted { what, cause } => {
-                write!(f, "{what} is not permitted ({cause}): do it as root")
+                write!(
+                    f,
+                    "{what} is not permitted ({cause}): do it as root with CAP_BPF and CAP_PERFMON"
+                )
             }
             Error::Unsupported { what, cause } => write!(f, "{what} is not possible here: {cause}"),
             Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {

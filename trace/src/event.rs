@@ -46,7 +46,8 @@ pub struct Event {
     pub taken_ns: Option<u64>,
     /// When it ended.
     pub ended_ns: u64,
-    /// Who asked, as the daemon was told; 0 for the kernel itself.
+    /// The process that asked, as the first namespace numbers it; 0 where that was not seen.
+    /// (tracefs knows the thread alone.)
     pub pid: u32,
     /// The name of the thread that asked.
     pub comm: String,
@@ -119,8 +120,16 @@ const NAMES_MAX: usize = 65_536;
 /// The names of inodes, as LOOKUP and its like tell them.
 #[derive(Debug, Default)]
 pub struct NodeNames {
-    names: HashMap<u64, (String, u64)>,
+    names: HashMap<u64, Known>,
     learned: u64,
+}
+
+#[derive(Debug)]
+struct Known {
+    parent: u64,
+    name: String,
+    /// How many were learned before it.
+    age: u64,
 }
 
 /// The number of the root (`FUSE_ROOT_ID`).
@@ -129,17 +138,29 @@ const ROOT: u64 = 1;
 impl NodeNames {
     /// Remembers what a request told.
     pub fn learn(&mut self, event: &Event) {
-        let (Some(child), Some(name)) = (event.child, &event.names.name) else { return };
-        // The name of a symbolic link's target, and that of an attribute, name no inode.
-        if event.error != 0 || child == 0 {
+        let Some(name) = &event.names.name else { return };
+        if event.error != 0 {
             return;
         }
+        if let (Op::RENAME | Op::RENAME2, Some(new)) = (event.op, &event.names.name2) {
+            self.rename(event.nodeid, name, new);
+        }
+        let Some(child) = event.child.filter(|child| *child != 0) else { return };
         if self.names.len() >= NAMES_MAX {
             let limit = self.learned - NAMES_MAX as u64 / 2;
-            self.names.retain(|_, (_, learned)| *learned > limit);
+            self.names.retain(|_, known| known.age > limit);
         }
         self.learned += 1;
-        self.names.insert(child, (name.clone(), self.learned));
+        let (parent, age) = (event.nodeid, self.learned);
+        self.names.insert(child, Known { parent, name: name.clone(), age });
+    }
+
+    /// Into which directory is not known here, so a second renaming is not followed.
+    fn rename(&mut self, parent: u64, name: &str, new: &str) {
+        let mut all = self.names.values_mut();
+        if let Some(known) = all.find(|known| known.parent == parent && known.name == name) {
+            *known = Known { parent: 0, name: new.to_owned(), age: known.age };
+        }
     }
 
     /// What is known of a request's names: its own, or that of its inode.
@@ -148,7 +169,7 @@ impl NodeNames {
             (Some(name), Some(second)) => Some(format!("{name} -> {second}")),
             (Some(name), None) => Some(name.clone()),
             _ if event.nodeid == ROOT => Some("/".to_owned()),
-            _ => self.names.get(&event.nodeid).map(|(name, _)| name.clone()),
+            _ => self.names.get(&event.nodeid).map(|known| known.name.clone()),
         }
     }
 }
@@ -212,7 +233,12 @@ mod tests {
         let read = Event { op: Op::READ, nodeid: 7, names: Names::default(), ..found.clone() };
         assert_eq!(names.describe(&read).as_deref(), Some("a"));
         assert_eq!(names.describe(&Event { nodeid: 8, ..read.clone() }), None);
-        assert_eq!(names.describe(&Event { nodeid: 1, ..read }).as_deref(), Some("/"));
+        assert_eq!(names.describe(&Event { nodeid: 1, ..read.clone() }).as_deref(), Some("/"));
+        let renaming = Names { name: Some("a".into()), name2: Some("b".into()) };
+        let renamed = Event { op: Op::RENAME, child: None, names: renaming, ..found.clone() };
+        names.learn(&renamed);
+        assert_eq!(names.describe(&renamed).as_deref(), Some("a -> b"));
+        assert_eq!(names.describe(&read).as_deref(), Some("b"));
         for child in 0..2 * NAMES_MAX as u64 {
             names.learn(&Event { child: Some(child + 10), ..found.clone() });
         }

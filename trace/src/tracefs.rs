@@ -87,6 +87,7 @@ impl Eyes {
             name = format!("{name}-{number}");
         }
         let instance = tracefs.root().join("instances").join(&name);
+        remove_left_behind(&tracefs.root().join("instances"));
         let shown = PathBuf::from(USUAL[0]).join("instances").join(&name);
         let failed = |cause: io::Error| Error::File { path: shown.clone(), cause };
         fs::create_dir(&instance).map_err(failed)?;
@@ -150,6 +151,23 @@ impl Eyes {
         events.into_iter().for_each(each);
         Ok(())
     }
+}
+
+/// Removes the instances of collectors that were killed.
+fn remove_left_behind(instances: &Path) {
+    let Ok(dir) = fs::read_dir(instances) else { return };
+    for entry in dir.flatten() {
+        let owner = entry.file_name().to_str().and_then(owner);
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another one may be faster.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// The process that an instance belongs to; `None` for one of somebody else.
+fn owner(instance: &str) -> Option<u32> {
+    instance.strip_prefix("defuse-")?.split('-').next()?.parse().ok()
 }
 
 impl Drop for Eyes {
@@ -366,6 +384,12 @@ mod tests {
         for other in ["", "nonsense", "x: fuse_request_end: ", "# tracer: nop"] {
             assert_eq!(parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn an_instance_tells_whose_it_is() {
+        assert_eq!((owner("defuse-12"), owner("defuse-12-1")), (Some(12), Some(12)));
+        assert_eq!((owner("defuse-"), owner("perf-12"), owner("defuse-x")), (None, None, None));
     }
 
     #[test]

@@ -108,3 +108,51 @@ fn text(bytes: &[u8]) -> String {
     let bytes = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use defuse_probe::Op;
+
+    #[test]
+    fn an_event_is_read_as_the_program_lays_it_out() {
+        let mut bytes = Vec::new();
+        for value in [4_u64, 1, 7, 4096, 900, 1_000, 4_000, 10_000] {
+            bytes.extend(value.to_le_bytes());
+        }
+        let error = (-2_i32) as u32;
+        for value in [43, 12, error, BACKGROUND, 42, 16, 512, 99, 12, 2] {
+            bytes.extend(u32::to_le_bytes(value));
+        }
+        bytes.extend(b"cat\0............");
+        assert_eq!(bytes.len(), EVENT_HEAD);
+        for name in ["old", "new"] {
+            let mut field = [0; NAME_SIZE];
+            field[..name.len()].copy_from_slice(name.as_bytes());
+            bytes.extend(field);
+        }
+        let found = event(&bytes).unwrap();
+        assert_eq!((found.unique, found.nodeid, found.child), (4, 1, Some(7)));
+        assert_eq!((found.op, found.error, found.background), (Op::RENAME, 2, true));
+        assert_eq!((found.offset, found.size, found.comm.as_str()), (4096, 512, "cat"));
+        assert_eq!((found.pid, found.taker, found.connection), (99, Some(12), 43));
+        assert_eq!((found.background_ns(), found.pending_ns()), (Some(100), Some(3_000)));
+        assert_eq!(found.names.name2.as_deref(), Some("new"));
+        assert_eq!(event(&bytes[..EVENT_HEAD - 1]), None);
+        assert_eq!(event(&bytes[..EVENT_HEAD]).unwrap().names.name, None);
+    }
+
+    #[test]
+    fn histograms_of_the_kernel_are_those_of_the_probe() {
+        let mut cells = [0; BUCKETS + 5];
+        cells[Histogram::bucket_of(700)] = 2;
+        cells[BUCKETS..].copy_from_slice(&[1, 1_400, 701, 700, 4096]);
+        let (latency, bytes) = histogram(&cells);
+        let mut expected = Histogram::default();
+        expected.record(700, true);
+        expected.record(700, false);
+        assert_eq!((latency, bytes), (expected, 4096));
+        assert_eq!(histogram_key([43, 1, 15, 4]), Some((65_579, 15, Stage::Total)));
+        assert_eq!(histogram_key([43, 0, 15, 5]), None);
+    }
+}

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench` and `fuzz`.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `fuzz` and `bpf`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bpf;
 mod command;
 mod demo;
 mod fuzz;
@@ -40,6 +41,7 @@ enum Task {
         args: Vec<OsString>,
     },
     Fuzz(fuzz::FuzzArgs),
+    Bpf(bpf::BpfArgs),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args).map(done),
         Task::Bench { args } => bench(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
+        Task::Bpf(args) => bpf::run(&args).map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

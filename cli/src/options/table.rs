@@ -122,6 +122,8 @@ pub const OPTIONS: &[Opt] = &[
         "truncate within open: faster, but empties files that are being executed"),
     opt("spin", Session, Number(0, 1000, |s, n| s.session.spin = Duration::from_micros(n)),
         "microseconds that a busy worker looks for requests before it sleeps (default: 50)"),
+    opt("no_statistics", Session, Flag(|s| s.session.statistics = false),
+        "count nothing: only good for measuring what counting costs"),
     opt("direct_io", Session, Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     opt("locks", Session, Choice(&[
             ("frontend", |s| { s.session.forward_locks = false; s.passthrough.locks = Locks::Frontend; }),

@@ -27,6 +27,8 @@ pub struct SessionOptions {
     /// How long a worker looks for the next request before it sleeps, where requests have been
     /// coming that fast. It yields to whoever else wants the processor. Zero for never.
     pub spin: Duration,
+    /// Count operations and their latencies.
+    pub statistics: bool,
     /// When to splice.
     pub splice: SpliceLimits,
     /// Let the kernel read and write backing files by itself.
@@ -64,6 +66,7 @@ impl Default for SessionOptions {
             writeback: false,
             clone_fd: true,
             spin: Duration::from_micros(50),
+            statistics: true,
             splice: SpliceLimits::MEASURED,
             passthrough: true,
             direct_io: false,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::packages::Tool;
-use crate::{demo, fuzz};
+use crate::{bpf, demo, fuzz};
 
 /// When a step runs unless it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,10 @@ const TEST_TOOLS: &[Tool] = &[
     ),
     Tool::package_for("util-linux", "setpriv", "what other users than root make"),
     Tool::package_for("chromium", "chromium", "the report of a study in a browser"),
+    Tool::package_for("bindfs", "bindfs", "statistics of file systems that are not of defuse"),
+    Tool::package_for("sshfs", "sshfs", "statistics of sshfs"),
+    Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
+    Tool::package_for("fio", "fio", "latencies in the kernel beside those of fio"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 
@@ -111,5 +115,6 @@ pub const STEPS: &[Step] = &[
         ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, || fuzz::all(20))
     },
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, || fuzz::all(600)),
+    full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, bpf::check),
     full("demo", "real programs in every profile of a mount", demo::TOOLS, demo::check),
 ];

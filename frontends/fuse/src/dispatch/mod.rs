@@ -93,7 +93,7 @@ impl Dispatcher {
         Dispatcher {
             fs,
             notify,
-            recorder: Recorder::new(),
+            recorder: if options.statistics { Recorder::new() } else { Recorder::off() },
             negotiated,
             timeouts: Timeouts {
                 attr: options.attr_timeout,

@@ -1,0 +1,196 @@
+//! `defuse breakdown`: where the time of one kind of request goes.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use defuse_probe::{Op, Snapshot, Stage};
+use defuse_trace::{Kind, Wanted};
+use serde::Serialize;
+
+use crate::error::{Failure, Result, print, warn};
+use crate::kernel::KernelArgs;
+use crate::stat::period;
+use crate::target::Target;
+use crate::until::Until;
+
+/// Show which share of the time of one operation each stage has
+///
+/// Looks into the kernel (root) while COMMAND runs, for SECS, or until Ctrl-C.
+#[derive(clap::Args)]
+pub struct BreakdownArgs {
+    /// Where it is mounted, or the number of its connection
+    #[arg(value_name = "MOUNT|CONNECTION")]
+    target: PathBuf,
+    /// The operation, such as create or read
+    #[arg(long, value_parser = operation)]
+    op: Op,
+    /// For so many seconds
+    #[arg(long = "for", value_name = "SECS", value_parser = period, conflicts_with = "command")]
+    duration: Option<Duration>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// A command that is run meanwhile
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+/// The name of an operation.
+pub fn operation(text: &str) -> std::result::Result<Op, String> {
+    Op::parse(text).filter(|op| *op != Op::UNKNOWN).ok_or_else(|| {
+        let near = Op::ALL.iter().map(|op| op.name().to_lowercase());
+        let near = near.max_by(|a, b| strsim::jaro(a, text).total_cmp(&strsim::jaro(b, text)));
+        format!("there is no such operation; is it {}?", near.unwrap_or_default())
+    })
+}
+
+/// The mean of one stage.
+#[derive(Debug, PartialEq, Serialize)]
+struct Share {
+    stage: &'static str,
+    /// Requests that were in this stage.
+    count: u64,
+    /// Its time in all of them, divided by all requests.
+    mean_ns: f64,
+    /// Of the total, in per cent.
+    percent: f64,
+}
+
+/// Where the time of an operation went.
+#[derive(Debug, PartialEq, Serialize)]
+struct Breakdown {
+    op: Op,
+    count: u64,
+    errors: u64,
+    mean_ns: f64,
+    shares: Vec<Share>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+}
+
+/// Prints where the time of an operation goes.
+pub fn run(args: &BreakdownArgs) -> Result {
+    let target = Target::find(&args.target)?;
+    let id = target.connection.id;
+    let wanted = Wanted { connection: Some(id), ..Wanted::default() };
+    let until = Until::new(args.duration)?;
+    let mut collector = args.kernel.start(wanted)?;
+    let status = match args.command.split_first() {
+        Some((program, rest)) => {
+            let status = Command::new(program).args(rest).status();
+            let shown = program.display();
+            Some(status.map_err(|error| Failure::Failed(format!("cannot run {shown}: {error}")))?)
+        }
+        None => {
+            if args.duration.is_none() {
+                warn(&"looking: Ctrl-C ends it and shows what was seen");
+            }
+            until.wait();
+            None
+        }
+    };
+    let snapshot = collector.snapshot(id).map_err(Failure::failed)?;
+    let losses = collector.losses().map_err(Failure::failed)?;
+    let mut notes = collector.notes().to_vec();
+    notes.extend(losses.describe());
+    let breakdown = Breakdown::of(&snapshot, args.op, notes, collector.kind())?;
+    print(&if args.json {
+        serde_json::to_string(&breakdown).map_err(Failure::failed)? + "\n"
+    } else {
+        breakdown.to_string()
+    })?;
+    match status {
+        Some(status) if !status.success() => {
+            Err(Failure::Failed(format!("the command ended with {status}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Breakdown {
+    fn of(snapshot: &Snapshot, op: Op, notes: Vec<String>, kind: Kind) -> Result<Breakdown> {
+        let total = snapshot.get_stage(Stage::Total, op).ok_or_else(|| {
+            Failure::Failed(format!("no {op} ended meanwhile: run what makes some, beside it"))
+        })?;
+        let count = total.latency.count;
+        let share = |name: &'static str, count_in: u64, ns: f64| Share {
+            stage: name,
+            count: count_in,
+            mean_ns: ns / count as f64,
+            percent: 100.0 * ns / (total.latency.sum_ns.max(1)) as f64,
+        };
+        let stages = match kind {
+            Kind::Bpf => {
+                &[Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit][..]
+            }
+            Kind::Tracefs => &[],
+        };
+        let found = stages.iter().filter_map(|stage| snapshot.get_stage(*stage, op));
+        let mut shares: Vec<Share> = found
+            .map(|stats| {
+                let latency = &stats.latency;
+                share(stats.stage.name(), latency.count, latency.sum_ns as f64)
+            })
+            .collect();
+        let rest = (1.0 - shares.iter().map(|share| share.percent / 100.0).sum::<f64>())
+            * total.latency.sum_ns as f64;
+        // A request may end between the reading of two counts, so that the rest is below zero.
+        shares.push(share("not seen", 0, rest));
+        let (errors, mean_ns) = (total.latency.errors, total.latency.sum_ns as f64 / count as f64);
+        Ok(Breakdown { op, count, errors, mean_ns, shares, notes })
+    }
+}
+
+impl std::fmt::Display for Breakdown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Breakdown { op, count, errors, mean_ns, shares, notes } = self;
+        let mut text = String::new();
+        let _ = writeln!(text, "{op}: {count} requests, {errors} errors\n");
+        let _ = writeln!(text, "{:<18} {:>10} {:>12} {:>8}", "stage", "count", "mean us", "share");
+        for Share { stage, count, mean_ns, percent } in shares {
+            let mean_us = mean_ns / 1e3;
+            // Minus nothing is nothing.
+            let (mean_us, percent) = (mean_us + 0.0, percent + 0.0);
+            let _ = writeln!(text, "{stage:<18} {count:>10} {mean_us:>12.3} {percent:>7.2}%");
+        }
+        let (mean_us, all) = (mean_ns / 1e3, 100.0);
+        let _ = writeln!(text, "{:<18} {count:>10} {mean_us:>12.3} {all:>7.2}%", "total");
+        for note in notes {
+            let _ = writeln!(text, "\nnote: {note}");
+        }
+        f.write_str(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use defuse_probe::Recorder;
+
+    #[test]
+    fn shares_and_the_rest_are_the_whole() {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        for (stage, ns) in [(Stage::Pending, 200), (Stage::Processing, 700), (Stage::Total, 1_000)]
+        {
+            cells.record_stage(stage, Op::CREATE, ns, true);
+        }
+        let snapshot = recorder.snapshot();
+        let found = Breakdown::of(&snapshot, Op::CREATE, Vec::new(), Kind::Bpf).unwrap();
+        let shares: Vec<_> = found.shares.iter().map(|s| (s.stage, s.percent.round())).collect();
+        assert_eq!(shares, [("pending", 20.0), ("processing", 70.0), ("not seen", 10.0)]);
+        let sum: f64 = found.shares.iter().map(|share| share.mean_ns).sum();
+        assert!((sum - found.mean_ns).abs() < 1e-6);
+        assert!(Breakdown::of(&snapshot, Op::READ, Vec::new(), Kind::Bpf).is_err());
+    }
+
+    #[test]
+    fn a_misspelt_operation_is_told_its_name() {
+        assert_eq!(operation("Create"), Ok(Op::CREATE));
+        assert!(operation("creat").unwrap_err().contains("create"));
+    }
+}

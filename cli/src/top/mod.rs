@@ -1,0 +1,138 @@
+//! `defuse top`: all FUSE connections of the machine, live.
+//!
+//! `model.rs` samples, `plain.rs` prints for scripts, `view.rs` draws, and this file is the loop
+//! around them.
+
+mod model;
+mod plain;
+mod view;
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use defuse_trace::Wanted;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use crate::error::{Failure, Result, print};
+use crate::kernel::KernelArgs;
+use crate::stat::period;
+use crate::until::Until;
+use model::{Model, Sort};
+use view::View;
+
+/// How long a key is waited for before signals are looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Show all FUSE file systems of the machine, live
+///
+/// Looks into the kernel (root). Keys: arrows select, Enter shows the operations of a connection,
+/// o p w c n sort, space holds, q quits.
+#[derive(clap::Args)]
+pub struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECS", value_parser = period, default_value = "1")]
+    every: Duration,
+    /// Sort by this
+    #[arg(long, value_enum, default_value_t = Sort::Ops)]
+    sort: Sort,
+    /// Print text once, after one period, and leave
+    #[arg(long, conflicts_with = "batch")]
+    once: bool,
+    /// Print text after every period
+    #[arg(long)]
+    batch: bool,
+    /// Print JSON after every period, an object a line
+    #[arg(long)]
+    json: bool,
+    /// End after so many seconds
+    #[arg(long = "for", value_name = "SECS", value_parser = period)]
+    duration: Option<Duration>,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+/// Shows the connections until told to end.
+pub fn run(args: &TopArgs) -> Result {
+    let plain = args.once || args.batch || args.json;
+    if !plain && !std::io::stdout().is_terminal() {
+        return Err(Failure::Usage(
+            "the standard output is no terminal: use --once, --batch or --json".into(),
+        ));
+    }
+    let mut model = Model::start(args.kernel.start(Wanted::default())?, args.sort)?;
+    let until = Until::new(args.duration)?;
+    if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
+}
+
+fn print_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
+    while until.sleep(args.every) {
+        model.look()?;
+        print(&if args.json { plain::json(model)? } else { plain::text(model) })?;
+        if args.once {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
+    let failed = |error: std::io::Error| Failure::Failed(format!("the terminal: {error}"));
+    // The terminal is restored by the hook of a panic, too.
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let mut outcome = Ok(());
+    let mut view = View::default();
+    let mut next = Instant::now() + args.every;
+    let mut is_stale = true;
+    while outcome.is_ok() && !until.is_over() && !view.quit {
+        if std::mem::take(&mut is_stale) {
+            outcome = terminal.draw(|frame| view.draw(frame, model)).map(drop).map_err(failed);
+        }
+        let wait = next.saturating_duration_since(Instant::now()).min(LOOK);
+        match event::poll(wait).and_then(|is_there| is_there.then(event::read).transpose()) {
+            Ok(Some(event)) => {
+                react(&event, &mut view, model);
+                is_stale = true;
+            }
+            Ok(None) => {}
+            // A signal; the loop sees which.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => outcome = outcome.and(Err(failed(error))),
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + args.every;
+            is_stale = true;
+            if !view.held {
+                outcome = outcome.and_then(|()| model.look());
+            }
+        }
+    }
+    // What cannot be restored cannot be told either.
+    let _ = ratatui::try_restore();
+    outcome
+}
+
+fn react(event: &Event, view: &mut View, model: &mut Model) {
+    let Event::Key(key) = event else { return };
+    if key.kind == KeyEventKind::Release {
+        return;
+    }
+    let rows = model.rows.len();
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => view.quit = true,
+        KeyCode::Char('q') => view.quit = true,
+        KeyCode::Esc if view.detail => view.detail = false,
+        KeyCode::Esc => view.quit = true,
+        KeyCode::Enter => view.detail = !view.detail && rows > 0,
+        KeyCode::Up | KeyCode::Char('k') => view.selected = view.selected.saturating_sub(1),
+        KeyCode::Down | KeyCode::Char('j') => {
+            view.selected = (view.selected + 1).min(rows.saturating_sub(1));
+        }
+        KeyCode::Char(' ') => view.held = !view.held,
+        KeyCode::Char(letter) => {
+            if let Some(sort) = Sort::of_key(letter) {
+                model.sort_by(sort);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,311 @@
+//! What `defuse top` shows: every connection, and what was new in the last period.
+
+use std::collections::BTreeMap;
+
+use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
+use defuse_trace::{Collector, Connection, Flight, InFlight, Knobs, Values};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::target;
+
+/// By what connections are sorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    /// Operations per second
+    Ops,
+    /// The 99th percentile of latencies
+    P99,
+    /// Requests that wait
+    Waiting,
+    /// Processor time of the daemon
+    Cpu,
+    /// Mount point
+    Name,
+}
+
+impl Sort {
+    /// That of a key.
+    pub fn of_key(key: char) -> Option<Sort> {
+        match key {
+            'o' => Some(Sort::Ops),
+            'p' => Some(Sort::P99),
+            'w' => Some(Sort::Waiting),
+            'c' => Some(Sort::Cpu),
+            'n' => Some(Sort::Name),
+            _ => None,
+        }
+    }
+}
+
+/// One operation of a connection in the last period.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpRow {
+    /// The operation.
+    pub op: Op,
+    /// How many ended in a second.
+    pub per_second: f64,
+    /// Half of them took at most so long.
+    pub p50_ns: u64,
+    /// 99 % of them took at most so long.
+    pub p99_ns: u64,
+    /// Means in the stages; `None` where no request was seen there.
+    pub background_ns: Option<u64>,
+    /// As above.
+    pub pending_ns: Option<u64>,
+    /// As above.
+    pub processing_ns: Option<u64>,
+    /// How many failed in a second.
+    pub errors_per_second: f64,
+    /// Bytes in a second.
+    pub bytes_per_second: f64,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Its number.
+    pub connection: u32,
+    /// Where it is mounted.
+    pub mount: String,
+    /// The type.
+    pub fstype: String,
+    /// The source.
+    pub source: String,
+    /// Requests that ended, in a second.
+    pub per_second: f64,
+    /// Of all operations.
+    pub p50_ns: u64,
+    /// Of all operations.
+    pub p99_ns: u64,
+    /// Requests under way that are not sent: in the background queue, or waiting for room in it.
+    pub in_background: u64,
+    /// Requests in the pending queue.
+    pub in_pending: u64,
+    /// Requests with the daemon.
+    pub in_processing: u64,
+    /// Values of fusectl; `None` for a connection of another user.
+    pub knobs: Option<Values>,
+    /// Whether the background requests have reached the threshold.
+    pub congested: bool,
+    /// The processes of the daemon.
+    pub pids: Vec<u32>,
+    /// Their name.
+    pub daemon: String,
+    /// Their threads.
+    pub threads: u32,
+    /// Their use of processors: 100 is one of them.
+    pub cpu_percent: f64,
+    /// Its operations, the most frequent first.
+    pub ops: Vec<OpRow>,
+}
+
+/// All connections, now.
+pub struct Model {
+    collector: Collector,
+    knobs: Option<Knobs>,
+    before: BTreeMap<u32, Snapshot>,
+    cpu_before: BTreeMap<u32, u64>,
+    last: std::time::Instant,
+    sort: Sort,
+    /// The connections, sorted.
+    pub rows: Vec<Row>,
+    /// What cannot be seen or was lost.
+    pub notes: Vec<String>,
+}
+
+impl Model {
+    /// The model of what a collector sees from now on.
+    pub fn start(collector: Collector, sort: Sort) -> Result<Model> {
+        let mut model = Model {
+            collector,
+            knobs: Knobs::open().ok(),
+            before: BTreeMap::new(),
+            cpu_before: BTreeMap::new(),
+            last: std::time::Instant::now(),
+            sort,
+            rows: Vec::new(),
+            notes: Vec::new(),
+        };
+        model.look()?;
+        Ok(model)
+    }
+
+    /// Looks again. The period is the time since the last look.
+    pub fn look(&mut self) -> Result {
+        self.collector.refresh().map_err(Failure::failed)?;
+        let now = self.collector.snapshots().map_err(Failure::failed)?;
+        let flights = self.collector.flights().map_err(Failure::failed)?;
+        let losses = self.collector.losses().map_err(Failure::failed)?;
+        let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
+        self.last = std::time::Instant::now();
+        let connections = Connection::all(&target::mounts());
+        let mut rows = Vec::new();
+        let mut cpu = BTreeMap::new();
+        for connection in &connections {
+            let id = connection.id;
+            let new = match (now.get(&id), self.before.get(&id)) {
+                (Some(now), Some(before)) => now.since(before),
+                (Some(now), None) => now.clone(),
+                _ => Snapshot::default(),
+            };
+            let knobs = self.knobs.as_ref().and_then(|knobs| knobs.values(id).ok());
+            let used: u64 = connection.processes.iter().map(|process| process.cpu_ns).sum();
+            let used_before = self.cpu_before.get(&id).copied().unwrap_or(used);
+            cpu.insert(id, used);
+            let cpu_percent = used.saturating_sub(used_before) as f64 / 1e7 / seconds;
+            rows.push(Row::of(connection, &new, &flights, Period { knobs, cpu_percent, seconds }));
+        }
+        (self.before, self.cpu_before, self.rows) = (now, cpu, rows);
+        self.notes = self.collector.notes().to_vec();
+        self.notes.extend(losses.describe());
+        self.sort_by(self.sort);
+        Ok(())
+    }
+
+    /// Sorts, also from now on.
+    pub fn sort_by(&mut self, sort: Sort) {
+        self.sort = sort;
+        sort_rows(&mut self.rows, sort);
+    }
+}
+
+fn sort_rows(rows: &mut [Row], sort: Sort) {
+    rows.sort_by(|a, b| {
+        let order = match sort {
+            Sort::Ops => b.per_second.total_cmp(&a.per_second),
+            Sort::P99 => b.p99_ns.cmp(&a.p99_ns),
+            Sort::Waiting => b.waiting().cmp(&a.waiting()),
+            Sort::Cpu => b.cpu_percent.total_cmp(&a.cpu_percent),
+            Sort::Name => std::cmp::Ordering::Equal,
+        };
+        order.then_with(|| a.mount.cmp(&b.mount))
+    });
+}
+
+/// What a row needs beside the counts.
+struct Period {
+    knobs: Option<Values>,
+    cpu_percent: f64,
+    seconds: f64,
+}
+
+impl Row {
+    /// Requests that wait for their answer, wherever they are.
+    pub fn waiting(&self) -> u64 {
+        let seen = self.in_background + self.in_pending + self.in_processing;
+        self.knobs.map_or(seen, |knobs| knobs.waiting)
+    }
+
+    fn of(connection: &Connection, new: &Snapshot, flights: &[Flight], period: Period) -> Row {
+        let Period { knobs, cpu_percent, seconds } = period;
+        let mount = connection.mounts.first();
+        let own: Vec<&Flight> =
+            flights.iter().filter(|flight| flight.connection == connection.id).collect();
+        let in_state = |state| own.iter().filter(|flight| flight.state == state).count() as u64;
+        let (in_pending, in_processing) =
+            (in_state(InFlight::Pending), in_state(InFlight::Processing));
+        let waiting = knobs.map_or(0, |knobs| knobs.waiting);
+        let in_background = waiting.saturating_sub(in_pending + in_processing);
+        let sent_background = own.iter().filter(|flight| flight.background).count() as u64;
+        let congested = knobs
+            .is_some_and(|knobs| in_background + sent_background >= knobs.congestion_threshold);
+        let mut all = Histogram::default();
+        let totals = new.ops.iter().filter(|stats| stats.stage == Stage::Total);
+        totals.for_each(|stats| all.merge(&stats.latency));
+        Row {
+            connection: connection.id,
+            mount: connection.name(),
+            fstype: mount.map(|mount| mount.fstype.clone()).unwrap_or_default(),
+            source: mount.map(|mount| mount.source.clone()).unwrap_or_default(),
+            per_second: all.count as f64 / seconds,
+            p50_ns: all.percentile_ns(0.5),
+            p99_ns: all.percentile_ns(0.99),
+            in_background,
+            in_pending,
+            in_processing,
+            knobs,
+            congested,
+            pids: connection.processes.iter().map(|process| process.pid).collect(),
+            daemon: connection.processes.first().map(|p| p.comm.clone()).unwrap_or_default(),
+            threads: connection.processes.iter().map(|process| process.threads).sum(),
+            cpu_percent,
+            ops: op_rows(new, seconds),
+        }
+    }
+}
+
+fn op_rows(new: &Snapshot, seconds: f64) -> Vec<OpRow> {
+    let mean = |stage, op| new.get_stage(stage, op).map(|stats| stats.latency.mean_ns());
+    let row = |total: &OpStats| OpRow {
+        op: total.op,
+        per_second: total.latency.count as f64 / seconds,
+        p50_ns: total.latency.percentile_ns(0.5),
+        p99_ns: total.latency.percentile_ns(0.99),
+        background_ns: mean(Stage::Background, total.op),
+        pending_ns: mean(Stage::Pending, total.op),
+        processing_ns: mean(Stage::Processing, total.op),
+        errors_per_second: total.latency.errors as f64 / seconds,
+        bytes_per_second: total.bytes as f64 / seconds,
+    };
+    let totals = new.ops.iter().filter(|stats| stats.stage == Stage::Total);
+    let mut rows: Vec<OpRow> = totals.map(row).collect();
+    rows.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
+    rows
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use defuse_probe::Recorder;
+    use defuse_trace::{Mount, Process};
+
+    /// A connection with some READs, one request under way and a full background queue.
+    pub fn example(id: u32, mount: &str, reads: u64) -> Row {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        for _ in 0..reads {
+            cells.record_stage(Stage::Pending, Op::READ, 2_000, true);
+            cells.record_stage(Stage::Processing, Op::READ, 8_000, true);
+            cells.record_stage(Stage::Total, Op::READ, 10_000, true);
+        }
+        let mount_point = mount.into();
+        let (fstype, source) = ("fuse.sshfs".to_owned(), "host:".to_owned());
+        let mounts = vec![Mount { connection: id, mount_point, fstype, source }];
+        let process = Process { pid: 7, comm: "sshfs".into(), threads: 4, cpu_ns: 0 };
+        let connection = Connection { id, mounts, processes: vec![process] };
+        let flight = Flight {
+            unique: 2,
+            connection: id,
+            op: Op::READ,
+            nodeid: 1,
+            state: InFlight::Processing,
+            background: true,
+            created_ns: None,
+            sent_ns: 1,
+            taker: Some(7),
+        };
+        let knobs = Values { waiting: 9, max_background: 12, congestion_threshold: 9 };
+        let period = Period { knobs: Some(knobs), cpu_percent: 12.5, seconds: 2.0 };
+        Row::of(&connection, &recorder.snapshot(), &[flight], period)
+    }
+
+    #[test]
+    fn a_row_tells_rates_queues_and_congestion() {
+        let row = example(43, "/m", 10);
+        assert_eq!((row.per_second, row.p50_ns, row.ops.len()), (5.0, 10_000, 1));
+        assert_eq!((row.in_background, row.in_pending, row.in_processing), (8, 0, 1));
+        assert!(row.congested);
+        assert_eq!((row.ops[0].pending_ns, row.ops[0].background_ns), (Some(2_000), None));
+    }
+
+    #[test]
+    fn rows_are_sorted_as_asked() {
+        let mut rows = vec![example(1, "/b", 1), example(2, "/c", 9), example(3, "/a", 1)];
+        let order = |rows: &[Row]| rows.iter().map(|row| row.connection).collect::<Vec<_>>();
+        sort_rows(&mut rows, Sort::Ops);
+        assert_eq!(order(&rows), [2, 3, 1]);
+        sort_rows(&mut rows, Sort::Name);
+        assert_eq!(order(&rows), [3, 1, 2]);
+    }
+}

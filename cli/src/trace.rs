@@ -1,0 +1,257 @@
+//! `defuse trace`: requests as they happen.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use defuse_fs::Errno;
+use defuse_probe::Op;
+use defuse_trace::{Collector, Event, Filter, NodeNames, Timeline, Wanted};
+use serde_json::json;
+
+use crate::breakdown::operation;
+use crate::error::{Failure, Result, print, warn};
+use crate::kernel::KernelArgs;
+use crate::options;
+use crate::stat::period;
+use crate::target::Target;
+use crate::until::Until;
+
+/// How often the kernel's events are fetched: what is shown is so old at most.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// Show requests as they happen
+///
+/// One line a request, when it has ended: time, operation, inode, name, offset and size, result,
+/// who asked, and its time in each stage. Looks into the kernel (root).
+#[derive(clap::Args)]
+pub struct TraceArgs {
+    /// Where it is mounted, or the number of its connection
+    #[arg(value_name = "MOUNT|CONNECTION")]
+    target: PathBuf,
+    /// Only these operations, such as lookup,create
+    #[arg(long, value_name = "OP", value_delimiter = ',', value_parser = operation)]
+    op: Vec<Op>,
+    /// Only what this process asked for
+    #[arg(long)]
+    pid: Option<u32>,
+    /// Only what took longer than so many seconds, such as 0.001
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    slower_than: Option<Duration>,
+    /// Only what failed
+    #[arg(long)]
+    errors: bool,
+    /// Only where the name has this text in it
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// End after so many requests
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long = "for", value_name = "SECS", value_parser = period)]
+    duration: Option<Duration>,
+    /// As JSON, an object a line
+    #[arg(long, conflicts_with = "perfetto")]
+    json: bool,
+    /// Write a timeline for ui.perfetto.dev into this file instead
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    options::seconds(text).ok_or_else(|| "write seconds, such as 0.001".into())
+}
+
+/// Prints requests until told to end.
+pub fn run(args: &TraceArgs) -> Result {
+    let target = Target::find(&args.target)?;
+    let slower_than = args.slower_than.unwrap_or_default();
+    let filter = Filter {
+        ops: args.op.clone(),
+        pid: args.pid,
+        slower_than_ns: u64::try_from(slower_than.as_nanos()).unwrap_or(u64::MAX),
+        errors: args.errors,
+    };
+    let connection = Some(target.connection.id);
+    let wanted = Wanted { connection, events: Some(filter), ..Wanted::default() };
+    let mut sink = Sink::open(args, &target)?;
+    let until = Until::new(args.duration)?;
+    let mut collector = args.kernel.start(wanted)?;
+    for note in collector.notes() {
+        warn(&format!("note: {note}"));
+    }
+    let outcome = follow(args, &target, &mut collector, &until, &mut sink);
+    sink.end()?;
+    outcome?;
+    match collector.losses().map_err(Failure::failed)?.describe() {
+        Some(lost) => {
+            warn(&format!("note: {lost}"));
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+fn follow(
+    args: &TraceArgs,
+    target: &Target,
+    collector: &mut Collector,
+    until: &Until,
+    sink: &mut Sink,
+) -> Result {
+    let mut names = NodeNames::default();
+    let mut left = args.count.unwrap_or(u64::MAX);
+    loop {
+        let goes_on = until.sleep(PERIOD) && target.is_there();
+        let mut outcome = Ok(());
+        let mut each = |event: Event| {
+            names.learn(&event);
+            let name = names.describe(&event);
+            if left == 0 || outcome.is_err() || !is_named(args.name.as_deref(), name.as_deref()) {
+                return;
+            }
+            left -= 1;
+            outcome = sink.put(&event, name.as_deref());
+        };
+        collector.events(&mut each).map_err(Failure::failed)?;
+        outcome?;
+        sink.flush()?;
+        if !goes_on || left == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn is_named(wanted: Option<&str>, name: Option<&str>) -> bool {
+    wanted.is_none_or(|wanted| name.is_some_and(|name| name.contains(wanted)))
+}
+
+/// Where requests go.
+enum Sink {
+    Lines { text: String, first_ns: Option<u64>, last_ns: u64 },
+    Json { text: String },
+    Perfetto { timeline: Option<Timeline<BufWriter<File>>>, path: PathBuf },
+}
+
+impl Sink {
+    fn open(args: &TraceArgs, target: &Target) -> Result<Sink> {
+        if let Some(path) = &args.perfetto {
+            let timeline = File::create(path)
+                .and_then(|file| Timeline::begin(BufWriter::new(file), &target.connection))
+                .map_err(|error| cannot_write(path, &error))?;
+            return Ok(Sink::Perfetto { timeline: Some(timeline), path: path.clone() });
+        }
+        if args.json {
+            return Ok(Sink::Json { text: String::new() });
+        }
+        Ok(Sink::Lines { text: heading(), first_ns: None, last_ns: 0 })
+    }
+
+    fn put(&mut self, event: &Event, name: Option<&str>) -> Result {
+        match self {
+            Sink::Lines { text, first_ns, last_ns } => {
+                let first_ns = *first_ns.get_or_insert(event.ended_ns);
+                *last_ns = event.ended_ns;
+                // Processors tell of their requests in turn, so one may be a little older.
+                let at_ns = event.ended_ns.saturating_sub(first_ns);
+                line(text, at_ns, event, name);
+            }
+            Sink::Json { text } => {
+                let _ = writeln!(text, "{}", as_json(event, name));
+            }
+            Sink::Perfetto { timeline, path } => {
+                if let Some(timeline) = timeline {
+                    timeline.add(event, name).map_err(|error| cannot_write(path, &error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result {
+        match self {
+            Sink::Lines { text, .. } | Sink::Json { text } if !text.is_empty() => {
+                print(&std::mem::take(text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&mut self) -> Result {
+        if let Sink::Perfetto { timeline, path } = self
+            && let Some(timeline) = timeline.take()
+        {
+            timeline.end().map_err(|error| cannot_write(path, &error))?;
+        }
+        Ok(())
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Failed(format!("cannot write {}: {error}", path.display()))
+}
+
+fn heading() -> String {
+    format!(
+        "{:>12} {:<15} {:>20} {:>9} {:<12} {:>9} {:>9} {:>9} {:>9} {:<16} NAME\n",
+        "TIME",
+        "OP",
+        "NODE",
+        "SIZE",
+        "RESULT",
+        "BACKGR us",
+        "PEND us",
+        "PROC us",
+        "TOTAL us",
+        "WHO"
+    )
+}
+
+fn line(text: &mut String, at_ns: u64, event: &Event, name: Option<&str>) {
+    let us = |ns: Option<u64>| match ns {
+        Some(ns) => format!("{}.{}", ns / 1_000, ns % 1_000 / 100),
+        None => "-".to_owned(),
+    };
+    let at = format!("{}.{:06}", at_ns / 1_000_000_000, at_ns / 1_000 % 1_000_000);
+    let who = format!("{}/{}", event.comm, event.pid);
+    let (op, node, result) = (event.op.name(), event.nodeid, result(event.error));
+    let (background, pending) = (us(event.background_ns()), us(event.pending_ns()));
+    let (processing, total) = (us(event.processing_ns()), us(Some(event.total_ns())));
+    let size = if event.size > 0 { event.size.to_string() } else { "-".to_owned() };
+    let _ = write!(
+        text,
+        "{at:>12} {op:<15} {node:>20} {size:>9} {result:<12} {background:>9} {pending:>9} \
+         {processing:>9} {total:>9} {who:<16} "
+    );
+    // Whatever a name has in it, the line stays one.
+    let name = name.unwrap_or("-").escape_debug();
+    let _ = writeln!(text, "{name}");
+}
+
+/// `OK`, or the name of an error, such as `ENOENT`.
+fn result(error: i32) -> String {
+    match (error, Errno::from_raw(error).name()) {
+        (0, _) => "OK".to_owned(),
+        (_, Some(name)) => name.to_owned(),
+        (number, None) => format!("errno {number}"),
+    }
+}
+
+fn as_json(event: &Event, name: Option<&str>) -> serde_json::Value {
+    json!({
+        "op": event.op, "connection": event.connection, "unique": event.unique,
+        "nodeid": event.nodeid, "child": event.child, "name": name,
+        "offset": event.offset, "size": event.size,
+        "request_len": event.request_len, "reply_len": event.reply_len,
+        "error": event.error, "result": result(event.error),
+        "pid": event.pid, "comm": event.comm, "background": event.background,
+        "daemon_thread": event.taker, "ended_ns": event.ended_ns,
+        "background_ns": event.background_ns(), "pending_ns": event.pending_ns(),
+        "processing_ns": event.processing_ns(), "pending_processing_ns": event.unsplit_ns(),
+        "total_ns": event.total_ns(),
+    })
+}

@@ -1,0 +1,96 @@
+//! File systems that are not of defuse, on a mount point of a place.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::{Place, eventually};
+
+/// Whether a program is there; says `skipped` where it is not.
+pub fn has(program: &str) -> bool {
+    let there = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
+    if !there.status.success() {
+        println!("skipped: {program} is not there (apt-get install)");
+    }
+    there.status.success()
+}
+
+/// A mount of somebody else's, until it is dropped.
+pub struct Foreign {
+    mountpoint: String,
+    server: Option<Child>,
+}
+
+impl Foreign {
+    /// bindfs of `src` on `mnt`.
+    pub fn bindfs(place: &Place) -> Option<Foreign> {
+        if !has("bindfs") {
+            return None;
+        }
+        let status = place.command_of(Path::new("bindfs"), &["src", "mnt"]).status().unwrap();
+        assert!(status.success());
+        Some(Foreign::mounted(place, None))
+    }
+
+    /// sshfs of `src` on `mnt`, from a server of its own on a loopback port with keys of its own.
+    pub fn sshfs(place: &Place) -> Option<Foreign> {
+        // The server wants to be called by its full path.
+        let server = "/usr/sbin/sshd";
+        if !has("sshfs") || !has("ssh-keygen") || !has(server) {
+            return None;
+        }
+        for key in ["host", "user"] {
+            let arguments = ["-q", "-t", "ed25519", "-N", "", "-f", key];
+            let status = place.command_of(Path::new("ssh-keygen"), &arguments).status().unwrap();
+            assert!(status.success());
+        }
+        let port = {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let (host, user) = (place.path("host"), place.path("user.pub"));
+        let config = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\n\
+             StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n\
+             Subsystem sftp internal-sftp\n",
+            host.display(),
+            user.display()
+        );
+        fs::write(place.path("sshd_config"), config).unwrap();
+        // Its directory for privilege separation, which the service would make.
+        fs::create_dir_all("/run/sshd").unwrap();
+        let mut sshd = place.command_of(Path::new(server), &["-D", "-e", "-f"]);
+        let sshd = sshd.arg(place.path("sshd_config")).stderr(Stdio::null()).spawn().unwrap();
+        let foreign = Foreign::named(place, Some(sshd));
+        eventually("sshd listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let options = format!(
+            "port={port},IdentityFile={},StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null",
+            place.path("user").display()
+        );
+        let from = format!("root@127.0.0.1:{}", place.path("src").display());
+        let mut sshfs = place.command_of(Path::new("sshfs"), &[&from, "mnt", "-o", &options]);
+        assert!(sshfs.stderr(Stdio::null()).status().unwrap().success());
+        eventually("sshfs is mounted", || place.is_mounted());
+        Some(foreign)
+    }
+
+    fn mounted(place: &Place, server: Option<Child>) -> Foreign {
+        eventually("mounted", || place.is_mounted());
+        Foreign::named(place, server)
+    }
+
+    fn named(place: &Place, server: Option<Child>) -> Foreign {
+        Foreign { mountpoint: place.path("mnt").to_str().unwrap().to_owned(), server }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let mut umount = Command::new("umount");
+        let _ = umount.args(["--lazy", &self.mountpoint]).stderr(Stdio::null()).status();
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}

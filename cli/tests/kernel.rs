@@ -1,0 +1,475 @@
+//! Looking into the kernel: stages, traces, knobs and the live view of file systems that are not of
+//! defuse, and of those that are.
+
+mod common;
+#[path = "common/foreign.rs"]
+mod foreign;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, Said, eventually, said};
+use defuse_probe::{Op, Snapshot, Stage};
+use foreign::{Foreign, has};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A snapshot of the kernel's side that was taken while `work` ran; `None` with a word where BPF is
+/// not permitted.
+fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
+    let arguments = ["stat", "mnt", "--stages", "--json"];
+    let mut stat = place.command(&arguments);
+    let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stat = until_it_looks(stat);
+    work();
+    let seen = ended(&mut stat);
+    assert_eq!(seen.code, Some(0), "{}", seen.err);
+    let value: Value = serde_json::from_str(&seen.out).unwrap();
+    if seen.out.contains("by tracefs") {
+        println!("skipped: BPF is not permitted: {}", value["notes"]);
+        return None;
+    }
+    Some(serde_json::from_value(value).unwrap())
+}
+
+/// Waits until a command has its programs attached, which its file descriptors show.
+fn until_it_looks(mut child: Child) -> Child {
+    let pid = child.id();
+    eventually("it looks into the kernel", || {
+        if child.try_wait().unwrap().is_some() {
+            return true;
+        }
+        let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        let targets = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        let targets: Vec<String> =
+            targets.map(|target| target.to_string_lossy().into_owned()).collect();
+        let links = targets.iter().filter(|target| target.contains("bpf_link")).count();
+        let pipe = targets.iter().any(|target| target.ends_with("trace_pipe"));
+        links >= 4 || pipe
+    });
+    // The table of daemons is filled after the programs are attached.
+    std::thread::sleep(Duration::from_millis(100));
+    child
+}
+
+/// Interrupts a command and gives what it said.
+fn ended(child: &mut Child) -> Said {
+    let _ = kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT);
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    Said { code: child.wait().unwrap().code(), out, err }
+}
+
+/// The sum of a stage's latencies.
+fn sum(snapshot: &Snapshot, stage: Stage, op: Op) -> f64 {
+    snapshot.get_stage(stage, op).map_or(0.0, |stats| stats.latency.sum_ns as f64)
+}
+
+/// The stages add up to the total within 5 %, and few requests are not seen to be taken.
+fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
+    let total = snapshot.get_stage(Stage::Total, op).unwrap_or_else(|| panic!("no {op}"));
+    assert!(total.latency.count >= least, "{op}: {} requests", total.latency.count);
+    let parts = [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit];
+    let parts: f64 = parts.iter().map(|stage| sum(snapshot, *stage, op)).sum();
+    let ratio = parts / total.latency.sum_ns as f64;
+    assert!((0.95..1.05).contains(&ratio), "{op}: stages are {ratio} of the total");
+    let unsplit = snapshot.get_stage(Stage::Unsplit, op).map_or(0, |stats| stats.latency.count);
+    let share = unsplit as f64 / total.latency.count as f64;
+    assert!(share < 0.05, "{op}: {share} of the requests were not seen to be taken");
+}
+
+/// Random reads of 4 KiB past the page cache, so that each is a request; the mean in nanoseconds
+/// that fio saw, and how many there were.
+fn fio(place: &Place) -> (f64, u64) {
+    let file = format!("--filename={}", place.path("mnt/data").display());
+    let fixed = [
+        "--name=reads",
+        "--rw=randread",
+        "--bs=4k",
+        "--direct=1",
+        "--size=4m",
+        "--ioengine=psync",
+        "--loops=4",
+        "--output-format=json",
+    ];
+    let output = Command::new("fio").args(fixed).arg(file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let json: Value = serde_json::from_str(&text[text.find('{').unwrap()..]).unwrap();
+    let read = &json["jobs"][0]["read"];
+    (read["clat_ns"]["mean"].as_f64().unwrap(), read["total_ios"].as_u64().unwrap())
+}
+
+fn stages_agree_with_fio(place: &Place) {
+    fs::write(place.path("src/data"), vec![7; 4 << 20]).unwrap();
+    let mut seen = (0.0, 0);
+    let Some(snapshot) = stages_of(place, || seen = fio(place)) else { return };
+    let (fio_ns, count) = seen;
+    assert_adds_up(&snapshot, Op::READ, count);
+    let reads = &snapshot.get_stage(Stage::Total, Op::READ).unwrap();
+    assert_eq!((reads.latency.count, reads.bytes), (count, count * 4096));
+    // The system call around a request, and waking its caller, are fio's alone.
+    let ratio = reads.latency.mean_ns() as f64 / fio_ns;
+    println!("the kernel's total is {ratio:.3} of fio's latency");
+    assert!((0.3..1.05).contains(&ratio), "the kernel's total is {ratio} of fio's latency");
+}
+
+#[test]
+fn the_stages_of_bindfs_under_fio_add_up_and_agree_with_fio() {
+    let Some(place) = Place::to_mount() else { return };
+    if !has("fio") {
+        return;
+    }
+    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    stages_agree_with_fio(&place);
+}
+
+#[test]
+fn the_stages_of_sshfs_under_fio_add_up_and_agree_with_fio() {
+    let Some(place) = Place::to_mount() else { return };
+    if !has("fio") {
+        return;
+    }
+    let Some(_mount) = Foreign::sshfs(&place) else { return };
+    stages_agree_with_fio(&place);
+}
+
+#[test]
+fn the_stages_of_a_mount_of_defuse_stand_beside_its_own_time() {
+    let Some(place) = Place::to_mount() else { return };
+    // Splicing is the other way by which a request can be taken.
+    for options in ["splice,no_passthrough", "no_splice,no_passthrough"] {
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        let work = || {
+            for number in 0..100 {
+                let path = place.path("mnt").join(number.to_string());
+                fs::write(&path, vec![1; 200_000]).unwrap();
+                fs::remove_file(&path).unwrap();
+            }
+        };
+        let snapshot = stages_of(&place, work);
+        place.ok(&["umount", "mnt"]);
+        let Some(snapshot) = snapshot else { return };
+        for op in [Op::LOOKUP, Op::CREATE, Op::WRITE, Op::UNLINK, Op::RELEASE] {
+            assert_adds_up(&snapshot, op, 100);
+            let user = snapshot.get(op).unwrap();
+            assert!(user.latency.count >= 100, "{op}: the daemon counted, too");
+        }
+        // Only requests that nobody waits for go through the background queue here.
+        assert!(snapshot.get_stage(Stage::Background, Op::RELEASE).is_some());
+        assert!(snapshot.get_stage(Stage::Background, Op::CREATE).is_none());
+    }
+}
+
+#[test]
+fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let arguments = ["stat", "mnt", "--stages", "--via", "tracefs", "--json"];
+    let mut stat = place.command(&arguments);
+    let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stat = until_it_looks(stat);
+    let pid = stat.id();
+    for number in 0..50 {
+        fs::create_dir(place.path("mnt").join(number.to_string())).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let seen = ended(&mut stat);
+    assert_eq!(seen.code, Some(0), "{}", seen.err);
+    let snapshot: Snapshot = serde_json::from_str(&seen.out).unwrap();
+    let made = snapshot.get_stage(Stage::Total, Op::MKDIR).unwrap();
+    assert_eq!((made.latency.count, made.latency.errors), (50, 0));
+    assert!(snapshot.get_stage(Stage::Pending, Op::MKDIR).is_none());
+    let left = Path::new("/sys/kernel/tracing/instances").join(format!("defuse-{pid}"));
+    assert!(!left.exists(), "{} is left", left.display());
+}
+
+#[test]
+fn who_may_not_look_into_the_kernel_is_told_what_to_do() {
+    let Some(place) = Place::to_mount() else { return };
+    if !has("setpriv") {
+        return;
+    }
+    place.ok(&["mount", "memory:", "mnt"]);
+    let program = place.for_all_users();
+    let connection = place.list()[0]["connection"].to_string();
+    for arguments in [["stat", &connection], ["top", "--once"], ["trace", &connection]] {
+        let mut command =
+            place.command_of(Path::new("setpriv"), &["--reuid=65534", "--clear-groups"]);
+        let command = command.arg(&program).args(arguments).current_dir("/");
+        let seen = said(command.output().unwrap());
+        assert_eq!(seen.code, Some(1), "{arguments:?}: {}", seen.out);
+        assert!(seen.err.contains("not permitted") && seen.err.contains("as root"), "{}", seen.err);
+        assert_eq!(seen.err.lines().count(), 1, "{}", seen.err);
+    }
+}
+
+#[test]
+fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
+    let Some(place) = Place::to_mount() else { return };
+    if !has("setpriv") {
+        return;
+    }
+    place.ok(&["mount", "memory:", "mnt"]);
+    let without = |arguments: &[&str]| {
+        let bounds = "--bounding-set=-bpf,-sys_admin,-perfmon";
+        let mut command = place.command_of(Path::new("setpriv"), &[bounds]);
+        said(command.arg(common::PROGRAM).args(arguments).output().unwrap())
+    };
+    let arguments = ["stat", "mnt", "--stages", "--for", "0.1"];
+    let barred = without(&[&arguments[..], &["--via", "bpf"]].concat());
+    if barred.err.contains("setpriv") {
+        println!("skipped: setpriv knows these capabilities not: {}", barred.err);
+        return;
+    }
+    assert_eq!(barred.code, Some(1), "{}", barred.out);
+    assert!(
+        barred.err.contains("not permitted") && barred.err.contains("CAP_BPF"),
+        "{}",
+        barred.err
+    );
+    // tracefs has to be mounted already, for somebody who may not mount.
+    let seen = without(&arguments);
+    match seen.code {
+        Some(0) => assert!(seen.out.contains("by tracefs"), "{}", seen.out),
+        _ => assert!(seen.err.contains("not permitted"), "{}", seen.err),
+    }
+}
+
+/// The events of a trace that ran while `work` did.
+fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Vec<Value>> {
+    let all: Vec<&str> = ["trace", "mnt", "--json"].iter().chain(arguments).copied().collect();
+    let mut trace = place.command(&all);
+    let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut trace = until_it_looks(trace);
+    work();
+    std::thread::sleep(Duration::from_millis(100));
+    let seen = ended(&mut trace);
+    assert_eq!(seen.code, Some(0), "{}", seen.err);
+    if seen.err.contains("by tracefs") {
+        println!("skipped: BPF is not permitted: {}", seen.err);
+        return None;
+    }
+    Some(seen.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+#[test]
+fn a_trace_tells_names_results_and_stages_of_each_request() {
+    let Some(place) = Place::to_mount() else { return };
+    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let mnt = place.path("mnt");
+    let work = || {
+        fs::write(mnt.join("first name"), "hello").unwrap();
+        fs::rename(mnt.join("first name"), mnt.join("second")).unwrap();
+        assert!(fs::metadata(mnt.join("missing")).is_err());
+        fs::remove_file(mnt.join("second")).unwrap();
+    };
+    let Some(events) = trace_of(&place, &[], work) else { return };
+    let find = |op: &str, name: &str| {
+        let found = events.iter().find(|event| event["op"] == op && event["name"] == name);
+        found.unwrap_or_else(|| panic!("no {op} of {name} in {events:#?}"))
+    };
+    assert_eq!(find("CREATE", "first name")["result"], "OK");
+    assert_eq!(find("WRITE", "first name")["size"], 5);
+    assert_eq!(find("RENAME", "first name -> second")["pid"], std::process::id());
+    assert_eq!(find("LOOKUP", "missing")["result"], "ENOENT");
+    find("UNLINK", "second");
+    for event in &events {
+        let ns = |name: &str| event[name].as_u64().unwrap_or(0);
+        let parts = ["background_ns", "pending_ns", "processing_ns", "pending_processing_ns"];
+        assert_eq!(parts.iter().map(|part| ns(part)).sum::<u64>(), ns("total_ns"), "{event}");
+    }
+}
+
+#[test]
+fn a_trace_lets_through_what_it_is_asked_for() {
+    let Some(place) = Place::to_mount() else { return };
+    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let mnt = place.path("mnt");
+    let work = || {
+        for name in ["one", "two"] {
+            fs::write(mnt.join(name), "x").unwrap();
+            let _ = fs::metadata(mnt.join(format!("no-{name}")));
+            fs::remove_file(mnt.join(name)).unwrap();
+        }
+    };
+    let Some(events) = trace_of(&place, &["--op", "unlink,create"], work) else { return };
+    assert_eq!(events.len(), 4);
+    let failed = trace_of(&place, &["--errors", "--op", "lookup", "--name", "no-t"], work).unwrap();
+    assert!(!failed.is_empty());
+    assert!(failed.iter().all(|e| e["name"] == "no-two" && e["result"] == "ENOENT"), "{failed:?}");
+    assert!(trace_of(&place, &["--slower-than", "3600"], work).unwrap().is_empty());
+    assert!(trace_of(&place, &["--pid", "1"], work).unwrap().is_empty());
+    assert_eq!(trace_of(&place, &["--count", "3"], work).unwrap().len(), 3);
+}
+
+#[test]
+fn a_timeline_for_perfetto_is_complete() {
+    let Some(place) = Place::to_mount() else { return };
+    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let mut trace = place.command(&["trace", "mnt", "--perfetto", "timeline.json"]);
+    let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut trace = until_it_looks(trace);
+    fs::write(place.path("mnt/file"), "x").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(ended(&mut trace).code, Some(0));
+    let text = fs::read_to_string(place.path("timeline.json")).unwrap();
+    let timeline: Value = serde_json::from_str(&text).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let served = events.iter().filter(|event| event["ph"] == "X");
+    assert!(served.clone().any(|event| event["name"] == "CREATE"), "{text}");
+    for event in served {
+        let thread = &event["tid"];
+        let is_name = |other: &&Value| other["ph"] == "M" && other["tid"] == *thread;
+        assert!(events.iter().any(|other| is_name(&other)), "{event} has a track with a name");
+    }
+}
+
+#[test]
+fn a_breakdown_runs_a_command_and_adds_up() {
+    let Some(place) = Place::to_mount() else { return };
+    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let script = "for i in 1 2 3 4 5; do rm -f mnt/$i; : > mnt/$i; done";
+    let base = ["breakdown", "mnt", "--op", "create"];
+    let run = |more: &[&str]| place.run(&[&base[..], more].concat());
+    let told = run(&["--json", "--", "sh", "-c", script]);
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    let found: Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!(found["count"], 5);
+    let shares = found["shares"].as_array().unwrap();
+    let whole: f64 = shares.iter().map(|share| share["percent"].as_f64().unwrap()).sum();
+    assert!((99.9..100.1).contains(&whole), "{found}");
+    let text = run(&["--", "sh", "-c", script]);
+    assert!(text.out.contains("total") && text.out.contains("100.00%"), "{}", text.out);
+    assert_eq!(run(&["--", "false"]).code, Some(1));
+    assert_eq!(run(&["--", "/no/such/program"]).code, Some(1));
+    assert_eq!(run(&["--for", "0.1"]).code, Some(1), "nothing happened");
+}
+
+#[test]
+fn knobs_are_shown_changed_and_refused() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let read = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+    let values =
+        read(place.ok(&["tune", "mnt", "max_background=77", "congestion_threshold=33", "--json"]));
+    assert_eq!(
+        (values["max_background"].as_u64(), values["waiting"].as_u64()),
+        (Some(77), Some(0))
+    );
+    let connection = values["connection"].to_string();
+    assert_eq!(read(place.ok(&["tune", &connection, "--json"])), values);
+    assert!(place.ok(&["tune", "mnt"]).contains("congestion_threshold      33"));
+    for wrong in ["max_background=0", "max_background=x", "other=1"] {
+        assert_eq!(place.run(&["tune", "mnt", wrong]).code, Some(2), "{wrong}");
+    }
+    place.fails(1, &["tune", "src"], "neither the mount point");
+    place.fails(2, &["tune", "mnt", "--abort"], "--yes");
+    fs::metadata(place.path("mnt")).unwrap();
+    place.ok(&["tune", "mnt", "--abort", "--yes"]);
+    assert!(fs::read_dir(place.path("mnt")).is_err());
+}
+
+#[test]
+fn prometheus_gets_its_text_of_both_sides() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    fs::write(place.path("mnt/file"), "x").unwrap();
+    let text = place.ok(&["stat", "mnt", "--prometheus"]);
+    assert!(text.contains("op=\"CREATE\",stage=\"user\",le=\"+Inf\"} 1\n"), "{text}");
+    let text = place.ok(&["stat", "mnt", "--stages", "--for", "0.1", "--prometheus"]);
+    assert!(text.starts_with("# HELP defuse_request_seconds "), "{text}");
+}
+
+#[test]
+fn top_prints_every_connection_for_scripts() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let text = place.ok(&["top", "--once", "--every", "0.2"]);
+    let mnt = place.path("mnt");
+    assert!(text.lines().any(|line| line.ends_with(mnt.to_str().unwrap())), "{text}");
+    let all: Value = serde_json::from_str(&place.ok(&["top", "--once", "--json"])).unwrap();
+    let rows = all["connections"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["mount"] == mnt.to_str().unwrap()).unwrap();
+    assert_eq!((row["daemon"].as_str(), row["congested"].as_bool()), (Some("defuse"), Some(false)));
+    place.fails(2, &["top"], "no terminal");
+}
+
+/// The program on a terminal of its own.
+struct Terminal {
+    child: Child,
+    master: OwnedFd,
+    shown: String,
+}
+
+impl Terminal {
+    fn start(place: &Place, arguments: &[&str]) -> Terminal {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let size = rustix::termios::Winsize { ws_row: 24, ws_col: 140, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&master, size).unwrap();
+        let slave = || File::options().read(true).write(true).open(&name).unwrap();
+        let mut command = place.command(arguments);
+        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
+        rustix::io::ioctl_fionbio(&master, true).unwrap();
+        Terminal { child, master, shown: String::new() }
+    }
+
+    /// Reads until `text` is shown.
+    fn shows(&mut self, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.shown.contains(text) {
+            assert!(Instant::now() < deadline, "{text:?} is not in {:.2000?}", self.shown);
+            let mut part = [0; 4096];
+            match rustix::io::read(&self.master, &mut part) {
+                Ok(len) => self.shown.push_str(&String::from_utf8_lossy(&part[..len])),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn types(&mut self, keys: &[u8]) {
+        self.shown.clear();
+        rustix::io::write(&self.master, keys).unwrap();
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What leaves the screen of full-screen programs.
+const LEAVES: &str = "\u{1b}[?1049l";
+
+#[test]
+fn top_draws_reacts_to_keys_and_restores_the_terminal() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let mut terminal = Terminal::start(&place, &["top", "--every", "0.2", "--sort", "name"]);
+    terminal.shows("connections:");
+    terminal.types(b"\r");
+    terminal.shows("PROCESSING");
+    terminal.types(b"q");
+    terminal.shows(LEAVES);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    // A signal is no reason to leave the terminal as it is, either.
+    let mut terminal = Terminal::start(&place, &["top"]);
+    terminal.shows("connections:");
+    terminal.shown.clear();
+    kill_process(Pid::from_raw(terminal.child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    terminal.shows(LEAVES);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
