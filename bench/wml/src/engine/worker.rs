@@ -18,6 +18,9 @@ use crate::random::{Generator, generator};
 /// Alignment of memory for O_DIRECT.
 const ALIGNMENT: usize = 4096;
 
+/// How much of a thread's memory is random; the rest repeats it.
+const NOISE: usize = 64 << 10;
+
 /// What a flowop led to.
 pub(super) enum Outcome {
     /// The next one follows.
@@ -62,12 +65,14 @@ impl Memory {
     }
 
     fn grow(&mut self, size: usize, random: &mut Generator) {
-        let before = self.bytes.len();
         self.bytes = vec![0; size + ALIGNMENT];
         self.skip = self.bytes.as_ptr().align_offset(ALIGNMENT);
-        if before > 0 || size > 0 {
-            // Data that no file system can make smaller.
-            random.fill(&mut self.bytes[..]);
+        // Data that no file system can make smaller, as long as it does not compare blocks.
+        let noise = self.bytes.len().min(NOISE);
+        random.fill(&mut self.bytes[..noise]);
+        for at in (noise..self.bytes.len()).step_by(NOISE) {
+            let length = noise.min(self.bytes.len() - at);
+            self.bytes.copy_within(..length, at);
         }
     }
 

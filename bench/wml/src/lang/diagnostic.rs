@@ -72,8 +72,14 @@ pub(crate) fn closest<'a>(
 ) -> Option<String> {
     known
         .into_iter()
-        .map(|name| (strsim::jaro_winkler(written, name), name))
+        .map(|name| (likeness(written, name), name))
         .filter(|(likeness, _)| *likeness > 0.8)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, name)| name.to_owned())
+}
+
+/// How much one word is like another, 0 to 1. Short words with two letters swapped are alike, too.
+fn likeness(written: &str, name: &str) -> f64 {
+    let one_slip = written.len() > 1 && strsim::damerau_levenshtein(written, name) == 1;
+    strsim::jaro_winkler(written, name).max(if one_slip { 0.85 } else { 0.0 })
 }

@@ -283,6 +283,17 @@ impl Plan {
         self.filesets.iter().map(|set| set.entries as f64 * set.size.mean()).sum::<f64>() as u64
     }
 
+    /// How much memory the threads of the largest run ask for (`memsize`), in bytes. It comes on
+    /// top of what [`MemoryShare`] leaves to the page cache.
+    pub fn thread_memory(&self) -> u64 {
+        let of_run = |run: &RunPlan| run.threads.iter().map(|t| t.instances * t.memsize).sum();
+        let runs = self.actions.iter().filter_map(|action| match action {
+            Action::Run(run) => Some(of_run(run)),
+            _ => None,
+        });
+        runs.max().unwrap_or(0)
+    }
+
     /// Whether the file says `run` or `psrun` anywhere.
     pub fn runs(&self) -> bool {
         self.actions.iter().any(|action| matches!(action, Action::Run(_)))

@@ -1,0 +1,46 @@
+//! Running a workload in a directory of its own.
+
+#![allow(dead_code, reason = "not every test file uses everything")]
+
+use std::path::{Path, PathBuf};
+
+use defuse_wml::{Failure, Options, RunReport, Settings, SystemCalls, execute, load};
+
+/// Runs `text` with `$dir` as a new directory below `dir`; the text must not set it.
+pub fn run(dir: &Path, text: &str) -> RunReport {
+    try_run(dir, text).unwrap_or_else(|failure| panic!("{failure}")).remove(0)
+}
+
+/// Like [`run`], for what may fail.
+pub fn try_run(dir: &Path, text: &str) -> Result<Vec<RunReport>, Failure> {
+    let text = format!("set $dir=\"{}\"\n{text}", dir.display());
+    let plan = load(&text, "test.f", &Options::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
+    execute(&plan, &SystemCalls, Settings::default(), &())
+}
+
+/// One thread that does `flowops` on the set `s` until something ends it.
+pub fn one_thread(set: &str, flowops: &str) -> String {
+    format!(
+        "set mode quit alldone\n\
+         define fileset name=s,path=$dir,dirgamma=0,{set}\n\
+         define fileset name=nothing,path=$dir,entries=1\n\
+         define process name=p {{ thread name=t {{ {flowops}\n\
+         flowop statfile name=end,filesetname=nothing }} }}\nrun\n"
+    )
+}
+
+/// All files below `dir`, with their sizes, in order.
+pub fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    let Ok(entries) = std::fs::read_dir(dir) else { return found };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push((path.clone(), path.metadata().unwrap().len()));
+        }
+    }
+    found.sort();
+    found
+}
