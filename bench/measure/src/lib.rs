@@ -8,3 +8,4 @@
 pub mod caches;
 pub mod command;
 pub mod cpu;
+pub mod limits;

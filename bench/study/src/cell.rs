@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -95,25 +96,37 @@ impl Bench<'_> {
         };
         let root = if mount.is_some() { place.mountpoint } else { &source };
         let job = sizes.job(row, root, Phase::Run, self.options);
-        let mut measured = self.run(&job, mount.as_ref(), groups)?;
+        let mut measured = self.run(&job, mount.as_ref(), groups, sizes.caches_bytes)?;
         drop(throttle);
         let device_before = self.device.used()?;
         caches::sync(&source)?;
         measured.device_synced = sum(&measured.device, &self.device.used()?.since(&device_before));
         mount.map_or(Ok(()), Mount::end)?;
-        measured.memory_limit_bytes = groups.limit_bytes;
+        measured.memory_limit_bytes = groups.limit_bytes.map(|_| sizes.caches_bytes);
         measured.memory_peak_bytes = groups.peak_bytes();
         measured.remarks.extend(groups.trouble.clone());
         Ok(measured)
     }
 
-    fn run(&self, job: &Job, mount: Option<&Mount>, groups: &Groups) -> Result<Measured> {
+    fn run(
+        &self,
+        job: &Job,
+        mount: Option<&Mount>,
+        groups: &Groups,
+        caches_bytes: u64,
+    ) -> Result<Measured> {
         let watch = match mount.and_then(Mount::connection) {
             Some(connection) => self.kernel.watch(connection)?,
             None => Watch::default(),
         };
         let before = self.moment(mount, groups)?;
-        let outcome = self.engine(job, &groups.procs_files(Role::Application))?;
+        let ended = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| groups.follow(caches_bytes, &ended));
+            let outcome = self.engine(job, &groups.procs_files(Role::Application));
+            ended.store(true, Ordering::Relaxed);
+            outcome
+        })?;
         let outcome = outcome.context("the workload told nothing about itself")?;
         let system = cpu::Sample::take(None);
         let device = self.device.used()?;

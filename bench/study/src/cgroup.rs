@@ -5,12 +5,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use crate::throttle::{Limits, Throttle};
+
+/// How often the limit is looked at.
+const FOLLOW: Duration = Duration::from_millis(5);
+/// Room for what is allocated until then.
+const ROOM: u64 = 64 << 20;
 
 /// Whose process it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +119,7 @@ pub struct Groups {
     cpuacct: Option<PathBuf>,
     blkio_root: Option<PathBuf>,
     memory_is_v1: bool,
-    /// The limit that holds, in bytes; `None` where memory could not be limited.
+    /// The limit to begin with, in bytes; `None` where memory could not be limited.
     pub limit_bytes: Option<u64>,
     /// Why it could not.
     pub trouble: Option<String>,
@@ -174,6 +180,27 @@ impl Groups {
         let file = folder.join(file);
         fs::write(&file, bytes.to_string())
             .with_context(|| format!("cannot set {}", file.display()))
+    }
+
+    /// Memory that processes hold for themselves, in bytes, without caches.
+    fn own_bytes(&self) -> Option<u64> {
+        let stat = fs::read_to_string(self.memory.as_ref()?.join("memory.stat")).ok()?;
+        let key = if self.memory_is_v1 { "total_rss " } else { "anon " };
+        stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
+    }
+
+    /// Raises the limit where the processes hold more for themselves than the first one allows for, so that it is always at
+    /// least `caches_bytes` and some room more than that, until `ended`. It is never lowered: a hundred threads fill their
+    /// buffers faster than anybody could follow, and would be killed.
+    pub fn follow(&self, caches_bytes: u64, ended: &AtomicBool) {
+        let Some(mut limit) = self.limit_bytes else { return };
+        while !ended.load(Ordering::Relaxed) {
+            let needed = self.own_bytes().map_or(0, |own| (caches_bytes + own + ROOM) & !4095);
+            if needed > limit && self.limit(needed).is_ok() {
+                limit = needed;
+            }
+            sleep(FOLLOW);
+        }
     }
 
     /// The files into which a process writes its number to be in the groups.
@@ -301,6 +328,16 @@ mod tests {
         let folder = root.path().join("cell");
         assert_eq!(fs::read_to_string(folder.join("memory.max")).unwrap(), "33554432");
         assert_eq!(groups.procs_files(Role::Daemon), [folder.join("daemon/cgroup.procs")]);
+        fs::write(folder.join("memory.stat"), "anon 8192\nfile 7\n").unwrap();
+        assert_eq!(groups.own_bytes(), Some(8192));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| groups.follow(1 << 25, &ended));
+            while fs::read_to_string(folder.join("memory.max")).unwrap() != "100671488" {
+                sleep(Duration::from_millis(1));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
         fs::write(folder.join("daemon/cpu.stat"), "usage_usec 12\nuser_usec 5\n").unwrap();
         assert_eq!(groups.cpu_ns(Role::Daemon), Some(12_000));
         let limits = Limits { read_bps: 1, write_bps: 2, read_iops: 3, write_iops: 4 };

@@ -118,7 +118,8 @@ pub struct Measured {
     pub daemon: Option<Snapshot>,
     /// What the kernel measured in its queues; none for native, and where that is not permitted.
     pub kernel: Option<Snapshot>,
-    /// Limit of the memory of application and daemon together, in bytes; none where it could not be had.
+    /// What application and daemon together may have beyond their own (anonymous) memory, in bytes: caches of data, names
+    /// and inodes. None where it could not be limited.
     pub memory_limit_bytes: Option<u64>,
     /// The most that they used.
     pub memory_peak_bytes: Option<u64>,

@@ -3,6 +3,7 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail, ensure};
+use defuse_measure::limits;
 
 use crate::cell::Bench;
 use crate::cgroup::Hierarchies;
@@ -35,6 +36,8 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     }
     introduce(options, &estimate, &results, tell);
     let interrupt = Interrupt::catch()?;
+    // The paper's profiles hold a descriptor for each inode that the kernel knows.
+    limits::raise_file_limit();
     let work = Work::create(&options.work)?;
     let device = Device::create(work.path(), estimate.image_bytes, estimate.inodes)?;
     let bench =

@@ -12,7 +12,8 @@ const PAPER_DATA: u64 = 60 << 30;
 const PAPER_MEMORY: u64 = 4 << 30;
 /// How long a cell at scale `small` would take on the paper's machine, natively.
 const SMALL_SECONDS: f64 = 4.0;
-/// What processes need beside caches: programs, stacks, buffers of workers. It does not shrink with the data.
+/// What the kernel needs for the processes beside caches of data: their programs, which are files too, and tables. It does
+/// not shrink with the data.
 const PROCESSES: u64 = 24 * MIB;
 /// Factor of scale `tiny`: 4 MiB of 60 GiB.
 const TINY: f64 = 1.0 / 16384.0;
@@ -28,7 +29,9 @@ pub struct Sizes {
     pub factor: f64,
     /// Factor of the number of accesses of the random rows.
     pub access_factor: f64,
-    /// Memory of application and daemon together.
+    /// What caches may take, with what the kernel holds for the processes.
+    pub caches_bytes: u64,
+    /// Memory of application and daemon together, to begin with.
     pub memory_limit_bytes: u64,
 }
 
@@ -54,6 +57,7 @@ impl Sizes {
         Sizes {
             factor,
             access_factor,
+            caches_bytes: (share + PROCESSES) & !4095,
             memory_limit_bytes: (share + PROCESSES + buffers(number)) & !4095,
         }
     }
@@ -87,14 +91,14 @@ fn media(options: &Options) -> Media {
     }
 }
 
-/// Buffers of the application's threads.
+/// Buffers of the application's threads, roughly: what they really take is seen when they run.
 fn buffers(number: u8) -> u64 {
     let io_bytes = [4 << 10, 32 << 10, 128 << 10, MIB][usize::from(number.saturating_sub(1) % 4)];
     match number {
         5..=12 | 17..=20 | 25..=28 | 33..=36 => 32 * io_bytes,
-        43 => 50 * MIB,
-        44 => 16 * MIB,
-        45 => 100 * MIB,
+        43 => 400 * MIB,
+        44 => 128 * MIB,
+        45 => 400 * MIB,
         _ => io_bytes,
     }
 }
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(paper.factor, 1.0);
         assert!(paper.memory_limit_bytes - PAPER_MEMORY < PAPER_MEMORY / 100);
         let small = Sizes::of(1, &options(Scale::Small));
-        let share = (small.memory_limit_bytes - PROCESSES - 4096) as f64;
+        let share = (small.caches_bytes - PROCESSES) as f64;
         let data = PAPER_DATA as f64 * small.factor;
         assert!((share / data * 15.0 - 1.0).abs() < 0.01);
     }

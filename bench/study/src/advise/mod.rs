@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::{caches, cpu};
+use defuse_measure::{caches, cpu, limits};
 use defuse_probe::Snapshot;
 use serde::Serialize;
 
@@ -165,6 +165,7 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
     );
     let interrupt = Interrupt::catch()?;
     let kernel = KernelStages::probe(rustix::process::geteuid().is_root());
+    limits::raise_file_limit();
     let work = Work::create(&options.work)?;
     let mut stand =
         Stand { options, work, kernel, interrupt, exit_code: None, changes: false, pristine: None };
