@@ -96,9 +96,9 @@ fn buffers(number: u8) -> u64 {
     let io_bytes = [4 << 10, 32 << 10, 128 << 10, MIB][usize::from(number.saturating_sub(1) % 4)];
     match number {
         5..=12 | 17..=20 | 25..=28 | 33..=36 => 32 * io_bytes,
-        43 => 400 * MIB,
+        43 => 600 * MIB,
         44 => 128 * MIB,
-        45 => 400 * MIB,
+        45 => 1200 * MIB,
         _ => io_bytes,
     }
 }
