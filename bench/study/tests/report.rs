@@ -59,7 +59,11 @@ fn measured(row: u8, config: u64, run: u32) -> Measured {
     let recorder = Recorder::new();
     let cells = recorder.cells();
     for n in 0..500 {
-        cells.record(if row % 2 == 0 { Op::READ } else { Op::WRITE }, 2_000 + 997 * n, true);
+        cells.record(
+            if row.is_multiple_of(2) { Op::READ } else { Op::WRITE },
+            2_000 + 997 * n,
+            true,
+        );
         cells.record(Op::LOOKUP, 900, true);
     }
     let snapshot = recorder.snapshot();
