@@ -107,11 +107,10 @@ fn reads_are_128_kib_whatever_the_application_reads() {
             let (read, requests) =
                 (bytes(&results, row, config, "read_bytes"), requests(&results, row, config));
             let whole = read / (128 << 10);
-            // Readahead begins with less than a whole request.
-            assert!(
-                (whole..=whole + 8).contains(&requests["READ"]),
-                "row {row} {config}: {requests:?} for {read}"
-            );
+            // Readahead begins with less than a whole request, and does so anew where a reader was
+            // faster; requests of the application's size would be 32 times as many in row 1.
+            let reads = requests["READ"];
+            assert!((whole..=2 * whole).contains(&reads), "row {row} {config}: {reads} for {read}");
             assert_eq!((requests["OPEN"], requests["RELEASE"], requests["FLUSH"]), (1, 1, 1));
         }
     }
