@@ -19,9 +19,6 @@
 
 pub mod args;
 pub mod backing;
-pub mod caches;
-pub mod command;
-pub mod cpu;
 pub mod measure;
 pub mod peers;
 pub mod report;
@@ -29,3 +26,5 @@ pub mod runner;
 pub mod stats;
 pub mod target;
 pub mod workloads;
+
+pub use defuse_measure::{caches, command, cpu};

@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<Results> {
     let cells = wanted_cells(args)?;
     let specs = peers::specs(args)?;
     let interrupted = catch_interrupt()?;
-    target::raise_file_limit();
+    defuse_measure::limits::raise_file_limit();
     let most_threads = args.threads.iter().copied().max().unwrap_or(1);
     let stage = Stage::set(args, specs, Fileset::full(most_threads))?;
     let mut results = Results::new(args, stage.targets.iter().map(|target| &target.spec));

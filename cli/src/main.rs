@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod breakdown;
 mod control;
 mod daemon;
@@ -25,6 +26,7 @@ mod serve;
 mod share;
 mod signals;
 mod stat;
+mod study;
 mod target;
 mod top;
 mod trace;
@@ -58,6 +60,10 @@ enum Command {
     Umount(umount::UmountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
+    Study(study::StudyArgs),
+    Advise(advise::AdviseArgs),
+    #[command(hide = true)]
+    StudyEngine(study::EngineArgs),
     Workload(workload::WorkloadArgs),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
@@ -94,6 +100,9 @@ fn run(command: Command) -> Result {
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Study(args) => study::run(&args),
+        Command::Advise(args) => advise::run(&args),
+        Command::StudyEngine(args) => study::run_engine(&args),
         Command::Workload(args) => workload::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),

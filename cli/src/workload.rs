@@ -77,7 +77,7 @@ pub fn run(args: &WorkloadArgs) -> Result {
         warn(&format!("{name} never says `run`: nothing will be measured"));
     }
     let show = Show::new(args);
-    let settings = Settings { timeout: args.timeout };
+    let settings = Settings { timeout: args.timeout, ..Settings::default() };
     let outcome = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show);
     show.clear();
     let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;

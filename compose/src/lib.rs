@@ -16,7 +16,7 @@ mod value;
 
 pub use options::{BackendOpt, OPTIONS, Settings, split};
 pub use sources::{BACKENDS, Backend, Source, help, open_text};
-pub use value::{Value, seconds};
+pub use value::{Value, bytes, seconds};
 
 use std::fmt;
 

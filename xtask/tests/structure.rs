@@ -44,8 +44,17 @@ const COMPOSERS: &[&str] = &["compose", "capi", "cli", "bench", "testkit", "xtas
 /// its business, so that the program can use it.
 const WORKLOADS: &str = "bench/wml";
 
+/// What everyone who measures needs; it knows nothing of file systems.
+const MEASURE: &str = "bench/measure";
+
 /// The crates that may use the workload engine.
-const USES_WORKLOADS: &[&str] = &["cli", "bench"];
+const USES_WORKLOADS: &[&str] = &["cli", "bench", STUDY];
+
+/// The study. It mounts by running the program, and so needs no frontend and no backend.
+const STUDY: &str = "bench/study";
+
+/// The crates that may use the study.
+const USES_STUDY: &[&str] = &["cli"];
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -61,6 +70,8 @@ fn layer(folder: &str) -> &str {
     let first = folder.split('/').next().unwrap_or(folder);
     match folder {
         WORKLOADS => "workloads",
+        STUDY => "study",
+        MEASURE => "measure",
         _ if COMPOSERS.contains(&first) => "composer",
         _ => first,
     }
@@ -79,6 +90,8 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
+            "measure" => &[],
+            "study" => &["probe", "trace", "workloads", "measure"],
             "composer" => continue,
             other => {
                 complaints.push(format!("{other}/ has no place in the dependency rule"));
@@ -110,13 +123,16 @@ fn nothing_depends_on_the_program_the_benchmark_or_these_commands() {
 }
 
 #[test]
-fn workloads_are_for_the_program_and_the_benchmark() {
+fn workloads_and_the_study_are_for_those_who_are_named() {
     let packages = packages();
-    let engine = packages.iter().find(|package| package.folder == WORKLOADS).unwrap();
-    let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == engine.name);
-    let strangers =
-        packages.iter().filter(uses).filter(|p| !USES_WORKLOADS.contains(&p.folder.as_str()));
-    complain(strangers.map(|p| format!("{} depends on {}", p.name, engine.name)).collect());
+    let mut complaints = Vec::new();
+    for (folder, users) in [(WORKLOADS, USES_WORKLOADS), (STUDY, USES_STUDY)] {
+        let used = packages.iter().find(|package| package.folder == folder).unwrap();
+        let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == used.name);
+        let strangers = packages.iter().filter(uses).filter(|p| !users.contains(&&*p.folder));
+        complaints.extend(strangers.map(|p| format!("{} depends on {}", p.name, used.name)));
+    }
+    complain(complaints);
 }
 
 #[test]

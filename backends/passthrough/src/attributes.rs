@@ -105,6 +105,11 @@ impl Passthrough {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
+        if !self.options.xattrs {
+            // Before anything that is known of the file: this is the answer after which the kernel
+            // asks for none any more.
+            return Err(Errno::ENOSYS);
+        }
         if hidden(cx, name.as_bytes()) {
             return Err(Errno::ENODATA);
         }

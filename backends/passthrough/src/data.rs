@@ -131,7 +131,7 @@ impl Passthrough {
         Ok(Opened {
             cache,
             backing,
-            no_flush: local && !self.forwards_locks(),
+            no_flush: local && !self.forwards_locks() && !self.options.flushes,
             parallel_direct_writes: true,
             ..Opened::new(fh)
         })

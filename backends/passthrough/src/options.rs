@@ -71,6 +71,8 @@ pub struct Options {
     /// opened for reading too, because partly written pages are read through them, and
     /// `O_APPEND` is left to the frontend. Default false.
     pub writeback: bool,
+    /// Be told of every close(2), also where nothing is to be done about it. Default false.
+    pub flushes: bool,
     /// Whose threads the operations run on. Default [`Credentials::Sticky`].
     pub credentials: Credentials,
 }
@@ -89,6 +91,7 @@ impl Default for Options {
             exclusive: false,
             xattrs: true,
             writeback: false,
+            flushes: false,
             credentials: Credentials::Sticky,
         }
     }
@@ -99,13 +102,14 @@ impl Options {
     /// no extended attributes (its `getxattr` answered `ENOSYS`, after which the kernel stops
     /// asking), no backing files (every byte passes through the daemon, kernel passthrough did not
     /// exist), and no file handles (it kept a path for each inode; here it is a descriptor, the
-    /// nearest thing that is safe against renames). Names and attributes are valid for 1 s as
-    /// there. What else it set (big writes, splice, threads) belongs to the frontend.
+    /// nearest thing that is safe against renames). It is told of every close (not to be came with
+    /// Linux 5.16). Names and attributes are valid for 1 s as there. What else it set (big writes, splice, threads) belongs to the frontend.
     pub fn paper() -> Self {
         Options {
             file_handles: FileHandles::Off,
             backing_files: false,
             xattrs: false,
+            flushes: true,
             ..Options::default()
         }
     }

@@ -318,3 +318,22 @@ fn inode_flags_and_blocks_can_be_asked_for() {
         }
     });
 }
+
+/// A new file was known to have no capability, and that answer came before the one that the kernel remembers: it asked
+/// again at every write.
+#[test]
+fn the_papers_options_have_no_attributes_and_are_told_of_every_close() {
+    everywhere(&Options::paper(), |served| {
+        let cx = me();
+        let args = flags(OpenFlags::RDWR | OpenFlags::CREAT);
+        let made = served.fs.create(&cx, Ino::ROOT, name("a"), &regular(&cx, 0o644), args);
+        let (entry, opened) = made.unwrap();
+        assert!(!opened.no_flush && opened.backing.is_none());
+        for attribute in [&b"security.capability"[..], b"trusted.x", b"user.x"] {
+            let attribute = XattrName::new(attribute).unwrap();
+            let got = served.fs.getxattr(&cx, entry.ino, attribute, 64);
+            assert_eq!(got.err(), Some(Errno::ENOSYS));
+        }
+        served.release(File { ino: entry.ino, fh: opened.fh });
+    });
+}

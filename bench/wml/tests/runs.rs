@@ -71,7 +71,8 @@ fn a_timeout_ends_what_has_no_time() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("set $dir=\"{}\"\n{FOREVER}run\n", dir.path().display());
     let plan = load(&text, "t.f", &Options::default()).unwrap();
-    let settings = Settings { timeout: Some(std::time::Duration::from_millis(300)) };
+    let settings =
+        Settings { timeout: Some(std::time::Duration::from_millis(300)), ..Settings::default() };
     let reports = execute(&plan, &SystemCalls, settings, &()).unwrap();
     assert!(reports[0].seconds < 20.0);
 }

@@ -66,6 +66,7 @@ const TEST_TOOLS: &[Tool] = &[
         "the ABI against the C header",
     ),
     Tool::package_for("util-linux", "setpriv", "what other users than root make"),
+    Tool::package_for("chromium", "chromium", "the report of a study in a browser"),
     Tool::package_for("bindfs", "bindfs", "statistics of file systems that are not of defuse"),
     Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),

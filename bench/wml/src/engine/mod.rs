@@ -27,6 +27,9 @@ pub use failure::Failure;
 pub struct Settings {
     /// A run that takes longer ends, as if the file had asked for that time.
     pub timeout: Option<Duration>,
+    /// `create files` makes nothing, because the same plan has made them before, perhaps in another
+    /// process or by another way to the same directory: nothing of them gets into caches.
+    pub adopt: bool,
 }
 
 /// Who is told what happens. Every method does nothing unless it is written.
@@ -75,7 +78,7 @@ pub fn execute<D: Driver>(
             Action::CreateFiles => {
                 for (set, made) in sets.iter().zip(&mut made).filter(|(_, made)| !**made) {
                     let progress = |done, total| observer.making(&set.plan.name, done, total);
-                    files::create(driver, set, plan.seed, &progress)?;
+                    files::create(driver, set, plan.seed, settings.adopt, &progress)?;
                     *made = true;
                 }
             }

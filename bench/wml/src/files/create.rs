@@ -25,16 +25,18 @@ const MAKERS: usize = 32;
 const READ_WRITE: Access = Access { read: true, write: true, create: false };
 
 /// Makes directories and files as far as the plan says so, and notes in the pools what exists.
-/// `progress` is told how many of how many bytes and files are done.
+/// `progress` is told how many of how many bytes and files are done. With `adopt` they are there:
+/// an earlier run of the same plan made them, and the driver is not asked for anything.
 pub(crate) fn create<D: Driver>(
     driver: &D,
     set: &Fileset,
     seed: u64,
+    adopt: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), Failure> {
     let plan = &set.plan;
-    let there = plan.trusttree || driver.stat(&set.root).is_ok();
-    let reusing = there && (plan.reuse || plan.trusttree);
+    let there = adopt || plan.trusttree || driver.stat(&set.root).is_ok();
+    let reusing = adopt || there && (plan.reuse || plan.trusttree);
     if !reusing {
         remove(driver, set)?;
     }
@@ -50,10 +52,14 @@ pub(crate) fn create<D: Driver>(
     let chosen = |random: &mut crate::random::Generator| random.random_range(0..100) < percent;
     let mut files: Vec<u32> = (0..set.files()).filter(|_| chosen(&mut random)).collect();
     files.shuffle(&mut random);
-    make_files(driver, set, &files, reusing, progress)?;
+    if adopt {
+        files.iter().for_each(|&file| set.pool.set_state(file, State::Exists));
+    } else {
+        make_files(driver, set, &files, reusing, progress)?;
+    }
     for leafdir in (0..set.leafdirs()).filter(|_| chosen(&mut random)) {
         let path = set.leafdir_path(leafdir);
-        if !(reusing && driver.stat(&path).is_ok()) {
+        if !(adopt || reusing && driver.stat(&path).is_ok()) {
             driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
         }
         set.leaf_pool.set_state(leafdir, State::Exists);

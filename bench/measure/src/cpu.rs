@@ -81,7 +81,7 @@ impl Threads {
     }
 
     /// What was used since `before`. A thread that ended took its exact figure along; then the ticks must do.
-    fn since(&self, before: &Self) -> u64 {
+    pub fn since(&self, before: &Self) -> u64 {
         let complete = before.by_thread_ns.keys().all(|tid| self.by_thread_ns.contains_key(tid));
         if !complete || self.by_thread_ns.is_empty() {
             return self.process_ticks.saturating_sub(before.process_ticks) * TICK_NS;

@@ -1,0 +1,11 @@
+//! What everyone who measures needs: CPU clocks, cold caches, and other programs.
+//!
+//! What it is: the ground that the benchmark (`defuse-bench`) and the study (`defuse-study`) share. What it is not: it
+//! has no workload, mounts nothing and reports nothing.
+
+#![forbid(unsafe_code)]
+
+pub mod caches;
+pub mod command;
+pub mod cpu;
+pub mod limits;

@@ -1,0 +1,151 @@
+//! Which options could help, by the requests that there were. Only options that exist, and each is tried.
+
+use defuse_probe::{Op, Stage};
+use serde::Serialize;
+
+use super::{Run, Series};
+use crate::options::{Config, Kind};
+
+/// An option, and what speaks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// As it is written after `-o`.
+    pub option: String,
+    /// What was seen that it would change.
+    pub because: String,
+    /// What must hold for it to be safe.
+    pub needs: String,
+}
+
+impl Candidate {
+    /// The mount with this option.
+    pub fn config(&self, base: &Config) -> Config {
+        let Kind::Defuse(words) = &base.kind else { return base.clone() };
+        let mut words = words.clone();
+        words.extend(["-o".to_owned(), self.option.clone()]);
+        Config { name: format!("{}+", base.name), kind: Kind::Defuse(words) }
+    }
+}
+
+/// Fewer requests of a type than this are not worth an option.
+const WORTH: u64 = 20;
+
+/// What is worth trying; nothing for mounts of other programs, whose options are unknown.
+pub fn for_run(native: &Series, mounted: &Series, config: &Config) -> Vec<Candidate> {
+    let (Kind::Defuse(words), Some(run)) = (&config.kind, mounted.typical()) else {
+        return Vec::new();
+    };
+    let has =
+        |option: &str| words.iter().flat_map(|word| word.split(',')).any(|word| word == option);
+    let slower = mounted.seconds() > native.seconds();
+    let mut found: Vec<Candidate> =
+        all(run).into_iter().filter(|candidate| slower && !has(&candidate.option)).collect();
+    if words.iter().any(|word| word == "base" || word == "opt") {
+        // The paper's configurations are what they are; what came later is not in them.
+        found.retain(|candidate| candidate.option != "passthrough");
+    }
+    found
+}
+
+fn all(run: &Run) -> Vec<Candidate> {
+    let count = |op| of(run, op).0;
+    let mut found = Vec::new();
+    let mut add = |option: &str, because: String, needs: &str| {
+        found.push(Candidate { option: option.into(), because, needs: needs.into() });
+    };
+    let names = count(Op::LOOKUP) + count(Op::GETATTR);
+    if names >= WORTH {
+        add(
+            "timeout=60,exclusive",
+            format!("{names} requests ask for names and attributes"),
+            "nobody changes the source but through this mount",
+        );
+    }
+    let (writes, bytes) = of(run, Op::WRITE);
+    if writes >= WORTH && bytes / writes < 64 << 10 {
+        add(
+            "writeback",
+            format!("{writes} WRITE requests carry {} bytes each", bytes / writes),
+            "nobody else writes the source",
+        );
+    }
+    let reads = count(Op::READ);
+    if reads >= WORTH {
+        add(
+            "passthrough",
+            format!("{reads} READ requests go through the daemon"),
+            "root, and Linux 6.9",
+        );
+        add(
+            "cache=keep",
+            format!("{reads} READ requests fetch pages that may have been there"),
+            "nobody else writes the source",
+        );
+    }
+    let attributes = count(Op::GETXATTR) + count(Op::LISTXATTR);
+    if attributes >= WORTH {
+        add(
+            "no_xattr",
+            format!("{attributes} requests ask for extended attributes"),
+            "no ACLs, capabilities or other extended attributes are needed",
+        );
+    }
+    found
+}
+
+/// How many requests of a type there were, and how many bytes they moved.
+pub fn of(run: &Run, op: Op) -> (u64, u64) {
+    let sources = [(&run.daemon, Stage::User), (&run.kernel, Stage::Total)];
+    let found = sources.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
+    let stats = found.and_then(|(snapshot, stage)| snapshot.get_stage(stage, op));
+    stats.map_or((0, 0), |stats| (stats.latency.count, stats.bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use defuse_probe::{Recorder, Snapshot};
+
+    fn run(ops: &[(Op, u64, u64)]) -> Run {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        for &(op, count, bytes) in ops {
+            (0..count).for_each(|_| cells.record(op, 1000, true));
+            cells.add_bytes(op, bytes);
+        }
+        let daemon: Snapshot = recorder.snapshot();
+        Run { seconds: 2.0, daemon: Some(daemon), ..Run::default() }
+    }
+
+    fn options(ops: &[(Op, u64, u64)], config: &str) -> Vec<String> {
+        let series = |seconds| Series { name: "x".into(), runs: vec![Run { seconds, ..run(ops) }] };
+        let config = Config::custom(config).unwrap();
+        for_run(&series(1.0), &series(2.0), &config)
+            .into_iter()
+            .map(|candidate| candidate.option)
+            .collect()
+    }
+
+    #[test]
+    fn small_writes_speak_for_write_back_and_large_ones_do_not() {
+        assert_eq!(options(&[(Op::WRITE, 100, 100 * 4096)], "x=-o no_splice"), ["writeback"]);
+        assert!(options(&[(Op::WRITE, 100, 100 << 20)], "x=-o no_splice").is_empty());
+    }
+
+    #[test]
+    fn what_is_set_is_not_advised_nor_is_what_nobody_asks_for() {
+        assert!(options(&[(Op::WRITE, 100, 4096)], "x=-o writeback").is_empty());
+        assert!(options(&[(Op::LOOKUP, 2, 0)], "x=-o no_splice").is_empty());
+        assert_eq!(options(&[(Op::LOOKUP, 200, 0)], "x=-o no_splice"), ["timeout=60,exclusive"]);
+    }
+
+    #[test]
+    fn nothing_is_known_of_other_programs_or_needed_where_the_mount_is_as_fast() {
+        assert!(options(&[(Op::LOOKUP, 200, 0)], "x=bindfs {source} {mountpoint}").is_empty());
+        let series = |seconds| Series {
+            name: "x".into(),
+            runs: vec![Run { seconds, ..run(&[(Op::LOOKUP, 200, 0)]) }],
+        };
+        assert!(for_run(&series(2.0), &series(1.0), &Config::named("default").unwrap()).is_empty());
+    }
+}

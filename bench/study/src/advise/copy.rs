@@ -1,0 +1,104 @@
+//! The copy that runs work on, and whether one of them changed it.
+
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::OsStr;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use defuse_measure::command;
+
+/// What a tree looks like: names, types, sizes, permissions, owners and times of change, but no data. Whoever writes a
+/// file changes its times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint {
+    entries: u64,
+    sum: u64,
+}
+
+impl Fingerprint {
+    /// Of what is below `root`, and of `root`.
+    pub fn of(root: &Path) -> Result<Fingerprint> {
+        let mut fingerprint = Fingerprint { entries: 0, sum: 0 };
+        walk(root, &mut |path, metadata| {
+            let mut hasher = DefaultHasher::new();
+            let name = path.strip_prefix(root).unwrap_or(path).as_os_str();
+            name.as_bytes().hash(&mut hasher);
+            let (mode, size) = (metadata.mode(), metadata.size());
+            (mode, size, metadata.uid(), metadata.gid(), metadata.nlink()).hash(&mut hasher);
+            (metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
+            fingerprint.entries += 1;
+            // A sum, because directories list their entries in any order.
+            fingerprint.sum = fingerprint.sum.wrapping_add(hasher.finish());
+        })?;
+        Ok(fingerprint)
+    }
+}
+
+/// Bytes that a copy takes.
+pub fn size_of(root: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    walk(root, &mut |_, metadata| bytes += metadata.blocks() * 512)?;
+    Ok(bytes)
+}
+
+/// Copies a tree with everything that belongs to it, in place of what is there. Data is shared where the file system
+/// can do that.
+pub fn make(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to).with_context(|| format!("cannot remove {}", to.display()))?;
+    }
+    let source = from.join(".");
+    fs::create_dir(to)?;
+    let words = [
+        OsStr::new("-a"),
+        OsStr::new("--reflink=auto"),
+        OsStr::new("--"),
+        source.as_os_str(),
+        to.as_os_str(),
+    ];
+    command::output("cp", &words)
+        .with_context(|| format!("{} could not be copied to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn walk(path: &Path, each: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()> {
+    let metadata =
+        fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    each(path, &metadata);
+    if metadata.is_dir() {
+        for entry in
+            fs::read_dir(path).with_context(|| format!("cannot list {}", path.display()))?
+        {
+            walk(&entry?.path(), each)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_looks_the_same_until_somebody_changes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir_all(from.join("a/b")).unwrap();
+        fs::write(from.join("a/b/c"), "text").unwrap();
+        std::os::unix::fs::symlink("a", from.join("l")).unwrap();
+        make(&from, &to).unwrap();
+        let before = Fingerprint::of(&to).unwrap();
+        assert_eq!(Fingerprint::of(&from).unwrap(), before);
+        fs::read(to.join("a/b/c")).unwrap();
+        assert_eq!(Fingerprint::of(&to).unwrap(), before, "reading changes nothing");
+        fs::write(to.join("a/b/c"), "texts").unwrap();
+        assert_ne!(Fingerprint::of(&to).unwrap(), before);
+        make(&from, &to).unwrap();
+        assert_eq!(Fingerprint::of(&to).unwrap(), before);
+        assert!(size_of(&to).unwrap() >= 4096);
+    }
+}

@@ -1,0 +1,224 @@
+//! One cell: a fresh file system, the files of the row, a mount, the workload, and everything that is measured about it.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use defuse_measure::{caches, cpu};
+use defuse_probe::Snapshot;
+
+use crate::cgroup::{Groups, Hierarchies, Role};
+use crate::device::{Device, DeviceUse};
+use crate::engine::{Job, Outcome, Phase};
+use crate::interrupt::Interrupt;
+use crate::kernel::{KernelStages, Watch};
+use crate::mount::{Mount, Place};
+use crate::options::{Config, DeviceChoice, Options, Scale};
+use crate::process::{Process, Start};
+use crate::results::{CpuUse, Measured};
+use crate::sizes::Sizes;
+use crate::throttle::Limits;
+
+/// What the control groups of a study are called, before the number of its process.
+pub const GROUP_PREFIX: &str = "defuse-study-";
+
+/// What all cells of a study share.
+#[derive(Debug)]
+pub struct Bench<'a> {
+    /// What was asked for.
+    pub options: &'a Options,
+    /// The device.
+    pub device: Device,
+    /// A directory of its own.
+    pub work: PathBuf,
+    /// Where control groups can be made.
+    pub hierarchies: Hierarchies,
+    /// How the kernel's queues are measured.
+    pub kernel: KernelStages,
+    /// Whether the user wants the end.
+    pub interrupt: Interrupt,
+}
+
+/// Clocks and counters at one moment.
+struct Moment {
+    daemon: Option<Snapshot>,
+    device: DeviceUse,
+    daemon_cpu_ns: Option<u64>,
+    system: cpu::Sample,
+}
+
+impl Bench<'_> {
+    /// Measures one cell. Everything that it makes is gone when it returns, whatever the outcome.
+    pub fn measure(&mut self, row: u8, config: &Config) -> Result<Measured> {
+        let sizes = Sizes::of(row, self.options);
+        self.device.format()?;
+        let files = self.device.mountpoint().join("data");
+        fs::create_dir(&files)?;
+        self.engine(&sizes.job(row, &files, Phase::Prepare, self.options), &[])?;
+        caches::sync(&files)?;
+        self.device.remount()?;
+        drop_caches()?;
+        let limit = (self.options.scale != Scale::Tiny).then_some(sizes.memory_limit_bytes);
+        let name = format!("{GROUP_PREFIX}{}-{row}-{}", std::process::id(), config.name);
+        let groups = Groups::create(&self.hierarchies, &name, limit);
+        let measured = self.mounted(row, config, &sizes, &groups);
+        drop(groups);
+        self.device.unmount()?;
+        measured
+    }
+
+    /// Mounts, measures and unmounts.
+    fn mounted(
+        &self,
+        row: u8,
+        config: &Config,
+        sizes: &Sizes,
+        groups: &Groups,
+    ) -> Result<Measured> {
+        let source = self.device.mountpoint().join("data");
+        let place = Place {
+            source: &source,
+            mountpoint: &self.work.join("mnt"),
+            program: &self.options.program,
+            work: &self.work,
+            groups: &groups.procs_files(Role::Daemon),
+        };
+        let mount = Mount::start(config, &place)
+            .with_context(|| format!("{} could not be mounted", config.name))?;
+        let throttle = match self.options.device {
+            DeviceChoice::Emulated(media) => {
+                Some(groups.throttle(&self.device.number()?, &Limits::of(media))?)
+            }
+            DeviceChoice::None => None,
+        };
+        let root = if mount.is_some() { place.mountpoint } else { &source };
+        let job = sizes.job(row, root, Phase::Run, self.options);
+        let mut measured = self.run(&job, mount.as_ref(), groups, sizes.caches_bytes)?;
+        drop(throttle);
+        let device_before = self.device.used()?;
+        caches::sync(&source)?;
+        measured.device_synced = sum(&measured.device, &self.device.used()?.since(&device_before));
+        mount.map_or(Ok(()), Mount::end)?;
+        measured.memory_limit_bytes = groups.limit_bytes.map(|_| sizes.caches_bytes);
+        measured.memory_peak_bytes = groups.peak_bytes();
+        measured.remarks.extend(groups.trouble.clone());
+        Ok(measured)
+    }
+
+    fn run(
+        &self,
+        job: &Job,
+        mount: Option<&Mount>,
+        groups: &Groups,
+        caches_bytes: u64,
+    ) -> Result<Measured> {
+        let watch = match mount.and_then(Mount::connection) {
+            Some(connection) => self.kernel.watch(connection)?,
+            None => Watch::default(),
+        };
+        let before = self.moment(mount, groups)?;
+        let ended = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| groups.follow(caches_bytes, &ended));
+            let outcome = self.engine(job, &groups.procs_files(Role::Application));
+            ended.store(true, Ordering::Relaxed);
+            outcome
+        })?;
+        let outcome = outcome.context("the workload told nothing about itself")?;
+        let system = cpu::Sample::take(None);
+        let device = self.device.used()?;
+        let after = self.moment(mount, groups)?;
+        let kernel = watch.end()?;
+        let mut measured = Measured {
+            seconds: outcome.seconds,
+            operations: outcome.operations,
+            read_bytes: outcome.read_bytes,
+            written_bytes: outcome.written_bytes,
+            flowops: outcome.flowops,
+            data_bytes: outcome.data_bytes,
+            scaled: outcome.scaled,
+            device: device.since(&before.device),
+            kernel: kernel.snapshot,
+            remarks: kernel.remarks,
+            ..Measured::default()
+        };
+        measured.cpu = CpuUse {
+            app_ns: outcome.cpu_ns,
+            daemon_ns: mount
+                .and(after.daemon_cpu_ns.zip(before.daemon_cpu_ns))
+                .map(|(a, b)| a.saturating_sub(b)),
+            system_ns: before.system.until(&system).system_ns,
+        };
+        measured.daemon =
+            after.daemon.zip(before.daemon).map(|(after, before)| after.since(&before));
+        Ok(measured)
+    }
+
+    fn moment(&self, mount: Option<&Mount>, groups: &Groups) -> Result<Moment> {
+        // The question is asked first: answering it costs the daemon time, too.
+        let daemon = mount.map(Mount::snapshot).transpose()?.flatten();
+        let of_process = || mount.map(|mount| cpu::Threads::of(mount.pid()).total_ns());
+        Ok(Moment {
+            daemon,
+            device: self.device.used()?,
+            daemon_cpu_ns: groups.cpu_ns(Role::Daemon).or_else(of_process),
+            system: cpu::Sample::take(None),
+        })
+    }
+
+    /// Runs the workload engine in a process of its own, so that it can be in control groups and be killed.
+    fn engine(&self, job: &Job, groups: &[PathBuf]) -> Result<Option<Outcome>> {
+        let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
+        fs::write(&file, serde_json::to_vec(job)?)?;
+        let words: [OsString; 3] =
+            [self.options.program.clone().into(), "study-engine".into(), file.into()];
+        let start = Start {
+            name: "the workload",
+            words: &words,
+            groups,
+            log: &self.work.join("workload.log"),
+            output: Some(&output),
+            env: &[],
+            dir: None,
+        };
+        let patience = self.patience();
+        Process::start(&start)?.finish(patience, &self.interrupt)?;
+        let text = fs::read_to_string(&output)?;
+        if text.trim().is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(serde_json::from_str(&text).context("what the workload told is not understood")?))
+    }
+
+    /// After this long a cell is given up.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(match self.options.scale {
+            Scale::Tiny => 120,
+            Scale::Small => 300,
+            Scale::Paper => 12 * 3600,
+        })
+    }
+}
+
+fn sum(a: &DeviceUse, b: &DeviceUse) -> DeviceUse {
+    DeviceUse {
+        read_requests: a.read_requests + b.read_requests,
+        read_bytes: a.read_bytes + b.read_bytes,
+        write_requests: a.write_requests + b.write_requests,
+        write_bytes: a.write_bytes + b.write_bytes,
+    }
+}
+
+/// Pages, dentries and inodes, of the whole machine: there is no narrower way.
+fn drop_caches() -> Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("caches could not be dropped: root is needed")
+}
+
+/// Whether a path can be opened, for errors before anything starts.
+pub fn can_open(path: &Path) -> bool {
+    File::open(path).is_ok()
+}

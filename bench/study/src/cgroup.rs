@@ -1,0 +1,360 @@
+//! Control groups of one cell: how much memory application and daemon have together, and what CPU time each used.
+//!
+//! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both used as they are found. Sources: the
+//! kernel's `Documentation/admin-guide/cgroup-v1/memory.rst`, `cpuacct.rst` and `cgroup-v2.rst`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::throttle::{Limits, Throttle};
+
+/// How often the limit is looked at.
+const FOLLOW: Duration = Duration::from_millis(5);
+/// Room for what is allocated until then.
+const ROOM: u64 = 64 << 20;
+
+/// Whose process it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Who uses the files.
+    Application,
+    /// Who serves them.
+    Daemon,
+}
+
+impl Role {
+    const ALL: [Role; 2] = [Role::Application, Role::Daemon];
+
+    fn folder(self) -> &'static str {
+        match self {
+            Role::Application => "application",
+            Role::Daemon => "daemon",
+        }
+    }
+}
+
+/// Where control groups can be made on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hierarchies {
+    /// Version 2, with the controllers that it has.
+    unified: Option<(PathBuf, Vec<String>)>,
+    memory: Option<PathBuf>,
+    cpuacct: Option<PathBuf>,
+    blkio: Option<PathBuf>,
+}
+
+impl Hierarchies {
+    /// Looks at what is mounted.
+    pub fn detect() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let controllers = |root: &Path| {
+            let text = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+            text.split_whitespace().map(str::to_owned).collect()
+        };
+        Self::of_mountinfo(&mounts, controllers)
+    }
+
+    fn of_mountinfo(mounts: &str, controllers: impl Fn(&Path) -> Vec<String>) -> Self {
+        let mut found = Self::default();
+        for line in mounts.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(root) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
+            let fields: Vec<&str> = right.split(' ').collect();
+            match (fields[0], fields.get(2)) {
+                ("cgroup2", _) => {
+                    let controllers = controllers(&root);
+                    found.unified = Some((root, controllers));
+                }
+                ("cgroup", Some(options)) => {
+                    let has = |name| options.split(',').any(|option| option == name);
+                    for (name, place) in [
+                        ("memory", &mut found.memory),
+                        ("cpuacct", &mut found.cpuacct),
+                        ("blkio", &mut found.blkio),
+                    ] {
+                        if has(name) {
+                            *place = Some(root.clone());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    fn unified_with(&self, controller: &str) -> Option<&Path> {
+        let (root, controllers) = self.unified.as_ref()?;
+        controllers.iter().any(|name| name == controller).then_some(root.as_path())
+    }
+
+    /// How memory can be limited; `None` where it cannot.
+    pub fn memory_version(&self) -> Option<&'static str> {
+        if self.memory.is_some() {
+            return Some("cgroup v1");
+        }
+        self.unified_with("memory").map(|_| "cgroup v2")
+    }
+
+    /// How a device can be throttled; `None` where it cannot.
+    pub fn throttle_version(&self) -> Option<&'static str> {
+        if self.blkio.is_some() {
+            return Some("cgroup v1");
+        }
+        self.unified_with("io").map(|_| "cgroup v2")
+    }
+}
+
+/// The groups of one cell, removed when dropped.
+#[derive(Debug)]
+pub struct Groups {
+    folders: Vec<PathBuf>,
+    memory: Option<PathBuf>,
+    unified: Option<PathBuf>,
+    cpuacct: Option<PathBuf>,
+    blkio_root: Option<PathBuf>,
+    memory_is_v1: bool,
+    /// The limit to begin with, in bytes; `None` where memory could not be limited.
+    pub limit_bytes: Option<u64>,
+    /// Why it could not.
+    pub trouble: Option<String>,
+}
+
+impl Groups {
+    /// Makes groups called `name`, with a limit for all processes in them together. Where that cannot be had,
+    /// [`Groups::trouble`] says why, and everything else works all the same.
+    pub fn create(hierarchies: &Hierarchies, name: &str, limit_bytes: Option<u64>) -> Groups {
+        let mut groups = Groups {
+            folders: Vec::new(),
+            memory: None,
+            unified: None,
+            cpuacct: None,
+            blkio_root: hierarchies.blkio.clone(),
+            memory_is_v1: hierarchies.memory.is_some(),
+            limit_bytes: None,
+            trouble: None,
+        };
+        groups.unified = hierarchies.unified.as_ref().and_then(|(root, controllers)| {
+            let wanted =
+                ["memory", "io"].into_iter().filter(|c| controllers.iter().any(|has| has == c));
+            for controller in wanted {
+                // Already enabled in most places; where it cannot be, setting the limit says so.
+                let _ = fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
+            }
+            groups.make(root, name).ok()
+        });
+        groups.cpuacct = hierarchies.cpuacct.as_ref().and_then(|root| groups.make(root, name).ok());
+        groups.memory = match &hierarchies.memory {
+            Some(root) => groups.make(root, name).ok(),
+            None => hierarchies.unified_with("memory").and(groups.unified.clone()),
+        };
+        if let Some(limit) = limit_bytes {
+            match groups.limit(limit) {
+                Ok(()) => groups.limit_bytes = Some(limit),
+                Err(error) => groups.trouble = Some(format!("memory not limited: {error:#}")),
+            }
+        }
+        groups
+    }
+
+    fn make(&mut self, root: &Path, name: &str) -> Result<PathBuf> {
+        let folder = root.join(name);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        if !self.folders.contains(&folder) {
+            self.folders.push(folder.clone());
+        }
+        for role in Role::ALL {
+            fs::create_dir_all(folder.join(role.folder()))?;
+        }
+        Ok(folder)
+    }
+
+    fn limit(&self, bytes: u64) -> Result<()> {
+        let folder = self.memory.as_ref().context("no memory control group can be made here")?;
+        let file = if self.memory_is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        let file = folder.join(file);
+        fs::write(&file, bytes.to_string())
+            .with_context(|| format!("cannot set {}", file.display()))
+    }
+
+    /// Memory that processes hold for themselves, in bytes, without caches.
+    fn own_bytes(&self) -> Option<u64> {
+        let stat = fs::read_to_string(self.memory.as_ref()?.join("memory.stat")).ok()?;
+        let key = if self.memory_is_v1 { "total_rss " } else { "anon " };
+        stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
+    }
+
+    /// Raises the limit where the processes hold more for themselves than the first one allows for, so that it is always at
+    /// least `caches_bytes` and some room more than that, until `ended`. It is never lowered: a hundred threads fill their
+    /// buffers faster than anybody could follow, and would be killed.
+    pub fn follow(&self, caches_bytes: u64, ended: &AtomicBool) {
+        let Some(mut limit) = self.limit_bytes else { return };
+        while !ended.load(Ordering::Relaxed) {
+            let needed = self.own_bytes().map_or(0, |own| (caches_bytes + own + ROOM) & !4095);
+            if needed > limit && self.limit(needed).is_ok() {
+                limit = needed;
+            }
+            sleep(FOLLOW);
+        }
+    }
+
+    /// The files into which a process writes its number to be in the groups.
+    pub fn procs_files(&self, role: Role) -> Vec<PathBuf> {
+        let folders = self.folders.iter();
+        folders.map(|folder| folder.join(role.folder()).join("cgroup.procs")).collect()
+    }
+
+    /// CPU time of all processes that ever had this role, in nanoseconds, also of those that ended.
+    pub fn cpu_ns(&self, role: Role) -> Option<u64> {
+        if let Some(folder) = &self.cpuacct {
+            let text = fs::read_to_string(folder.join(role.folder()).join("cpuacct.usage")).ok()?;
+            return text.trim().parse().ok();
+        }
+        let folder = self.unified.as_ref()?.join(role.folder());
+        usage_ns(&fs::read_to_string(folder.join("cpu.stat")).ok()?)
+    }
+
+    /// The most memory that was ever in use, in bytes.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let file = if self.memory_is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
+        fs::read_to_string(self.memory.as_ref()?.join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// Throttles a device (`MAJOR:MINOR`) until the result is dropped.
+    ///
+    /// In version 1 the limit is that of the root group: write-back is done by kernel threads that are in no group of
+    /// ours. In version 2 write-back belongs to the group whose memory it cleans, so the limit is that of our group.
+    pub fn throttle(&self, device: &str, limits: &Limits) -> Result<Throttle> {
+        if let Some(root) = &self.blkio_root {
+            return Throttle::v1(root, device, limits);
+        }
+        let folder =
+            self.unified.as_ref().context("no control group that throttles can be made here")?;
+        Throttle::v2(folder, device, limits)
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        for folder in &self.folders {
+            remove(folder);
+        }
+    }
+}
+
+/// Removes a group with the two in it. Processes that are just ending keep it for a moment.
+pub fn remove(folder: &Path) {
+    for _ in 0..100 {
+        for role in Role::ALL {
+            let _ = fs::remove_dir(folder.join(role.folder()));
+        }
+        if fs::remove_dir(folder).is_ok() || !folder.exists() {
+            return;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    eprintln!("{}: still in use, so it stays; remove it with rmdir", folder.display());
+}
+
+/// `usage_usec` of a `cpu.stat`, in nanoseconds.
+fn usage_ns(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+    line.trim().parse::<u64>().ok().map(|us| us * 1000)
+}
+
+/// All groups of this kind that were left by a process that is gone: their folders.
+pub fn left_behind(
+    hierarchies: &Hierarchies,
+    prefix: &str,
+    alive: impl Fn(u32) -> bool,
+) -> Vec<PathBuf> {
+    let unified = hierarchies.unified.as_ref().map(|(root, _)| root);
+    let roots = [&hierarchies.memory, &hierarchies.cpuacct].into_iter().flatten().chain(unified);
+    let mut found = Vec::new();
+    for entry in roots.flat_map(fs::read_dir).flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next()?.parse().ok());
+        if pid.is_some_and(|pid| !alive(pid)) {
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+30 25 0:26 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct
+31 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+36 25 0:32 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio
+39 25 0:35 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+";
+    const V2: &str = "30 25 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn both_versions_are_recognised() {
+        let v1 = Hierarchies::of_mountinfo(V1, |_| Vec::new());
+        assert_eq!(
+            (v1.memory_version(), v1.throttle_version()),
+            (Some("cgroup v1"), Some("cgroup v1"))
+        );
+        let all = |_: &Path| ["cpu", "io", "memory"].map(str::to_owned).to_vec();
+        let v2 = Hierarchies::of_mountinfo(V2, all);
+        assert_eq!(
+            (v2.memory_version(), v2.throttle_version()),
+            (Some("cgroup v2"), Some("cgroup v2"))
+        );
+        let bare = Hierarchies::of_mountinfo(V2, |_| vec!["cpu".into()]);
+        assert_eq!((bare.memory_version(), bare.throttle_version()), (None, None));
+        assert_eq!(Hierarchies::of_mountinfo("", all).memory_version(), None);
+    }
+
+    /// A directory in place of the kernel's: what is written where is all that this program decides.
+    #[test]
+    fn version_2_limits_the_group_of_both() {
+        let root = tempfile::tempdir().unwrap();
+        let mounts = format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
+        let all = |_: &Path| ["io", "memory"].map(str::to_owned).to_vec();
+        let hierarchies = Hierarchies::of_mountinfo(&mounts, all);
+        let groups = Groups::create(&hierarchies, "cell", Some(1 << 25));
+        assert_eq!((groups.limit_bytes, &groups.trouble), (Some(1 << 25), &None));
+        let folder = root.path().join("cell");
+        assert_eq!(fs::read_to_string(folder.join("memory.max")).unwrap(), "33554432");
+        assert_eq!(groups.procs_files(Role::Daemon), [folder.join("daemon/cgroup.procs")]);
+        fs::write(folder.join("memory.stat"), "anon 8192\nfile 7\n").unwrap();
+        assert_eq!(groups.own_bytes(), Some(8192));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| groups.follow(1 << 25, &ended));
+            while fs::read_to_string(folder.join("memory.max")).unwrap() != "100671488" {
+                sleep(Duration::from_millis(1));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        fs::write(folder.join("daemon/cpu.stat"), "usage_usec 12\nuser_usec 5\n").unwrap();
+        assert_eq!(groups.cpu_ns(Role::Daemon), Some(12_000));
+        let limits = Limits { read_bps: 1, write_bps: 2, read_iops: 3, write_iops: 4 };
+        let throttle = groups.throttle("7:1", &limits).unwrap();
+        let text = fs::read_to_string(folder.join("io.max")).unwrap();
+        assert_eq!(text, "7:1 rbps=1 wbps=2 riops=3 wiops=4");
+        drop(throttle);
+        let text = fs::read_to_string(folder.join("io.max")).unwrap();
+        assert_eq!(text, "7:1 rbps=max wbps=max riops=max wiops=max");
+        std::mem::forget(groups);
+    }
+
+    #[test]
+    fn without_control_groups_the_reason_is_told() {
+        let groups = Groups::create(&Hierarchies::default(), "cell", Some(1));
+        assert_eq!(groups.limit_bytes, None);
+        assert!(groups.trouble.as_ref().unwrap().starts_with("memory not limited"));
+        assert!(groups.throttle("7:1", &Limits::default()).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! What must be there before anything starts, and what an earlier study that was killed left behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::command;
+use rustix::mount::UnmountFlags;
+
+use crate::cell::GROUP_PREFIX;
+use crate::cgroup::{self, Hierarchies};
+use crate::options::{DeviceChoice, Kind, Options};
+use crate::sizes::Estimate;
+
+/// What the directory of a study is called, before the number of its process.
+pub const WORK_PREFIX: &str = "defuse-study-";
+const MIB: u64 = 1 << 20;
+
+/// Refuses what cannot work. Nothing has been made by then.
+pub fn before_start(
+    options: &Options,
+    estimate: &Estimate,
+    hierarchies: &Hierarchies,
+) -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "root is needed to make file systems, mount them, and drop caches: run it with sudo"
+    );
+    ensure!(
+        !options.rows.is_empty() && !options.configs.is_empty(),
+        "nothing to measure: name rows and configurations"
+    );
+    ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
+    for (program, package) in [("mkfs.ext4", "e2fsprogs"), ("losetup", "mount"), ("mount", "mount")]
+    {
+        ensure!(find(program), "{program} is missing: install the package {package}");
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        ensure!(
+            crate::cell::can_open(Path::new(device)),
+            "{device} cannot be opened: load the kernel module ({})",
+            if device.contains("fuse") { "modprobe fuse" } else { "modprobe loop" }
+        );
+    }
+    for config in &options.configs {
+        if let Kind::Command(words) = &config.kind {
+            let program = &words[0];
+            ensure!(
+                find(program),
+                "--config {}: {program} is missing: install it, or name it with its path",
+                config.name
+            );
+        }
+    }
+    if let DeviceChoice::Emulated(media) = options.device {
+        ensure!(
+            hierarchies.throttle_version().is_some(),
+            "an emulated {} needs the block control group (blkio or io), which is not there: use --device none",
+            media.name()
+        );
+    }
+    space(&options.work, estimate.image_bytes, "--work")?;
+    fs::create_dir_all(&options.out).with_context(|| {
+        format!("cannot make {}: name another with --out", options.out.display())
+    })?;
+    space(&options.out, 64 * MIB, "--out")
+}
+
+/// Whether a directory has room.
+fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
+    let stat = rustix::fs::statvfs(dir).with_context(|| {
+        format!("{} cannot be used: name another directory with {option}", dir.display())
+    })?;
+    let free = stat.f_bavail * stat.f_frsize;
+    if free < bytes {
+        bail!(
+            "{} has {} MiB free, and {} MiB are needed: name a larger place with {option}, or take fewer rows or a smaller --scale",
+            dir.display(),
+            free / MIB,
+            bytes.div_ceil(MIB)
+        );
+    }
+    Ok(())
+}
+
+/// Whether a program is there, by its path or in `PATH`. Directories of root's programs are looked at in any case.
+fn find(program: &str) -> bool {
+    if program.contains('/') {
+        return Path::new(program).is_file();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(extra).any(|dir| dir.join(program).is_file())
+}
+
+/// Type of the file system that a directory is on, such as `ext4`.
+pub fn file_system_of(dir: &Path) -> String {
+    let words = ["-n".as_ref(), "-o".as_ref(), "FSTYPE".as_ref(), "-T".as_ref(), dir.as_os_str()];
+    let told = command::output("findmnt", &words).unwrap_or_default();
+    // One line for each mount there; the last is on top.
+    told.lines().last().map_or_else(|| "unknown".into(), |line| line.trim().to_owned())
+}
+
+/// Removes what a study left whose process was killed: mounts, image, control groups. Returns what it removed.
+pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf> {
+    let mut removed = cgroup::left_behind(hierarchies, GROUP_PREFIX, is_alive);
+    for folder in &removed {
+        cgroup::remove(folder);
+    }
+    for entry in fs::read_dir(work).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(WORK_PREFIX).and_then(|rest| rest.parse().ok());
+        if pid.is_some_and(|pid| !is_alive(pid)) {
+            for mountpoint in ["mnt", "ext4"] {
+                let _ = rustix::mount::unmount(entry.path().join(mountpoint), UnmountFlags::DETACH);
+            }
+            if fs::remove_dir_all(entry.path()).is_ok() {
+                removed.push(entry.path());
+            }
+        }
+    }
+    removed
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The directory of this study, removed when dropped.
+#[derive(Debug)]
+pub struct Work(PathBuf);
+
+impl Work {
+    /// Makes it.
+    pub fn create(parent: &Path) -> Result<Work> {
+        let dir = parent.join(format!("{WORK_PREFIX}{}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| {
+            format!("cannot make {}: name another place with --work", dir.display())
+        })?;
+        Ok(Work(dir))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // A mount that could not be undone must not be emptied: its files would be the user's.
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        if table.contains(&*self.0.to_string_lossy()) {
+            eprintln!("{} still has a mount below it and stays: see mount(8)", self.0.display());
+        } else if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{} could not be removed: {error}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_room_names_the_place_and_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = space(dir.path(), u64::MAX, "--work").unwrap_err().to_string();
+        assert!(
+            error.contains(&*dir.path().to_string_lossy()) && error.contains("--work"),
+            "{error}"
+        );
+        assert!(space(dir.path(), 1, "--work").is_ok());
+        assert!(
+            space(Path::new("/no/such"), 1, "--work").unwrap_err().to_string().contains("--work")
+        );
+    }
+
+    #[test]
+    fn what_the_dead_left_is_removed_and_what_the_living_have_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        // Numbers of processes end below this.
+        let dead = dir.path().join(format!("{WORK_PREFIX}99999999"));
+        let alive = dir.path().join(format!("{WORK_PREFIX}{}", std::process::id()));
+        for place in [&dead, &alive] {
+            fs::create_dir_all(place.join("run")).unwrap();
+        }
+        assert_eq!(
+            clear_left_behind(dir.path(), &Hierarchies::default()),
+            std::slice::from_ref(&dead)
+        );
+        assert!(!dead.exists() && alive.exists());
+    }
+
+    #[test]
+    fn programs_are_found() {
+        assert!(
+            find("sh")
+                && find("/bin/sh")
+                && !find("no-such-program")
+                && !find("/bin/no-such-program")
+        );
+    }
+}

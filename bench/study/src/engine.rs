@@ -1,0 +1,208 @@
+//! The workload engine as a process of its own: what it is told, what it does, and what it tells.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use defuse_wml::plan::Action;
+use defuse_wml::{Device, Observer, Plan, RunReport, Settings, SystemCalls};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::results::Flowop;
+use crate::rows::Media;
+
+/// Which half of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Makes the files.
+    Prepare,
+    /// Runs on files that are there.
+    Run,
+}
+
+/// What the engine is told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The row's number.
+    pub row: u8,
+    /// Whose amount of work.
+    pub media: Media,
+    /// Factor of sizes and counts.
+    pub factor: f64,
+    /// Factor of the number of accesses of the random rows, whose files keep `factor`.
+    pub access_factor: f64,
+    /// Where the files are.
+    pub dir: PathBuf,
+    /// For random choices.
+    pub seed: u64,
+    /// Which half.
+    pub phase: Phase,
+}
+
+/// What the engine tells.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How long the run took.
+    pub seconds: f64,
+    /// I/O flow operations.
+    pub operations: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// The operations by name.
+    pub flowops: Vec<Flowop>,
+    /// CPU time of the run, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Bytes of all files of the workload.
+    pub data_bytes: u64,
+    /// What was scaled, in words.
+    pub scaled: Vec<String>,
+}
+
+/// Does a job, and returns what is to be told about it: nothing after making files.
+///
+/// # Errors
+///
+/// A job that cannot be read, and the first failure of the workload.
+pub fn work(job_file: &Path) -> Result<Option<String>> {
+    let text = fs::read(job_file).with_context(|| format!("cannot read {}", job_file.display()))?;
+    let job: Job = serde_json::from_slice(&text).context("the job is not understood")?;
+    let mut plan = plan(&job)?;
+    let phase = job.phase;
+    plan.actions.retain(|action| match action {
+        Action::CreateFiles => true,
+        Action::Run(_) => phase == Phase::Run,
+        _ => false,
+    });
+    let settings = Settings { adopt: phase == Phase::Run, ..Settings::default() };
+    let began = Began::default();
+    let reports = defuse_wml::execute(&plan, &SystemCalls, settings, &began);
+    let cpu_ns = cpu_ns() - began.0.load(Ordering::Relaxed);
+    let mut reports = reports.map_err(|failure| anyhow!("row {}: {failure}", job.row))?;
+    if phase == Phase::Prepare {
+        return Ok(None);
+    }
+    ensure!(reports.len() == 1, "row {} has {} runs, not one", job.row, reports.len());
+    Ok(Some(serde_json::to_string(&outcome(&reports.remove(0), cpu_ns))?))
+}
+
+/// The CPU time when the measured part began.
+#[derive(Default)]
+struct Began(AtomicU64);
+
+impl Observer for Began {
+    fn begin(&self) {
+        self.0.store(cpu_ns(), Ordering::Relaxed);
+    }
+}
+
+/// The workload of a job.
+fn plan(job: &Job) -> Result<Plan> {
+    let row = defuse_wml::Row::numbered(u32::from(job.row))
+        .with_context(|| format!("there is no row {}", job.row))?;
+    let workload = defuse_wml::builtin(row.workload)
+        .with_context(|| format!("there is no workload {}", row.workload))?;
+    let device = match job.media {
+        Media::Hdd => Device::Hdd,
+        Media::Ssd => Device::Ssd,
+    };
+    let dir = job.dir.to_str().context("the directory is not UTF-8")?;
+    let mut variables = row.variables_on(device);
+    for variable in &mut variables {
+        *variable = scale_accesses(variable, job.access_factor / job.factor);
+    }
+    variables.push(format!("dir={dir}"));
+    let options =
+        defuse_wml::Options { variables, scale: job.factor, seed: job.seed, ..Default::default() };
+    let file = format!("{}.f", workload.name);
+    defuse_wml::load(workload.text, &file, &options)
+        .map_err(|diagnostic| anyhow!("row {}: {diagnostic}", job.row))
+}
+
+/// Numbers of accesses are scaled with the file by the engine; here they get what their own factor differs.
+fn scale_accesses(variable: &str, factor: f64) -> String {
+    let accesses = |name| variable.strip_prefix(name).and_then(|value| value.parse::<f64>().ok());
+    for name in ["reads=", "writes="] {
+        if let Some(count) = accesses(name) {
+            return format!("{name}{}", (count * factor).round().max(1.0));
+        }
+    }
+    variable.to_owned()
+}
+
+fn outcome(report: &RunReport, cpu_ns: u64) -> Outcome {
+    let bytes = |kinds: &[&str]| {
+        report.flowops.iter().filter(|op| kinds.contains(&op.kind)).map(|op| op.bytes).sum()
+    };
+    let flowop = |flowop: &defuse_wml::FlowopReport| Flowop {
+        name: flowop.name.clone(),
+        kind: flowop.kind.to_owned(),
+        count: flowop.operations,
+        bytes: flowop.bytes,
+        mean_ns: flowop.mean_ns as f64,
+        p50_ns: flowop.p50_ns,
+        p99_ns: flowop.p99_ns,
+        max_ns: flowop.max_ns,
+    };
+    Outcome {
+        seconds: report.seconds,
+        operations: report.total.operations,
+        read_bytes: bytes(&["read", "readwholefile"]),
+        written_bytes: bytes(&["write", "writewholefile", "appendfile", "appendfilerand"]),
+        flowops: report.flowops.iter().filter(|flowop| flowop.operations > 0).map(flowop).collect(),
+        cpu_ns,
+        data_bytes: report.data_bytes,
+        scaled: report.scaling.changes.clone(),
+    }
+}
+
+/// CPU time of this process.
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0)).as_nanos()
+        as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_accesses_have_a_factor_of_their_own() {
+        assert_eq!(scale_accesses("reads=1000", 0.5), "reads=500");
+        assert_eq!(scale_accesses("nthreads=32", 0.5), "nthreads=32");
+        assert_eq!(scale_accesses("writes=1", 0.1), "writes=1");
+    }
+
+    #[test]
+    fn every_row_can_be_planned_and_its_halves_leave_and_find_files() {
+        for row in [1_u8, 9, 17, 21, 29, 38, 39, 41, 43, 44, 45] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("job");
+            let files = dir.path().join("data");
+            fs::create_dir(&files).unwrap();
+            let mut told = Vec::new();
+            for phase in [Phase::Prepare, Phase::Run] {
+                let factor = 1.0 / 16384.0;
+                let job = Job {
+                    row,
+                    media: Media::Ssd,
+                    factor,
+                    access_factor: factor,
+                    dir: files.clone(),
+                    seed: 1,
+                    phase,
+                };
+                fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+                told.push(work(&file).unwrap());
+            }
+            assert_eq!(told[0], None);
+            let outcome: Outcome = serde_json::from_str(told[1].as_ref().unwrap()).unwrap();
+            assert!(outcome.operations > 0 && outcome.seconds > 0.0, "row {row}: {outcome:?}");
+        }
+    }
+}

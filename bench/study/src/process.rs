@@ -1,0 +1,204 @@
+//! Child processes: started in their control groups, waited for with a limit, ended by their number.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::interrupt::Interrupt;
+
+/// How often a child is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a shell does to be in its groups before it becomes the program: there is then no moment in which the program is
+/// outside of them.
+const ENTER: &str =
+    "for file in $DEFUSE_STUDY_GROUPS; do echo $$ > \"$file\" || exit 125; done; exec \"$@\"";
+
+/// A process that is killed, if it still runs, when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+/// How to start one.
+#[derive(Debug)]
+pub struct Start<'a> {
+    /// For messages.
+    pub name: &'a str,
+    /// Program and arguments.
+    pub words: &'a [OsString],
+    /// Files into which it writes its number.
+    pub groups: &'a [PathBuf],
+    /// Where its standard error goes, and its standard output if that has no file of its own.
+    pub log: &'a Path,
+    /// Where its standard output goes.
+    pub output: Option<&'a Path>,
+    /// Further variables of its environment.
+    pub env: &'a [(&'a str, OsString)],
+    /// Where it works.
+    pub dir: Option<&'a Path>,
+}
+
+impl Process {
+    /// Starts a process in a process group of its own, so that Ctrl-C is for this program alone.
+    pub fn start(start: &Start<'_>) -> Result<Process> {
+        let log = File::create(start.log)
+            .with_context(|| format!("cannot write {}", start.log.display()))?;
+        let output = match start.output {
+            Some(path) => File::create(path)?,
+            None => log.try_clone()?,
+        };
+        let mut command = if start.groups.is_empty() {
+            Command::new(&start.words[0])
+        } else {
+            let mut shell = Command::new("sh");
+            let files: Vec<&OsStr> = start.groups.iter().map(|file| file.as_os_str()).collect();
+            shell.args(["-c", ENTER, "sh"]).arg(&start.words[0]);
+            shell.env("DEFUSE_STUDY_GROUPS", files.join(OsStr::new(" ")));
+            shell
+        };
+        command.args(&start.words[1..]).envs(start.env.iter().map(|(name, value)| (name, value)));
+        if let Some(dir) = start.dir {
+            command.current_dir(dir);
+        }
+        command.stdin(Stdio::null()).stdout(output).stderr(log).process_group(0);
+        let child = command.spawn().with_context(|| {
+            format!("{} could not be started: is it installed?", start.words[0].to_string_lossy())
+        })?;
+        Ok(Process { child, name: start.name.to_owned(), log: start.log.to_owned() })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits for its end, which must be a success, until `patience` is over or the user wants the end.
+    pub fn finish(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<()> {
+        let status = self.wait(patience, interrupt)?;
+        if !status.success() {
+            bail!("{} ended with {status}; it said: {}", self.name, self.said());
+        }
+        Ok(())
+    }
+
+    /// Waits for its end, whatever it is.
+    pub fn wait(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<ExitStatus> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.ended() {
+                return Ok(status);
+            }
+            if interrupt.is_set() {
+                bail!("interrupted");
+            }
+            if Instant::now() > end {
+                bail!(
+                    "{} did not end within {} s, so it was killed",
+                    self.name,
+                    patience.as_secs()
+                );
+            }
+            sleep(LOOK);
+        }
+    }
+
+    /// The end of what it wrote to its log.
+    pub fn said(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let tail =
+            String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).trim().to_owned();
+        if tail.is_empty() { "(nothing)".into() } else { tail }
+    }
+
+    /// Kills it. One that cannot die (it waits for a file system that does not answer) is left to its end.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let end = Instant::now() + Duration::from_secs(5);
+        while self.ended().is_none() && Instant::now() < end {
+            sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.kill();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(dir: &Path, script: &str) -> Process {
+        let words = ["sh", "-c", script].map(OsString::from);
+        let log = dir.join("log");
+        let start = Start {
+            name: "it",
+            words: &words,
+            groups: &[],
+            log: &log,
+            output: None,
+            env: &[],
+            dir: None,
+        };
+        Process::start(&start).unwrap()
+    }
+
+    #[test]
+    fn a_failure_tells_what_was_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut process = start(dir.path(), "echo no room >&2; exit 3");
+        let error = process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap_err();
+        assert!(error.to_string().contains("no room"), "{error}");
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut process = start(dir.path(), "exec sleep 1000");
+        assert!(process.finish(Duration::ZERO, &Interrupt::default()).is_err());
+        let pid = process.pid();
+        drop(process);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn its_groups_know_it_before_it_is_the_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let groups = [dir.path().join("a"), dir.path().join("b")];
+        let words = ["sh", "-c", "echo $$"].map(OsString::from);
+        let (log, output) = (dir.path().join("log"), dir.path().join("out"));
+        let start = Start {
+            name: "it",
+            words: &words,
+            groups: &groups,
+            log: &log,
+            output: Some(&output),
+            env: &[],
+            dir: None,
+        };
+        let mut process = Process::start(&start).unwrap();
+        process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap();
+        let pid = process.pid().to_string();
+        for file in [&groups[0], &groups[1], &output] {
+            assert_eq!(fs::read_to_string(file).unwrap().trim(), pid);
+        }
+    }
+}

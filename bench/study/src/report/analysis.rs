@@ -1,0 +1,99 @@
+//! From cells to statements: medians, changes against native, classes.
+
+use crate::results::{Measured, Results};
+use crate::rows::{Class, Row};
+
+/// Name of the configuration that all others are compared with.
+pub const NATIVE: &str = "native";
+
+/// One row in one configuration, over all of its runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Median of the throughputs, in operations per second.
+    pub ops_per_s: f64,
+    /// Half the distance of the best and the worst run, in per cent of the median; none for a single run.
+    pub spread_pct: Option<f64>,
+    /// The change against native, in per cent; none for native and where that was not measured.
+    pub change_pct: Option<f64>,
+}
+
+impl Figure {
+    /// Of one row and configuration; `None` where nothing was measured.
+    pub fn of(results: &Results, row: u8, config: &str) -> Option<Figure> {
+        let rates = rates(results, row, config);
+        let ops_per_s = median(&rates)?;
+        let (least, most) =
+            rates.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
+        let native = median(&rates_unless_same(results, row, config));
+        Some(Figure {
+            ops_per_s,
+            spread_pct: (rates.len() > 1).then(|| 50.0 * (most - least) / ops_per_s.max(1e-9)),
+            change_pct: native.map(|native| 100.0 * (ops_per_s / native.max(1e-9) - 1.0)),
+        })
+    }
+
+    /// The paper's class of its change.
+    pub fn class(&self) -> Option<Class> {
+        self.change_pct.map(Class::of)
+    }
+}
+
+fn rates(results: &Results, row: u8, config: &str) -> Vec<f64> {
+    results.measured(row, config).iter().map(|measured| measured.ops_per_s()).collect()
+}
+
+fn rates_unless_same(results: &Results, row: u8, config: &str) -> Vec<f64> {
+    if config == NATIVE { Vec::new() } else { rates(results, row, NATIVE) }
+}
+
+/// The middle value; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        len if len % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+/// The run whose throughput is the median: the one whose details are shown.
+pub fn typical<'a>(results: &'a Results, row: u8, config: &str) -> Option<&'a Measured> {
+    let mut measured = results.measured(row, config);
+    measured.sort_by(|a, b| a.ops_per_s().total_cmp(&b.ops_per_s()));
+    measured.get(measured.len().saturating_sub(1) / 2).copied()
+}
+
+/// How many rows are in each class, in the order of [`Class::ALL`].
+pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
+    let mut counts = [0; 4];
+    for change in changes {
+        let class = Class::of(change);
+        counts[Class::ALL.iter().position(|known| *known == class).unwrap_or(0)] += 1;
+    }
+    counts
+}
+
+/// The rows of a study that are known, in their order.
+pub fn rows(results: &Results) -> Vec<&'static Row> {
+    results.rows.iter().filter_map(|&number| Row::get(number)).collect()
+}
+
+/// The configurations that are compared with native.
+pub fn compared(results: &Results) -> Vec<&str> {
+    results
+        .configs
+        .iter()
+        .map(|config| config.name.as_str())
+        .filter(|name| *name != NATIVE)
+        .collect()
+}
+
+/// Whether requests are counted beyond doubt: every configuration has some.
+pub fn changes<'a>(results: &'a Results, config: &'a str) -> impl Iterator<Item = (u8, f64)> + 'a {
+    results
+        .rows
+        .iter()
+        .filter_map(move |&row| Some((row, Figure::of(results, row, config)?.change_pct?)))
+}

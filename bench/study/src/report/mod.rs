@@ -1,0 +1,29 @@
+//! What was measured, for people: a table for the terminal and one HTML file that needs nothing else.
+
+mod analysis;
+mod html;
+mod plot;
+mod sections;
+mod table;
+mod verdict;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::results::{Results, write_atomically};
+
+pub use analysis::{Figure, median};
+pub use html::html;
+pub use table::table;
+pub use verdict::{Verdict, all as verdicts};
+
+/// The name of the report in the directory of results.
+pub const FILE: &str = "report.html";
+
+/// Writes the report of results into a directory, and returns its path.
+pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
+    let path = dir.join(FILE);
+    write_atomically(&path, html(results).as_bytes())?;
+    Ok(path)
+}

@@ -1,0 +1,542 @@
+//! The sections of the report.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use defuse_probe::{Histogram, Stage};
+
+use super::analysis::{self, Figure, NATIVE};
+use super::html::escape;
+use super::plot::{self, Part};
+use super::{table, verdict};
+use crate::results::{Measured, Results};
+use crate::rows::{Class, Row, Stackfs};
+
+/// Where and how it was measured.
+pub fn facts(results: &Results) -> String {
+    let machine = &results.machine;
+    let seconds = results.started_unix_ms / 1000;
+    let facts = [
+        (
+            "Machine",
+            format!(
+                "{} × {}, {}",
+                machine.cpus,
+                machine.cpu,
+                plot::bytes(machine.memory_bytes as f64)
+            ),
+        ),
+        ("Kernel", machine.kernel.clone()),
+        ("Program", format!("defuse {}", results.program)),
+        (
+            "Device",
+            format!(
+                "{}; its image lies on {}",
+                results.device.description, results.device.image_on
+            ),
+        ),
+        ("Memory", results.memory.clone()),
+        ("Kernel queues", results.kernel_stages.clone()),
+        (
+            "Scale",
+            format!(
+                "{}, {} run(s) of each cell, seed {}",
+                results.scale.name(),
+                results.runs,
+                results.seed
+            ),
+        ),
+        ("Begun", format!("{} UTC", date(seconds))),
+    ];
+    let mut text = "<dl class=\"facts\">\n".to_owned();
+    for (name, value) in facts {
+        let _ = writeln!(text, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
+    }
+    for config in &results.configs {
+        let how = serde_json::to_value(&config.kind).ok().and_then(|kind| {
+            let words = kind.get("how")?.as_array()?.iter().filter_map(|word| word.as_str());
+            Some(words.collect::<Vec<_>>().join(" "))
+        });
+        let how = how.filter(|how| !how.is_empty());
+        let how = how.unwrap_or_else(|| {
+            if config.name == NATIVE { "ext4 itself" } else { "as it is mounted by default" }.into()
+        });
+        let _ = writeln!(text, "<dt>{}</dt><dd>{}</dd>", escape(&config.name), escape(&how));
+    }
+    text.push_str("</dl>\n");
+    if results.interrupted {
+        text.push_str("<p><strong>The study was interrupted; what follows is what was measured.</strong></p>\n");
+    }
+    text
+}
+
+/// The verdicts, a family an item.
+pub fn verdicts(results: &Results) -> String {
+    let mut text = "<ul class=\"verdicts\">\n".to_owned();
+    for verdict in verdict::all(results) {
+        let name = verdict.family.name();
+        let _ =
+            writeln!(text, "<li><strong>{}</strong>: {}</li>", escape(name), escape(&verdict.text));
+    }
+    text + "</ul>\n"
+}
+
+/// How many rows are in which class, beside the published counts for the same rows.
+pub fn classes(results: &Results) -> String {
+    let media = table::media(results);
+    let mut text = legend(&[
+        ("green", "+ above -5 %"),
+        ("yellow", "* -5 to -25 %"),
+        ("orange", "# -25 to -50 %"),
+        ("red", "! below -50 %"),
+    ]);
+    for config in analysis::compared(results) {
+        let ours: Vec<_> = analysis::changes(results, config).collect();
+        text.push_str(&class_line(
+            config,
+            analysis::class_counts(ours.iter().map(|(_, change)| *change)),
+        ));
+        if let Some(stackfs) = Stackfs::of_name(config) {
+            let published = ours
+                .iter()
+                .filter_map(|(row, _)| Some(Row::get(*row)?.published(media).change_pct(stackfs)));
+            text.push_str(&class_line("published", analysis::class_counts(published)));
+        }
+    }
+    text
+}
+
+fn class_line(name: &str, counts: [usize; 4]) -> String {
+    let parts: Vec<Part> = Class::ALL
+        .iter()
+        .zip(counts)
+        .map(|(class, count)| Part { value: count as f64, class: class.name() })
+        .collect();
+    let told: Vec<String> = Class::ALL
+        .iter()
+        .zip(counts)
+        .map(|(class, count)| format!("{count}{}", class.mark()))
+        .collect();
+    let label = format!("{name}: {}", told.join(", "));
+    let most = counts.iter().sum::<usize>() as f64;
+    line(name, &plot::stacked(&parts, most, &label), &told.join(" "))
+}
+
+/// A line with a name, a picture and a value.
+fn line(name: &str, picture: &str, value: &str) -> String {
+    let name = escape(name);
+    format!(
+        "<div class=\"line\"><span class=\"name\">{name}</span>{picture}<span class=\"value\">{}</span></div>\n",
+        escape(value)
+    )
+}
+
+fn legend(entries: &[(&str, &str)]) -> String {
+    let mut text = "<ul class=\"legend\">".to_owned();
+    for (class, meaning) in entries {
+        let _ = write!(
+            text,
+            "<li><svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"10\" height=\"10\"/></svg>{}</li>",
+            escape(meaning)
+        );
+    }
+    text + "</ul>\n"
+}
+
+/// The rows with their changes, and what was published.
+pub fn throughput(results: &Results) -> String {
+    let media = table::media(results);
+    let mut text = format!(
+        "<p>The bar is the change against native, from -100 % on the left to +25 % on the right; the black or white tick is \
+         the published change ({}).</p>\n",
+        media.name().to_uppercase()
+    );
+    for row in analysis::rows(results) {
+        let native = Figure::of(results, row.number, NATIVE);
+        let native = native.map_or("native was not measured".into(), |figure| {
+            format!("native {} ops/s{}", plot::count(figure.ops_per_s), spread(&figure))
+        });
+        let _ = writeln!(
+            text,
+            "<h3>{} {} <span class=\"soft\">{native}</span></h3>",
+            row.number,
+            escape(&row.name)
+        );
+        for config in analysis::compared(results) {
+            text.push_str(&throughput_line(results, row, config));
+        }
+    }
+    text
+}
+
+fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
+    let Some(figure) = Figure::of(results, row.number, config) else {
+        return line(config, "<span class=\"soft\">not measured</span>", "-");
+    };
+    let (Some(change), Some(class)) = (figure.change_pct, figure.class()) else {
+        return line(config, "<span></span>", &format!("{} ops/s", plot::count(figure.ops_per_s)));
+    };
+    let published = Stackfs::of_name(config)
+        .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
+    let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
+    let value = format!("{} {change:+.0} %{}{beside}", class.mark(), spread(&figure));
+    let told =
+        published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
+    let label = format!("{} {config}: {change:+.1} %, {}{told}", row.name, class.name());
+    line(config, &plot::change(change, class.name(), published, &label), &value)
+}
+
+fn spread(figure: &Figure) -> String {
+    figure.spread_pct.map_or_else(String::new, |spread| format!(" ±{spread:.0} %"))
+}
+
+/// Requests per operation, by type, beside the published ones.
+pub fn requests(results: &Results) -> String {
+    let mut text = "<p>Requests for 1000 flow operations. Numbers in parentheses: the published runs on Linux 4.1, for as many \
+                    operations. <em>bg</em>: share of those that went through the background queue.</p>\n"
+        .to_owned();
+    for row in analysis::rows(results) {
+        let mut content = String::new();
+        for config in analysis::compared(results) {
+            if let Some(measured) = analysis::typical(results, row.number, config) {
+                content.push_str(&requests_of(results, row, config, measured));
+            }
+        }
+        if !content.is_empty() {
+            let open = if row.number == results.rows[0] { " open" } else { "" };
+            let _ = write!(
+                text,
+                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
+                row.number,
+                escape(&row.name)
+            );
+        }
+    }
+    text
+}
+
+fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) -> String {
+    let media = table::media(results);
+    let ours = measured.requests();
+    let stackfs = Stackfs::of_name(config);
+    let published =
+        stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
+    let published_operations = row.published_operations(media) as f64 / 1000.0;
+    let operations = measured.operations.max(1) as f64 / 1000.0;
+    // Once a mount, and so nothing of the workload.
+    let once = ["INIT", "DESTROY", "GETXATTR", "STATFS", "INTERRUPT"];
+    let names: BTreeSet<&str> =
+        ours.keys().copied().chain(published.iter().map(|p| p.op.as_str())).collect();
+    let of_published = |op: &str| {
+        published.iter().find(|p| p.op == op).map(|p| p.pending as f64 / published_operations)
+    };
+    let rows: Vec<(&str, f64, Option<f64>)> = names
+        .into_iter()
+        .filter(|op| !once.contains(op))
+        .map(|op| (op, ours.get(op).copied().unwrap_or(0) as f64 / operations, of_published(op)))
+        .filter(|(_, ours, published)| *ours >= 0.005 || published.is_some_and(|p| p >= 0.005))
+        .collect();
+    let most = rows
+        .iter()
+        .map(|(_, ours, published)| ours.max(published.unwrap_or(0.0)))
+        .fold(0.0, f64::max);
+    let mut text = format!("<h3>{}</h3>\n", escape(config));
+    if rows.is_empty() {
+        text.push_str("<p>The daemon got no request.</p>\n");
+    }
+    for (op, ours, published) in rows {
+        let beside = published.map_or(String::new(), |p| format!(" ({})", plot::count(p)));
+        let value = format!("{}{beside}{}", plot::count(ours), background(measured, op));
+        let label = format!("{op}: {value}");
+        text.push_str(&line(
+            op,
+            &plot::stacked(&[Part { value: ours, class: "a" }], most, &label),
+            &value,
+        ));
+    }
+    text
+}
+
+/// The share of requests that went through the background queue, as the kernel saw it.
+fn background(measured: &Measured, op: &str) -> String {
+    let Some((kernel, op)) = measured.kernel.as_ref().zip(defuse_probe::Op::parse(op)) else {
+        return String::new();
+    };
+    let count = |stage| kernel.get_stage(stage, op).map_or(0, |stats| stats.latency.count);
+    let (background, all) = (count(Stage::Background), count(Stage::Total));
+    if background == 0 || all == 0 {
+        String::new()
+    } else {
+        format!(", bg {:.0} %", 100.0 * background as f64 / all as f64)
+    }
+}
+
+/// Histograms of the request that took most of the time of a row, by stage.
+pub fn latency(results: &Results) -> String {
+    let mut text = "<p>For each row and configuration, the type of request that took most time, and where it spent it. A column \
+                    is a power of two of nanoseconds; its height is the number of requests.</p>\n"
+        .to_owned();
+    for row in analysis::rows(results) {
+        let mut content = flowops(results, row);
+        for config in analysis::compared(results) {
+            if let Some(measured) = analysis::typical(results, row.number, config) {
+                content.push_str(&histograms(config, measured));
+            }
+        }
+        if !content.is_empty() {
+            let open = if row.number == results.rows[0] { " open" } else { "" };
+            let _ = write!(
+                text,
+                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
+                row.number,
+                escape(&row.name)
+            );
+        }
+    }
+    text
+}
+
+fn histograms(config: &str, measured: &Measured) -> String {
+    let snapshot = measured.daemon.as_ref().or(measured.kernel.as_ref());
+    let Some(op) = snapshot
+        .and_then(|s| s.ops.iter().max_by_key(|stats| stats.latency.sum_ns))
+        .map(|stats| stats.op)
+    else {
+        return String::new();
+    };
+    let stages =
+        [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::User];
+    let found: Vec<(Stage, &Histogram)> = stages
+        .into_iter()
+        .filter_map(|stage| Some((stage, measured.latency(stage, op)?)))
+        .filter(|(_, latency)| latency.count > 0)
+        .collect();
+    let Some(range) = plot::common_range(found.iter().map(|(_, latency)| *latency)) else {
+        return String::new();
+    };
+    let edge = |bucket: usize| plot::time(2f64.powi(bucket as i32 + 1));
+    let mut text = format!("<h3>{}: {op}</h3>\n<div class=\"plots\">\n", escape(config));
+    for (stage, latency) in found {
+        let told = format!(
+            "{stage}: mean {}, half below {}, 99 % below {}, {} requests",
+            plot::time(latency.mean_ns() as f64),
+            plot::time(latency.percentile_ns(0.5) as f64),
+            plot::time(latency.percentile_ns(0.99) as f64),
+            plot::count(latency.count as f64)
+        );
+        let _ = write!(
+            text,
+            "<figure><figcaption>{}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{}</span><span>{}</span></div></figure>",
+            escape(&told),
+            plot::histogram(latency, range, &format!("{config} {op} {told}")),
+            edge(range.0),
+            edge(range.1 + 1)
+        );
+    }
+    text + "</div>\n"
+}
+
+/// Latencies as the application saw them.
+fn flowops(results: &Results, row: &Row) -> String {
+    let mut text = String::new();
+    for config in &results.configs {
+        let Some(measured) = analysis::typical(results, row.number, &config.name) else { continue };
+        for flowop in measured.flowops.iter().filter(|flowop| flowop.count > 0) {
+            let _ = writeln!(
+                text,
+                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                escape(&config.name),
+                escape(&flowop.name),
+                plot::count(flowop.count as f64),
+                plot::time(flowop.mean_ns),
+                plot::time(flowop.p50_ns as f64),
+                plot::time(flowop.p99_ns as f64),
+                plot::time(flowop.max_ns as f64)
+            );
+        }
+    }
+    let head = ["", "operation", "count", "mean", "p50", "p99", "max"];
+    if text.is_empty() { text } else { wide_table("What the application waits for", &head, &text) }
+}
+
+fn wide_table(caption: &str, head: &[&str], body: &str) -> String {
+    let head: String = head.iter().map(|name| format!("<th scope=\"col\">{name}</th>")).collect();
+    format!(
+        "<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table><caption class=\"soft\">{caption}\
+         </caption><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
+    )
+}
+
+/// CPU time of one operation: application, daemon, and what else the machine did.
+pub fn cpu(results: &Results) -> String {
+    let entries = [("a", "application"), ("b", "daemon"), ("e", "rest of the system")];
+    let mut text = legend(&entries);
+    for row in analysis::rows(results) {
+        let cells: Vec<(&str, [f64; 3])> = cells(results, row, |measured| {
+            let (app, daemon) = (measured.cpu.app_ns, measured.cpu.daemon_ns.unwrap_or(0));
+            let rest = measured.cpu.system_ns.saturating_sub(app + daemon);
+            [app, daemon, rest].map(|ns| measured.us_per_op(ns))
+        });
+        text.push_str(&bars(row, &cells, ["a", "b", "e"], entries.map(|(_, name)| name), |us| {
+            plot::time(us * 1e3)
+        }));
+    }
+    text
+}
+
+/// What was read from the device and written to it, with what was written out after the end.
+pub fn device(results: &Results) -> String {
+    let entries = [("c", "read"), ("d", "written"), ("e", "written after the end")];
+    let mut text = legend(&entries);
+    for row in analysis::rows(results) {
+        let cells = cells(results, row, |measured| {
+            let late =
+                measured.device_synced.write_bytes.saturating_sub(measured.device.write_bytes);
+            [measured.device.read_bytes, measured.device.write_bytes, late]
+                .map(|bytes| bytes as f64)
+        });
+        text.push_str(&bars(
+            row,
+            &cells,
+            ["c", "d", "e"],
+            entries.map(|(_, name)| name),
+            plot::bytes,
+        ));
+    }
+    text
+}
+
+fn cells<'a>(
+    results: &'a Results,
+    row: &Row,
+    of: impl Fn(&Measured) -> [f64; 3],
+) -> Vec<(&'a str, [f64; 3])> {
+    let configs = results.configs.iter();
+    configs
+        .filter_map(|config| {
+            Some((config.name.as_str(), of(analysis::typical(results, row.number, &config.name)?)))
+        })
+        .collect()
+}
+
+/// The bars of one row, to one scale.
+fn bars(
+    row: &Row,
+    cells: &[(&str, [f64; 3])],
+    classes: [&'static str; 3],
+    names: [&str; 3],
+    unit: impl Fn(f64) -> String,
+) -> String {
+    if cells.is_empty() {
+        return String::new();
+    }
+    let most = cells.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(0.0, f64::max);
+    let mut text = format!("<h3>{} {}</h3>\n", row.number, escape(&row.name));
+    for (config, values) in cells {
+        let parts: Vec<Part> = classes
+            .iter()
+            .zip(values)
+            .map(|(class, value)| Part { value: *value, class })
+            .collect();
+        let told: Vec<String> = names
+            .iter()
+            .zip(values)
+            .map(|(name, value)| format!("{name} {}", unit(*value)))
+            .collect();
+        let label = format!("{} {config}: {}", row.name, told.join(", "));
+        text.push_str(&line(
+            config,
+            &plot::stacked(&parts, most, &label),
+            &unit(values.iter().sum()),
+        ));
+    }
+    text
+}
+
+/// Everything in one table, for whoever wants to look up a figure.
+pub fn figures(results: &Results) -> String {
+    let mut body = String::new();
+    for row in analysis::rows(results) {
+        for config in &results.configs {
+            let Some(measured) = analysis::typical(results, row.number, &config.name) else {
+                continue;
+            };
+            let daemon = measured
+                .cpu
+                .daemon_ns
+                .map_or("-".into(), |ns| format!("{:.1}", measured.us_per_op(ns)));
+            let memory = measured
+                .memory_limit_bytes
+                .map_or("not limited".into(), |limit| plot::bytes(limit as f64));
+            let _ = writeln!(
+                body,
+                "<tr><td>{} {}</td><td>{}</td><td>{:.1}</td><td>{}</td><td>{:.2}</td><td>{:.1}</td><td>{daemon}</td><td>{:.1}</td>\
+                 <td>{}</td><td>{}</td><td>{memory}</td></tr>",
+                row.number,
+                escape(&row.name),
+                escape(&config.name),
+                measured.ops_per_s(),
+                measured.operations,
+                measured.seconds,
+                measured.us_per_op(measured.cpu.app_ns),
+                measured.us_per_op(measured.cpu.system_ns),
+                measured.device_synced.read_requests,
+                measured.device_synced.write_requests,
+            );
+        }
+    }
+    let head = [
+        "row",
+        "",
+        "ops/s",
+        "operations",
+        "s",
+        "app µs/op",
+        "daemon µs/op",
+        "system µs/op",
+        "reads",
+        "writes",
+        "memory",
+    ];
+    let mut text = wide_table("The run of median throughput of each cell", &head, &body);
+    for cell in results.cells.iter().filter(|cell| cell.error.is_some()) {
+        let error = cell.error.as_deref().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "<p>Row {}, {}, run {} failed: {}</p>",
+            cell.row,
+            escape(&cell.config),
+            cell.run,
+            escape(error)
+        );
+    }
+    text
+}
+
+/// A date and time, from seconds since 1970 UTC.
+fn date(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Days are counted in eras of 400 years that begin in March, so that the leap day comes last.
+    let z = days + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let place = (5 * day_of_year + 2) / 153;
+    let (day, month) =
+        (day_of_year - (153 * place + 2) / 5 + 1, if place < 10 { place + 3 } else { place - 9 });
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}", rest / 3600, rest / 60 % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(date(0), "1970-01-01 00:00");
+        assert_eq!(date(951_827_696), "2000-02-29 12:34");
+        assert_eq!(date(1_704_067_199), "2023-12-31 23:59");
+    }
+}

@@ -1,0 +1,110 @@
+//! The results as a table for the terminal, like table 3 of the paper.
+
+use std::fmt::Write as _;
+
+use super::analysis::{self, Figure, NATIVE};
+use super::verdict;
+use crate::results::Results;
+use crate::rows::{Class, Media, Row, Stackfs};
+
+/// The table, the counts of classes beside the published ones, and the verdicts.
+pub fn table(results: &Results) -> String {
+    let mut text = String::new();
+    let media = media(results);
+    let configs = analysis::compared(results);
+    let _ = writeln!(
+        text,
+        "{}; {}; scale {}",
+        results.device.description,
+        results.memory,
+        results.scale.name()
+    );
+    let _ = write!(text, "{:>2} {:<21}{:>13}", "#", "workload", "native ops/s");
+    for config in &configs {
+        let published = Stackfs::of_name(config).map_or("", |_| "(paper)");
+        let _ = write!(text, "  {config:>10} {published:>9}");
+    }
+    text.push('\n');
+    for row in analysis::rows(results) {
+        line(&mut text, results, row, &configs, media);
+    }
+    text.push('\n');
+    for config in &configs {
+        let _ = writeln!(text, "{}", counts_line(results, config, media));
+    }
+    let _ = writeln!(
+        text,
+        "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %   ~ spread of the runs\n"
+    );
+    for verdict in verdict::all(results) {
+        let _ = writeln!(text, "{}: {}\n", verdict.family.name(), verdict.text);
+    }
+    failures(&mut text, results);
+    text
+}
+
+/// Whose published figures stand beside.
+pub fn media(results: &Results) -> Media {
+    results.device.emulated.unwrap_or(Media::Ssd)
+}
+
+fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media: Media) {
+    let native = Figure::of(results, row.number, NATIVE);
+    let native =
+        native.map_or("-".into(), |figure| format!("{:.1}{}", figure.ops_per_s, spread(&figure)));
+    let _ = write!(text, "{:>2} {:<21}{native:>13}", row.number, row.name);
+    for config in configs {
+        let figure = Figure::of(results, row.number, config);
+        let change = figure.as_ref().map_or("-".into(), |figure| {
+            match (figure.change_pct, figure.class()) {
+                (Some(change), Some(class)) => {
+                    format!("{change:+.1}%{}{}", class.mark(), spread(figure))
+                }
+                _ => format!("{:.1}", figure.ops_per_s),
+            }
+        });
+        let published = Stackfs::of_name(config).map(|stackfs| {
+            let change = row.published(media).change_pct(stackfs);
+            format!("({change:+.1}{})", Class::of(change).mark())
+        });
+        let _ = write!(text, "  {change:>10} {:>9}", published.unwrap_or_default());
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+}
+
+fn spread(figure: &Figure) -> String {
+    figure.spread_pct.map_or_else(String::new, |spread| format!("~{spread:.0}"))
+}
+
+/// How many rows are in which class, here and as published for the same rows.
+pub fn counts_line(results: &Results, config: &str, media: Media) -> String {
+    let ours = analysis::class_counts(analysis::changes(results, config).map(|(_, change)| change));
+    let mut text = format!("{config}: {}", counts(ours));
+    if let Some(stackfs) = Stackfs::of_name(config) {
+        let rows = analysis::changes(results, config).filter_map(|(row, _)| Row::get(row));
+        let published =
+            analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
+        let _ =
+            write!(text, "; published for these rows ({}): {}", media.name(), counts(published));
+    }
+    text
+}
+
+fn counts(counts: [usize; 4]) -> String {
+    let part =
+        |(class, count): (Class, usize)| format!("{count} {} {}", class.name(), class.mark());
+    Class::ALL.into_iter().zip(counts).map(part).collect::<Vec<_>>().join(", ")
+}
+
+fn failures(text: &mut String, results: &Results) {
+    for cell in &results.cells {
+        if let Some(error) = &cell.error {
+            let _ =
+                writeln!(text, "row {} {} run {} failed: {error}", cell.row, cell.config, cell.run);
+        }
+    }
+    if results.interrupted {
+        let _ = writeln!(text, "The study was interrupted: go on with --resume.");
+    }
+}

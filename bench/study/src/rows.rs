@@ -1,0 +1,419 @@
+//! The 45 rows, and what was published about them.
+//!
+//! Source of `data/fast17-table3.csv` and `data/fast17-request-counts.csv`: table 3 of Vangoor, Tarasov, Zadok, *To FUSE or
+//! Not to FUSE: Performance of User-Space File Systems* (FAST '17), and the raw results that its authors published with
+//! their code: mean of three runs, requests by type and queue on Linux 4.1.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+
+const TABLE: &str = include_str!("../data/fast17-table3.csv");
+const REQUESTS: &str = include_str!("../data/fast17-request-counts.csv");
+const GIB: u64 = 1 << 30;
+
+/// A kind of device: the two that were published, which are also the two that are emulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Media {
+    /// The paper's disk: Seagate Savvio 15K.2, 15,000 revolutions a minute.
+    Hdd,
+    /// The paper's solid-state drive: Intel X25-M.
+    Ssd,
+}
+
+impl Media {
+    /// Its name in options and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Media::Hdd => "hdd",
+            Media::Ssd => "ssd",
+        }
+    }
+}
+
+/// The two configurations that were published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stackfs {
+    /// One thread, WRITE of 4 KiB, no write-back, no splice.
+    Base,
+    /// Threads, WRITE of 128 KiB, write-back, splice.
+    Opt,
+}
+
+impl Stackfs {
+    /// The one that a configuration of this name is compared with.
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name {
+            "base" => Some(Stackfs::Base),
+            "opt" => Some(Stackfs::Opt),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Stackfs::Base => "base",
+            Stackfs::Opt => "opt",
+        }
+    }
+}
+
+/// The paper's classes of a change in throughput.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Better, or less than 5 % worse.
+    Green,
+    /// 5 to 25 % worse.
+    Yellow,
+    /// 25 to 50 % worse.
+    Orange,
+    /// More than 50 % worse.
+    Red,
+}
+
+impl Class {
+    /// All, best first.
+    pub const ALL: [Class; 4] = [Class::Green, Class::Yellow, Class::Orange, Class::Red];
+
+    /// The class of a change in per cent. One that is on a limit is in the worse class, as published (row 39).
+    pub fn of(change_pct: f64) -> Class {
+        match change_pct {
+            change if change > -5.0 => Class::Green,
+            change if change > -25.0 => Class::Yellow,
+            change if change > -50.0 => Class::Orange,
+            _ => Class::Red,
+        }
+    }
+
+    /// The paper's mark.
+    pub fn mark(self) -> char {
+        match self {
+            Class::Green => '+',
+            Class::Yellow => '*',
+            Class::Orange => '#',
+            Class::Red => '!',
+        }
+    }
+
+    /// Its colour, as a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Green => "green",
+            Class::Yellow => "yellow",
+            Class::Orange => "orange",
+            Class::Red => "red",
+        }
+    }
+}
+
+/// What a workload does, as the paper groups its results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Rows 1 to 12.
+    SequentialReads,
+    /// Rows 13 to 20.
+    RandomReads,
+    /// Rows 21 to 28.
+    SequentialWrites,
+    /// Rows 29 to 36.
+    RandomWrites,
+    /// Rows 37 and 38.
+    Creates,
+    /// Rows 39 and 40.
+    SmallFileReads,
+    /// Rows 41 and 42.
+    Deletes,
+    /// Rows 43 to 45.
+    Servers,
+}
+
+impl Family {
+    /// All, in the order of their rows.
+    pub const ALL: [Family; 8] = [
+        Family::SequentialReads,
+        Family::RandomReads,
+        Family::SequentialWrites,
+        Family::RandomWrites,
+        Family::Creates,
+        Family::SmallFileReads,
+        Family::Deletes,
+        Family::Servers,
+    ];
+
+    /// The family of row `number`.
+    pub fn of(number: u8) -> Family {
+        match number {
+            0..=12 => Family::SequentialReads,
+            13..=20 => Family::RandomReads,
+            21..=28 => Family::SequentialWrites,
+            29..=36 => Family::RandomWrites,
+            37..=38 => Family::Creates,
+            39..=40 => Family::SmallFileReads,
+            41..=42 => Family::Deletes,
+            _ => Family::Servers,
+        }
+    }
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::SequentialReads => "sequential reads",
+            Family::RandomReads => "random reads",
+            Family::SequentialWrites => "sequential writes",
+            Family::RandomWrites => "random writes",
+            Family::Creates => "creating small files",
+            Family::SmallFileReads => "reading small files",
+            Family::Deletes => "deleting files",
+            Family::Servers => "servers (file, mail, web)",
+        }
+    }
+}
+
+/// One row of the published table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// 1 to 45.
+    pub number: u8,
+    /// Such as `seq-rd-4KB-1th-1f`.
+    pub name: String,
+    hdd: Published,
+    ssd: Published,
+}
+
+/// What was published about a row on one device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Published {
+    /// Throughput of Ext4, in flow operations per second.
+    pub native_ops_per_s: f64,
+    /// Change with StackfsBase, in per cent.
+    pub base_pct: f64,
+    /// Change with StackfsOpt, in per cent.
+    pub opt_pct: f64,
+}
+
+impl Published {
+    /// The change with one of the configurations, in per cent.
+    pub fn change_pct(&self, stackfs: Stackfs) -> f64 {
+        match stackfs {
+            Stackfs::Base => self.base_pct,
+            Stackfs::Opt => self.opt_pct,
+        }
+    }
+}
+
+/// Published requests of one type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedRequests {
+    /// Such as `LOOKUP`.
+    pub op: String,
+    /// How many went through the background queue.
+    pub background: u64,
+    /// How many went through the pending queue: all.
+    pub pending: u64,
+}
+
+impl Row {
+    /// All 45, in their order.
+    pub fn all() -> &'static [Row] {
+        static ROWS: LazyLock<Vec<Row>> =
+            LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
+        &ROWS
+    }
+
+    /// The row of this number.
+    pub fn get(number: u8) -> Option<&'static Row> {
+        Row::all().get(usize::from(number).checked_sub(1)?)
+    }
+
+    /// What was published for a device.
+    pub fn published(&self, media: Media) -> &Published {
+        match media {
+            Media::Hdd => &self.hdd,
+            Media::Ssd => &self.ssd,
+        }
+    }
+
+    /// Its family.
+    pub fn family(&self) -> Family {
+        Family::of(self.number)
+    }
+
+    /// Flow operations of one published run. Every row is a fixed amount of work.
+    pub fn published_operations(&self, media: Media) -> u64 {
+        let hdd = media == Media::Hdd;
+        let place = usize::from(self.number.saturating_sub(1) % 4);
+        let io_bytes = [4 << 10, 32 << 10, 128 << 10, 1 << 20][place];
+        match self.number {
+            5..=8 => 32 * 60 * GIB / io_bytes,
+            13..=20 if hdd => [262_144, 262_144, 196_608, 61_440][place],
+            0..=28 => 60 * GIB / io_bytes,
+            29..=36 => [1_572_864, 983_040, 491_520, 61_440][place],
+            37..=38 => 12_000_000,
+            39..=40 => {
+                if hdd {
+                    1_200_000
+                } else {
+                    4_000_000
+                }
+            }
+            41..=42 => {
+                if hdd {
+                    2_000_000
+                } else {
+                    4_000_000
+                }
+            }
+            43 => {
+                if hdd {
+                    1_000_000
+                } else {
+                    3_000_000
+                }
+            }
+            44 => {
+                if hdd {
+                    1_000_000
+                } else {
+                    7_000_000
+                }
+            }
+            _ => {
+                if hdd {
+                    1_000_000
+                } else {
+                    8_000_000
+                }
+            }
+        }
+    }
+
+    /// The requests of one published run, by type.
+    pub fn published_requests(&self, media: Media, stackfs: Stackfs) -> Vec<PublishedRequests> {
+        let prefix = format!("{},{},{},", media.name(), stackfs.name(), self.run_name(media));
+        REQUESTS.lines().filter_map(|line| parse_requests(line.strip_prefix(&prefix)?)).collect()
+    }
+
+    /// What the authors called the run.
+    fn run_name(&self, media: Media) -> String {
+        let files = if media == Media::Hdd { "2Mf" } else { "4Mf" };
+        match self.number {
+            37 => "cr-wr-4KB-1th-4Mf".into(),
+            38 => "cr-wr-4KB-32th-4Mf".into(),
+            39 => "preall-re-4KB-1th-1Mf".into(),
+            40 => "preall-re-4KB-32th-1Mf".into(),
+            41 => format!("preall-de-4KB-1th-{files}"),
+            42 => format!("preall-de-4KB-32th-{files}"),
+            43 => "File-server-50th".into(),
+            44 => "Mail-server-16th".into(),
+            45 => "Web-server-100th".into(),
+            _ => {
+                let name = self.name.replace("seq-rd", "sq-re").replace("rnd-rd", "rd-re");
+                name.replace("seq-wr", "sq-wr").replace("rnd-wr", "rd-wr")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.number, self.name)
+    }
+}
+
+/// Understands `1-4,37,45`: the numbers in their order, each once.
+pub fn parse_numbers(text: &str) -> Result<Vec<u8>, String> {
+    let mut numbers = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u8>().ok().filter(|n| (1..=45).contains(n));
+        let (Some(first), Some(last)) = (number(first), number(last)) else {
+            return Err(format!("{part:?} is no row: write numbers from 1 to 45, such as 1-12,37"));
+        };
+        if first > last {
+            return Err(format!("{part:?} runs backwards: write {last}-{first}"));
+        }
+        numbers.extend(first..=last);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+fn parse_row(line: &str) -> Row {
+    let fields: Vec<&str> = line.split(',').collect();
+    let figure = |place: usize| fields[place].parse::<f64>().expect("the table has figures");
+    let published = |at: usize| Published {
+        native_ops_per_s: figure(at),
+        base_pct: figure(at + 1),
+        opt_pct: figure(at + 2),
+    };
+    let number = fields[0].parse().expect("the table has row numbers");
+    Row { number, name: fields[1].to_owned(), hdd: published(2), ssd: published(5) }
+}
+
+fn parse_requests(rest: &str) -> Option<PublishedRequests> {
+    let mut fields = rest.split(',');
+    let op = fields.next()?.to_owned();
+    let background = fields.next()?.parse().ok()?;
+    let pending = fields.next()?.parse().ok()?;
+    Some(PublishedRequests { op, background, pending })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(media: Media, stackfs: Stackfs) -> [usize; 4] {
+        let classes =
+            Row::all().iter().map(|row| Class::of(row.published(media).change_pct(stackfs)));
+        let classes: Vec<_> = classes.collect();
+        Class::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
+    }
+
+    #[test]
+    fn the_classes_of_the_published_table_are_counted_as_published() {
+        assert_eq!(counts(Media::Hdd, Stackfs::Base), [23, 7, 9, 6]);
+        assert_eq!(counts(Media::Hdd, Stackfs::Opt), [29, 10, 4, 2]);
+        assert_eq!(counts(Media::Ssd, Stackfs::Base), [27, 5, 6, 7]);
+        assert_eq!(counts(Media::Ssd, Stackfs::Opt), [29, 4, 7, 5]);
+    }
+
+    #[test]
+    fn every_row_has_published_requests() {
+        for row in Row::all() {
+            for media in [Media::Hdd, Media::Ssd] {
+                for stackfs in [Stackfs::Base, Stackfs::Opt] {
+                    let requests = row.published_requests(media, stackfs);
+                    assert!(
+                        requests.iter().any(|r| r.op == "LOOKUP"),
+                        "{row} {media:?} {stackfs:?}"
+                    );
+                }
+            }
+        }
+        let writes = |stackfs| {
+            let requests = Row::get(21).unwrap().published_requests(Media::Ssd, stackfs);
+            requests.iter().find(|r| r.op == "WRITE").unwrap().pending
+        };
+        assert_eq!(writes(Stackfs::Base), 15_728_640);
+        assert!(writes(Stackfs::Opt) < 15_728_640 / 25);
+    }
+
+    #[test]
+    fn lists_of_rows() {
+        assert_eq!(parse_numbers("37, 1-3,2").unwrap(), [1, 2, 3, 37]);
+        for wrong in ["0", "46", "x", "", "3-1", "1-"] {
+            assert!(parse_numbers(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn published_work_agrees_with_published_writes() {
+        let row = Row::get(21).unwrap();
+        assert_eq!(row.published_operations(Media::Ssd), 15_728_640);
+        assert_eq!(Row::get(24).unwrap().published_operations(Media::Hdd), 61_440);
+    }
+}

@@ -1,0 +1,73 @@
+//! `defuse advise`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use defuse_study::advise::{self, Options};
+use defuse_study::options::Config;
+
+use crate::error::{Failure, Result, print, warn};
+use crate::study::{failed, this_program};
+
+/// Find out what a mount costs for your own command, why, and which option would help
+///
+/// Runs the command on a copy of DIR and on a mount of that copy, in turns, and explains the difference by requests, the
+/// stages where they spend their time (root), and CPU time. Options that could help are tried. The command works in the
+/// directory; {} among its words and the variable DEFUSE_DIR name it, too. DIR itself is only read.
+#[derive(clap::Args)]
+pub struct AdviseArgs {
+    /// The directory
+    dir: PathBuf,
+    /// The mount: default, base, opt, or NAME=COMMAND (options of a mount, or any command that mounts {source} on {mountpoint})
+    #[arg(long, value_name = "CONFIG", default_value = "default", value_parser = config)]
+    config: Config,
+    /// How often each is run
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: u32,
+    /// Drop the kernel's caches before each run (root)
+    #[arg(long)]
+    cold: bool,
+    /// Do not try options
+    #[arg(long)]
+    no_try: bool,
+    /// Where copies are made
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    work: PathBuf,
+    /// The largest directory that is copied
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    copy_limit: u64,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+fn config(text: &str) -> std::result::Result<Config, String> {
+    if text.contains('=') { Config::custom(text) } else { Config::named(text) }
+}
+
+fn size(text: &str) -> std::result::Result<u64, String> {
+    defuse_compose::bytes(text).ok_or_else(|| "write bytes, such as 500M or 2G".into())
+}
+
+/// Runs the command in turns, and explains.
+pub fn run(args: &AdviseArgs) -> Result {
+    let options = Options {
+        dir: args.dir.clone(),
+        command: args.command.clone(),
+        config: args.config.clone(),
+        runs: args.runs,
+        cold: args.cold,
+        try_options: !args.no_try,
+        work: args.work.clone(),
+        copy_limit_bytes: args.copy_limit,
+        program: this_program()?,
+    };
+    let advice = advise::advise(&options, &mut |line| warn(&line)).map_err(failed)?;
+    if args.json {
+        return print(&(serde_json::to_string(&advice).map_err(Failure::failed)? + "\n"));
+    }
+    print(&advise::explain(&advice))
+}
