@@ -10,7 +10,7 @@ use defuse_fs::{
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 
 use crate::creds::keep_suidgid;
-use crate::lower::OrErrno;
+use crate::lower::{OrErrno, above};
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
 
@@ -72,7 +72,7 @@ impl Passthrough {
     /// Puts an open regular file into the table.
     pub(crate) fn opened(&self, mount: u32, fd: OwnedFd, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
-        let fd = Arc::new(fd);
+        let fd = Arc::new(above(fd, self.options.descriptors_from));
         let backing = self.options.backing_files.then(|| Arc::clone(&fd));
         if backing.is_some() {
             // Whoever writes to it past us does so with this thread's credentials, and set-user-id
