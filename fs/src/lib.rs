@@ -3,8 +3,8 @@
 //!
 //! What it is: inode operations as synchronous values, an optional asynchronous path for data and
 //! lock waits ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`],
-//! [`WriteBuf`]), a path API on top ([`path::PathFileSystem`]), and layers that wrap any file
-//! system ([`layer`]).
+//! [`WriteBuf`]), a path API on top ([`path::PathFileSystem`]), layers that wrap any file system
+//! ([`layer`]), and a lock manager for whoever keeps file locks ([`locks`]).
 //!
 //! What it is not: it knows no transport, no FUSE opcode, no system call and no third-party crate.
 //! A frontend never imports a backend and a backend never imports a frontend; both import this.
@@ -17,6 +17,7 @@ mod errno;
 mod file_system;
 mod io;
 pub mod layer;
+pub mod locks;
 mod notify;
 pub mod path;
 mod types;

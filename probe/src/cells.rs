@@ -151,6 +151,34 @@ impl Cells {
         self.block.stage(stage).rows[op.index()].record(ns, ok);
     }
 
+    /// Counts one operation by itself, and says whether it is to be timed too: one in
+    /// [`SAMPLE`](Cells::SAMPLE) is, beginning with the first. For operations that are hardly longer
+    /// than reading the clock. The timed ones go to [`record_sample`](Cells::record_sample), errors
+    /// of the others to [`add_error`](Cells::add_error); a snapshot takes the others for as long as
+    /// those that were timed.
+    #[inline]
+    pub fn count_sampled(&self, op: Op) -> bool {
+        let sampled = &self.block.user.rows[op.index()].sampled;
+        let before = sampled.load(Relaxed);
+        sampled.store(before + 1, Relaxed);
+        before.is_multiple_of(Self::SAMPLE)
+    }
+
+    /// One in so many sampled operations is timed.
+    pub const SAMPLE: u64 = 16;
+
+    /// Adds the time of an operation for which [`count_sampled`](Cells::count_sampled) said true.
+    #[inline]
+    pub fn record_sample(&self, op: Op, ns: u64, ok: bool) {
+        self.record(op, ns, ok);
+    }
+
+    /// Counts the error of an operation that was counted but not timed.
+    #[cold]
+    pub fn add_error(&self, op: Op) {
+        add(&self.block.user.rows[op.index()].errors, 1);
+    }
+
     /// Counts bytes that `op` moved.
     #[inline]
     pub fn add_bytes(&self, op: Op, bytes: u64) {
@@ -228,6 +256,8 @@ struct Row {
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     bytes: AtomicU64,
+    /// Operations that were counted by [`Cells::count_sampled`], timed or not.
+    sampled: AtomicU64,
 }
 
 impl Row {
@@ -239,6 +269,7 @@ impl Row {
             min_ns: AtomicU64::new(u64::MAX),
             max_ns: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
         }
     }
 
@@ -262,8 +293,12 @@ impl Row {
         for (out, count) in buckets.iter_mut().zip(&self.buckets) {
             *out = count.load(Relaxed);
         }
-        let count = buckets.iter().sum();
+        let timed: u64 = buckets.iter().sum();
         let bytes = self.bytes.load(Relaxed);
+        let sampled = self.sampled.load(Relaxed);
+        let untimed = sampled - sampled.div_ceil(Cells::SAMPLE);
+        let sum_ns = extrapolate(&mut buckets, self.sum_ns.load(Relaxed), timed, untimed);
+        let count = buckets.iter().sum();
         if count == 0 && bytes == 0 {
             return;
         }
@@ -271,7 +306,7 @@ impl Row {
             buckets,
             count,
             errors: self.errors.load(Relaxed),
-            sum_ns: self.sum_ns.load(Relaxed),
+            sum_ns,
             // A latency is counted before it is compared, so the first may be on its way.
             min_ns: self.min_ns.load(Relaxed).min(self.max_ns.load(Relaxed)),
             max_ns: self.max_ns.load(Relaxed),
@@ -284,6 +319,24 @@ impl Row {
             None => ops.push(OpStats { op, stage, bytes, latency }),
         }
     }
+}
+
+/// Adds `untimed` operations to `buckets`, spread as the `timed` ones are, and returns the sum of the
+/// latencies of all. Rounding is made good in the fullest bucket, so that no operation is lost.
+fn extrapolate(buckets: &mut [u64; BUCKETS], sum_ns: u64, timed: u64, untimed: u64) -> u64 {
+    if untimed == 0 || timed == 0 {
+        return sum_ns;
+    }
+    let share = |part: u64| (u128::from(part) * u128::from(untimed) / u128::from(timed)) as u64;
+    let fullest = (0..BUCKETS).max_by_key(|&bucket| buckets[bucket]).unwrap_or(0);
+    let mut added = 0;
+    for bucket in buckets.iter_mut() {
+        let more = share(*bucket);
+        *bucket += more;
+        added += more;
+    }
+    buckets[fullest] += untimed - added;
+    sum_ns.saturating_add(share(sum_ns))
 }
 
 /// Adds to a counter that no other thread writes, without a locked instruction.
@@ -325,6 +378,28 @@ mod tests {
         assert_eq!(reads.bytes, 40_000 * 4096);
         assert!(recorder.shared.lock().live.is_empty());
         assert!(snapshot.get(Op::WRITE).is_none());
+    }
+
+    #[test]
+    fn sampled_operations_are_all_counted_and_spread_as_the_timed_ones() {
+        let recorder = Recorder::new();
+        let cells = recorder.cells();
+        for call in 0..1000 {
+            if cells.count_sampled(Op::READ) {
+                cells.record_sample(Op::READ, if call < 500 { 100 } else { 1000 }, true);
+            } else if call % 10 == 0 {
+                cells.add_error(Op::READ);
+            }
+            cells.add_bytes(Op::READ, 1);
+        }
+        let snapshot = recorder.snapshot();
+        let reads = snapshot.get(Op::READ).unwrap();
+        assert_eq!((reads.latency.count, reads.bytes), (1000, 1000));
+        let short = reads.latency.buckets[Histogram::bucket_of(100)];
+        assert!((450..=550).contains(&short), "{short}");
+        let mean = reads.latency.mean_ns();
+        assert!((500..=600).contains(&mean), "{mean}");
+        assert!(reads.latency.errors > 50);
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //!
 //! What it is: a complete [`FileSystem`] whose inodes, names and pages live on the heap of this
 //! process and end with it. Limits on bytes and inodes are never exceeded, and space is given back
-//! when the last name, lookup and open file of an inode have gone. The lock manager in [`locks`]
-//! stands by itself, for other backends.
+//! when the last name, lookup and open file of an inode have gone.
 //!
 //! What it is not: it checks no permission bits (the frontend does), keeps no state per open file
 //! (handles are all 0, and reads and writes go by inode number), and writes nothing anywhere. The
@@ -39,8 +38,6 @@ mod data;
 mod dir;
 mod files;
 mod inode;
-mod lock_queue;
-pub mod locks;
 mod names;
 mod pages;
 mod rename;
@@ -119,7 +116,7 @@ pub struct Memory {
     table: table::Table,
     pool: Arc<Pool>,
     inodes: Arc<Quota>,
-    locks: lock_queue::LockQueue,
+    locks: defuse_fs::locks::LockQueue,
     /// Held while a name moves between directories, see the order of locks.
     rename: Mutex<()>,
     next_ino: AtomicU64,
@@ -138,7 +135,7 @@ impl Memory {
             table: table::Table::new(),
             pool: Arc::new(Pool::new(pages, options.pool as usize / PAGE)),
             inodes: Arc::new(Quota::new(options.inodes)),
-            locks: lock_queue::LockQueue::default(),
+            locks: defuse_fs::locks::LockQueue::default(),
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: AtomicUsize::new(0),

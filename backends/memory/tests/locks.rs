@@ -1,7 +1,7 @@
 //! The lock manager against a model that keeps every byte of a small file by itself.
 
+use defuse_fs::locks::{LockTable, OFFSET_MAX, Waiting};
 use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
-use defuse_memory::locks::{LockTable, OFFSET_MAX, Waiting};
 use proptest::prelude::*;
 
 const OWNERS: usize = 3;

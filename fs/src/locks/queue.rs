@@ -1,26 +1,27 @@
 //! The lock manager behind a mutex, with the contract's [`Io`] as what waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::{Errno, Io, Lock, LockKind, LockOwner, LockRequest, Result};
+use super::{LockTable, Waiting};
+use crate::{Errno, Io, Lock, LockKind, LockOwner, LockRequest, Result};
 
-use crate::locks::{LockTable, Waiting};
-use crate::sync::lock;
-
-/// Answers are sent after the mutex was let go, because they run code of the frontend.
-#[derive(Default)]
-pub(crate) struct LockQueue {
+/// The locks of one file system, for backends and frontends that keep them by themselves. Files are
+/// named by their inode number. Answers are sent after the mutex was let go, because they run code of the frontend.
+#[derive(Debug, Default)]
+pub struct LockQueue {
     table: Arc<Mutex<LockTable<u64, Io>>>,
     /// False until the first lock: most file systems never see one, and every close asks.
     used: AtomicBool,
 }
 
 impl LockQueue {
+    /// The first lock that stands against `request`, or `None`.
     pub fn conflict(&self, ino: u64, request: &LockRequest) -> Result<Option<Lock>> {
         lock(&self.table).conflict(ino, request)
     }
 
+    /// Takes, changes or drops a lock without waiting: see [`LockTable::set`].
     pub fn set(&self, ino: u64, request: &LockRequest) -> Result<()> {
         self.used.store(true, Ordering::Release);
         let mut granted = Vec::new();
@@ -51,6 +52,7 @@ impl LockQueue {
         }
     }
 
+    /// Drops what `owner` holds of `kind` on the file.
     pub fn drop_owner(&self, ino: u64, kind: LockKind, owner: LockOwner) {
         if !self.used.load(Ordering::Acquire) {
             return;
@@ -81,4 +83,9 @@ fn answer(granted: Vec<Io>) {
     for io in granted {
         io.finish(Ok(0));
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic leaves the table valid between any two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
 //! A lock manager: POSIX record locks and flock locks on any number of files.
 //!
 //! It is a pure data structure without threads, clocks and I/O, and knows nothing of the file
-//! system around it, so that any backend can put it behind a mutex of its own. `K` names a file;
-//! `W` is whatever the backend needs to answer one who waits (an [`Io`](defuse_fs::Io), say). Every
+//! system around it, so that any backend or
+//! frontend can put it behind a mutex of its own, as [`LockQueue`] does. `K` names a file;
+//! `W` is whatever the backend needs to answer one who waits (an [`Io`](crate::Io), say). Every
 //! method returns those whose wait has ended, and the backend answers them after it has let go of
 //! its mutex.
 //!
@@ -11,7 +12,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
-use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType, Result};
+mod queue;
+
+pub use queue::LockQueue;
+
+use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType, Result};
 
 /// `OFFSET_MAX`: as the end of a range it means the end of the file, however far it grows.
 pub const OFFSET_MAX: u64 = u64::MAX >> 1;

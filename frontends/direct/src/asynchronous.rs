@@ -1,0 +1,378 @@
+//! Operations that finish later, and waiting for them.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Completion, Errno, InterruptToken, Io, IoOp, ReadArgs, ReadSink, WriteArgs, WriteSource,
+};
+use defuse_probe::{Op, Recorder, clock};
+
+use crate::client::Client;
+use crate::data::OFFSET_MAX;
+use crate::description::Description;
+use crate::mount::guarded;
+use crate::node::lock;
+use crate::stop::Result;
+use crate::task::Task;
+
+/// How an operation went: the bytes that were moved (0 for locks and fsync), and what was read.
+type Answer = (Result<usize, Errno>, Vec<u8>);
+
+/// Called once, from any thread, with the result and the bytes that were read.
+type Callback = Box<dyn FnOnce(Result<usize, Errno>, Vec<u8>) + Send>;
+
+enum State {
+    Running(Option<Callback>),
+    Done(Answer),
+    Taken,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    done: Condvar,
+    interrupt: Arc<InterruptToken>,
+}
+
+/// An operation under way. Dropped, it goes on by itself, and nobody hears of its end.
+pub struct Pending {
+    shared: Arc<Shared>,
+}
+
+impl Pending {
+    /// Waits for the end; the result and the bytes that were read.
+    pub fn wait(self) -> (Result<usize, Errno>, Vec<u8>) {
+        let mut state = lock(&self.shared.state);
+        while matches!(*state, State::Running(_)) {
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        take(&mut state).unwrap_or((Err(Errno::EINVAL), Vec::new()))
+    }
+
+    /// Waits for the end, for at most this time; true when it has come.
+    pub fn wait_timeout(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut state = lock(&self.shared.state);
+        while matches!(*state, State::Running(_)) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.done.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// True when it has ended.
+    pub fn is_done(&self) -> bool {
+        !matches!(*lock(&self.shared.state), State::Running(_))
+    }
+
+    /// Asks for an early end, with `EINTR`. It may still succeed.
+    pub fn cancel(&self) {
+        self.shared.interrupt.trip();
+    }
+}
+
+fn take(state: &mut State) -> Option<Answer> {
+    match std::mem::replace(state, State::Taken) {
+        State::Done(answer) => Some(answer),
+        other => {
+            *state = other;
+            None
+        }
+    }
+}
+
+/// The buffers of an operation, and where its answer goes.
+struct Operation {
+    shared: Arc<Shared>,
+    room: Vec<u8>,
+    limit: usize,
+    bytes: Vec<u8>,
+    taken: usize,
+    recorder: Recorder,
+    op: Op,
+    start: clock::Moment,
+    /// Keeps the file open until the end, where nobody waits for it.
+    file: Option<Arc<Description>>,
+}
+
+impl ReadSink for Operation {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        if self.room.len() + bytes.len() > self.limit {
+            return Err(Errno::EIO);
+        }
+        self.room.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn put_zeros(&mut self, len: usize) -> Result<(), Errno> {
+        self.room.resize(self.room.len() + len, 0);
+        Ok(())
+    }
+
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize, Errno> {
+        let start = self.room.len();
+        self.room.resize(start + len, 0);
+        let filled =
+            crate::buffers::Memory::new(&mut self.room[start..]).fill_from(fd, offset, len);
+        self.room.truncate(start + *filled.as_ref().unwrap_or(&0));
+        filled
+    }
+}
+
+impl WriteSource for Operation {
+    fn remaining(&self) -> usize {
+        self.bytes.len() - self.taken
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize, Errno> {
+        let count = crate::buffers::Bytes::new(&self.bytes[self.taken..]).take(out)?;
+        self.taken += count;
+        Ok(count)
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize, Errno> {
+        let rest = &self.bytes[self.taken..];
+        let count = crate::buffers::Bytes::new(rest).drain_to(fd, offset, len)?;
+        self.taken += count;
+        Ok(count)
+    }
+}
+
+impl Completion for Operation {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        self
+    }
+
+    fn source(&mut self) -> &mut dyn WriteSource {
+        self
+    }
+
+    fn finish(self: Box<Self>, result: Result<usize, Errno>) {
+        let this = *self;
+        if let Some(file) = &this.file {
+            file.here().node.changed();
+        }
+        let moved = *result.as_ref().unwrap_or(&0) as u64;
+        let (ns, ok) = (this.start.elapsed_ns(), result.is_ok());
+        this.recorder.with_cells(|cells| {
+            cells.record(this.op, ns, ok);
+            cells.add_bytes(this.op, moved);
+        });
+        // Before anybody hears of the end: who waits may want to unmount next.
+        drop(this.file);
+        let mut state = lock(&this.shared.state);
+        if let State::Running(Some(callback)) = std::mem::replace(&mut *state, State::Taken) {
+            drop(state);
+            // A panic of the callback must not reach the file system.
+            let _ = guarded(|| {
+                callback(result, this.room);
+                Ok(())
+            });
+        } else {
+            *state = State::Done((result, this.room));
+            drop(state);
+            this.shared.done.notify_all();
+        }
+    }
+}
+
+impl Client {
+    /// Starts a read of `len` bytes at `offset`; the answer has the bytes.
+    pub fn start_read(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        len: usize,
+        offset: u64,
+    ) -> Result<Pending> {
+        self.start_read_then(task, file, (len, offset), None)
+    }
+
+    /// As [`start_read`](Client::start_read); with a callback, it gets the answer.
+    pub fn start_read_then(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        (len, offset): (usize, u64),
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
+        let open = file.file()?;
+        if file.access == 1 {
+            return Err(Errno::EBADF.into());
+        }
+        if file.kind == defuse_fs::FileKind::Directory {
+            return Err(Errno::EISDIR.into());
+        }
+        check_offset(file, offset)?;
+        let args = ReadArgs { offset, flags: file.flags(), lock_owner: None };
+        let op = IoOp::Read { file: open, args, len };
+        Ok(start(task, file, op, Vec::new(), callback))
+    }
+
+    /// Starts a write of `bytes` at `offset` (with `O_APPEND` at the end).
+    pub fn start_write(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        bytes: Vec<u8>,
+        offset: u64,
+    ) -> Result<Pending> {
+        self.start_write_then(task, file, (bytes, offset), None)
+    }
+
+    /// As [`start_write`](Client::start_write); with a callback, it gets the answer.
+    pub fn start_write_then(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        (mut bytes, offset): (Vec<u8>, u64),
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
+        let open = file.file()?;
+        if file.access == 0 {
+            return Err(Errno::EBADF.into());
+        }
+        check_offset(file, offset)?;
+        let room = task.raw_file_size_limit().min(OFFSET_MAX).saturating_sub(offset);
+        if room == 0 && !bytes.is_empty() {
+            return Err(Errno::EFBIG.into());
+        }
+        bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+        let args = WriteArgs {
+            offset,
+            flags: file.flags(),
+            lock_owner: None,
+            kill_suidgid: !task.keeps_suid(),
+            from_cache: false,
+        };
+        let op = IoOp::Write { file: open, args, len: bytes.len() };
+        Ok(start(task, file, op, bytes, callback))
+    }
+
+    /// Starts an fsync, or an fdatasync.
+    pub fn start_fsync(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        datasync: bool,
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
+        let op = IoOp::Fsync { file: file.file()?, datasync };
+        Ok(start(task, file, op, Vec::new(), callback))
+    }
+}
+
+fn check_offset(file: &Description, offset: u64) -> Result<(), Errno> {
+    if file.stream {
+        return Err(Errno::ESPIPE);
+    }
+    if offset > OFFSET_MAX { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Hands an operation to the file system.
+pub(crate) fn start(
+    task: &Task,
+    file: &Arc<Description>,
+    op: IoOp,
+    bytes: Vec<u8>,
+    callback: Option<Callback>,
+) -> Pending {
+    let ending = Ending { callback, file: Some(Arc::clone(file)) };
+    let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, ending);
+    submit(file, io);
+    pending
+}
+
+fn submit(file: &Description, io: Io) {
+    let fs = &file.mount().core.fs;
+    // A panic drops the operation, and that answers EIO.
+    let _ = guarded(|| {
+        fs.submit(io);
+        Ok(())
+    });
+}
+
+/// What happens at the end of an operation.
+#[derive(Default)]
+pub(crate) struct Ending {
+    pub callback: Option<Callback>,
+    /// Is let go then.
+    pub file: Option<Arc<Description>>,
+}
+
+/// An operation that nobody has been given yet.
+pub(crate) fn prepare(
+    task: &Task,
+    recorder: &Recorder,
+    op: IoOp,
+    bytes: Vec<u8>,
+    ending: Ending,
+) -> (Pending, Io) {
+    let interrupt = Arc::new(InterruptToken::default());
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State::Running(ending.callback)),
+        done: Condvar::new(),
+        interrupt: Arc::clone(&interrupt),
+    });
+    let (measured, limit) = match op {
+        IoOp::Read { len, .. } => (Op::READ, len),
+        IoOp::Write { .. } => (Op::WRITE, 0),
+        IoOp::Fsync { .. } => (Op::FSYNC, 0),
+        IoOp::Lock { .. } => (Op::SETLKW, 0),
+    };
+    let operation = Operation {
+        shared: Arc::clone(&shared),
+        room: Vec::with_capacity(limit.min(1 << 20)),
+        limit,
+        bytes,
+        taken: 0,
+        recorder: recorder.clone(),
+        op: measured,
+        start: clock::now(),
+        file: ending.file,
+    };
+    let io = Io::new(op, task.caller(), 0, interrupt, Box::new(operation));
+    (Pending { shared }, io)
+}
+
+/// A read of a file system that wants its data operations submitted: the bytes are copied once more,
+/// because the operation may outlive the call.
+pub(crate) fn read_now(
+    task: &Task,
+    file: &Description,
+    sink: &mut dyn ReadSink,
+    len: usize,
+    args: ReadArgs,
+) -> Result<usize, Errno> {
+    let op = IoOp::Read { file: file.file()?, args, len };
+    let (result, bytes) = run(task, file, op, Vec::new());
+    let count = result?.min(bytes.len());
+    sink.put(&bytes[..count])?;
+    Ok(count)
+}
+
+/// The same for a write.
+pub(crate) fn write_now(
+    task: &Task,
+    file: &Description,
+    source: &mut dyn WriteSource,
+    args: WriteArgs,
+) -> Result<usize, Errno> {
+    let mut bytes = vec![0; source.remaining()];
+    let len = source.take(&mut bytes)?;
+    bytes.truncate(len);
+    let op = IoOp::Write { file: file.file()?, args, len };
+    run(task, file, op, bytes).0
+}
+
+/// Waits for an operation right away.
+fn run(task: &Task, file: &Description, op: IoOp, bytes: Vec<u8>) -> Answer {
+    let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, Ending::default());
+    submit(file, io);
+    pending.wait()
+}

@@ -1,0 +1,331 @@
+//! stat, access, chmod, chown, utimens, truncate, statfs.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use defuse_fs::{
+    AccessMask, Attr, Context, Errno, Fh, FileKind, OpenFlags, SetAttr, SetTime, StatFs, Timestamp,
+};
+use defuse_probe::Op;
+
+use crate::access::{self, Access, owns};
+use crate::client::{Client, keeps_sgid};
+use crate::credentials::{Credentials, cap};
+use crate::description::Description;
+use crate::stop::Result;
+use crate::task::Task;
+use crate::walk::{At, Here};
+
+/// Attributes, with the device number that tells mounts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// What the file system says.
+    pub attr: Attr,
+    /// `st_dev`.
+    pub dev: u64,
+    /// It is the root of a mount, `STATX_ATTR_MOUNT_ROOT`.
+    pub mount_root: bool,
+    /// The number of the mount.
+    pub mount_id: u32,
+}
+
+/// New times, utimensat(2); `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Of last access.
+    pub atime: Option<SetTime>,
+    /// Of last change of the data.
+    pub mtime: Option<SetTime>,
+}
+
+impl Times {
+    /// The present time for both, which whoever may write may set.
+    pub const NOW: Times = Times { atime: Some(SetTime::Now), mtime: Some(SetTime::Now) };
+
+    /// From the two values of utimensat(2), each seconds and nanoseconds. `EINVAL`.
+    pub fn from_raw(atime: (i64, i64), mtime: (i64, i64)) -> Result<Self, Errno> {
+        Ok(Times { atime: time(atime)?, mtime: time(mtime)? })
+    }
+}
+
+fn time((secs, nanos): (i64, i64)) -> Result<Option<SetTime>, Errno> {
+    const UTIME_NOW: i64 = (1 << 30) - 1;
+    const UTIME_OMIT: i64 = (1 << 30) - 2;
+    match nanos {
+        UTIME_NOW => Ok(Some(SetTime::Now)),
+        UTIME_OMIT => Ok(None),
+        0..1_000_000_000 => Ok(Some(SetTime::At(Timestamp { secs, nanos: nanos as u32 }))),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// A new owner and group, chown(2); `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// User.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+}
+
+impl Client {
+    /// Attributes of what `path` leads to, fstatat(2); with `follow` not set, of a link itself.
+    pub fn stat(&self, task: &Task, at: At<'_>, path: &[u8], follow: bool) -> Result<Stat> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        self.stat_of(&here, None, &who)
+    }
+
+    /// Attributes of an open file, fstat(2).
+    pub fn fstat(&self, task: &Task, file: &Description) -> Result<Stat> {
+        // A directory's handle says no more than its inode.
+        let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
+        self.stat_of(file.here(), fh, &task.credentials())
+    }
+
+    fn stat_of(&self, here: &Here, fh: Option<Fh>, who: &Credentials) -> Result<Stat> {
+        let attr = match here.node.cached_attr(true) {
+            Some(attr) => attr,
+            None => here.mount.fresh_attr(&here.node, fh, who)?,
+        };
+        Ok(Stat {
+            attr,
+            dev: here.mount.device(),
+            mount_root: here.node.ino() == defuse_fs::Ino::ROOT,
+            mount_id: here.mount.id,
+        })
+    }
+
+    /// Whether `access` would be granted, faccessat2(2): to the effective ids where `effective` is
+    /// set, otherwise to the real ones.
+    pub fn access(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        access: Access,
+        (follow, effective): (bool, bool),
+    ) -> Result<()> {
+        let own = task.credentials();
+        let who = if effective { (*own).clone() } else { own.real() };
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        self.may(&here, &who, access)
+    }
+
+    /// The same for an open file, `AT_EMPTY_PATH`.
+    pub fn faccess(
+        &self,
+        task: &Task,
+        file: &Description,
+        access: Access,
+        effective: bool,
+    ) -> Result<()> {
+        let own = task.credentials();
+        let who = if effective { (*own).clone() } else { own.real() };
+        self.may(file.here(), &who, access)
+    }
+
+    fn may(&self, here: &Here, who: &Credentials, access: Access) -> Result<()> {
+        let executes = access.bits() & Access::EXEC.bits() != 0;
+        if executes && here.node.kind() == FileKind::Regular && here.mount.noexec {
+            return Err(Errno::EACCES.into());
+        }
+        access::check(&here.mount, &here.node, who, access)?;
+        // A file system may know more than the mode does.
+        if access.bits() == 0 || here.mount.lacks_access.load(Relaxed) {
+            return Ok(());
+        }
+        let cx = Context::new(who.caller());
+        let mask = AccessMask(access.bits());
+        match here.mount.call(Op::ACCESS, |fs| fs.access(&cx, here.node.ino(), mask)) {
+            Err(Errno::ENOSYS) => {
+                here.mount.lacks_access.store(true, Relaxed);
+                Ok(())
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Changes permission bits, fchmodat(2). `EPERM` for others than the owner, `EOPNOTSUPP` for a
+    /// link.
+    pub fn chmod(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        mode: u32,
+        follow: bool,
+    ) -> Result<()> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        self.change_mode(&here, None, mode, &who)
+    }
+
+    /// The same for an open file, fchmod(2).
+    pub fn fchmod(&self, task: &Task, file: &Description, mode: u32) -> Result<()> {
+        file.file()?;
+        self.change_mode(file.here(), attr_handle(file), mode, &task.credentials())
+    }
+
+    fn change_mode(&self, here: &Here, fh: Option<Fh>, mode: u32, who: &Credentials) -> Result<()> {
+        writable(here)?;
+        if here.node.kind() == FileKind::Symlink {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let attr = here.mount.attr(&here.node, who)?;
+        if !owns(&attr, who) {
+            return Err(Errno::EPERM.into());
+        }
+        let mut perm = mode & 0o7777;
+        if !keeps_sgid(who, attr.gid) {
+            perm &= !0o2000;
+        }
+        let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+        Ok(self.set_attr(here, fh, &set, who)?)
+    }
+
+    /// Changes owner and group, fchownat(2). `EPERM`.
+    pub fn chown(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        owner: Owner,
+        follow: bool,
+    ) -> Result<()> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        self.change_owner(&here, None, owner, &who)
+    }
+
+    /// The same for an open file, fchown(2).
+    pub fn fchown(&self, task: &Task, file: &Description, owner: Owner) -> Result<()> {
+        file.file()?;
+        self.change_owner(file.here(), attr_handle(file), owner, &task.credentials())
+    }
+
+    fn change_owner(
+        &self,
+        here: &Here,
+        fh: Option<Fh>,
+        owner: Owner,
+        who: &Credentials,
+    ) -> Result<()> {
+        writable(here)?;
+        let attr = here.mount.attr(&here.node, who)?;
+        let privileged = who.has(cap::CHOWN);
+        let own = attr.uid == who.uid;
+        let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
+        let may_group = owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.in_group(gid)));
+        if !privileged && !(may_user && may_group) {
+            return Err(Errno::EPERM.into());
+        }
+        let set = SetAttr {
+            uid: owner.uid,
+            gid: owner.gid,
+            kill_suidgid: here.node.kind() != FileKind::Directory,
+            ..SetAttr::default()
+        };
+        Ok(self.set_attr(here, fh, &set, who)?)
+    }
+
+    /// Changes times, utimensat(2). `EPERM` and `EACCES` as its manual page has them.
+    pub fn utimens(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        times: Times,
+        follow: bool,
+    ) -> Result<()> {
+        if times.atime.is_none() && times.mtime.is_none() {
+            return Ok(());
+        }
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        self.change_times(&here, None, times, &who)
+    }
+
+    /// The same for an open file, futimens(3).
+    pub fn futimens(&self, task: &Task, file: &Description, times: Times) -> Result<()> {
+        if times.atime.is_none() && times.mtime.is_none() {
+            return Ok(());
+        }
+        file.file()?;
+        self.change_times(file.here(), attr_handle(file), times, &task.credentials())
+    }
+
+    fn change_times(
+        &self,
+        here: &Here,
+        fh: Option<Fh>,
+        times: Times,
+        who: &Credentials,
+    ) -> Result<()> {
+        writable(here)?;
+        let attr = here.mount.attr(&here.node, who)?;
+        if !owns(&attr, who) {
+            if times != Times::NOW {
+                return Err(Errno::EPERM.into());
+            }
+            access::check(&here.mount, &here.node, who, Access::WRITE)?;
+        }
+        let set = SetAttr { atime: times.atime, mtime: times.mtime, ..SetAttr::default() };
+        Ok(self.set_attr(here, fh, &set, who)?)
+    }
+
+    /// Sets the length of a file, truncate(2). `EISDIR`, `EINVAL`, `EACCES`, `EFBIG`.
+    pub fn truncate(&self, task: &Task, at: At<'_>, path: &[u8], length: i64) -> Result<()> {
+        let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(true)?;
+        match here.node.kind() {
+            FileKind::Directory => return Err(Errno::EISDIR.into()),
+            FileKind::Regular => {}
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        access::check(&here.mount, &here.node, &who, Access::WRITE)?;
+        self.set_size(task, &here, None, length)
+    }
+
+    /// Space and inodes, statvfs(3).
+    pub fn statfs(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<StatFs> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(true)?;
+        self.space(&here, &who)
+    }
+
+    /// The same for an open file, fstatvfs(3).
+    pub fn fstatfs(&self, task: &Task, file: &Description) -> Result<StatFs> {
+        self.space(file.here(), &task.credentials())
+    }
+
+    fn space(&self, here: &Here, who: &Credentials) -> Result<StatFs> {
+        let cx = Context::new(who.caller());
+        Ok(here.mount.call(Op::STATFS, |fs| fs.statfs(&cx, here.node.ino()))?)
+    }
+
+    pub(crate) fn set_attr(
+        &self,
+        here: &Here,
+        fh: Option<Fh>,
+        set: &SetAttr,
+        who: &Credentials,
+    ) -> Result<(), Errno> {
+        let cx = Context::new(who.caller());
+        let changed = here.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, here.node.ino(), fh, set));
+        here.node.changed();
+        changed.map(drop).map_err(crate::data::unsupported)
+    }
+}
+
+/// `EROFS`.
+pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
+    if here.mount.read_only() { Err(Errno::EROFS) } else { Ok(()) }
+}
+
+/// The handle through which attributes of an open file are changed: one that is open for writing, as
+/// a directory's and a reader's need not be able to.
+fn attr_handle(file: &Description) -> Option<Fh> {
+    let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
+    file.fh().filter(|_| writes && file.kind != FileKind::Directory)
+}

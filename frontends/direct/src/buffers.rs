@@ -1,0 +1,232 @@
+//! The caller's memory as the contract's buffers.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+
+use defuse_fs::{Errno, ReadSink, Result, WriteSource};
+
+fn raw(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
+}
+
+/// One piece of memory that a read fills, with pread(2) straight into it.
+pub(crate) struct Memory<'a> {
+    room: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Memory<'a> {
+    pub fn new(room: &'a mut [u8]) -> Self {
+        Memory { room, at: 0 }
+    }
+}
+
+impl ReadSink for Memory<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let end = self.at + bytes.len();
+        self.room.get_mut(self.at..end).ok_or(Errno::EIO)?.copy_from_slice(bytes);
+        self.at = end;
+        Ok(())
+    }
+
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        let end = self.at + len;
+        self.room.get_mut(self.at..end).ok_or(Errno::EIO)?.fill(0);
+        self.at = end;
+        Ok(())
+    }
+
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let room = self.room.get_mut(self.at..self.at + len).ok_or(Errno::EIO)?;
+        let done = fill(fd, room, offset)?;
+        self.at += done;
+        Ok(done)
+    }
+}
+
+/// Reads until `room` is full or the file ends: some file systems answer in pieces.
+fn fill(fd: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> Result<usize> {
+    let mut done = 0;
+    while done < room.len() {
+        match rustix::io::pread(fd, &mut room[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(errno) if done == 0 => return Err(raw(errno)),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Several pieces of memory, filled in their order.
+pub(crate) struct Vectors<'a, 'b> {
+    pieces: &'a mut [IoSliceMut<'b>],
+    piece: usize,
+    at: usize,
+}
+
+impl<'a, 'b> Vectors<'a, 'b> {
+    pub fn new(pieces: &'a mut [IoSliceMut<'b>]) -> Self {
+        Vectors { pieces, piece: 0, at: 0 }
+    }
+
+    /// Hands `len` bytes of room to `fill`, piece by piece, until one is not filled.
+    fn each(
+        &mut self,
+        len: usize,
+        mut fill: impl FnMut(&mut [u8], usize) -> Result<usize>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let piece = self.pieces.get_mut(self.piece).ok_or(Errno::EIO)?;
+            let end = piece.len().min(self.at + len - done);
+            let room = &mut piece[self.at..end];
+            if room.is_empty() {
+                (self.piece, self.at) = (self.piece + 1, 0);
+                continue;
+            }
+            let wanted = room.len();
+            let count = match fill(room, done) {
+                Ok(count) => count,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            };
+            self.at += count;
+            done += count;
+            if count < wanted {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl ReadSink for Vectors<'_, '_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let put = |room: &mut [u8], done: usize| {
+            room.copy_from_slice(&bytes[done..done + room.len()]);
+            Ok(room.len())
+        };
+        self.each(bytes.len(), put).map(drop)
+    }
+
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        let put = |room: &mut [u8], _| {
+            room.fill(0);
+            Ok(room.len())
+        };
+        self.each(len, put).map(drop)
+    }
+
+    fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        self.each(len, |room, done| fill(fd, room, offset + done as u64))
+    }
+}
+
+/// One piece of memory that a write takes from, with pwrite(2) straight out of it.
+pub(crate) struct Bytes<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Bytes<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Bytes { rest: bytes }
+    }
+}
+
+impl WriteSource for Bytes<'_> {
+    fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        let (head, rest) = self.rest.split_at(out.len().min(self.rest.len()));
+        out[..head.len()].copy_from_slice(head);
+        self.rest = rest;
+        Ok(head.len())
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let len = len.min(self.rest.len());
+        let count = rustix::io::pwrite(fd, &self.rest[..len], offset).map_err(raw)?;
+        self.rest = &self.rest[count..];
+        Ok(count)
+    }
+}
+
+/// Several pieces of memory, at most `left` bytes of them, taken in their order.
+pub(crate) struct Pieces<'a, 'b> {
+    pieces: &'a [IoSlice<'b>],
+    at: usize,
+    left: usize,
+}
+
+impl<'a, 'b> Pieces<'a, 'b> {
+    pub fn new(pieces: &'a [IoSlice<'b>], len: usize) -> Self {
+        Pieces { pieces, at: 0, left: len }
+    }
+
+    fn front(&mut self) -> &'a [u8] {
+        while let Some((first, rest)) = self.pieces.split_first() {
+            if self.at < first.len() {
+                return &first[self.at..];
+            }
+            (self.pieces, self.at) = (rest, 0);
+        }
+        &[]
+    }
+}
+
+impl WriteSource for Pieces<'_, '_> {
+    fn remaining(&self) -> usize {
+        self.left
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < out.len() && self.left > 0 {
+            let front = self.front();
+            let len = front.len().min(out.len() - done).min(self.left);
+            if len == 0 {
+                break;
+            }
+            out[done..done + len].copy_from_slice(&front[..len]);
+            self.at += len;
+            self.left -= len;
+            done += len;
+        }
+        Ok(done)
+    }
+
+    fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let front = self.front();
+        let len = front.len().min(len).min(self.left);
+        let count = rustix::io::pwrite(fd, &front[..len], offset).map_err(raw)?;
+        self.at += count;
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_filled_and_taken_in_their_order() {
+        let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
+        let mut pieces =
+            [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
+        let mut sink = Vectors::new(&mut pieces);
+        sink.put(b"abc").unwrap();
+        sink.put_zeros(1).unwrap();
+        sink.put(b"d").unwrap();
+        assert_eq!((&a, &c), (b"ab", b"c\0d\0"));
+
+        let pieces = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cdef")];
+        let mut source = Pieces::new(&pieces, 5);
+        let mut out = [0; 3];
+        assert_eq!((source.take(&mut out), &out), (Ok(3), b"abc"));
+        assert_eq!((source.take(&mut out), &out, source.remaining()), (Ok(2), b"dec", 0));
+    }
+}

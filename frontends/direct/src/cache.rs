@@ -1,0 +1,194 @@
+//! Names that are known, and names that are known to be missing: bounded, in shards.
+
+use std::array;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use defuse_fs::Ino;
+use hashbrown::HashTable;
+
+use crate::node::{Node, now_ns};
+
+const SHARDS: usize = 16;
+
+/// What a name leads to.
+pub(crate) enum Cached {
+    /// This inode.
+    Node(Arc<Node>),
+    /// Nothing.
+    Missing,
+}
+
+/// The version of a part of the cache, from before a lookup whose answer is to be kept.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    version: u64,
+}
+
+struct Dentry {
+    parent: Ino,
+    name: Box<[u8]>,
+    node: Option<Arc<Node>>,
+    expires: u64,
+    /// Found since the last sweep.
+    used: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    table: RwLock<HashTable<Dentry>>,
+    /// Moves with every removal, under the lock.
+    version: AtomicU64,
+}
+
+/// The cache of one mount.
+pub(crate) struct Names {
+    shards: [Shard; SHARDS],
+    hasher: RandomState,
+    per_shard: usize,
+}
+
+impl Names {
+    /// A cache of at most `limit` names.
+    pub(crate) fn new(limit: usize) -> Self {
+        let shards = array::from_fn(|_| Shard::default());
+        Names { shards, hasher: RandomState::new(), per_shard: limit.div_ceil(SHARDS) }
+    }
+
+    fn hash(&self, parent: Ino, name: &[u8]) -> u64 {
+        self.hasher.hash_one((parent.0, name))
+    }
+
+    fn shard(&self, hash: u64) -> &Shard {
+        &self.shards[(hash >> 57) as usize % SHARDS]
+    }
+
+    /// What is known of a name.
+    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<Cached> {
+        let hash = self.hash(parent, name);
+        let table = self.shard(hash).table.read().unwrap_or_else(PoisonError::into_inner);
+        let found = table.find(hash, |dentry| dentry.parent == parent && *dentry.name == *name)?;
+        if now_ns() >= found.expires {
+            return None;
+        }
+        if !found.used.load(Ordering::Relaxed) {
+            found.used.store(true, Ordering::Relaxed);
+        }
+        Some(match &found.node {
+            Some(node) => Cached::Node(Arc::clone(node)),
+            None => Cached::Missing,
+        })
+    }
+
+    /// To be taken before the lookup whose answer is to be [kept](Names::keep).
+    pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> Ticket {
+        let version = self.shard(self.hash(parent, name)).version.load(Ordering::Acquire);
+        Ticket { version }
+    }
+
+    /// Keeps an answer until `expires`, unless something of this part was removed meanwhile: the
+    /// answer may be from before.
+    pub(crate) fn keep(
+        &self,
+        ticket: Ticket,
+        (parent, name): (Ino, &[u8]),
+        node: Option<&Arc<Node>>,
+        expires: u64,
+    ) {
+        if expires == 0 || self.per_shard == 0 {
+            return;
+        }
+        let hash = self.hash(parent, name);
+        let shard = self.shard(hash);
+        let mut gone = Vec::new();
+        let mut table = write(shard);
+        if shard.version.load(Ordering::Relaxed) != ticket.version {
+            return;
+        }
+        let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
+        if let Some(old) = table.find_mut(hash, same) {
+            old.expires = expires;
+            // Dropped after the lock: it may be the last holder, and so call the file system.
+            gone.extend(std::mem::replace(&mut old.node, node.cloned()));
+            drop(table);
+            return;
+        }
+        if table.len() >= self.per_shard {
+            sweep(&mut table, &mut gone);
+        }
+        let dentry = Dentry {
+            parent,
+            name: name.into(),
+            node: node.cloned(),
+            expires,
+            used: AtomicBool::new(false),
+        };
+        table.insert_unique(hash, dentry, |dentry| {
+            self.hasher.hash_one((dentry.parent.0, &*dentry.name))
+        });
+        drop(table);
+    }
+
+    /// Forgets a name.
+    pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
+        let hash = self.hash(parent, name);
+        let shard = self.shard(hash);
+        let mut table = write(shard);
+        shard.version.fetch_add(1, Ordering::Release);
+        let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
+        let gone = table.find_entry(hash, same).ok().map(|entry| entry.remove().0);
+        drop(table);
+        drop(gone);
+    }
+
+    /// Forgets all names.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let mut table = write(shard);
+            shard.version.fetch_add(1, Ordering::Release);
+            let gone = std::mem::take(&mut *table);
+            drop(table);
+            drop(gone);
+        }
+    }
+
+    /// Forgets all names that lead to one of `inodes`.
+    pub(crate) fn prune(&self, inodes: &[Ino]) {
+        for shard in &self.shards {
+            let mut table = write(shard);
+            shard.version.fetch_add(1, Ordering::Release);
+            let of = |dentry: &mut Dentry| {
+                dentry.node.as_ref().is_some_and(|node| inodes.contains(&node.ino()))
+            };
+            let gone: Vec<_> = table.extract_if(of).collect();
+            drop(table);
+            drop(gone);
+        }
+    }
+
+    /// How many names are kept.
+    pub(crate) fn len(&self) -> usize {
+        let len = |shard: &Shard| shard.table.read().unwrap_or_else(PoisonError::into_inner).len();
+        self.shards.iter().map(len).sum()
+    }
+}
+
+fn write(shard: &Shard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
+    shard.table.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes what was not found since the last sweep; where that is less than a quarter, everything
+/// goes. So a sweep makes room for as many names as it looks at, up to a factor.
+fn sweep(table: &mut HashTable<Dentry>, gone: &mut Vec<Arc<Node>>) {
+    let before = table.len();
+    let now = now_ns();
+    for dentry in
+        table.extract_if(|dentry| !std::mem::take(dentry.used.get_mut()) || now >= dentry.expires)
+    {
+        gone.extend(dentry.node);
+    }
+    if table.len() > before - before / 4 {
+        gone.extend(table.drain().filter_map(|dentry| dentry.node));
+    }
+}

@@ -1,0 +1,296 @@
+//! The client: mounts, and everything that is called on them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use defuse_fs::{Errno, FileKind, FileSystem};
+use defuse_probe::Snapshot;
+
+use crate::access;
+use crate::credentials::{Credentials, cap};
+use crate::description::Arena;
+use crate::mount::{Mount, Settings, Spot};
+use crate::mounts::Mounts;
+use crate::stop::{Result, Stop};
+use crate::task::Task;
+use crate::walk::{At, Here};
+
+/// How a client is to be.
+#[derive(Clone)]
+pub struct Options {
+    /// Links of the kernel's name space that lead into a mount are followed. It costs a readlink(2)
+    /// for every component of a path that is outside of all mounts by its text. Default true.
+    pub kernel_links: bool,
+    /// Where the shared state of open files lives; `None` (the default) for the heap.
+    pub arena: Option<Arc<dyn Arena>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { kernel_links: true, arena: None }
+    }
+}
+
+/// How a file system is to be mounted.
+#[derive(Clone, Debug)]
+pub struct MountArgs {
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Programs are not executed.
+    pub noexec: bool,
+    /// Most names that are cached. Default 65,536.
+    pub cached_names: usize,
+    /// What is mounted, for lists.
+    pub source: String,
+}
+
+impl Default for MountArgs {
+    fn default() -> Self {
+        MountArgs { read_only: false, noexec: false, cached_names: 1 << 16, source: String::new() }
+    }
+}
+
+/// What [`Client::mounts`] tells of a mount.
+#[derive(Clone, Debug)]
+pub struct MountInfo {
+    /// The path, or the name with its colon.
+    pub target: Vec<u8>,
+    /// As it was given.
+    pub source: String,
+    /// Open files and working directories.
+    pub users: usize,
+    /// The mount itself.
+    pub mount: Arc<Mount>,
+}
+
+/// User-space file systems inside of this process. Made once and shared by all threads.
+#[derive(Default)]
+pub struct Client {
+    pub(crate) mounts: Mounts,
+    pub(crate) protected: Protected,
+    pub(crate) options: Options,
+    next_id: AtomicU32,
+}
+
+impl Client {
+    /// A client without mounts.
+    pub fn new(options: Options) -> Self {
+        let protected = Protected::of_this_kernel();
+        Client { mounts: Mounts::default(), protected, options, next_id: AtomicU32::new(1) }
+    }
+
+    /// Mounts `fs` on `target`: an absolute path, which need not exist in the kernel's name space,
+    /// or a name with a colon at its end (`mem:`), under which it is reached as `mem:/a/b` from
+    /// everywhere. A path inside of another mount must be a directory there.
+    ///
+    /// Errors: `EINVAL` for anything else, and for the root of the name space; `EBUSY` where a mount
+    /// is there already; `ENOENT`, `ENOTDIR`, and what the walk gives.
+    pub fn mount(
+        &self,
+        target: &[u8],
+        fs: Arc<dyn FileSystem>,
+        args: &MountArgs,
+    ) -> Result<Arc<Mount>, Errno> {
+        let spot = self.spot(target)?;
+        let settings = Settings {
+            read_only: args.read_only,
+            noexec: args.noexec,
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            names: args.cached_names,
+            source: args.source.clone(),
+        };
+        let mount = Mount::new(fs, spot, settings)?;
+        self.mounts.add(Arc::clone(&mount))?;
+        Ok(mount)
+    }
+
+    fn spot(&self, target: &[u8]) -> Result<Spot, Errno> {
+        if let Some(name) = target.strip_suffix(b":").filter(|name| !name.contains(&b'/')) {
+            let valid = !name.is_empty() && name.len() < 255 && !name.contains(&0);
+            return if valid { Ok(Spot::Name(name.into())) } else { Err(Errno::EINVAL) };
+        }
+        let named = self.mounts.load().named(target).is_some();
+        if !target.starts_with(b"/") && !named {
+            return Err(Errno::EINVAL);
+        }
+        match self.covered(target) {
+            Ok(here) if !here.node.is_dir() => Err(Errno::ENOTDIR),
+            // The root of another mount would be hidden by its path; what lies on top of it covers.
+            Ok(here) => {
+                let path = self.path_of(&here, &Credentials::user(0, 0, &[]))?;
+                Ok(Spot::Covers { node: here.node, mount: here.mount, path: path.into() })
+            }
+            Err(Stop::Errno(errno)) => Err(errno),
+            Err(Stop::Outside(_)) => match canonical(target) {
+                path if path.is_empty() => Err(Errno::EINVAL),
+                path => Ok(Spot::Path(path.into())),
+            },
+        }
+    }
+
+    fn covered(&self, target: &[u8]) -> Result<Here> {
+        let who = Credentials::user(0, 0, &[]);
+        let task = Task::new(who.clone(), crate::Place::Outside(b"/".to_vec()));
+        self.walk(&task, &who, At::Cwd, target)?.node(true)
+    }
+
+    /// Takes a mount away. `EBUSY` while files of it are open, working directories are in it, or
+    /// mounts on it, unless it is to be detached `lazily`: then no path leads there any more, and
+    /// the file system is let go with the last of them. `EINVAL` where nothing is mounted on
+    /// `target`.
+    pub fn unmount(&self, target: &[u8], lazily: bool) -> Result<(), Errno> {
+        let table = self.mounts.load_full();
+        let canonical = canonical(target);
+        let is = |mount: &&Arc<Mount>| {
+            let own = mount.target();
+            own == target || target.starts_with(b"/") && own == canonical
+        };
+        // The latest is on top.
+        let found: Vec<_> = table.iter().filter(is).collect();
+        let mount = found.last().ok_or(Errno::EINVAL)?;
+        self.mounts.remove(mount, lazily)
+    }
+
+    /// Takes this mount away, as [`unmount`](Client::unmount).
+    pub fn unmount_one(&self, mount: &Arc<Mount>, lazily: bool) -> Result<(), Errno> {
+        self.mounts.remove(mount, lazily)
+    }
+
+    /// All mounts.
+    pub fn mounts(&self) -> Vec<MountInfo> {
+        let info = |mount: &Arc<Mount>| MountInfo {
+            target: mount.target(),
+            source: mount.source.clone(),
+            users: mount.users.load(Ordering::Relaxed),
+            mount: Arc::clone(mount),
+        };
+        self.mounts.load().iter().map(info).collect()
+    }
+
+    /// What was measured on the mount at `target`; `EINVAL` where there is none.
+    pub fn statistics(&self, target: &[u8]) -> Result<Snapshot, Errno> {
+        let table = self.mounts.load_full();
+        let found = table.iter().filter(|mount| mount.target() == target).last();
+        found.map(|mount| mount.statistics()).ok_or(Errno::EINVAL)
+    }
+
+    /// Whether a path could lead into a mount by its text alone; the cheapest of questions, for
+    /// embedders that see every path of a program.
+    pub fn may_be_inside(&self, path: &[u8]) -> bool {
+        let table = self.mounts.load();
+        match path.first() {
+            Some(b'/') => table.prefix(path).is_some(),
+            _ => table.named(path).is_some(),
+        }
+    }
+
+    pub(crate) fn follows_kernel_links(&self) -> bool {
+        self.options.kernel_links
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("mounts", &self.mounts()).finish_non_exhaustive()
+    }
+}
+
+/// The path with its links followed, as far as it exists, and without a slash at its end.
+fn canonical(path: &[u8]) -> Vec<u8> {
+    let path = PathBuf::from(OsStr::from_bytes(path));
+    let mut missing = Vec::new();
+    let mut existing: &Path = &path;
+    let found = loop {
+        match existing.canonicalize() {
+            Ok(found) => break found,
+            Err(_) => match (existing.parent(), existing.file_name()) {
+                (Some(parent), Some(name)) => {
+                    missing.push(name);
+                    existing = parent;
+                }
+                _ => break existing.to_path_buf(),
+            },
+        }
+    };
+    let full = missing.iter().rev().fold(found, |path, name| path.join(name));
+    let mut bytes = full.into_os_string().into_vec();
+    while bytes.last() == Some(&b'/') {
+        bytes.pop();
+    }
+    bytes
+}
+
+/// The kernel's settings in /proc/sys/fs that restrict links, proc(5).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Protected {
+    symlinks: bool,
+    hardlinks: bool,
+    regular: u8,
+}
+
+impl Protected {
+    fn of_this_kernel() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}"));
+            text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0u8)
+        };
+        Protected {
+            symlinks: read("symlinks") > 0,
+            hardlinks: read("hardlinks") > 0,
+            regular: read("regular"),
+        }
+    }
+
+    /// A link in a sticky directory that everybody writes is followed only by its owner, or where
+    /// the directory's owner made it.
+    pub fn check_link(self, dir: &Here, link: &Here, who: &Credentials) -> Result<(), Errno> {
+        if !self.symlinks {
+            return Ok(());
+        }
+        let parent = dir.mount.attr(&dir.node, who)?;
+        if parent.perm & 0o1002 != 0o1002 {
+            return Ok(());
+        }
+        let link = link.mount.attr(&link.node, who)?;
+        let own = link.uid == who.uid || link.uid == parent.uid;
+        if own { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Only the owner links a file, unless it may be read and written and gives no privilege.
+    pub fn check_source(self, source: &Here, who: &Credentials) -> Result<(), Errno> {
+        if !self.hardlinks {
+            return Ok(());
+        }
+        let attr = source.mount.attr(&source.node, who)?;
+        let privileged = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
+        let rights = access::Access::READ.with(access::Access::WRITE);
+        let safe = attr.kind == FileKind::Regular
+            && !privileged
+            && access::check(&source.mount, &source.node, who, rights).is_ok();
+        if safe || access::owns(&attr, who) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    /// `O_CREAT` does not open a file of somebody else in a sticky directory that everybody writes
+    /// (or, at level 2, its group).
+    pub fn check_creation(self, dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> {
+        if self.regular == 0 || found.node.kind() != FileKind::Regular {
+            return Ok(());
+        }
+        let parent = dir.mount.attr(&dir.node, who)?;
+        let open_to = if self.regular > 1 { 0o022 } else { 0o002 };
+        if parent.perm & 0o1000 == 0 || parent.perm & open_to == 0 {
+            return Ok(());
+        }
+        let attr = found.mount.attr(&found.node, who)?;
+        let fine = attr.uid == parent.uid || attr.uid == who.uid;
+        if fine { Ok(()) } else { Err(Errno::EACCES) }
+    }
+}
+
+/// Whether `who` may keep set-group-id on something of the group `gid`.
+pub(crate) fn keeps_sgid(who: &Credentials, gid: u32) -> bool {
+    who.in_group(gid) || who.has(cap::FSETID)
+}

@@ -1,0 +1,180 @@
+//! Places to start from: working directories.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use defuse_fs::Context;
+use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, Name, OpenFlags};
+use defuse_probe::Op;
+
+use crate::access::{self, Access};
+use crate::client::Client;
+use crate::credentials::Credentials;
+use crate::mount::{Mount, Spot};
+use crate::node::Node;
+use crate::stop::{Result, Stop};
+use crate::task::Task;
+use crate::walk::{At, Here};
+
+/// A directory, inside of a mount or outside of all.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In a mount. The mount is in use as long as this exists.
+    Inside(Held),
+    /// At this absolute path of the kernel's name space.
+    Outside(Vec<u8>),
+}
+
+/// A directory of a mount that is kept in use.
+#[derive(Debug)]
+pub struct Held(pub(crate) Here);
+
+impl Held {
+    pub(crate) fn new(here: Here) -> Self {
+        here.mount.users.fetch_add(1, Ordering::Relaxed);
+        Held(here)
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        Held::new(self.0.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.mount.users.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Client {
+    /// Goes to another working directory, chdir(2). Outside of all mounts the caller lets the
+    /// kernel go there, and then says so by [`Task::set_cwd`].
+    pub fn chdir(&self, task: &Task, path: &[u8]) -> Result<()> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, At::Cwd, path)?.node(true)?;
+        enter(task, &who, here)
+    }
+
+    /// Goes to the directory that is open, fchdir(2).
+    pub fn fchdir(&self, task: &Task, dir: &crate::Description) -> Result<()> {
+        let who = task.credentials();
+        enter(task, &who, dir.here().clone())
+    }
+
+    /// The path of the working directory, getcwd(2). `ENOENT` where it was removed.
+    pub fn getcwd(&self, task: &Task) -> Result<Vec<u8>> {
+        let who = task.credentials();
+        match &*task.cwd() {
+            Place::Outside(_) => Err(Stop::outside(None)),
+            Place::Inside(held) => Ok(self.path_of(&held.0, &who)?),
+        }
+    }
+
+    /// The path of a directory inside of a mount. `ENOENT` where it was removed.
+    pub(crate) fn path_of(&self, here: &Here, who: &Credentials) -> defuse_fs::Result<Vec<u8>> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut node = Arc::clone(&here.node);
+        let attr = here.mount.fresh_attr(&node, None, who)?;
+        if attr.nlink == 0 {
+            return Err(Errno::ENOENT);
+        }
+        // More levels than a path can name mean that directories are moved while we climb.
+        for _ in 0..crate::rest::PATH_MAX {
+            let Some(parent) = here.mount.parent(&node, who)? else {
+                return Ok(join(&here.mount, &names));
+            };
+            names.push(name_in(&here.mount, &parent, &node, who)?);
+            node = parent;
+        }
+        Err(Errno::ENAMETOOLONG)
+    }
+}
+
+fn enter(task: &Task, who: &Credentials, here: Here) -> Result<()> {
+    if !here.node.is_dir() {
+        return Err(Errno::ENOTDIR.into());
+    }
+    access::check(&here.mount, &here.node, who, Access::EXEC)?;
+    task.set_cwd(Place::Inside(Held::new(here)));
+    Ok(())
+}
+
+fn join(mount: &Mount, names: &[Vec<u8>]) -> Vec<u8> {
+    let mut path = mount.target();
+    for name in names.iter().rev() {
+        path.push(b'/');
+        path.extend_from_slice(name);
+    }
+    // The root of a named mount is written with a slash, so that it is a path and not a word.
+    if names.is_empty() && matches!(mount.spot, Spot::Name(_)) {
+        path.push(b'/');
+    }
+    path
+}
+
+/// The name of `child` in `parent`: the directory is searched for it, because a directory does not
+/// know its own name.
+fn name_in(
+    mount: &Mount,
+    parent: &Node,
+    child: &Node,
+    who: &Credentials,
+) -> defuse_fs::Result<Vec<u8>> {
+    let cx = Context::new(who.caller());
+    let opened = mount
+        .call(Op::OPENDIR, |fs| fs.opendir(&cx, parent.ino(), OpenFlags(OpenFlags::DIRECTORY)))?;
+    let dir = File { ino: parent.ino(), fh: opened.fh };
+    let found = search(mount, dir, parent, child, who);
+    let _ = mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, dir));
+    found
+}
+
+fn search(
+    mount: &Mount,
+    dir: File,
+    parent: &Node,
+    child: &Node,
+    who: &Credentials,
+) -> defuse_fs::Result<Vec<u8>> {
+    let cx = Context::new(who.caller());
+    let mut from = 0;
+    loop {
+        let mut sink = Directories { found: Vec::new(), seen: 0, next: from };
+        mount.call(Op::READDIR, |fs| fs.readdir(&cx, dir, from, &mut DirBuf::new(&mut sink)))?;
+        if sink.seen == 0 {
+            return Err(Errno::ENOENT);
+        }
+        for name in sink.found {
+            let found = Name::new(&name).and_then(|name| mount.lookup(parent, name, who));
+            if found.is_ok_and(|node| node.ino() == child.ino()) {
+                return Ok(name);
+            }
+        }
+        from = sink.next;
+    }
+}
+
+/// Takes the names of directories.
+struct Directories {
+    found: Vec<Vec<u8>>,
+    seen: usize,
+    next: u64,
+}
+
+impl DirSink for Directories {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+    fn fits(&self, _: usize) -> bool {
+        self.seen < 256
+    }
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.seen += 1;
+        self.next = item.next;
+        if item.kind == FileKind::Directory && !matches!(item.name, b"." | b"..") {
+            self.found.push(item.name.to_vec());
+        }
+    }
+}

@@ -1,0 +1,584 @@
+//! Bytes: read, write and their kin. Nothing here allocates, or takes a lock that two open files
+//! share.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use defuse_fs::{
+    Context, Errno, Fallocate, File, FileKind, FileSystem, IoctlArgs, IoctlReply, OpenFlags,
+    ReadArgs, ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
+};
+use defuse_probe::{Op, clock};
+
+use crate::buffers::{Bytes, Memory, Pieces, Vectors};
+use crate::client::Client;
+use crate::description::Description;
+use crate::mount::{Mount, guarded};
+use crate::stop::Result;
+use crate::task::Task;
+
+/// The largest offset, `OFFSET_MAX`.
+pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// Most bytes that one call moves, as on Linux.
+const MAX_COUNT: usize = 0x7fff_f000;
+
+/// The flags of preadv2(2) and pwritev2(2), `RWF_*`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoFlags(pub u32);
+
+impl IoFlags {
+    const HIPRI: u32 = 0x01;
+    const DSYNC: u32 = 0x02;
+    const SYNC: u32 = 0x04;
+    const NOWAIT: u32 = 0x08;
+    const APPEND: u32 = 0x10;
+    const NOAPPEND: u32 = 0x20;
+
+    /// The flags of the open file with these. `EOPNOTSUPP` for one that is not known, or for not
+    /// waiting, which nobody here can promise.
+    fn over(self, flags: OpenFlags) -> Result<OpenFlags, Errno> {
+        const KNOWN: u32 =
+            IoFlags::HIPRI | IoFlags::DSYNC | IoFlags::SYNC | IoFlags::APPEND | IoFlags::NOAPPEND;
+        if self.0 & !KNOWN != 0 || self.0 & Self::NOWAIT != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut flags = flags.0;
+        if self.0 & Self::DSYNC != 0 {
+            flags |= OpenFlags::DSYNC;
+        }
+        if self.0 & Self::SYNC != 0 {
+            flags |= OpenFlags::SYNC;
+        }
+        if self.0 & Self::APPEND != 0 {
+            flags |= OpenFlags::APPEND;
+        }
+        if self.0 & Self::NOAPPEND != 0 {
+            flags &= !OpenFlags::APPEND;
+        }
+        Ok(OpenFlags(flags))
+    }
+}
+
+impl Mount {
+    /// As [`Mount::call`], for data: every call is counted, and one in some is timed, because the
+    /// clock would cost more than all the rest of the client.
+    #[inline]
+    pub(crate) fn move_data(
+        &self,
+        op: Op,
+        call: impl FnOnce(&dyn FileSystem) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let recorder = self.recorder();
+        let start = recorder.with_cells(|cells| cells.count_sampled(op)).then(clock::now);
+        let result = guarded(|| call(&*self.core.fs));
+        recorder.with_cells(|cells| {
+            if let Some(start) = start {
+                cells.record_sample(op, start.elapsed_ns(), result.is_ok());
+            } else if result.is_err() {
+                cells.add_error(op);
+            }
+            cells.add_bytes(op, *result.as_ref().unwrap_or(&0) as u64);
+        });
+        result
+    }
+}
+
+impl Client {
+    /// Reads at the position of the open file, and moves it, read(2). `EBADF`, `EISDIR`.
+    #[inline]
+    pub fn read(&self, task: &Task, file: &Description, room: &mut [u8]) -> Result<usize> {
+        let len = room.len().min(MAX_COUNT);
+        let room = &mut room[..len];
+        Ok(read_on(task, file, &mut Memory::new(room), len, IoFlags::default())?)
+    }
+
+    /// Reads at `offset`, pread(2). `ESPIPE` for a stream.
+    #[inline]
+    pub fn pread(
+        &self,
+        task: &Task,
+        file: &Description,
+        room: &mut [u8],
+        offset: u64,
+    ) -> Result<usize> {
+        let len = room.len().min(MAX_COUNT);
+        let room = &mut room[..len];
+        Ok(read_at(task, file, &mut Memory::new(room), len, offset, IoFlags::default())?)
+    }
+
+    /// Reads into several pieces, preadv2(2): at `offset`, or at the position for `None`.
+    pub fn preadv2(
+        &self,
+        task: &Task,
+        file: &Description,
+        room: &mut [IoSliceMut<'_>],
+        offset: Option<u64>,
+        flags: IoFlags,
+    ) -> Result<usize> {
+        let len = total(room.iter().map(|piece| piece.len()))?;
+        let sink = &mut Vectors::new(room);
+        Ok(match offset {
+            Some(offset) => read_at(task, file, sink, len, offset, flags)?,
+            None => read_on(task, file, sink, len, flags)?,
+        })
+    }
+
+    /// Writes at the position of the open file, and moves it, write(2); at the end with `O_APPEND`.
+    /// `EBADF`, `EFBIG`.
+    #[inline]
+    pub fn write(&self, task: &Task, file: &Description, bytes: &[u8]) -> Result<usize> {
+        let bytes = &bytes[..bytes.len().min(MAX_COUNT)];
+        Ok(write_on(task, file, bytes.len(), IoFlags::default(), |limit| {
+            Bytes::new(&bytes[..limit])
+        })?)
+    }
+
+    /// Writes at `offset`, pwrite(2); with `O_APPEND` at the end all the same, as on Linux.
+    #[inline]
+    pub fn pwrite(
+        &self,
+        task: &Task,
+        file: &Description,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Result<usize> {
+        let bytes = &bytes[..bytes.len().min(MAX_COUNT)];
+        Ok(write_at(task, file, bytes.len(), offset, IoFlags::default(), |limit| {
+            Bytes::new(&bytes[..limit])
+        })?)
+    }
+
+    /// Writes several pieces, pwritev2(2): at `offset`, or at the position for `None`.
+    pub fn pwritev2(
+        &self,
+        task: &Task,
+        file: &Description,
+        pieces: &[IoSlice<'_>],
+        offset: Option<u64>,
+        flags: IoFlags,
+    ) -> Result<usize> {
+        let len = total(pieces.iter().map(|piece| piece.len()))?;
+        let source = |limit| Pieces::new(pieces, limit);
+        Ok(match offset {
+            Some(offset) => write_at(task, file, len, offset, flags, source)?,
+            None => write_on(task, file, len, flags, source)?,
+        })
+    }
+
+    /// Moves the position, lseek(2); `whence` in the numbers of C: 0 set, 1 current, 2 end, 3 data,
+    /// 4 hole. `EINVAL`, `EOVERFLOW`, `ENXIO`, `ESPIPE`.
+    pub fn lseek(&self, task: &Task, file: &Description, offset: i64, whence: u32) -> Result<u64> {
+        let open = file.file()?;
+        if file.stream {
+            return Err(Errno::ESPIPE.into());
+        }
+        let moved = file.with_position(|position| {
+            let to = target(task, file, open, (position, offset), whence);
+            (*to.as_ref().unwrap_or(&position), to)
+        });
+        Ok(moved?)
+    }
+
+    /// Sets the length of an open file, ftruncate(2). `EINVAL` unless it is a regular file that is
+    /// open for writing.
+    pub fn ftruncate(&self, task: &Task, file: &Description, length: i64) -> Result<()> {
+        file.file()?;
+        let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
+        if file.kind != FileKind::Regular || file.access == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        if file.mount().read_only() {
+            return Err(Errno::EROFS.into());
+        }
+        self.set_size(task, file.here(), file.fh(), length)
+    }
+
+    pub(crate) fn set_size(
+        &self,
+        task: &Task,
+        here: &crate::walk::Here,
+        fh: Option<defuse_fs::Fh>,
+        length: u64,
+    ) -> Result<()> {
+        let who = task.credentials();
+        if length > task.raw_file_size_limit()
+            && length > here.mount.fresh_attr(&here.node, fh, &who)?.size
+        {
+            return Err(Errno::EFBIG.into());
+        }
+        let set =
+            SetAttr { size: Some(length), kill_suidgid: !task.keeps_suid(), ..SetAttr::default() };
+        Ok(self.set_attr(here, fh, &set, &who)?)
+    }
+
+    /// Allocates, punches and so on, fallocate(2). `EBADF`, `EINVAL`, `EFBIG`, `EOPNOTSUPP`,
+    /// `EISDIR`, `ENODEV`.
+    pub fn fallocate(
+        &self,
+        task: &Task,
+        file: &Description,
+        mode: u32,
+        (offset, length): (i64, i64),
+    ) -> Result<()> {
+        let open = file.file()?;
+        let range = fallocate_range(task, file, mode, (offset, length))?;
+        let cx = Context::new(task.caller());
+        let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
+        file.here().node.changed();
+        Ok(result.map_err(unsupported)?)
+    }
+
+    /// Makes the data of an open file durable, and unless `datasync` its attributes: fsync(2),
+    /// fdatasync(2).
+    pub fn fsync(&self, task: &Task, file: &Description, datasync: bool) -> Result<()> {
+        let open = file.file()?;
+        let cx = Context::new(task.caller());
+        let result = match file.kind {
+            FileKind::Directory => {
+                file.mount().call(Op::FSYNCDIR, |fs| fs.fsyncdir(&cx, open, datasync))
+            }
+            _ => file.mount().call(Op::FSYNC, |fs| fs.fsync(&cx, open, datasync)),
+        };
+        Ok(ignore_missing(result)?)
+    }
+
+    /// Makes everything durable in the file system of an open file, syncfs(2).
+    pub fn syncfs(&self, task: &Task, file: &Description) -> Result<()> {
+        file.file()?;
+        let cx = Context::new(task.caller());
+        Ok(ignore_missing(file.mount().call(Op::SYNCFS, |fs| fs.syncfs(&cx)))?)
+    }
+
+    /// Which of `events` (those of poll(2)) are ready. What a file system does not say is ready, as
+    /// files are.
+    pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {
+        const ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
+        let open = file.file()?;
+        let cx = Context::new(task.caller());
+        if file.kind == FileKind::Directory {
+            return Ok(events & ALWAYS);
+        }
+        match file.mount().call(Op::POLL, |fs| fs.poll(&cx, open, events, None)) {
+            Err(Errno::ENOSYS) => Ok(events & ALWAYS),
+            result => Ok(result?),
+        }
+    }
+
+    /// Device control, ioctl(2), where the file system knows the request: `ENOTTY` otherwise.
+    pub fn ioctl(
+        &self,
+        task: &Task,
+        file: &Description,
+        args: &IoctlArgs<'_>,
+    ) -> Result<IoctlReply> {
+        let open = file.file()?;
+        let cx = Context::new(task.caller());
+        let args = IoctlArgs { dir: file.kind == FileKind::Directory, ..*args };
+        let reply = file.mount().call(Op::IOCTL, |fs| fs.ioctl(&cx, open, &args));
+        file.here().node.changed();
+        Ok(reply?)
+    }
+
+    /// Changes the status flags of an open file, `F_SETFL`. `EPERM` for `O_NOATIME` by one who does
+    /// not own the file.
+    pub fn set_flags(&self, task: &Task, file: &Description, flags: u32) -> Result<()> {
+        file.file()?;
+        if flags & OpenFlags::NOATIME != 0 && !file.flags().has(OpenFlags::NOATIME) {
+            let who = task.credentials();
+            let attr = file.mount().attr(&file.here().node, &who)?;
+            if !crate::access::owns(&attr, &who) {
+                return Err(Errno::EPERM.into());
+            }
+        }
+        file.set_flags(flags);
+        Ok(())
+    }
+}
+
+fn fallocate_range(
+    task: &Task,
+    file: &Description,
+    mode: u32,
+    (offset, length): (i64, i64),
+) -> Result<Fallocate, Errno> {
+    let (Ok(offset), Ok(length)) = (u64::try_from(offset), u64::try_from(length)) else {
+        return Err(Errno::EINVAL);
+    };
+    if length == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if file.access == 0 {
+        return Err(Errno::EBADF);
+    }
+    match file.kind {
+        FileKind::Regular => {}
+        FileKind::Directory => return Err(Errno::EISDIR),
+        FileKind::Fifo => return Err(Errno::ESPIPE),
+        _ => return Err(Errno::ENODEV),
+    }
+    let end = offset.checked_add(length).filter(|&end| end <= OFFSET_MAX).ok_or(Errno::EFBIG)?;
+    if mode & Fallocate::KEEP_SIZE == 0 && end > task.raw_file_size_limit() {
+        return Err(Errno::EFBIG);
+    }
+    Ok(Fallocate { mode, offset, length })
+}
+
+fn total(lengths: impl Iterator<Item = usize>) -> Result<usize, Errno> {
+    let mut sum = 0usize;
+    for (number, len) in lengths.enumerate() {
+        sum =
+            sum.checked_add(len).filter(|&sum| sum <= isize::MAX as usize).ok_or(Errno::EINVAL)?;
+        // `UIO_MAXIOV`.
+        if number >= 1024 {
+            return Err(Errno::EINVAL);
+        }
+    }
+    Ok(sum.min(MAX_COUNT))
+}
+
+/// A file system without the operation has nothing to make durable.
+pub(crate) fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::ENOSYS) => Ok(()),
+        result => result,
+    }
+}
+
+/// What programs know for an operation that is not there.
+pub(crate) fn unsupported(errno: Errno) -> Errno {
+    if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno }
+}
+
+#[inline]
+fn read_on(
+    task: &Task,
+    file: &Description,
+    sink: &mut dyn ReadSink,
+    len: usize,
+    flags: IoFlags,
+) -> Result<usize, Errno> {
+    let open = readable(file)?;
+    let flags = flags.over(file.flags())?;
+    if len == 0 {
+        return Ok(0);
+    }
+    file.with_position(|position| {
+        let read = read_from(
+            task,
+            file,
+            open,
+            sink,
+            len,
+            ReadArgs { offset: position, flags, lock_owner: None },
+        );
+        (position + *read.as_ref().unwrap_or(&0) as u64, read)
+    })
+}
+
+#[inline]
+fn read_at(
+    task: &Task,
+    file: &Description,
+    sink: &mut dyn ReadSink,
+    len: usize,
+    offset: u64,
+    flags: IoFlags,
+) -> Result<usize, Errno> {
+    let open = readable(file)?;
+    let flags = flags.over(file.flags())?;
+    at_offset(file, offset)?;
+    if len == 0 {
+        return Ok(0);
+    }
+    read_from(task, file, open, sink, len, ReadArgs { offset, flags, lock_owner: None })
+}
+
+#[inline]
+fn readable(file: &Description) -> Result<File, Errno> {
+    let open = file.file()?;
+    if file.access == 1 {
+        return Err(Errno::EBADF);
+    }
+    if file.kind == FileKind::Directory {
+        return Err(Errno::EISDIR);
+    }
+    Ok(open)
+}
+
+#[inline]
+fn at_offset(file: &Description, offset: u64) -> Result<(), Errno> {
+    if file.stream {
+        return Err(Errno::ESPIPE);
+    }
+    if offset > OFFSET_MAX { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+#[inline]
+fn read_from(
+    task: &Task,
+    file: &Description,
+    open: File,
+    sink: &mut dyn ReadSink,
+    len: usize,
+    args: ReadArgs,
+) -> Result<usize, Errno> {
+    // Nothing is beyond the largest offset.
+    let len = len.min(usize::try_from(OFFSET_MAX - args.offset).unwrap_or(usize::MAX));
+    let mount = file.mount();
+    if mount.caps().submits {
+        return crate::asynchronous::read_now(task, file, sink, len, args);
+    }
+    let cx = Context::new(task.caller());
+    let count = mount.move_data(Op::READ, |fs| {
+        let mut out = ReadBuf::new(sink, len);
+        fs.read(&cx, open, args, &mut out)?;
+        Ok(out.filled())
+    })?;
+    if !args.flags.has(OpenFlags::NOATIME) {
+        file.here().node.was_read();
+    }
+    Ok(count)
+}
+
+#[inline]
+fn write_on<S: WriteSource>(
+    task: &Task,
+    file: &Description,
+    len: usize,
+    flags: IoFlags,
+    source: impl FnOnce(usize) -> S,
+) -> Result<usize, Errno> {
+    let open = writable(file)?;
+    let flags = flags.over(file.flags())?;
+    if len == 0 {
+        return Ok(0);
+    }
+    file.with_position(|position| {
+        let written = write_to(task, file, open, (position, len), flags, source);
+        let end = match &written {
+            Err(_) => position,
+            // The end, which the write has moved, is where the position is then.
+            Ok(_) if flags.has(OpenFlags::APPEND) => size(task, file).unwrap_or(position),
+            Ok(count) => position + *count as u64,
+        };
+        (end, written)
+    })
+}
+
+#[inline]
+fn write_at<S: WriteSource>(
+    task: &Task,
+    file: &Description,
+    len: usize,
+    offset: u64,
+    flags: IoFlags,
+    source: impl FnOnce(usize) -> S,
+) -> Result<usize, Errno> {
+    let open = writable(file)?;
+    let flags = flags.over(file.flags())?;
+    at_offset(file, offset)?;
+    if len == 0 {
+        return Ok(0);
+    }
+    write_to(task, file, open, (offset, len), flags, source)
+}
+
+#[inline]
+fn writable(file: &Description) -> Result<File, Errno> {
+    let open = file.file()?;
+    if file.access == 0 { Err(Errno::EBADF) } else { Ok(open) }
+}
+
+fn size(task: &Task, file: &Description) -> Result<u64, Errno> {
+    let who = task.credentials();
+    Ok(file.mount().fresh_attr(&file.here().node, file.fh(), &who)?.size)
+}
+
+/// How many of `len` bytes may be written at `offset`. `EFBIG`.
+#[inline]
+fn within_limits(
+    task: &Task,
+    file: &Description,
+    (offset, len): (u64, usize),
+    append: bool,
+) -> Result<usize, Errno> {
+    let limit = task.raw_file_size_limit();
+    let offset = if append && limit != u64::MAX { size(task, file)? } else { offset };
+    let room = limit.min(OFFSET_MAX).saturating_sub(offset);
+    if room == 0 && file.kind == FileKind::Regular {
+        return Err(Errno::EFBIG);
+    }
+    Ok(len.min(usize::try_from(room).unwrap_or(usize::MAX)))
+}
+
+#[inline]
+fn write_to<S: WriteSource>(
+    task: &Task,
+    file: &Description,
+    open: File,
+    (offset, len): (u64, usize),
+    flags: OpenFlags,
+    source: impl FnOnce(usize) -> S,
+) -> Result<usize, Errno> {
+    let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
+    let mount = file.mount();
+    let kill_suidgid = !task.keeps_suid();
+    let args = WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
+    let mut source = source(len);
+    let cx = Context::new(task.caller());
+    let result = if mount.caps().submits {
+        crate::asynchronous::write_now(task, file, &mut source, args)
+    } else {
+        mount.move_data(Op::WRITE, |fs| fs.write(&cx, open, args, &mut WriteBuf::new(&mut source)))
+    };
+    file.here().node.changed();
+    let count = result?;
+    if flags.has(OpenFlags::DSYNC) {
+        let datasync = !flags.has(OpenFlags::SYNC);
+        ignore_missing(mount.call(Op::FSYNC, |fs| fs.fsync(&cx, open, datasync)))?;
+    }
+    Ok(count)
+}
+
+fn target(
+    task: &Task,
+    file: &Description,
+    open: File,
+    (position, offset): (u64, i64),
+    whence: u32,
+) -> Result<u64, Errno> {
+    let base = match whence {
+        0 => 0,
+        1 => position,
+        2 if file.kind == FileKind::Directory => return Err(Errno::EINVAL),
+        2 => size(task, file)?,
+        3 | 4 => {
+            let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+            return find(task, file, open, from, whence == 3);
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    // Positions in a directory are what its file system gave, any number; in a file they are signed.
+    let to = i128::from(base) + i128::from(offset);
+    match u64::try_from(to) {
+        Ok(to) if to <= OFFSET_MAX || file.kind == FileKind::Directory => Ok(to),
+        Ok(_) => Err(Errno::EOVERFLOW),
+        Err(_) => Err(Errno::EINVAL),
+    }
+}
+
+fn find(task: &Task, file: &Description, open: File, from: u64, data: bool) -> Result<u64, Errno> {
+    let cx = Context::new(task.caller());
+    let whence = if data { Whence::Data } else { Whence::Hole };
+    match file.mount().call(Op::LSEEK, |fs| fs.lseek(&cx, open, from, whence)) {
+        // Without the operation, all of the file is data, and the hole is at its end.
+        Err(Errno::ENOSYS) => {
+            let size = size(task, file)?;
+            if from >= size {
+                return Err(Errno::ENXIO);
+            }
+            Ok(if data { from } else { size })
+        }
+        result => result,
+    }
+}

@@ -1,0 +1,257 @@
+//! Open files: what open(2) makes, and what several descriptors may share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use defuse_fs::{Context, Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
+use defuse_probe::Op;
+use rustix::thread::futex;
+
+use crate::credentials::Credentials;
+use crate::task::Task;
+use crate::walk::Here;
+
+/// What processes share that have an open file in common: the position and the status flags. All
+/// of it is atomic and means the same at any address, so it may lie in memory that is mapped
+/// `MAP_SHARED`, and a fork then shares it as POSIX says. All zeros is a valid state.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct OpenCells {
+    position: AtomicU64,
+    flags: AtomicU32,
+    /// 0 free, 1 taken, 2 taken while others wait. Across processes, hence a futex.
+    lock: AtomicU32,
+}
+
+/// Where cells come from that outlive this process's heap.
+pub trait Arena: Send + Sync {
+    /// Cells for a file that is being opened; `None` where there are none left (`ENFILE`).
+    fn take(&self) -> Option<&'static OpenCells>;
+    /// The file is closed in this process.
+    fn give_back(&self, cells: &'static OpenCells);
+}
+
+enum Cells {
+    Own(OpenCells),
+    Arena(&'static OpenCells, Arc<dyn Arena>),
+}
+
+/// An open file, as the kernel calls it: open file description. Descriptors that are duplicates of
+/// each other share one, by cloning its `Arc`; the last to go closes it.
+pub struct Description {
+    here: Here,
+    /// `None` for `O_PATH`.
+    fh: Option<Fh>,
+    pub(crate) access: u32,
+    pub(crate) kind: FileKind,
+    pub(crate) stream: bool,
+    needs_flush: bool,
+    id: u64,
+    cells: Cells,
+    who: Credentials,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// What [`Description::new`] is made of.
+pub(crate) struct Parts {
+    pub here: Here,
+    pub opened: Option<defuse_fs::Opened>,
+    pub flags: u32,
+    pub who: Credentials,
+}
+
+impl Description {
+    /// An open file. `None` where the arena has no more cells.
+    pub(crate) fn new(parts: Parts, arena: Option<&Arc<dyn Arena>>) -> Option<Arc<Self>> {
+        let cells = match arena {
+            Some(arena) => Cells::Arena(arena.take()?, Arc::clone(arena)),
+            None => Cells::Own(OpenCells::default()),
+        };
+        let Parts { here, opened, flags, who } = parts;
+        here.mount.users.fetch_add(1, Ordering::Relaxed);
+        // Ids are unique across processes that share locks, as far as process ids are.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(who.pid) << 41;
+        let file = Description {
+            kind: here.node.kind(),
+            fh: opened.as_ref().map(|opened| opened.fh),
+            access: flags & 3,
+            stream: opened.as_ref().is_some_and(|opened| opened.stream),
+            needs_flush: opened.as_ref().is_some_and(|opened| !opened.no_flush),
+            here,
+            id,
+            cells,
+            who,
+        };
+        file.cells().position.store(0, Ordering::Relaxed);
+        file.cells().flags.store(flags, Ordering::Relaxed);
+        file.cells().lock.store(0, Ordering::Relaxed);
+        Some(Arc::new(file))
+    }
+
+    pub(crate) fn here(&self) -> &Here {
+        &self.here
+    }
+
+    /// The mount that it belongs to.
+    pub fn mount(&self) -> &Arc<crate::Mount> {
+        &self.here.mount
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// A number that no other open file of this process has: the owner of its locks.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// True where it was opened with `O_PATH`.
+    pub fn is_path(&self) -> bool {
+        self.fh.is_none()
+    }
+
+    pub(crate) fn fh(&self) -> Option<Fh> {
+        self.fh
+    }
+
+    /// The file as the contract names it; `EBADF` for `O_PATH`.
+    #[inline]
+    pub(crate) fn file(&self) -> Result<File, defuse_fs::Errno> {
+        let fh = self.fh.ok_or(defuse_fs::Errno::EBADF)?;
+        Ok(File { ino: self.here.node.ino(), fh })
+    }
+
+    #[inline]
+    fn cells(&self) -> &OpenCells {
+        match &self.cells {
+            Cells::Own(cells) => cells,
+            Cells::Arena(cells, _) => cells,
+        }
+    }
+
+    /// The flags of open(2) as they are now, without those of creation; `F_GETFL`.
+    #[inline]
+    pub fn flags(&self) -> OpenFlags {
+        OpenFlags(self.cells().flags.load(Ordering::Relaxed))
+    }
+
+    /// Changes those flags that `F_SETFL` changes: append, nonblock, direct, noatime.
+    /// [`Client::set_flags`](crate::Client::set_flags) checks before.
+    pub(crate) fn set_flags(&self, flags: u32) {
+        const SETTABLE: u32 = OpenFlags::APPEND
+            | OpenFlags::NONBLOCK
+            | OpenFlags::DIRECT
+            | OpenFlags::NOATIME
+            | ASYNC;
+        let change = |now: u32| Some(now & !SETTABLE | flags & SETTABLE);
+        let _ = self.cells().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+    }
+
+    /// The position of the next read or write in bytes; of a directory, as telldir(3) has it.
+    pub fn position(&self) -> u64 {
+        self.cells().position.load(Ordering::Relaxed)
+    }
+
+    /// Runs `run` with the position, alone among all who share it; what it returns first is the new
+    /// one.
+    #[inline]
+    pub(crate) fn with_position<T>(&self, run: impl FnOnce(u64) -> (u64, T)) -> T {
+        let cells = self.cells();
+        let _held = cells.acquire();
+        let (position, value) = run(cells.position.load(Ordering::Relaxed));
+        cells.position.store(position, Ordering::Relaxed);
+        value
+    }
+
+    /// One descriptor of it is closed: errors of writes that were held back are told, and the record
+    /// locks of the process dropped. To be called for every descriptor, before its `Arc` is dropped.
+    pub fn close(&self, task: &Task) -> Result<(), defuse_fs::Errno> {
+        let Ok(file) = self.file() else { return Ok(()) };
+        let mount = &self.here.mount;
+        let owner = task.lock_owner();
+        if !mount.has_locks() {
+            mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
+        }
+        if self.kind == FileKind::Directory || !self.needs_flush && !mount.has_locks() {
+            return Ok(());
+        }
+        let cx = Context::new(task.caller());
+        match mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner)) {
+            Err(defuse_fs::Errno::ENOSYS) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// `O_ASYNC`.
+const ASYNC: u32 = 0o20000;
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        let mount = &self.here.mount;
+        if let Ok(file) = self.file() {
+            let owner = LockOwner(self.id);
+            let cx = Context::new(self.who.caller());
+            if self.kind == FileKind::Directory {
+                let _ = mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, file));
+            } else {
+                if !mount.has_locks() {
+                    mount.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
+                    mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
+                } else {
+                    // Locks of the open file description itself (F_OFD_SETLK).
+                    let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
+                }
+                let args = ReleaseArgs { flags: self.flags(), flock_owner: Some(owner) };
+                let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
+            }
+        }
+        if let Cells::Arena(cells, arena) = &self.cells {
+            arena.give_back(cells);
+        }
+        mount.users.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for Description {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Description")
+            .field("mount", &self.here.mount)
+            .field("node", &self.here.node)
+            .field("flags", &self.flags())
+            .finish_non_exhaustive()
+    }
+}
+
+struct Held<'a>(&'a AtomicU32);
+
+impl OpenCells {
+    #[inline]
+    fn acquire(&self) -> Held<'_> {
+        if self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait();
+        }
+        Held(&self.lock)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        while self.lock.swap(2, Ordering::Acquire) != 0 {
+            // Not private: others may have it mapped in another process. Woken, interrupted or
+            // refused, the word is looked at again.
+            let _ = futex::wait(&self.lock, futex::Flags::empty(), 2, None);
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.swap(0, Ordering::Release) == 2 {
+            let _ = futex::wake(self.0, futex::Flags::empty(), 1);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Directory streams.
+
+use defuse_fs::{Context, DirBuf, DirItem, DirSink, Entry, Errno, FileKind};
+use defuse_probe::Op;
+
+use crate::client::Client;
+use crate::description::Description;
+use crate::stop::Result;
+use crate::task::Task;
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// `d_ino`.
+    pub ino: u64,
+    /// `d_off`: where the listing goes on after this entry.
+    pub next: u64,
+    /// `d_type`.
+    pub kind: FileKind,
+    /// One component, or `.` or `..`.
+    pub name: Vec<u8>,
+}
+
+impl Client {
+    /// Reads entries at the position of an open directory into `sink`, and moves it, getdents(2):
+    /// the sink says when it is full. Nothing added means the end. `ENOTDIR`, `EINVAL` where not
+    /// even the first entry fits.
+    pub fn getdents(&self, task: &Task, dir: &Description, sink: &mut dyn DirSink) -> Result<()> {
+        let open = dir.file()?;
+        if dir.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let cx = Context::new(task.caller());
+        let listed = dir.with_position(|from| {
+            let mut following = Following { sink, next: from, refused: false, added: false };
+            let result = dir.mount().call(Op::READDIR, |fs| {
+                fs.readdir(&cx, open, from, &mut DirBuf::new(&mut following))
+            });
+            let too_small = following.refused && !following.added;
+            let result = result.and(if too_small { Err(Errno::EINVAL) } else { Ok(()) });
+            (following.next, result)
+        });
+        dir.here().node.was_read();
+        Ok(listed?)
+    }
+
+    /// All entries from the position of an open directory on.
+    pub fn read_dir(&self, task: &Task, dir: &Description) -> Result<Vec<DirEntry>> {
+        let mut all = Vec::new();
+        loop {
+            let before = all.len();
+            self.getdents(task, dir, &mut Collecting { all: &mut all, room: 512 })?;
+            if all.len() == before {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Goes to a position of an open directory that an entry's `next` or telldir gave; 0 is the
+    /// start. seekdir(3), rewinddir(3).
+    pub fn seek_dir(&self, dir: &Description, position: u64) -> Result<()> {
+        if dir.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR.into());
+        }
+        dir.with_position(|_| (position, ()));
+        Ok(())
+    }
+}
+
+/// Another sink, with the position after what it took.
+struct Following<'a> {
+    sink: &'a mut dyn DirSink,
+    next: u64,
+    refused: bool,
+    added: bool,
+}
+
+impl DirSink for Following<'_> {
+    fn wants_entries(&self) -> bool {
+        // An entry would count a lookup, for which nobody here has a use.
+        false
+    }
+
+    fn fits(&self, name_len: usize) -> bool {
+        !self.refused && self.sink.fits(name_len)
+    }
+
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.added = true;
+        self.next = item.next;
+        self.sink.add(item, None);
+    }
+}
+
+struct Collecting<'a> {
+    all: &'a mut Vec<DirEntry>,
+    room: usize,
+}
+
+impl DirSink for Collecting<'_> {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+
+    fn fits(&self, _: usize) -> bool {
+        self.room > 0
+    }
+
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.room -= 1;
+        let DirItem { ino, next, kind, name } = item;
+        self.all.push(DirEntry { ino, next, kind, name: name.to_vec() });
+    }
+}

@@ -1,0 +1,351 @@
+//! One mount: a file system with its caches, and the one way to call it.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use defuse_fs::locks::LockQueue;
+use defuse_fs::{
+    Attr, Caps, Context, Entry, Errno, FileSystem, Ino, LockSupport, Name, Notify, PollHandle,
+    Result, Xattr, XattrName,
+};
+use defuse_probe::{Op, Recorder, Snapshot, clock};
+
+use crate::cache::{Cached, Names};
+use crate::credentials::Credentials;
+use crate::node::{Core, Node, expiry};
+
+/// Where a mount is.
+#[derive(Clone, Debug)]
+pub(crate) enum Spot {
+    /// At this absolute path of the kernel's name space.
+    Path(Box<[u8]>),
+    /// Under this name, without the colon.
+    Name(Box<[u8]>),
+    /// On a directory of another mount, at this path.
+    Covers { node: Arc<Node>, mount: Arc<Mount>, path: Box<[u8]> },
+}
+
+/// A mounted file system.
+pub struct Mount {
+    // The order matters: nodes are given back before the file system hears that it is detached.
+    names: Arc<Names>,
+    pub(crate) root: Arc<Node>,
+    pub(crate) spot: Spot,
+    pub(crate) core: Arc<Core>,
+    caps: Caps,
+    read_only: bool,
+    pub(crate) noexec: bool,
+    pub(crate) id: u32,
+    pub(crate) locks: LockQueue,
+    /// Open files and working directories.
+    pub(crate) users: AtomicUsize,
+    pub(crate) lacks_access: AtomicBool,
+    pub(crate) source: String,
+}
+
+/// What [`Mount::new`] is told beside the file system.
+pub(crate) struct Settings {
+    pub read_only: bool,
+    pub noexec: bool,
+    pub id: u32,
+    pub names: usize,
+    pub source: String,
+}
+
+impl Mount {
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        spot: Spot,
+        settings: Settings,
+    ) -> Result<Arc<Self>> {
+        let recorder = Recorder::new();
+        let core = Core::new(fs, recorder);
+        let caps = guarded(|| Ok(core.fs.caps()))?;
+        let names = Arc::new(Names::new(settings.names));
+        let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
+        guarded(|| {
+            core.fs.attached(Arc::new(notify));
+            Ok(())
+        })?;
+        let root = core.node(Ino::ROOT, defuse_fs::FileKind::Directory, 0);
+        Ok(Arc::new(Mount {
+            names,
+            root,
+            spot,
+            core,
+            read_only: settings.read_only || caps.read_only,
+            caps,
+            noexec: settings.noexec,
+            id: settings.id,
+            locks: LockQueue::default(),
+            users: AtomicUsize::new(0),
+            lacks_access: AtomicBool::new(false),
+            source: settings.source,
+        }))
+    }
+
+    /// Calls the file system: measured, and with a panic turned into `EIO` for this call alone.
+    #[inline]
+    pub(crate) fn call<T>(
+        &self,
+        op: Op,
+        call: impl FnOnce(&dyn FileSystem) -> Result<T>,
+    ) -> Result<T> {
+        let start = clock::now();
+        let result = guarded(|| call(&*self.core.fs));
+        let ok = result.is_ok();
+        self.core.recorder.with_cells(|cells| cells.record(op, start.elapsed_ns(), ok));
+        result
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.core.recorder
+    }
+
+    /// What was measured so far, with the number of cached names and of users as gauges.
+    pub fn statistics(&self) -> Snapshot {
+        let mut snapshot = self.core.recorder.snapshot();
+        snapshot.gauges.insert("names_cached".to_owned(), self.names.len() as u64);
+        let users = self.users.load(Ordering::Relaxed) as u64;
+        snapshot.gauges.insert("users".to_owned(), users);
+        snapshot
+    }
+
+    /// The facts that the file system told.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// True where nothing can be changed.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// `st_dev` of everything in it: a number of no driver, another for each mount.
+    pub fn device(&self) -> u64 {
+        rustix::fs::makedev(0xdef, self.id)
+    }
+
+    /// Where it is mounted, as text: a path, or a name with its colon.
+    pub fn target(&self) -> Vec<u8> {
+        match &self.spot {
+            Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
+            Spot::Name(name) => [name, b":".as_slice()].concat(),
+        }
+    }
+
+    /// True where the file system keeps locks by itself.
+    pub(crate) fn has_locks(&self) -> bool {
+        self.caps.locks != LockSupport::Frontend
+    }
+
+    /// The node of an entry that the file system gave, whose lookup it takes over.
+    pub(crate) fn adopt(&self, entry: &Entry) -> Arc<Node> {
+        let node = self.core.node(entry.ino, entry.attr.kind, 1);
+        node.keep_attr(&entry.attr, node.version());
+        node
+    }
+
+    /// What a name leads to, from the cache or the file system. `ENOENT`.
+    pub(crate) fn lookup(
+        &self,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+    ) -> Result<Arc<Node>> {
+        let bytes = name.as_bytes();
+        match self.names.get(dir.ino(), bytes) {
+            Some(Cached::Node(node)) => return Ok(node),
+            Some(Cached::Missing) => return Err(Errno::ENOENT),
+            None => {}
+        }
+        let ticket = self.names.ticket(dir.ino(), bytes);
+        let cx = Context::new(who.caller());
+        match self.call(Op::LOOKUP, |fs| fs.lookup(&cx, dir.ino(), name)) {
+            Ok(entry) => {
+                let node = self.adopt(&entry);
+                let place = (dir.ino(), bytes);
+                self.names.keep(ticket, place, Some(&node), expiry(entry.valid_for));
+                Ok(node)
+            }
+            Err(errno) => {
+                if errno == Errno::ENOENT {
+                    let expires = expiry(self.caps.negative_valid_for);
+                    self.names.keep(ticket, (dir.ino(), bytes), None, expires);
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    /// The parent of a directory. `None` at the root.
+    pub(crate) fn parent(&self, dir: &Node, who: &Credentials) -> Result<Option<Arc<Node>>> {
+        if dir.ino() == Ino::ROOT {
+            return Ok(None);
+        }
+        let cx = Context::new(who.caller());
+        let entry = self.call(Op::LOOKUP, |fs| fs.lookup_parent(&cx, dir.ino()))?;
+        if entry.ino == Ino::ROOT {
+            return Ok(Some(Arc::clone(&self.root)));
+        }
+        Ok(Some(self.adopt(&entry)))
+    }
+
+    /// The names of `dir` change by `name`, now or just before.
+    pub(crate) fn name_changed(&self, dir: &Node, name: &[u8]) {
+        self.names.remove(dir.ino(), name);
+        dir.changed();
+    }
+
+    /// Keeps the name of something that was just made, and what is known of it.
+    pub(crate) fn name_made(&self, dir: &Node, name: &[u8], entry: &Entry) -> Arc<Node> {
+        let node = self.adopt(entry);
+        self.name_changed(dir, name);
+        node
+    }
+
+    /// Attributes for a decision: from the cache while they hold, whatever was read since.
+    pub(crate) fn attr(&self, node: &Node, who: &Credentials) -> Result<Attr> {
+        match node.cached_attr(false) {
+            Some(attr) => Ok(attr),
+            None => self.fresh_attr(node, None, who),
+        }
+    }
+
+    /// Attributes as the file system has them now.
+    pub(crate) fn fresh_attr(
+        &self,
+        node: &Node,
+        fh: Option<defuse_fs::Fh>,
+        who: &Credentials,
+    ) -> Result<Attr> {
+        let version = node.version();
+        let cx = Context::new(who.caller());
+        let attr = self.call(Op::GETATTR, |fs| fs.getattr(&cx, node.ino(), fh))?;
+        node.keep_attr(&attr, version);
+        Ok(attr)
+    }
+
+    /// What `decide` says of the access list of `node`; `None` where it has none.
+    pub(crate) fn with_acl<T>(
+        &self,
+        node: &Node,
+        who: &Credentials,
+        mut decide: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<T>> {
+        const ROOM: usize = 64 << 10;
+        if let Some(cached) = node.with_cached_acl(&mut decide) {
+            return Ok(cached);
+        }
+        let version = node.version();
+        let cx = Context::new(who.caller());
+        let name = XattrName::new(b"system.posix_acl_access")?;
+        let answer = self.call(Op::GETXATTR, |fs| fs.getxattr(&cx, node.ino(), name, ROOM));
+        let acl = match answer {
+            Ok(Xattr::Value(list)) => Some(list.into_boxed_slice()),
+            Ok(Xattr::Size(_)) => return Err(Errno::EIO),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => None,
+            Err(errno) => return Err(errno),
+        };
+        let decided = acl.as_deref().map(decide);
+        let valid_for = node.cached_attr(false).map_or(std::time::Duration::ZERO, |a| a.valid_for);
+        node.keep_acl(acl, version, valid_for);
+        Ok(decided)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.names.clear();
+        let detach = || {
+            self.core.fs.detached();
+            Ok(())
+        };
+        let _ = guarded(detach);
+    }
+}
+
+impl std::fmt::Debug for Mount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let target = String::from_utf8_lossy(&self.target()).into_owned();
+        f.debug_struct("Mount").field("target", &target).field("source", &self.source).finish()
+    }
+}
+
+/// Runs `call`; a panic in it is `EIO`.
+#[inline]
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::EIO))
+}
+
+/// The way back from a file system to the caches of its mount. Holds neither, so that a file system
+/// that keeps it does not keep itself alive.
+struct CacheNotify {
+    names: Weak<Names>,
+    core: Weak<Core>,
+}
+
+impl CacheNotify {
+    fn names(&self) -> Result<Arc<Names>> {
+        self.names.upgrade().ok_or(Errno::ENOTCONN)
+    }
+
+    fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        let core = self.core.upgrade().ok_or(Errno::ENOTCONN)?;
+        core.find(ino).ok_or(Errno::ENOENT)
+    }
+}
+
+impl Notify for CacheNotify {
+    fn invalidate_inode(&self, ino: Ino, _: Option<(u64, u64)>) -> Result<()> {
+        self.node(ino)?.changed();
+        Ok(())
+    }
+
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, _: bool) -> Result<()> {
+        self.names()?.remove(parent, name.as_bytes());
+        Ok(())
+    }
+
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.names()?.remove(parent, name.as_bytes());
+        for ino in [parent, child] {
+            // One that nobody knows has nothing cached.
+            let _ = self.node(ino).map(|node| node.changed());
+        }
+        Ok(())
+    }
+
+    /// No data is cached here.
+    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn retrieve(
+        &self,
+        _: Ino,
+        _: u64,
+        _: u32,
+        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()> {
+        Err(Errno::ENOENT)
+    }
+
+    /// [`Client::poll`](crate::Client::poll) asks and does not wait, so there is nobody to wake.
+    fn poll_wake(&self, _: PollHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn increment_epoch(&self) -> Result<()> {
+        self.names()?.clear();
+        let core = self.core.upgrade().ok_or(Errno::ENOTCONN)?;
+        core.all().iter().for_each(|node| node.changed());
+        Ok(())
+    }
+
+    fn prune(&self, inodes: &[Ino]) -> Result<()> {
+        self.names()?.prune(inodes);
+        Ok(())
+    }
+}

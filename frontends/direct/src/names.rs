@@ -1,0 +1,396 @@
+//! Making, moving and removing names.
+
+use std::sync::Arc;
+
+use defuse_fs::{Context, Errno, FileKind, RenameFlags};
+use defuse_probe::Op;
+
+use crate::access::{self, Access, check_sticky};
+use crate::attributes::writable;
+use crate::client::Client;
+use crate::credentials::{Credentials, cap};
+use crate::description::Description;
+use crate::rest::{Component, Part};
+use crate::stop::{Outside, Result, Stop};
+use crate::task::Task;
+use crate::walk::{At, Here, Last, Parent};
+
+/// What a call does that was given a place to make something at: a name, and slashes after it.
+struct Spot {
+    dir: Here,
+    last: Component,
+}
+
+impl Client {
+    /// Makes a directory, mkdirat(2).
+    pub fn mkdir(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32) -> Result<()> {
+        let who = task.credentials();
+        let spot = self.spot_for_new(task, &who, (at, path), true)?;
+        // Linux lets mkdir set no more than these.
+        let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
+        let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
+        let Here { node: dir, mount } = &spot.dir;
+        let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
+        self.made(&spot, entry.map_err(without))
+    }
+
+    /// Makes a file, fifo, socket or device, mknodat(2): `mode` with its type, none of which means a
+    /// regular file. `EPERM` for a device without `CAP_MKNOD`.
+    pub fn mknod(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
+        let who = task.credentials();
+        let kind = match mode & 0o170000 {
+            0 => FileKind::Regular,
+            bits => FileKind::from_mode(bits).ok_or(Errno::EINVAL)?,
+        };
+        match kind {
+            FileKind::Directory => return Err(Errno::EPERM.into()),
+            FileKind::Symlink => return Err(Errno::EINVAL.into()),
+            _ => {}
+        }
+        let spot = self.spot_for_new(task, &who, (at, path), false)?;
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        // A character device 0/0 is a whiteout, which anybody may make.
+        let whiteout = kind == FileKind::CharDevice && rdev == 0;
+        if device && !whiteout && !who.has(cap::MKNOD) {
+            return Err(Errno::EPERM.into());
+        }
+        let mut node = self.new_node(&spot.dir, kind, mode, task, &who)?;
+        node.rdev = if device { rdev } else { 0 };
+        let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
+        let Here { node: dir, mount } = &spot.dir;
+        let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
+        self.made(&spot, entry.map_err(without))
+    }
+
+    /// Makes a symbolic link with the text `target`, symlinkat(2).
+    pub fn symlink(&self, task: &Task, target: &[u8], at: At<'_>, path: &[u8]) -> Result<()> {
+        match target.len() {
+            0 => return Err(Errno::ENOENT.into()),
+            1..=4095 => {}
+            _ => return Err(Errno::ENAMETOOLONG.into()),
+        }
+        let who = task.credentials();
+        let spot = self.spot_for_new(task, &who, (at, path), false)?;
+        let node = self.new_node(&spot.dir, FileKind::Symlink, 0o777, task, &who)?;
+        let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
+        let Here { node: dir, mount } = &spot.dir;
+        let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
+        self.made(&spot, entry.map_err(without))
+    }
+
+    /// The text of a symbolic link, readlinkat(2). `EINVAL` for anything else.
+    pub fn readlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<Vec<u8>> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(false)?;
+        self.text_of(&here, &who)
+    }
+
+    /// The text of a link that is open with `O_PATH`.
+    pub fn freadlink(&self, task: &Task, file: &Description) -> Result<Vec<u8>> {
+        self.text_of(file.here(), &task.credentials())
+    }
+
+    fn text_of(&self, here: &Here, who: &Credentials) -> Result<Vec<u8>> {
+        if here.node.kind() != FileKind::Symlink {
+            return Err(Errno::EINVAL.into());
+        }
+        let cx = Context::new(who.caller());
+        Ok(here.mount.call(Op::READLINK, |fs| fs.readlink(&cx, here.node.ino()))?)
+    }
+
+    /// Gives what `from` leads to another name, linkat(2). `EXDEV` between mounts, `EPERM` for a
+    /// directory.
+    pub fn link(
+        &self,
+        task: &Task,
+        from: (At<'_>, &[u8]),
+        to: (At<'_>, &[u8]),
+        follow: bool,
+    ) -> Result<()> {
+        let who = task.credentials();
+        let source = self.walk(task, &who, from.0, from.1).and_then(|mut walk| walk.node(follow));
+        let spot = self.spot_for_new(task, &who, to, false);
+        let (source, spot) = both(source, spot)?;
+        self.link_to(&source, &spot, &who)
+    }
+
+    /// Gives an open file a name, linkat(2) with `AT_EMPTY_PATH`: also one without any
+    /// (`O_TMPFILE`).
+    pub fn flink(&self, task: &Task, file: &Description, to: (At<'_>, &[u8])) -> Result<()> {
+        let who = task.credentials();
+        let spot = self.spot_for_new(task, &who, to, false)?;
+        self.link_to(file.here(), &spot, &who)
+    }
+
+    fn link_to(&self, source: &Here, spot: &Spot, who: &Credentials) -> Result<()> {
+        if !Arc::ptr_eq(&source.mount, &spot.dir.mount) {
+            return Err(Errno::EXDEV.into());
+        }
+        self.protected.check_source(source, who)?;
+        if source.node.is_dir() {
+            return Err(Errno::EPERM.into());
+        }
+        let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
+        let (ino, dir) = (source.node.ino(), spot.dir.node.ino());
+        let entry = spot.dir.mount.call(Op::LINK, |fs| fs.link(&cx, ino, dir, name));
+        source.node.changed();
+        self.made(spot, entry.map_err(without))
+    }
+
+    /// Removes a name that is not a directory's, unlinkat(2).
+    pub fn unlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<()> {
+        let who = task.credentials();
+        let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
+        let last = named(last).ok_or(Errno::EISDIR)?;
+        writable(&dir)?;
+        let found = self.victim(&dir, &last, &who)?;
+        if last.slash {
+            let is_dir = found.node.is_dir();
+            return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
+        }
+        may_delete(&dir, &found, &who)?;
+        if found.node.is_dir() {
+            return Err(Errno::EISDIR.into());
+        }
+        let (cx, name) = (Context::new(who.caller()), last.name()?);
+        let Here { node, mount } = &dir;
+        let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
+        found.node.changed();
+        mount.name_changed(node, last.bytes());
+        Ok(result.map_err(without)?)
+    }
+
+    /// Removes an empty directory, rmdir(2).
+    pub fn rmdir(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<()> {
+        let who = task.credentials();
+        let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
+        let last = match last {
+            Last::Nothing => return Err(Errno::EBUSY.into()),
+            Last::Component(last) => match last.part {
+                Part::Dot => return Err(Errno::EINVAL.into()),
+                Part::DotDot => return Err(Errno::ENOTEMPTY.into()),
+                Part::Name => last,
+            },
+        };
+        writable(&dir)?;
+        let found = self.victim(&dir, &last, &who)?;
+        may_delete(&dir, &found, &who)?;
+        if !found.node.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        if is_mount_point(&found) {
+            return Err(Errno::EBUSY.into());
+        }
+        let (cx, name) = (Context::new(who.caller()), last.name()?);
+        let Here { node, mount } = &dir;
+        let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
+        found.node.changed();
+        mount.name_changed(node, last.bytes());
+        Ok(result.map_err(without)?)
+    }
+
+    /// Moves a name, renameat2(2). `EXDEV` between mounts.
+    pub fn rename(
+        &self,
+        task: &Task,
+        from: (At<'_>, &[u8]),
+        to: (At<'_>, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        const ALL: u32 = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        let exchange = flags.has(RenameFlags::EXCHANGE);
+        let rest = RenameFlags::NOREPLACE | RenameFlags::WHITEOUT;
+        if flags.0 & !ALL != 0 || exchange && flags.0 & rest != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let who = task.credentials();
+        let old = self.walk(task, &who, from.0, from.1).and_then(|mut walk| walk.parent());
+        let new = self.walk(task, &who, to.0, to.1).and_then(|mut walk| walk.parent());
+        let (old, new) = both(old, new)?;
+        if !Arc::ptr_eq(&old.dir.mount, &new.dir.mount) {
+            return Err(Errno::EXDEV.into());
+        }
+        let old_name = named(old.last).ok_or(Errno::EBUSY)?;
+        let noreplace = flags.has(RenameFlags::NOREPLACE);
+        let taken = if noreplace { Errno::EEXIST } else { Errno::EBUSY };
+        let new_name = named(new.last).ok_or(taken)?;
+        writable(&old.dir)?;
+        let moving = Moving { old: (old.dir, old_name), new: (new.dir, new_name), flags, exchange };
+        self.move_name(&moving, &who)
+    }
+
+    fn move_name(&self, moving: &Moving, who: &Credentials) -> Result<()> {
+        let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
+        let source = self.victim(old_dir, old, who)?;
+        let target = match self.victim(new_dir, new, who) {
+            Ok(target) => Some(target),
+            Err(Stop::Errno(Errno::ENOENT)) if !exchange => None,
+            Err(stop) => return Err(stop),
+        };
+        if flags.has(RenameFlags::NOREPLACE) && target.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        moving.check_slashes(&source, target.as_ref())?;
+        let same = target.as_ref().is_some_and(|target| target.node.ino() == source.node.ino());
+        if !same {
+            moving.check_permissions(&source, target.as_ref(), who)?;
+        }
+        let busy = is_mount_point(&source) || target.as_ref().is_some_and(is_mount_point);
+        if busy {
+            return Err(Errno::EBUSY.into());
+        }
+        let cx = Context::new(who.caller());
+        let (from, to) = ((old_dir.node.ino(), old.name()?), (new_dir.node.ino(), new.name()?));
+        let mount = &old_dir.mount;
+        let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
+        let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
+        source.node.changed();
+        if let Some(target) = target {
+            target.node.changed();
+        }
+        mount.name_changed(&old_dir.node, old.bytes());
+        mount.name_changed(&new_dir.node, new.bytes());
+        Ok(result.map_err(without)?)
+    }
+
+    /// What is to be removed or moved: not what is mounted on it.
+    fn victim(&self, dir: &Here, last: &Component, who: &Credentials) -> Result<Here> {
+        let node = dir.mount.lookup(&dir.node, last.name()?, who)?;
+        Ok(Here { node, mount: Arc::clone(&dir.mount) })
+    }
+
+    /// Where something new is to be. `EEXIST`, `EROFS`, `EACCES`; `ENOENT` for slashes after what
+    /// is no directory.
+    fn spot_for_new(
+        &self,
+        task: &Task,
+        who: &Credentials,
+        (at, path): (At<'_>, &[u8]),
+        directory: bool,
+    ) -> Result<Spot> {
+        let Parent { dir, last } = self.walk(task, who, at, path)?.parent()?;
+        let last = named(last).ok_or(Errno::EEXIST)?;
+        match self.victim(&dir, &last, who) {
+            Ok(_) => return Err(Errno::EEXIST.into()),
+            Err(Stop::Errno(Errno::ENOENT)) => {}
+            Err(stop) => return Err(stop),
+        }
+        if last.slash && !directory {
+            return Err(Errno::ENOENT.into());
+        }
+        access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+        Ok(Spot { dir, last })
+    }
+
+    fn made(&self, spot: &Spot, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
+        let Here { node, mount } = &spot.dir;
+        match entry {
+            Ok(entry) => {
+                mount.name_made(node, spot.last.bytes(), &entry);
+                Ok(())
+            }
+            Err(errno) => {
+                // It may be there now, made by somebody else.
+                mount.name_changed(node, spot.last.bytes());
+                Err(errno.into())
+            }
+        }
+    }
+}
+
+/// What the system calls say where the file system has no such operation.
+fn without(errno: Errno) -> Errno {
+    if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
+}
+
+fn named(last: Last) -> Option<Component> {
+    match last {
+        Last::Component(component) if component.part == Part::Name => Some(component),
+        _ => None,
+    }
+}
+
+fn is_mount_point(here: &Here) -> bool {
+    here.node.covers.load(std::sync::atomic::Ordering::Relaxed) > 0
+}
+
+/// Whether the name of `found` may be taken out of `dir`.
+fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> {
+    access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+    if who.has(cap::FOWNER) {
+        return Ok(());
+    }
+    let parent = dir.mount.attr(&dir.node, who)?;
+    if parent.perm & 0o1000 == 0 {
+        return Ok(());
+    }
+    check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
+}
+
+/// A rename under way.
+struct Moving {
+    old: (Here, Component),
+    new: (Here, Component),
+    flags: RenameFlags,
+    exchange: bool,
+}
+
+impl Moving {
+    /// Slashes after a name ask for a directory: `ENOTDIR`.
+    fn check_slashes(&self, source: &Here, target: Option<&Here>) -> Result<(), Errno> {
+        let slashes = self.old.1.slash || !self.exchange && self.new.1.slash;
+        if slashes && !source.node.is_dir() {
+            return Err(Errno::ENOTDIR);
+        }
+        let target_is_dir = target.is_some_and(|target| target.node.is_dir());
+        if self.exchange && self.new.1.slash && !target_is_dir {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok(())
+    }
+
+    fn check_permissions(
+        &self,
+        source: &Here,
+        target: Option<&Here>,
+        who: &Credentials,
+    ) -> Result<(), Errno> {
+        may_delete(&self.old.0, source, who)?;
+        match target {
+            None => {
+                let dir = &self.new.0;
+                access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+            }
+            Some(target) => {
+                may_delete(&self.new.0, target, who)?;
+                if !self.exchange {
+                    match (source.node.is_dir(), target.node.is_dir()) {
+                        (true, false) => return Err(Errno::ENOTDIR),
+                        (false, true) => return Err(Errno::EISDIR),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        // The `..` of a directory that moves is written.
+        if self.old.0.node.ino() != self.new.0.node.ino() {
+            let moved = [Some(source), target.filter(|_| self.exchange)];
+            for here in moved.into_iter().flatten().filter(|here| here.node.is_dir()) {
+                access::check(&here.mount, &here.node, who, Access::WRITE)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Both ends of a call with two paths: where only one is outside, they are on two devices.
+fn both<T, U>(first: Result<T>, second: Result<U>) -> Result<(T, U)> {
+    match (first, second) {
+        (Ok(first), Ok(second)) => Ok((first, second)),
+        (Err(Stop::Outside(first)), Err(Stop::Outside(second))) => {
+            Err(Stop::Outside(Outside { path: first.path, second: second.path }))
+        }
+        (Err(Stop::Errno(errno)), _) | (_, Err(Stop::Errno(errno))) => Err(errno.into()),
+        _ => Err(Errno::EXDEV.into()),
+    }
+}

@@ -1,0 +1,305 @@
+//! open(2) and its kin.
+
+use std::sync::Arc;
+
+use defuse_fs::{Context, Errno, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
+use defuse_probe::Op;
+
+use crate::access::{self, Access};
+use crate::client::Client;
+use crate::credentials::Credentials;
+use crate::description::{Description, Parts};
+use crate::rest::{Component, Part};
+use crate::stop::{Result, Stop};
+use crate::task::Task;
+use crate::walk::{At, Here, Last, Parent, Walk};
+
+/// `O_PATH`.
+pub(crate) const PATH: u32 = 0o10000000;
+/// The bit that makes `O_TMPFILE` of `O_DIRECTORY`.
+const TMPFILE: u32 = 0o20000000;
+/// `O_CLOEXEC`, `O_NOCTTY`, `O_LARGEFILE`: nothing of the open file.
+const FOREIGN: u32 = 0o2000000 | 0o400 | 0o100000;
+/// What is done once, at open.
+const CREATION: u32 = OpenFlags::CREAT
+    | OpenFlags::EXCL
+    | OpenFlags::TRUNC
+    | OpenFlags::DIRECTORY
+    | OpenFlags::NOFOLLOW
+    | TMPFILE;
+
+/// Restrictions of a walk, `RESOLVE_*` of openat2(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resolve(pub u64);
+
+impl Resolve {
+    /// `RESOLVE_NO_XDEV`.
+    pub const NO_XDEV: u64 = 0x01;
+    /// `RESOLVE_NO_MAGICLINKS`; no link of a mount is one.
+    pub const NO_MAGICLINKS: u64 = 0x02;
+    /// `RESOLVE_NO_SYMLINKS`.
+    pub const NO_SYMLINKS: u64 = 0x04;
+    /// `RESOLVE_BENEATH`.
+    pub const BENEATH: u64 = 0x08;
+    /// `RESOLVE_IN_ROOT`.
+    pub const IN_ROOT: u64 = 0x10;
+    /// `RESOLVE_CACHED`: always `EAGAIN`, which the caller has to expect.
+    pub const CACHED: u64 = 0x20;
+
+    pub(crate) fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+/// How to open, as `struct open_how` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// The flags of open(2).
+    pub flags: u32,
+    /// Permission bits of a file that is made, before the umask.
+    pub mode: u32,
+    /// Restrictions of the walk.
+    pub resolve: Resolve,
+}
+
+impl Client {
+    /// Opens a file or directory, openat2(2), with `at` for a path that is not absolute.
+    ///
+    /// Errors are those of open(2). Fifos, sockets and devices give `ENXIO` unless they are opened
+    /// with `O_PATH`: what they stand for lies in the kernel.
+    pub fn open(&self, task: &Task, at: At<'_>, path: &[u8], how: How) -> Result<Arc<Description>> {
+        let who = task.credentials();
+        let flags = checked(how.flags)?;
+        if how.resolve.0 & !0x3f != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut walk = self.walk(task, &who, at, path)?.restrict(how.resolve)?;
+        let mut opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
+        if flags & TMPFILE != 0 {
+            let dir = walk.node(true)?;
+            return opening.nameless(dir);
+        }
+        let follow = flags & OpenFlags::NOFOLLOW == 0;
+        if flags & OpenFlags::CREAT != 0 {
+            return opening.create(&mut walk, follow);
+        }
+        let here = walk.node(follow)?;
+        opening.existing(here)
+    }
+}
+
+/// The flags as the rest of the code has them. `EINVAL` for a combination that means nothing.
+fn checked(flags: u32) -> Result<u32, Errno> {
+    let flags = flags & !FOREIGN;
+    if flags & PATH != 0 {
+        return Ok(flags & (PATH | OpenFlags::DIRECTORY | OpenFlags::NOFOLLOW));
+    }
+    let both = OpenFlags::CREAT | OpenFlags::DIRECTORY;
+    if flags & TMPFILE != 0 {
+        let fine = flags & OpenFlags::DIRECTORY != 0 && flags & 3 != 0 && flags & both != both;
+        return if fine { Ok(flags) } else { Err(Errno::EINVAL) };
+    }
+    if flags & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
+}
+
+/// An open under way.
+struct Opening<'a> {
+    client: &'a Client,
+    task: &'a Task,
+    who: &'a Credentials,
+    flags: u32,
+    mode: u32,
+}
+
+impl Opening<'_> {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Opens what is there, as may_open() of the kernel lets it.
+    fn existing(&mut self, here: Here) -> Result<Arc<Description>> {
+        let kind = here.node.kind();
+        if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR.into());
+        }
+        if self.has(PATH) {
+            return self.describe(here, None);
+        }
+        let mut wanted = match self.flags & 3 {
+            0 => Access::READ,
+            1 => Access::WRITE,
+            _ => Access::READ.with(Access::WRITE),
+        };
+        if self.has(OpenFlags::TRUNC) {
+            wanted = wanted.with(Access::WRITE);
+        }
+        let writes = wanted != Access::READ;
+        match kind {
+            FileKind::Symlink => return Err(Errno::ELOOP.into()),
+            FileKind::Directory if writes || self.has(OpenFlags::CREAT) => {
+                return Err(Errno::EISDIR.into());
+            }
+            _ => {}
+        }
+        access::check(&here.mount, &here.node, self.who, wanted)?;
+        if self.has(OpenFlags::NOATIME) {
+            let attr = here.mount.attr(&here.node, self.who)?;
+            if !access::owns(&attr, self.who) {
+                return Err(Errno::EPERM.into());
+            }
+        }
+        match kind {
+            FileKind::Directory => self.directory(here),
+            FileKind::Regular => self.regular(here),
+            _ => Err(Errno::ENXIO.into()),
+        }
+    }
+
+    fn directory(&self, here: Here) -> Result<Arc<Description>> {
+        let cx = Context::new(self.who.caller());
+        let flags = OpenFlags(self.flags);
+        let opened = here.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, here.node.ino(), flags))?;
+        self.describe(here, Some(opened))
+    }
+
+    fn regular(&self, here: Here) -> Result<Arc<Description>> {
+        let cx = Context::new(self.who.caller());
+        let truncates = self.has(OpenFlags::TRUNC);
+        let by_open = truncates && here.mount.caps().open_truncates;
+        let left_out = CREATION & !OpenFlags::TRUNC | if by_open { 0 } else { OpenFlags::TRUNC };
+        let args = OpenArgs {
+            flags: OpenFlags(self.flags & !left_out),
+            kill_suidgid: truncates && !self.task.keeps_suid(),
+        };
+        let opened = here.mount.call(Op::OPEN, |fs| fs.open(&cx, here.node.ino(), args))?;
+        let (node, mount) = (Arc::clone(&here.node), Arc::clone(&here.mount));
+        let file = self.describe(here, Some(opened))?;
+        if truncates {
+            node.changed();
+            if !by_open {
+                self.client.set_size(self.task, &Here { node, mount }, file.fh(), 0)?;
+            }
+        }
+        Ok(file)
+    }
+
+    fn describe(&self, here: Here, opened: Option<Opened>) -> Result<Arc<Description>> {
+        let flags = self.flags & !CREATION;
+        let parts = Parts { here, opened, flags, who: self.who.clone() };
+        Ok(Description::new(parts, self.client.options.arena.as_ref()).ok_or(Errno::ENFILE)?)
+    }
+
+    fn create(&mut self, walk: &mut Walk<'_>, follow: bool) -> Result<Arc<Description>> {
+        walk.follow_last = follow && !self.has(OpenFlags::EXCL);
+        loop {
+            let Parent { dir, last } = walk.parent()?;
+            let component = match last {
+                Last::Component(component) if component.part == Part::Name => component,
+                // It exists, and is a directory.
+                _ if self.has(OpenFlags::EXCL) => return Err(Errno::EEXIST.into()),
+                _ => return Err(Errno::EISDIR.into()),
+            };
+            if component.slash {
+                return Err(Errno::EISDIR.into());
+            }
+            if let Some(file) = self.create_in(walk, dir, &component)? {
+                return Ok(file);
+            }
+        }
+    }
+
+    /// `None` where the name was a link, which is to be walked now.
+    fn create_in(
+        &mut self,
+        walk: &mut Walk<'_>,
+        dir: Here,
+        component: &Component,
+    ) -> Result<Option<Arc<Description>>> {
+        // Somebody may make or remove it between our question and our answer; the second time it
+        // is there.
+        for _ in 0..8 {
+            match walk.last_node(dir.clone(), component, false) {
+                Ok(found) => {
+                    let Some(found) = found else { return Ok(None) };
+                    if self.has(OpenFlags::EXCL) {
+                        return Err(Errno::EEXIST.into());
+                    }
+                    if found.node.kind() == FileKind::Symlink && walk.follow_last {
+                        walk.follow_found(&dir, &found)?;
+                        return Ok(None);
+                    }
+                    self.client.protected.check_creation(&dir, &found, self.who)?;
+                    return self.existing(found).map(Some);
+                }
+                Err(Stop::Errno(Errno::ENOENT)) => {}
+                Err(stop) => return Err(stop),
+            }
+            match self.make(&dir, component) {
+                Err(Stop::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => {
+                    dir.mount.name_changed(&dir.node, component.bytes());
+                }
+                result => return result.map(Some),
+            }
+        }
+        Err(Errno::EIO.into())
+    }
+
+    /// Makes a file that was not there a moment ago.
+    fn make(&self, dir: &Here, component: &Component) -> Result<Arc<Description>> {
+        let name = component.name()?;
+        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
+        // O_EXCL even where the caller did not ask: what somebody else made meanwhile has to be
+        // checked before it is opened.
+        let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
+        let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
+        let args = OpenArgs { flags, kill_suidgid: false };
+        let cx = Context::new(self.who.caller());
+        let made =
+            dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
+        let (entry, opened) = made?;
+        let node = dir.mount.name_made(&dir.node, component.bytes(), &entry);
+        self.describe(Here { node, mount: Arc::clone(&dir.mount) }, Some(opened))
+    }
+
+    /// `O_TMPFILE`.
+    fn nameless(&self, dir: Here) -> Result<Arc<Description>> {
+        if !dir.node.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        let node = self.client.new_node(&dir, FileKind::Regular, self.mode, self.task, self.who)?;
+        let flags = OpenFlags(self.flags & !(CREATION & !OpenFlags::EXCL));
+        let args = OpenArgs { flags, kill_suidgid: false };
+        let cx = Context::new(self.who.caller());
+        let ino = dir.node.ino();
+        let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
+        let (entry, opened) = made.map_err(crate::data::unsupported)?;
+        let node = dir.mount.adopt(&entry);
+        self.describe(Here { node, mount: dir.mount }, Some(opened))
+    }
+}
+
+impl Client {
+    /// How a new inode in `dir` is to be: owner, group and umask of the task.
+    pub(crate) fn new_node(
+        &self,
+        dir: &Here,
+        kind: FileKind,
+        mode: u32,
+        task: &Task,
+        who: &Credentials,
+    ) -> Result<NewNode<'static>> {
+        let supplementary_gid = if who.groups.is_empty() {
+            None
+        } else {
+            let gid = dir.mount.attr(&dir.node, who)?.gid;
+            who.groups.contains(&gid).then_some(gid)
+        };
+        Ok(NewNode {
+            umask: task.umask(),
+            supplementary_gid,
+            ..NewNode::new(kind, mode & 0o7777, who.caller())
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! The part of a path that is still to be walked: the caller's, with the texts of symbolic links in
+//! front of it.
+
+use defuse_fs::{Errno, NAME_MAX, Result};
+
+/// The longest path, `PATH_MAX` without its NUL.
+pub(crate) const PATH_MAX: usize = 4095;
+
+/// What a component is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A name.
+    Name,
+    /// `.`
+    Dot,
+    /// `..`
+    DotDot,
+}
+
+/// A component, copied out of the path so that the path can change under it.
+pub(crate) struct Component {
+    pub part: Part,
+    /// Nothing but slashes follows.
+    pub last: bool,
+    /// At least one slash follows.
+    pub slash: bool,
+    len: u16,
+    bytes: [u8; NAME_MAX],
+}
+
+impl Component {
+    /// The bytes. Empty for a name that is too long.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The name. `ENAMETOOLONG`.
+    pub fn name(&self) -> Result<defuse_fs::Name<'_>> {
+        if self.len == 0 {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        defuse_fs::Name::new(self.bytes())
+    }
+}
+
+/// What is left.
+pub(crate) struct Rest<'a> {
+    path: &'a [u8],
+    at: usize,
+    /// Texts of links, the innermost last, each with the place that was reached.
+    links: Vec<(Vec<u8>, usize)>,
+}
+
+impl<'a> Rest<'a> {
+    pub fn new(path: &'a [u8], at: usize) -> Self {
+        Rest { path, at, links: Vec::new() }
+    }
+
+    /// Goes on with the text of a link.
+    pub fn push(&mut self, text: Vec<u8>) {
+        self.links.push((text, 0));
+    }
+
+    /// Takes the next component; `None` at the end.
+    pub fn next(&mut self) -> Option<Component> {
+        while let Some((text, at)) = self.links.last_mut() {
+            if let Some((start, end)) = next_in(text, *at) {
+                *at = end;
+                let mut component = copy(&text[start..end]);
+                component.slash = text.get(end) == Some(&b'/');
+                component.last = self.is_at_end();
+                component.slash |= component.last && self.slashes_left();
+                return Some(component);
+            }
+            // A slash at the end of a link's text makes the link a directory.
+            self.links.pop();
+        }
+        let (start, end) = next_in(self.path, self.at)?;
+        self.at = end;
+        let mut component = copy(&self.path[start..end]);
+        component.slash = self.path.get(end) == Some(&b'/');
+        component.last = self.is_at_end();
+        Some(component)
+    }
+
+    fn is_at_end(&self) -> bool {
+        next_in(self.path, self.at).is_none()
+            && self.links.iter().all(|(text, at)| next_in(text, *at).is_none())
+    }
+
+    /// Whether slashes are all that is left, and there are some.
+    fn slashes_left(&self) -> bool {
+        self.at < self.path.len() || self.links.iter().any(|(text, at)| *at < text.len())
+    }
+
+    /// What is left, as text without a slash before it.
+    pub fn text(&self) -> Vec<u8> {
+        let mut out: Vec<u8> = Vec::new();
+        let links = self.links.iter().rev().map(|(text, at)| &text[*at..]);
+        for part in links.chain([&self.path[self.at..]]) {
+            if !out.is_empty() && !out.ends_with(b"/") && !part.starts_with(b"/") {
+                if part.is_empty() {
+                    continue;
+                }
+                out.push(b'/');
+            }
+            out.extend_from_slice(part);
+        }
+        let start = out.iter().position(|&byte| byte != b'/').unwrap_or(out.len());
+        // Slashes alone still ask for a directory.
+        if start == out.len() && start > 0 { b"/".to_vec() } else { out.split_off(start) }
+    }
+}
+
+/// Where the next component of `text` begins and ends.
+fn next_in(text: &[u8], at: usize) -> Option<(usize, usize)> {
+    let rest = text.get(at..)?;
+    let start = at + rest.iter().position(|&byte| byte != b'/')?;
+    let len = text[start..].iter().position(|&byte| byte == b'/');
+    Some((start, len.map_or(text.len(), |len| start + len)))
+}
+
+fn copy(bytes: &[u8]) -> Component {
+    let part = match bytes {
+        b"." => Part::Dot,
+        b".." => Part::DotDot,
+        _ => Part::Name,
+    };
+    let mut component = Component { part, last: false, slash: false, len: 0, bytes: [0; NAME_MAX] };
+    if let Some(room) = component.bytes.get_mut(..bytes.len()) {
+        room.copy_from_slice(bytes);
+        component.len = bytes.len() as u16;
+    }
+    component
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(rest: &mut Rest<'_>) -> Vec<(String, bool, bool)> {
+        let text = |c: &Component| String::from_utf8_lossy(c.bytes()).into_owned();
+        std::iter::from_fn(|| rest.next()).map(|c| (text(&c), c.last, c.slash)).collect()
+    }
+
+    #[test]
+    fn links_come_before_what_follows_them() {
+        let mut rest = Rest::new(b"//a/./l/b//", 0);
+        let names = [rest.next(), rest.next(), rest.next()].map(|c| c.unwrap().bytes().to_vec());
+        assert_eq!(names, [b"a".to_vec(), b".".to_vec(), b"l".to_vec()]);
+        rest.push(b"x//y".to_vec());
+        assert_eq!(rest.text(), b"x//y/b//");
+        let expected = [("x", false, true), ("y", false, false), ("b", true, true)]
+            .map(|(n, l, s)| (n.into(), l, s));
+        assert_eq!(all(&mut rest), expected);
+    }
+
+    #[test]
+    fn a_slash_after_a_link_or_at_its_end_asks_for_a_directory() {
+        let mut rest = Rest::new(b"l/", 0);
+        rest.next();
+        rest.push(b"t".to_vec());
+        assert_eq!(all(&mut rest), [("t".into(), true, true)]);
+        let mut rest = Rest::new(b"l", 0);
+        rest.next();
+        rest.push(b"t/".to_vec());
+        assert_eq!(all(&mut rest), [("t".into(), true, true)]);
+    }
+
+    #[test]
+    fn a_component_of_256_bytes_is_too_long() {
+        let path = [b'a'; 256];
+        assert_eq!(Rest::new(&path, 0).next().unwrap().name(), Err(Errno::ENAMETOOLONG));
+        assert!(Rest::new(&path[..255], 0).next().unwrap().name().is_ok());
+    }
+}

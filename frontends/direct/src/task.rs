@@ -1,0 +1,130 @@
+//! What a call takes from its process: who asks, the umask, limits, the working directory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+use defuse_fs::{Caller, Errno, LockOwner};
+
+use crate::credentials::{Credentials, cap};
+use crate::cwd::Place;
+
+/// A process, or a thread with credentials of its own. All calls take one. Changes take effect with
+/// the next call; reading it takes no lock.
+#[derive(Debug)]
+pub struct Task {
+    credentials: ArcSwap<Credentials>,
+    uid: AtomicU32,
+    gid: AtomicU32,
+    pid: AtomicU32,
+    keeps_suid: AtomicBool,
+    umask: AtomicU32,
+    file_size_limit: AtomicU64,
+    cwd: ArcSwap<Place>,
+}
+
+impl Task {
+    /// A task of `credentials` that stands in `cwd`, with the umask 022 and no limit.
+    pub fn new(credentials: Credentials, cwd: Place) -> Self {
+        let task = Task {
+            credentials: ArcSwap::from_pointee(credentials.clone()),
+            uid: AtomicU32::new(0),
+            gid: AtomicU32::new(0),
+            pid: AtomicU32::new(0),
+            keeps_suid: AtomicBool::new(false),
+            umask: AtomicU32::new(0o022),
+            file_size_limit: AtomicU64::new(u64::MAX),
+            cwd: ArcSwap::from_pointee(cwd),
+        };
+        task.set_credentials(credentials);
+        task
+    }
+
+    /// This process as it is now: credentials, umask (read from `/proc/self/status`, 022 where that
+    /// fails), `RLIMIT_FSIZE`, working directory.
+    pub fn of_this_process() -> Result<Self, Errno> {
+        let cwd = std::env::current_dir().map_err(Errno::from)?;
+        let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
+        let task = Task::new(Credentials::of_this_process()?, Place::Outside(cwd));
+        task.set_umask(process_umask().unwrap_or(0o022));
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+        task.set_file_size_limit(limit.current);
+        Ok(task)
+    }
+
+    /// Takes other credentials on.
+    pub fn set_credentials(&self, credentials: Credentials) {
+        self.uid.store(credentials.uid, Relaxed);
+        self.gid.store(credentials.gid, Relaxed);
+        self.pid.store(credentials.pid, Relaxed);
+        self.keeps_suid.store(credentials.has(cap::FSETID), Relaxed);
+        self.credentials.store(Arc::new(credentials));
+    }
+
+    /// Who asks.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.load_full()
+    }
+
+    /// The umask, 0 to 0o777.
+    pub fn umask(&self) -> u32 {
+        self.umask.load(Relaxed)
+    }
+
+    /// Sets the umask; returns the one before, umask(2).
+    pub fn set_umask(&self, umask: u32) -> u32 {
+        self.umask.swap(umask & 0o777, Relaxed)
+    }
+
+    /// Most bytes that a file may be made to have. Beyond it calls fail with `EFBIG`, and the
+    /// caller sends the `SIGXFSZ` that goes with it.
+    pub fn file_size_limit(&self) -> Option<u64> {
+        Some(self.file_size_limit.load(Relaxed)).filter(|&limit| limit != u64::MAX)
+    }
+
+    /// Sets the limit, `RLIMIT_FSIZE`; `None` for none.
+    pub fn set_file_size_limit(&self, limit: Option<u64>) {
+        self.file_size_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// The working directory.
+    pub fn cwd(&self) -> Arc<Place> {
+        self.cwd.load_full()
+    }
+
+    /// Goes to another working directory. [`Client::chdir`](crate::Client::chdir) checks before.
+    pub fn set_cwd(&self, place: Place) {
+        self.cwd.store(Arc::new(place));
+    }
+
+    /// What file systems are told of the caller; no lock and no reference count.
+    #[inline]
+    pub(crate) fn caller(&self) -> Caller {
+        Caller {
+            uid: self.uid.load(Relaxed),
+            gid: self.gid.load(Relaxed),
+            pid: self.pid.load(Relaxed),
+        }
+    }
+
+    /// True where writing leaves set-user-id alone.
+    #[inline]
+    pub(crate) fn keeps_suid(&self) -> bool {
+        self.keeps_suid.load(Relaxed)
+    }
+
+    /// The owner of this process's record locks.
+    pub(crate) fn lock_owner(&self) -> LockOwner {
+        LockOwner(u64::from(self.pid.load(Relaxed)) | 1 << 40)
+    }
+
+    pub(crate) fn raw_file_size_limit(&self) -> u64 {
+        self.file_size_limit.load(Relaxed)
+    }
+}
+
+fn process_umask() -> Option<u32> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(line.trim(), 8).ok()
+}

@@ -1,0 +1,451 @@
+//! From a path to an inode, path_resolution(7).
+
+use std::sync::Arc;
+
+use defuse_fs::{Context, Errno, FileKind, Ino};
+use defuse_probe::Op;
+
+use crate::access::{self, Access};
+use crate::client::Client;
+use crate::credentials::Credentials;
+use crate::cwd::Place;
+use crate::description::Description;
+use crate::mount::{Mount, Spot};
+use crate::node::Node;
+use crate::open::Resolve;
+use crate::outside;
+use crate::rest::{Component, PATH_MAX, Part, Rest};
+use crate::stop::{Result, Stop};
+use crate::task::Task;
+
+/// Links that one walk follows, as the kernel has it.
+const MAX_LINKS: u32 = 40;
+
+/// Where a path that is not absolute begins.
+#[derive(Clone, Copy, Debug)]
+pub enum At<'a> {
+    /// The working directory of the task, `AT_FDCWD`.
+    Cwd,
+    /// An open directory of a mount.
+    Dir(&'a Description),
+    /// A directory of the kernel, by its absolute path.
+    Path(&'a [u8]),
+}
+
+/// An inode, with the mount through which it was reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Here {
+    pub node: Arc<Node>,
+    pub mount: Arc<Mount>,
+}
+
+impl Here {
+    fn root(mount: &Arc<Mount>) -> Self {
+        Here { node: Arc::clone(&mount.root), mount: Arc::clone(mount) }
+    }
+
+    fn is(&self, other: &Here) -> bool {
+        Arc::ptr_eq(&self.mount, &other.mount) && self.node.ino() == other.node.ino()
+    }
+}
+
+enum Position {
+    Inside(Here),
+    /// At this path, in which links are followed already, without a slash at its end.
+    Outside(Vec<u8>),
+}
+
+/// What a path ends with.
+pub(crate) enum Last {
+    /// A component.
+    Component(Component),
+    /// Nothing: it was only slashes, or the mount point itself.
+    Nothing,
+}
+
+/// The directory that a path leads to, and its last component.
+pub(crate) struct Parent {
+    pub dir: Here,
+    pub last: Last,
+}
+
+/// A walk under way.
+pub(crate) struct Walk<'a> {
+    client: &'a Client,
+    pub who: &'a Credentials,
+    at: Position,
+    start: Option<Here>,
+    rest: Rest<'a>,
+    links: u32,
+    pub resolve: Resolve,
+    /// Whether a link at the end of the path is followed.
+    pub follow_last: bool,
+    /// Whether it was inside of a mount already: then the caller's path is no longer right.
+    entered: bool,
+}
+
+impl Client {
+    /// Begins a walk. `ENOENT` for an empty path, `ENAMETOOLONG`, `ENOTDIR` where `at` is not a
+    /// directory.
+    pub(crate) fn walk<'a>(
+        &'a self,
+        task: &Task,
+        who: &'a Credentials,
+        at: At<'_>,
+        path: &'a [u8],
+    ) -> Result<Walk<'a>> {
+        if path.is_empty() {
+            return Err(Errno::ENOENT.into());
+        }
+        if path.len() > PATH_MAX {
+            return Err(Errno::ENAMETOOLONG.into());
+        }
+        let mut walk = Walk {
+            client: self,
+            who,
+            at: Position::Outside(Vec::new()),
+            start: None,
+            rest: Rest::new(path, 0),
+            links: 0,
+            resolve: Resolve::default(),
+            follow_last: false,
+            entered: false,
+        };
+        let table = self.mounts.load();
+        let found = if path[0] == b'/' { table.prefix(path) } else { table.named(path) };
+        if let Some((mount, len)) = found {
+            walk.rest = Rest::new(path, len);
+            walk.enter(Here::root(mount))?;
+            return Ok(walk);
+        }
+        if path[0] != b'/' {
+            walk.begin_at(task, at)?;
+        }
+        if matches!(walk.at, Position::Outside(_)) && !table.has_paths() {
+            return Err(Stop::outside(None));
+        }
+        Ok(walk)
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn begin_at(&mut self, task: &Task, at: At<'_>) -> Result<()> {
+        match at {
+            At::Cwd => match &*task.cwd() {
+                Place::Inside(held) => self.begin_in(held.0.clone()),
+                Place::Outside(path) => self.at = Position::Outside(trimmed(path)),
+            },
+            At::Dir(dir) => {
+                if !dir.here().node.is_dir() {
+                    return Err(Errno::ENOTDIR.into());
+                }
+                self.begin_in(dir.here().clone());
+            }
+            At::Path(path) => self.at = Position::Outside(trimmed(path)),
+        }
+        Ok(())
+    }
+
+    fn begin_in(&mut self, here: Here) {
+        self.start = Some(here.clone());
+        self.at = Position::Inside(here);
+        self.entered = true;
+    }
+
+    /// Restricts the walk, openat2(2).
+    pub fn restrict(mut self, resolve: Resolve) -> Result<Self> {
+        self.resolve = resolve;
+        let confined = resolve.has(Resolve::BENEATH) || resolve.has(Resolve::IN_ROOT);
+        if resolve.has(Resolve::CACHED) {
+            return Err(Errno::EAGAIN.into());
+        }
+        // A path that begins with a slash or the name of a mount does not begin at the directory.
+        if confined && self.start.is_none() && self.entered {
+            return Err(Errno::EXDEV.into());
+        }
+        Ok(self)
+    }
+
+    /// The inode at the end. A link there is followed where `follow` says so, or a slash comes
+    /// after it.
+    pub fn node(&mut self, follow: bool) -> Result<Here> {
+        self.follow_last = follow;
+        loop {
+            let Parent { dir, last } = self.parent()?;
+            let component = match last {
+                Last::Nothing => return Ok(dir),
+                Last::Component(component) => component,
+            };
+            if let Some(here) = self.last_node(dir, &component, follow)? {
+                return Ok(here);
+            }
+        }
+    }
+
+    /// The inode of the last component in `dir`, or `None` where it was a link, which is now to be
+    /// walked.
+    pub fn last_node(&mut self, dir: Here, last: &Component, follow: bool) -> Result<Option<Here>> {
+        self.at = Position::Inside(dir.clone());
+        match last.part {
+            Part::Dot => return Ok(Some(dir)),
+            Part::DotDot => {
+                self.up(&dir)?;
+                return match &self.at {
+                    Position::Inside(here) => Ok(Some(here.clone())),
+                    Position::Outside(_) => self.outside_or_back(),
+                };
+            }
+            Part::Name => {}
+        }
+        let found = self.child(&dir, last)?;
+        if found.node.kind() == FileKind::Symlink && (follow || last.slash) {
+            self.follow(&dir, &found, true)?;
+            return Ok(None);
+        }
+        if last.slash && !found.node.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        Ok(Some(found))
+    }
+
+    /// After `..` at the end of the path led out of a mount: what is there may be another one.
+    fn outside_or_back(&mut self) -> Result<Option<Here>> {
+        let Position::Outside(path) = &self.at else { return Ok(None) };
+        match self.client.mounts.load().prefix(path) {
+            Some((mount, len)) if len == path.len() => Ok(Some(Here::root(mount))),
+            _ => Err(Stop::outside(Some(absolute(path, &[])))),
+        }
+    }
+
+    /// The directory that holds the last component. The caller may search it.
+    pub fn parent(&mut self) -> Result<Parent> {
+        loop {
+            if let Position::Outside(path) = &mut self.at {
+                let path = std::mem::take(path);
+                self.at = Position::Inside(self.come_in(path)?);
+            }
+            let Position::Inside(here) = &self.at else { continue };
+            let here = here.clone();
+            let Some(component) = self.rest.next() else {
+                return Ok(Parent { dir: here, last: Last::Nothing });
+            };
+            if !here.node.is_dir() {
+                return Err(Errno::ENOTDIR.into());
+            }
+            access::check(&here.mount, &here.node, self.who, Access::EXEC)?;
+            if component.last {
+                return Ok(Parent { dir: here, last: Last::Component(component) });
+            }
+            self.step(here, &component)?;
+        }
+    }
+
+    /// One component that is not the last.
+    fn step(&mut self, here: Here, component: &Component) -> Result<()> {
+        match component.part {
+            Part::Dot => Ok(()),
+            Part::DotDot => self.up(&here),
+            Part::Name => {
+                let found = self.child(&here, component)?;
+                match found.node.kind() {
+                    FileKind::Directory => self.at = Position::Inside(found),
+                    FileKind::Symlink => return self.follow(&here, &found, false),
+                    _ => return Err(Errno::ENOTDIR.into()),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// What a name leads to, with the mount that covers it.
+    fn child(&self, dir: &Here, component: &Component) -> Result<Here> {
+        let node = dir.mount.lookup(&dir.node, component.name()?, self.who)?;
+        self.topmost(Here { node, mount: Arc::clone(&dir.mount) })
+    }
+
+    fn topmost(&self, mut here: Here) -> Result<Here> {
+        while here.node.covers.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            let table = self.client.mounts.load();
+            let Some(mount) = table.covering(here.mount.id, here.node.ino()) else { break };
+            if self.resolve.has(Resolve::NO_XDEV) {
+                return Err(Errno::EXDEV.into());
+            }
+            here = Here::root(mount);
+        }
+        Ok(here)
+    }
+
+    fn enter(&mut self, root: Here) -> Result<()> {
+        if self.entered && self.resolve.has(Resolve::NO_XDEV) {
+            return Err(Errno::EXDEV.into());
+        }
+        self.entered = true;
+        let root = self.topmost(root)?;
+        self.at = Position::Inside(root);
+        Ok(())
+    }
+
+    /// `..`, which is the parent of the directory and not of what was written.
+    fn up(&mut self, here: &Here) -> Result<()> {
+        if self.start.as_ref().is_some_and(|start| start.is(here)) {
+            if self.resolve.has(Resolve::IN_ROOT) {
+                return Ok(());
+            }
+            if self.resolve.has(Resolve::BENEATH) {
+                return Err(Errno::EXDEV.into());
+            }
+        }
+        let mut here = here.clone();
+        while here.node.ino() == Ino::ROOT {
+            let below = match &here.mount.spot {
+                // Nothing is above a name.
+                Spot::Name(_) => return Ok(()),
+                _ if self.resolve.has(Resolve::NO_XDEV) => return Err(Errno::EXDEV.into()),
+                Spot::Path(path) => {
+                    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+                    self.at = Position::Outside(path[..end].to_vec());
+                    return Ok(());
+                }
+                Spot::Covers { node, mount, .. } => {
+                    Here { node: Arc::clone(node), mount: Arc::clone(mount) }
+                }
+            };
+            here = below;
+        }
+        let parent = here.mount.parent(&here.node, self.who)?;
+        let node = parent.unwrap_or_else(|| Arc::clone(&here.mount.root));
+        let here = self.topmost(Here { node, mount: here.mount })?;
+        self.at = Position::Inside(here);
+        Ok(())
+    }
+
+    /// Goes on with the text of a link in `dir`.
+    fn follow(&mut self, dir: &Here, link: &Here, trailing: bool) -> Result<()> {
+        self.count_link()?;
+        if trailing {
+            self.client.protected.check_link(dir, link, self.who)?;
+        }
+        let cx = Context::new(self.who.caller());
+        let text = link.mount.call(Op::READLINK, |fs| fs.readlink(&cx, link.node.ino()))?;
+        if text.is_empty() {
+            return Err(Errno::ENOENT.into());
+        }
+        self.at = Position::Inside(dir.clone());
+        self.go_on_with(text)
+    }
+
+    /// Goes on with a link that [`last_node`](Walk::last_node) was told not to follow.
+    pub fn follow_found(&mut self, dir: &Here, link: &Here) -> Result<()> {
+        self.follow(dir, link, true)
+    }
+
+    fn count_link(&mut self) -> Result<()> {
+        self.links += 1;
+        if self.links > MAX_LINKS || self.resolve.has(Resolve::NO_SYMLINKS) {
+            return Err(Errno::ELOOP.into());
+        }
+        Ok(())
+    }
+
+    fn go_on_with(&mut self, text: Vec<u8>) -> Result<()> {
+        if text.first() == Some(&b'/') {
+            if self.resolve.has(Resolve::BENEATH) {
+                return Err(Errno::EXDEV.into());
+            }
+            match &self.start {
+                Some(start) if self.resolve.has(Resolve::IN_ROOT) => {
+                    self.at = Position::Inside(start.clone());
+                }
+                _ => self.at = Position::Outside(Vec::new()),
+            }
+        }
+        self.rest.push(text);
+        Ok(())
+    }
+
+    /// Walks through the kernel's name space from `path` until a mount is entered; where none is,
+    /// the kernel is to go on.
+    fn come_in(&mut self, path: Vec<u8>) -> Result<Here> {
+        let original = !self.entered;
+        let mut path = path;
+        let mut walked = false;
+        loop {
+            let table = self.client.mounts.load_full();
+            if walked || self.entered {
+                if let Some(mount) = table.at(&path) {
+                    self.enter(Here::root(mount))?;
+                    let Position::Inside(here) = &self.at else { continue };
+                    return Ok(here.clone());
+                }
+            } else if let Some((mount, len)) = table.prefix(&path).filter(|_| !path.is_empty()) {
+                // The directory from which the caller starts lies in a mount by its path.
+                if len == path.len() {
+                    self.enter(Here::root(mount))?;
+                    continue;
+                }
+            }
+            let left = |path: &[u8], rest: &Rest<'_>| {
+                let full = absolute(path, &rest.text());
+                Stop::outside((!original).then_some(full))
+            };
+            if !outside::may_lead_in(&table, &path, self.client.follows_kernel_links()) {
+                return Err(left(&path, &self.rest));
+            }
+            let before = self.rest.text();
+            let Some(component) = self.rest.next() else { return Err(left(&path, &self.rest)) };
+            walked = true;
+            match component.part {
+                Part::Dot => {}
+                Part::DotDot => {
+                    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+                    path.truncate(end);
+                }
+                Part::Name => {
+                    let dir_len = path.len();
+                    path.push(b'/');
+                    path.extend_from_slice(component.bytes());
+                    if table.at(&path).is_some() {
+                        continue;
+                    }
+                    match outside::look(&table, &path, self.client.follows_kernel_links()) {
+                        outside::Look::GoOn => {}
+                        outside::Look::HandOver => return Err(left(&path, &self.rest)),
+                        // A link at the end that does not lead in is the kernel's, as it stands.
+                        outside::Look::Link(text)
+                            if component.last
+                                && (!self.follow_last && !component.slash
+                                    || !outside::leads_in(&table, &path, &text)) =>
+                        {
+                            path.truncate(dir_len);
+                            let full = absolute(&path, &before);
+                            return Err(Stop::outside((!original).then_some(full)));
+                        }
+                        outside::Look::Link(text) => {
+                            self.count_link()?;
+                            path.truncate(if text.starts_with(b"/") { 0 } else { dir_len });
+                            self.rest.push(text);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A path as text: what was walked, and what is left.
+fn absolute(path: &[u8], rest: &[u8]) -> Vec<u8> {
+    if rest.is_empty() && !path.is_empty() {
+        return path.to_vec();
+    }
+    let mut full = path.to_vec();
+    if !rest.starts_with(b"/") {
+        full.push(b'/');
+    }
+    full.extend_from_slice(rest);
+    full
+}
+
+fn trimmed(path: &[u8]) -> Vec<u8> {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+    path[..end].to_vec()
+}

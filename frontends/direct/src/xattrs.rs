@@ -1,0 +1,217 @@
+//! Extended attributes, with the rules of their namespaces, xattr(7).
+
+use defuse_fs::{Context, Errno, FileKind, SetXattrFlags, Xattr, XattrName};
+use defuse_probe::Op;
+
+use crate::access::{self, Access, owns};
+use crate::attributes::writable;
+use crate::client::{Client, keeps_sgid};
+use crate::credentials::{Credentials, cap};
+use crate::description::Description;
+use crate::stop::Result;
+use crate::task::Task;
+use crate::walk::{At, Here};
+
+/// `XATTR_SIZE_MAX`.
+const VALUE_MAX: usize = 65536;
+const ACL: &[u8] = b"system.posix_acl_";
+
+impl Client {
+    /// The value of an attribute, getxattr(2) and lgetxattr(2): its size for a `room` of 0.
+    pub fn getxattr(
+        &self,
+        task: &Task,
+        (at, path, follow): (At<'_>, &[u8], bool),
+        name: &[u8],
+        room: usize,
+    ) -> Result<Xattr> {
+        XattrName::new(name)?;
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        Ok(get(&here, &who, name, room)?)
+    }
+
+    /// The same for an open file, fgetxattr(2).
+    pub fn fgetxattr(
+        &self,
+        task: &Task,
+        file: &Description,
+        name: &[u8],
+        room: usize,
+    ) -> Result<Xattr> {
+        file.file()?;
+        Ok(get(file.here(), &task.credentials(), name, room)?)
+    }
+
+    /// Sets an attribute, setxattr(2) and lsetxattr(2).
+    pub fn setxattr(
+        &self,
+        task: &Task,
+        (at, path, follow): (At<'_>, &[u8], bool),
+        name: &[u8],
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        XattrName::new(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Errno::E2BIG.into());
+        }
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        Ok(set(&here, &who, name, value, flags)?)
+    }
+
+    /// The same for an open file, fsetxattr(2).
+    pub fn fsetxattr(
+        &self,
+        task: &Task,
+        file: &Description,
+        name: &[u8],
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        file.file()?;
+        Ok(set(file.here(), &task.credentials(), name, value, flags)?)
+    }
+
+    /// The names of all attributes, each with a NUL, listxattr(2) and llistxattr(2).
+    pub fn listxattr(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        follow: bool,
+        room: usize,
+    ) -> Result<Xattr> {
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        Ok(list(&here, &who, room)?)
+    }
+
+    /// The same for an open file, flistxattr(2).
+    pub fn flistxattr(&self, task: &Task, file: &Description, room: usize) -> Result<Xattr> {
+        file.file()?;
+        Ok(list(file.here(), &task.credentials(), room)?)
+    }
+
+    /// Removes an attribute, removexattr(2) and lremovexattr(2).
+    pub fn removexattr(
+        &self,
+        task: &Task,
+        (at, path, follow): (At<'_>, &[u8], bool),
+        name: &[u8],
+    ) -> Result<()> {
+        XattrName::new(name)?;
+        let who = task.credentials();
+        let here = self.walk(task, &who, at, path)?.node(follow)?;
+        Ok(remove(&here, &who, name)?)
+    }
+
+    /// The same for an open file, fremovexattr(2).
+    pub fn fremovexattr(&self, task: &Task, file: &Description, name: &[u8]) -> Result<()> {
+        file.file()?;
+        Ok(remove(file.here(), &task.credentials(), name)?)
+    }
+}
+
+fn get(here: &Here, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
+    let checked = XattrName::new(name)?;
+    may_read(here, who, name)?;
+    let cx = Context::new(who.caller());
+    let room = room.min(VALUE_MAX);
+    let got = here.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, here.node.ino(), checked, room));
+    got.map_err(crate::data::unsupported)
+}
+
+fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
+    let cx = Context::new(who.caller());
+    let room = room.min(VALUE_MAX);
+    let listed = here.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, here.node.ino(), room));
+    match listed {
+        // Without extended attributes, there are none.
+        Err(Errno::ENOSYS | Errno::EOPNOTSUPP) if room == 0 => Ok(Xattr::Size(0)),
+        Err(Errno::ENOSYS | Errno::EOPNOTSUPP) => Ok(Xattr::Value(Vec::new())),
+        listed => listed,
+    }
+}
+
+fn set(
+    here: &Here,
+    who: &Credentials,
+    name: &[u8],
+    value: &[u8],
+    flags: SetXattrFlags,
+) -> Result<(), Errno> {
+    let checked = XattrName::new(name)?;
+    if value.len() > VALUE_MAX {
+        return Err(Errno::E2BIG);
+    }
+    may_write(here, who, name)?;
+    let mut flags = flags;
+    if name == b"system.posix_acl_access" {
+        let attr = here.mount.attr(&here.node, who)?;
+        flags.clear_sgid = !keeps_sgid(who, attr.gid);
+    }
+    let cx = Context::new(who.caller());
+    let ino = here.node.ino();
+    let result = here.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
+    here.node.changed();
+    result.map_err(crate::data::unsupported)
+}
+
+fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+    let checked = XattrName::new(name)?;
+    may_write(here, who, name)?;
+    let cx = Context::new(who.caller());
+    let ino = here.node.ino();
+    let result = here.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
+    here.node.changed();
+    result.map_err(crate::data::unsupported)
+}
+
+fn may_read(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+    if name.starts_with(b"trusted.") && !who.has(cap::SYS_ADMIN) {
+        return Err(Errno::ENODATA);
+    }
+    if name.starts_with(b"user.") {
+        if !carries_user_names(here.node.kind()) {
+            return Err(Errno::ENODATA);
+        }
+        access::check(&here.mount, &here.node, who, Access::READ)?;
+    }
+    Ok(())
+}
+
+fn carries_user_names(kind: FileKind) -> bool {
+    matches!(kind, FileKind::Regular | FileKind::Directory)
+}
+
+fn may_write(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+    writable(here)?;
+    if name.starts_with(ACL) {
+        let attr = here.mount.attr(&here.node, who)?;
+        return match attr.kind {
+            FileKind::Symlink => Err(Errno::EOPNOTSUPP),
+            _ if owns(&attr, who) => Ok(()),
+            _ => Err(Errno::EPERM),
+        };
+    }
+    if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
+        let needed = if name == b"security.capability" { cap::SETFCAP } else { cap::SYS_ADMIN };
+        return if who.has(needed) { Ok(()) } else { Err(Errno::EPERM) };
+    }
+    if name.starts_with(b"user.") {
+        let kind = here.node.kind();
+        if !carries_user_names(kind) {
+            return Err(Errno::EPERM);
+        }
+        if kind == FileKind::Directory {
+            let attr = here.mount.attr(&here.node, who)?;
+            if attr.perm & 0o1000 != 0 && !owns(&attr, who) {
+                return Err(Errno::EPERM);
+            }
+        }
+        access::check(&here.mount, &here.node, who, Access::WRITE)?;
+    }
+    Ok(())
+}

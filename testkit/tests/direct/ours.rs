@@ -1,0 +1,202 @@
+//! The calls by the in-process client.
+
+use std::sync::Arc;
+
+use defuse_direct::{
+    Access, At, Client, Credentials, Description, How, MountArgs, Options, Owner, Place, Resolve,
+    Result, Stat, Stop, Task, Times,
+};
+use defuse_fs::{FileSystem, RenameFlags, SetTime, SetXattrFlags, Timestamp, Xattr};
+
+use super::ops::{Op, PATHS, TARGETS, XATTRS, acl};
+
+/// Runs `ops` on `fs` as `who`; the answers as text.
+pub fn run(fs: Arc<dyn FileSystem>, who: &Credentials, ops: &[Op]) -> Vec<String> {
+    let client = Client::new(Options::default());
+    client.mount(b"t:", fs, &MountArgs::default()).unwrap();
+    let task = Task::new(who.clone(), Place::Outside(b"/".to_vec()));
+    task.set_umask(0o022);
+    let how = How { flags: 0o200000, ..How::default() };
+    let top = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let root = client.open(&top, At::Cwd, b"t:", how).unwrap();
+    let mut ours = Ours { client: &client, task: &task, root: &root, files: Vec::new() };
+    let answers = ops.iter().map(|op| ours.step(op)).collect();
+    drop(ours);
+    drop(root);
+    client.unmount(b"t:", false).expect("everything is closed");
+    answers
+}
+
+struct Ours<'a> {
+    client: &'a Client,
+    task: &'a Task,
+    root: &'a Description,
+    files: Vec<Arc<Description>>,
+}
+
+fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
+    match result {
+        Ok(value) => format!("{value:?}"),
+        Err(Stop::Errno(errno)) => format!("error {}", errno.raw()),
+        Err(other) => format!("{other:?}"),
+    }
+}
+
+pub fn stat(stat: Stat) -> String {
+    let attr = stat.attr;
+    let size = if attr.kind == defuse_fs::FileKind::Directory { 0 } else { attr.size };
+    format!("{:o} {} {} {} {} {}", attr.mode(), attr.nlink, attr.uid, attr.gid, size, attr.rdev)
+}
+
+fn xattr(value: Xattr) -> String {
+    match value {
+        Xattr::Size(size) => format!("{size}"),
+        Xattr::Value(value) => format!("{value:?}"),
+    }
+}
+
+impl<'a> Ours<'a> {
+    fn at(&self) -> At<'a> {
+        At::Dir(self.root)
+    }
+
+    fn step(&mut self, op: &Op) -> String {
+        let p = |path: usize| PATHS[path].as_bytes();
+        let (client, task, at) = (self.client, self.task, self.at());
+        let file = |file: usize| self.files.get(file % self.files.len().max(1)).cloned();
+        macro_rules! file {
+            ($number:expr) => {
+                match file($number) {
+                    Some(file) => file,
+                    None => return String::new(),
+                }
+            };
+        }
+        match *op {
+            Op::Open { path, flags, mode } => {
+                let how = How { flags, mode, resolve: Resolve::default() };
+                match client.open(task, at, p(path), how) {
+                    Ok(file) => {
+                        self.files.push(file);
+                        "open".to_owned()
+                    }
+                    Err(stop) => text::<()>(Err(stop)),
+                }
+            }
+            Op::Close { file } => {
+                if self.files.is_empty() {
+                    return String::new();
+                }
+                let file = self.files.remove(file % self.files.len());
+                text(file.close(task).map_err(Stop::from))
+            }
+            Op::Read { file, len } => {
+                let mut room = vec![0; len];
+                let result = client.read(task, &*file!(file), &mut room);
+                text(result.map(|count| room[..count].to_vec()))
+            }
+            Op::Write { file, len, byte } => {
+                text(client.write(task, &*file!(file), &vec![byte; len]))
+            }
+            Op::Pread { file, len, offset } => {
+                let mut room = vec![0; len];
+                let result = client.pread(task, &*file!(file), &mut room, offset);
+                text(result.map(|count| room[..count].to_vec()))
+            }
+            Op::Pwrite { file, len, offset, byte } => {
+                text(client.pwrite(task, &*file!(file), &vec![byte; len], offset))
+            }
+            Op::Seek { file, offset, whence } => {
+                let file = file!(file);
+                // Positions in a directory mean something to its file system alone.
+                if file.kind() == defuse_fs::FileKind::Directory {
+                    return String::new();
+                }
+                text(client.lseek(task, &file, offset, whence))
+            }
+            Op::Ftruncate { file, length } => text(client.ftruncate(task, &*file!(file), length)),
+            Op::Fallocate { file, mode, offset, length } => {
+                text(client.fallocate(task, &*file!(file), mode, (offset, length)))
+            }
+            Op::Copy { from, to, len } => {
+                text(client.copy_file_range(task, (&*file!(from), None), (&*file!(to), None), len))
+            }
+            Op::List { file } => {
+                let file = file!(file);
+                let listed = client.seek_dir(&file, 0).and_then(|()| client.read_dir(task, &file));
+                text(listed.map(|entries| {
+                    let mut names: Vec<_> = entries.into_iter().map(|entry| entry.name).collect();
+                    names.sort();
+                    names
+                }))
+            }
+            Op::Fstat { file } => text(client.fstat(task, &*file!(file)).map(stat)),
+            Op::Fchmod { file, mode } => text(client.fchmod(task, &*file!(file), mode)),
+            _ => self.step_path(op),
+        }
+    }
+
+    fn step_path(&self, op: &Op) -> String {
+        let p = |path: usize| PATHS[path].as_bytes();
+        let x = |name: usize| XATTRS[name].as_bytes();
+        let (client, task, at) = (self.client, self.task, self.at());
+        match *op {
+            Op::Stat { path, follow } => text(client.stat(task, at, p(path), follow).map(stat)),
+            Op::Access { path, mask } => {
+                text(client.access(task, at, p(path), Access::from_bits(mask), (true, false)))
+            }
+            Op::Chmod { path, mode } => text(client.chmod(task, at, p(path), mode, true)),
+            Op::Chown { path, uid, gid, follow } => {
+                let id = |id: u32| (id != u32::MAX).then_some(id);
+                let owner = Owner { uid: id(uid), gid: id(gid) };
+                text(client.chown(task, at, p(path), owner, follow))
+            }
+            Op::Utimens { path, now, follow } => {
+                let time = SetTime::At(Timestamp { secs: 1, nanos: 2 });
+                let set = Times { atime: Some(time), mtime: None };
+                let times = if now { Times::NOW } else { set };
+                text(client.utimens(task, at, p(path), times, follow))
+            }
+            Op::Truncate { path, length } => text(client.truncate(task, at, p(path), length)),
+            Op::Mkdir { path, mode } => text(client.mkdir(task, at, p(path), mode)),
+            Op::Mknod { path, mode } => text(client.mknod(task, at, p(path), mode, 0x103)),
+            Op::Rmdir { path } => text(client.rmdir(task, at, p(path))),
+            Op::Unlink { path } => text(client.unlink(task, at, p(path))),
+            Op::Symlink { target, path } => {
+                text(client.symlink(task, TARGETS[target].as_bytes(), at, p(path)))
+            }
+            Op::Readlink { path } => text(client.readlink(task, at, p(path))),
+            Op::Link { from, to, follow } => {
+                text(client.link(task, (at, p(from)), (at, p(to)), follow))
+            }
+            Op::Rename { from, to, flags } => {
+                text(client.rename(task, (at, p(from)), (at, p(to)), RenameFlags(flags)))
+            }
+            Op::SetXattr { path, name, len, flags } => {
+                let flags = SetXattrFlags {
+                    create: flags & 1 != 0,
+                    replace: flags & 2 != 0,
+                    clear_sgid: false,
+                };
+                text(client.setxattr(task, (at, p(path), true), x(name), &vec![b'v'; len], flags))
+            }
+            Op::GetXattr { path, name, room } => {
+                let got = client.getxattr(task, (at, p(path), true), x(name), room);
+                got.map_or_else(|stop| text::<()>(Err(stop)), xattr)
+            }
+            Op::ListXattr { path } => {
+                let listed = client.listxattr(task, at, p(path), true, 4096);
+                listed.map_or_else(|stop| text::<()>(Err(stop)), xattr)
+            }
+            Op::RemoveXattr { path, name } => {
+                text(client.removexattr(task, (at, p(path), true), x(name)))
+            }
+            Op::SetAcl { path, perm } => {
+                let name = b"system.posix_acl_access";
+                let place = (at, p(path), true);
+                text(client.setxattr(task, place, name, &acl(perm), SetXattrFlags::default()))
+            }
+            _ => unreachable!("a call on an open file"),
+        }
+    }
+}
