@@ -19,6 +19,7 @@ mod mount_helper;
 mod options;
 mod paths;
 mod registry;
+mod run;
 mod serve;
 mod signals;
 mod stat;
@@ -46,6 +47,9 @@ enum Command {
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
+    Run(run::RunArgs),
+    #[command(hide = true)]
+    Inside(run::InsideArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
     Man(man::ManArgs),
@@ -62,6 +66,10 @@ fn main() -> ExitCode {
         return mount_helper::run(arguments);
     }
     match Cli::try_parse_from(arguments) {
+        Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => error::report(Err(failure)),
+        },
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
@@ -74,8 +82,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result {
     match command {
+        Command::Run(args) => run::run(&args).map(drop),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(&args),
+        Command::Inside(args) => run::inside(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Man(args) => man::run(&args),

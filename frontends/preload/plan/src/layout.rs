@@ -2,7 +2,7 @@
 //!
 //! | from byte | what |
 //! |---|---|
-//! | 0 | [`MAGIC`], then the length of the plan in bytes, each a u64 in little-endian order |
+//! | 0 | [`MAGIC`], the length of the plan in bytes, the number of the run, each a u64 in little-endian order |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
 //! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
 //! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, 16 bytes each |
@@ -12,6 +12,8 @@
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse01");
 /// Where the length of the plan is.
 pub const PLAN_LEN: usize = 8;
+/// Where the number of the run is, which no other run at this time has.
+pub const RUN_ID: usize = 16;
 /// Where the counters begin.
 pub const COUNTERS: usize = 4096;
 /// How many system calls have counters.
@@ -24,6 +26,12 @@ pub const REFERENCES: usize = COUNTERS + CALLS * 24;
 pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
 /// Where the plan begins.
 pub const PLAN: usize = OPEN_FILES + CELLS * 16;
+
+/// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
+/// mounts. Whoever started the run removes it.
+pub fn node_directory(uid: u32, run_id: u64) -> String {
+    format!("/tmp/.defuse-{uid}-{run_id}")
+}
 
 /// What was counted of one system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,10 +55,11 @@ pub fn counts(bytes: &[u8], number: usize) -> Counts {
 }
 
 /// The beginning of the memory, up to and with the plan.
-pub fn image(plan: &[u8]) -> Vec<u8> {
+pub fn image(plan: &[u8], run_id: u64) -> Vec<u8> {
     let mut bytes = vec![0; PLAN];
     bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
     bytes[PLAN_LEN..PLAN_LEN + 8].copy_from_slice(&(plan.len() as u64).to_le_bytes());
+    bytes[RUN_ID..RUN_ID + 8].copy_from_slice(&run_id.to_le_bytes());
     bytes.extend_from_slice(plan);
     bytes
 }

@@ -25,5 +25,8 @@ pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, Site};
 /// that a program handed over at execve(2).
 pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 
+/// The variable with the directory that the first program of a run begins in.
+pub const DIRECTORY: &str = "DEFUSE_PRELOAD_DIRECTORY";
+
 /// The file name of the library.
 pub const LIBRARY: &str = "libdefuse_preload.so";

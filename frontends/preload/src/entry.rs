@@ -1,0 +1,143 @@
+//! From a patched `syscall` instruction into Rust, and who must not be intercepted: ourselves.
+//!
+//! A trampoline calls [`defuse_entry`] where the instruction was. Everything that the kernel would
+//! preserve is preserved: all registers but rax, rcx and r11, those of vectors too (the C library is
+//! built for the baseline, whose vectors are xmm0 to xmm15). Where the call is not ours, the
+//! trampoline executes the instruction itself, on the program's own stack: so a blocking call is
+//! interrupted, cancelled and restarted as without us.
+
+use std::cell::Cell;
+
+use crate::serve;
+
+std::arch::global_asm!(
+    ".globl defuse_entry",
+    ".hidden defuse_entry",
+    ".type defuse_entry,@function",
+    "defuse_entry:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "and rsp, -16",
+    "sub rsp, 256 + 48",
+    "movups [rsp + 48], xmm0",
+    "movups [rsp + 64], xmm1",
+    "movups [rsp + 80], xmm2",
+    "movups [rsp + 96], xmm3",
+    "movups [rsp + 112], xmm4",
+    "movups [rsp + 128], xmm5",
+    "movups [rsp + 144], xmm6",
+    "movups [rsp + 160], xmm7",
+    "movups [rsp + 176], xmm8",
+    "movups [rsp + 192], xmm9",
+    "movups [rsp + 208], xmm10",
+    "movups [rsp + 224], xmm11",
+    "movups [rsp + 240], xmm12",
+    "movups [rsp + 256], xmm13",
+    "movups [rsp + 272], xmm14",
+    "movups [rsp + 288], xmm15",
+    "mov [rsp], rdi",
+    "mov [rsp + 8], rsi",
+    "mov [rsp + 16], rdx",
+    "mov [rsp + 24], r10",
+    "mov [rsp + 32], r8",
+    "mov [rsp + 40], r9",
+    "cld",
+    "mov rdi, rax",
+    "mov rsi, rsp",
+    "call {serve}",
+    // The carry flag says that the kernel is to do it; nothing below changes it.
+    "bt edx, 0",
+    "movups xmm0, [rsp + 48]",
+    "movups xmm1, [rsp + 64]",
+    "movups xmm2, [rsp + 80]",
+    "movups xmm3, [rsp + 96]",
+    "movups xmm4, [rsp + 112]",
+    "movups xmm5, [rsp + 128]",
+    "movups xmm6, [rsp + 144]",
+    "movups xmm7, [rsp + 160]",
+    "movups xmm8, [rsp + 176]",
+    "movups xmm9, [rsp + 192]",
+    "movups xmm10, [rsp + 208]",
+    "movups xmm11, [rsp + 224]",
+    "movups xmm12, [rsp + 240]",
+    "movups xmm13, [rsp + 256]",
+    "movups xmm14, [rsp + 272]",
+    "movups xmm15, [rsp + 288]",
+    "mov rdi, [rsp]",
+    "mov rsi, [rsp + 8]",
+    "mov rdx, [rsp + 16]",
+    "mov r10, [rsp + 24]",
+    "mov r8, [rsp + 32]",
+    "mov r9, [rsp + 40]",
+    "mov rsp, rbp",
+    "pop rbp",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_endproc",
+    ".size defuse_entry, .-defuse_entry",
+    serve = sym serve_site,
+);
+
+unsafe extern "C" {
+    // SAFETY: defined above; it is only called by trampolines, and only its address is taken here.
+    fn defuse_entry();
+}
+
+/// Where trampolines go.
+pub fn address() -> u64 {
+    defuse_entry as *const () as u64
+}
+
+/// rax and rdx as the entry expects them.
+#[repr(C)]
+struct Answer {
+    value: i64,
+    passes: u64,
+}
+
+extern "C" fn serve_site(number: u64, args: &[u64; 6]) -> Answer {
+    match serve::call(number, args) {
+        Some(value) => Answer { value, passes: 0 },
+        None => Answer { value: number as i64, passes: 1 },
+    }
+}
+
+thread_local! {
+    /// How deep this thread is in our own code.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Our own code runs on this thread: what it calls is not intercepted, and signals wait.
+pub struct Inside(());
+
+impl Inside {
+    /// Begins; `None` where this thread is inside already, so that the call is one of our own.
+    #[inline]
+    pub fn enter() -> Option<Inside> {
+        DEPTH.with(|depth| {
+            if depth.get() > 0 {
+                return None;
+            }
+            depth.set(1);
+            Some(Inside(()))
+        })
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(0));
+        crate::signals::deliver();
+    }
+}
+
+/// Whether this thread runs our own code.
+#[inline]
+pub fn is_inside() -> bool {
+    DEPTH.with(Cell::get) > 0
+}
