@@ -44,6 +44,15 @@ impl Failure {
     }
 }
 
+impl From<defuse_compose::Error> for Failure {
+    fn from(error: defuse_compose::Error) -> Self {
+        match error {
+            defuse_compose::Error::Usage(text) => Failure::Usage(text),
+            defuse_compose::Error::Failed(text) => Failure::Failed(text),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod compose;
 mod control;
 mod daemon;
 mod error;

@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::error::{Failure, Result, print};
-use crate::{Cli, compose, options};
+use crate::{Cli, options};
 
 /// Write the manual pages
 #[derive(clap::Args)]
@@ -126,7 +126,7 @@ pub fn help(args: &HelpArgs) -> Result {
 
 /// What `defuse mount --help` says after its arguments.
 pub fn mount_help() -> String {
-    format!("Sources:\n{}\n{}", compose::help(), options::help())
+    format!("Sources:\n{}\n{}", defuse_compose::help(), options::help())
 }
 
 /// What `defuse --help` says after the commands.
@@ -163,10 +163,14 @@ fn main_page(command: &mut Command) -> Result<String> {
 
 /// What can be mounted, and all that `-o` takes.
 fn option_sections(page: &mut String) {
-    section(page, "SOURCES", compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)));
+    section(
+        page,
+        "SOURCES",
+        defuse_compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)),
+    );
     for (title, options) in options::parts() {
         let title = format!("OPTIONS {}", title.to_uppercase());
-        let rows: Vec<_> = options.iter().map(|option| (option.form(), option.help)).collect();
+        let rows: Vec<_> = options.iter().map(|(form, help)| (form.clone(), *help)).collect();
         section(page, &title, rows.iter().map(|(form, help)| (form.as_str(), *help)));
     }
     let names: Vec<_> = options::capability_options().into_iter().map(|(name, _)| name).collect();
@@ -222,8 +226,8 @@ mod tests {
                 "{title}"
             );
         }
-        for option in options::OPTIONS {
-            assert!(page.contains(&roff(&option.form())), "{}", option.name);
+        for (form, _) in options::parts().into_iter().flat_map(|(_, options)| options) {
+            assert!(page.contains(&roff(&form)), "{form}");
         }
     }
 

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::PathBuf;
 
-use crate::compose::Source;
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
 use crate::{daemon, paths, serve};
+use defuse_compose::Source;
 
 /// Mount a file system
 ///

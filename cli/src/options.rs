@@ -3,15 +3,16 @@
 
 mod table;
 
-pub use table::{OPTIONS, Opt, Scope, seconds};
+pub use defuse_compose::split;
+pub use table::{OPTIONS, Scope};
 
 use std::fmt::Write as _;
 
+use defuse_compose::{BACKENDS, BackendOpt, Source};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
 use defuse_fuse::{SessionOptions, negotiate};
 
-use crate::compose::Source;
 use crate::error::{Failure, Result};
 
 /// Everything that options decide.
@@ -21,10 +22,8 @@ pub struct Settings {
     pub mount: MountOptions,
     /// How it is served.
     pub session: SessionOptions,
-    /// How a directory is served.
-    pub passthrough: defuse_passthrough::Options,
-    /// How files are kept in memory.
-    pub memory: defuse_memory::Options,
+    /// How each kind of file system is.
+    pub backends: defuse_compose::Settings,
     /// Whether the kernel checks permissions, where that was said.
     pub default_permissions: Option<bool>,
 }
@@ -49,8 +48,9 @@ impl Profile {
             Profile::Base => (SessionOptions::paper_base(), Passthrough::paper()),
             Profile::Opt => (SessionOptions::paper_opt(), Passthrough::paper()),
         };
-        let (mount, memory) = (MountOptions::default(), defuse_memory::Options::default());
-        Settings { mount, session, passthrough, memory, default_permissions: None }
+        let backends = defuse_compose::Settings { passthrough, ..Default::default() };
+        let mount = MountOptions::default();
+        Settings { mount, session, backends, default_permissions: None }
     }
 }
 
@@ -58,8 +58,6 @@ impl Profile {
 pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Settings> {
     let mut settings = profile.settings();
     settings.mount.fsname = fsname(source);
-    settings.memory.root_uid = rustix::process::geteuid().as_raw();
-    settings.memory.root_gid = rustix::process::getegid().as_raw();
     for option in lists.iter().flat_map(|list| split(list)) {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -70,7 +68,8 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     let checked = settings.default_permissions.unwrap_or_else(|| must_check(&settings.mount));
     settings.session.default_permissions = checked;
     settings.mount.default_permissions = checked;
-    settings.passthrough.writeback = settings.session.writeback;
+    settings.backends.passthrough.writeback = settings.session.writeback;
+    settings.backends.read_only = settings.mount.ro;
     Ok(settings)
 }
 
@@ -90,14 +89,16 @@ fn fsname(source: &Source) -> String {
 
 fn apply(settings: &mut Settings, backend: &str, name: &str, value: Option<&str>) -> Result {
     if let Some(option) = OPTIONS.iter().find(|option| option.name == name) {
-        if let Scope::Backend(owner) = option.scope
-            && owner != backend
-        {
-            return Err(Failure::Usage(format!(
-                "option {name} is for sources of type {owner}, not {backend}: leave it out"
-            )));
-        }
         return option.apply(settings, value);
+    }
+    let of_backends = || defuse_compose::OPTIONS.iter().filter(|option| option.name == name);
+    if let Some(option) = of_backends().find(|option| option.backend == backend) {
+        return Ok(option.value.apply(&mut settings.backends, name, value)?);
+    }
+    if let Some(BackendOpt { backend: owner, .. }) = of_backends().next() {
+        return Err(Failure::Usage(format!(
+            "option {name} is for sources of type {owner}, not {backend}: leave it out"
+        )));
     }
     let Some((_, bit)) = capability_options().into_iter().find(|(option, _)| option == name) else {
         return Err(unknown(name));
@@ -122,7 +123,9 @@ pub fn capability_options() -> Vec<(String, u64)> {
 fn unknown(name: &str) -> Failure {
     let capabilities = capability_options();
     let capabilities = capabilities.iter().map(|(name, _)| name.as_str());
-    let candidates = OPTIONS.iter().map(|option| option.name).chain(capabilities);
+    let of_backends = defuse_compose::OPTIONS.iter().map(|option| option.name);
+    let own = OPTIONS.iter().map(|option| option.name);
+    let candidates = own.chain(of_backends).chain(capabilities);
     let near = candidates.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known));
     let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.6);
     let hint = match nearest {
@@ -132,28 +135,10 @@ fn unknown(name: &str) -> Failure {
     Failure::Usage(format!("there is no option {name}: {hint}"))
 }
 
-/// The options of a list. A backslash makes the next character part of the option (fuse(8)).
-pub fn split(list: &str) -> Vec<String> {
-    let mut options = vec![String::new()];
-    let mut escaped = false;
-    for c in list.chars() {
-        match (c, options.last_mut()) {
-            ('\\', _) if !escaped => escaped = true,
-            (',', _) if !escaped => options.push(String::new()),
-            (c, Some(option)) => {
-                option.push(c);
-                escaped = false;
-            }
-            (_, None) => {}
-        }
-    }
-    options.retain(|option| !option.is_empty());
-    options
-}
-
 /// Whether there is such an option at all, for any source.
 pub fn is_known(name: &str) -> bool {
     OPTIONS.iter().any(|option| option.name == name)
+        || defuse_compose::OPTIONS.iter().any(|option| option.name == name)
         || capability_options().iter().any(|(option, _)| option == name)
 }
 
@@ -162,17 +147,24 @@ pub fn escape(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
 
+/// A part of the table: its title, and each option's form and help.
+pub type Part = (String, Vec<(String, &'static str)>);
+
 /// The parts of the table, with their titles.
-pub fn parts() -> Vec<(String, Vec<&'static Opt>)> {
+pub fn parts() -> Vec<Part> {
     let part = |title: String, scope: Scope| {
-        (title, OPTIONS.iter().filter(|option| option.scope == scope).collect())
+        let options = OPTIONS.iter().filter(|option| option.scope == scope);
+        (title, options.map(|option| (option.form(), option.help)).collect())
     };
     let mut parts = vec![
         part("of every mount".into(), Scope::Mount),
         part("of every session".into(), Scope::Session),
     ];
-    for backend in crate::compose::BACKENDS {
-        parts.push(part(format!("of {}", backend.form), Scope::Backend(backend.name)));
+    for backend in BACKENDS {
+        let own = |option: &&BackendOpt| option.backend == backend.name;
+        let options = defuse_compose::OPTIONS.iter().filter(own);
+        let lines = options.map(|option| (option.form(), option.help)).collect();
+        parts.push((format!("of {}", backend.form), lines));
     }
     parts
 }
@@ -182,8 +174,8 @@ pub fn help() -> String {
     let mut text = String::new();
     for (title, options) in parts() {
         let _ = writeln!(text, "\nOptions {title}:");
-        for option in options {
-            let _ = writeln!(text, "  {:<32} {}", option.form(), option.help);
+        for (form, help) in options {
+            let _ = writeln!(text, "  {form:<32} {help}");
         }
     }
     let _ = writeln!(text, "\nOptions that switch a capability of INIT off:");
@@ -221,16 +213,19 @@ mod tests {
         for name in mount_option_names() {
             assert!(OPTIONS.iter().any(|option| option.name == name), "{name}");
         }
-        let mut names: Vec<_> = OPTIONS.iter().map(|option| option.name).collect();
+        let of_backends = defuse_compose::OPTIONS.iter().map(|option| option.name);
+        let own = OPTIONS.iter().map(|option| option.name);
+        let mut names: Vec<_> = own.chain(of_backends).collect();
         names.sort_unstable();
         let before = names.len();
         names.dedup();
         assert_eq!(names.len(), before);
         for option in OPTIONS {
             assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
-            if let Scope::Backend(name) = option.scope {
-                assert!(crate::compose::BACKENDS.iter().any(|backend| backend.name == name));
-            }
+        }
+        for option in defuse_compose::OPTIONS {
+            assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
+            assert!(BACKENDS.iter().any(|backend| backend.name == option.backend));
         }
     }
 
@@ -242,18 +237,21 @@ mod tests {
         assert_eq!((set.session.max_write, set.session.workers), (65536, Some(3)));
         assert_eq!(set.session.attr_timeout, Some(Duration::from_millis(500)));
         assert_eq!(set.session.entry_timeout, None);
-        assert_eq!((set.passthrough.file_handles, set.passthrough.fd_cache), (FileHandles::Off, 9));
+        assert_eq!(
+            (set.backends.passthrough.file_handles, set.backends.passthrough.fd_cache),
+            (FileHandles::Off, 9)
+        );
         let set = ok("memory", "size=1G,inodes=0,mode=700,uid=5,timeout=2");
-        assert_eq!((set.memory.size, set.memory.inodes), (Some(1 << 30), None));
-        assert_eq!((set.memory.root_perm, set.memory.root_uid), (0o700, 5));
+        assert_eq!((set.backends.memory.size, set.backends.memory.inodes), (Some(1 << 30), None));
+        assert_eq!((set.backends.memory.root_perm, set.backends.memory.root_uid), (0o700, 5));
         assert_eq!(set.session.negative_timeout, Some(Duration::from_secs(2)));
     }
 
     #[test]
     fn what_several_parts_must_agree_on_reaches_all_of_them() {
         let set = ok("passthrough", "writeback,locks=filesystem");
-        assert!(set.session.writeback && set.passthrough.writeback);
-        assert!(set.session.forward_locks && set.passthrough.locks == Locks::FileSystem);
+        assert!(set.session.writeback && set.backends.passthrough.writeback);
+        assert!(set.session.forward_locks && set.backends.passthrough.locks == Locks::FileSystem);
         for (options, checked) in [
             ("allow_other", true),
             ("default_permissions", true),
@@ -270,9 +268,13 @@ mod tests {
     fn options_override_their_profile() {
         let with = |profile, list| of(profile, "passthrough", list).unwrap();
         let opt = with(Profile::Opt, "");
-        assert!(opt.session.writeback && opt.passthrough.writeback && !opt.passthrough.xattrs);
+        assert!(
+            opt.session.writeback
+                && opt.backends.passthrough.writeback
+                && !opt.backends.passthrough.xattrs
+        );
         let opt = with(Profile::Opt, "no_writeback,xattr,max_write=1M");
-        assert!(!opt.passthrough.writeback && opt.passthrough.xattrs);
+        assert!(!opt.backends.passthrough.writeback && opt.backends.passthrough.xattrs);
         assert_eq!(opt.session.max_write, 1 << 20);
         assert_eq!(with(Profile::Base, "").session.workers, Some(1));
     }

@@ -9,12 +9,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use defuse_compose::Source;
 use defuse_preload_plan::analysis::Binary;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
-use crate::compose::Source;
 use crate::error::{Failure, Result};
-use crate::options;
 
 /// Run a program on file systems inside of its own process
 ///
@@ -98,15 +97,9 @@ fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     }
     let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
     let source = Source::parse(OsStr::from_bytes(&rest[..end]))?;
-    let list = String::from_utf8_lossy(rest.get(end + 1..).unwrap_or_default()).into_owned();
-    Ok(MountPlan {
-        target: target.to_vec(),
-        kind: source.backend.name.to_owned(),
-        rest: source.rest.into_vec(),
-        options: options::split(&list),
-        fork,
-        server: Vec::new(),
-    })
+    let mut text = source.text().into_vec();
+    text.extend_from_slice(&rest[end..]);
+    Ok(MountPlan { target: target.to_vec(), source: text, fork, server: Vec::new() })
 }
 
 /// The library: beside the program, or where cargo leaves what the program depends on.
@@ -221,8 +214,7 @@ mod tests {
     #[test]
     fn a_mount_has_a_target_a_source_and_options() {
         let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
-        assert_eq!((plan.target.as_slice(), plan.kind.as_str()), (&b"/data"[..], "memory"));
-        assert_eq!(plan.options, ["size=1G", "ro"]);
+        assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
         assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
     }
 

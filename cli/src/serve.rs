@@ -41,7 +41,7 @@ pub fn run(plan: &Plan, ready: Ready) -> Result {
 
 fn start(plan: &Plan) -> Result<(Session, Companions)> {
     raise_file_limit();
-    let fs = plan.source.open(&plan.settings)?;
+    let fs = plan.source.open(&plan.settings.backends)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
     umount::clear_dead(&plan.mountpoint)?;

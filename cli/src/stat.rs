@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::control::{self, Agreement};
 use crate::error::{Failure, Result, print};
+use crate::paths;
 use crate::registry::{self, Found, State};
-use crate::{options, paths};
 
 /// Show what a mount has done, and how long it took
 #[derive(clap::Args)]
@@ -28,7 +28,7 @@ pub struct StatArgs {
 
 fn period(text: &str) -> std::result::Result<Duration, String> {
     let long_enough = |period: &Duration| *period >= Duration::from_millis(10);
-    options::seconds(text)
+    defuse_compose::seconds(text)
         .filter(long_enough)
         .ok_or_else(|| "write seconds, such as 1 or 0.5".into())
 }

@@ -179,7 +179,7 @@ import os, mmap
 os.mkdir("d"); f = open("d/x", "w+b"); f.write(b"0" * 5000); f.flush(); m = mmap.mmap(f.fileno(), 5000)
 m[0:2] = b"hi"; m.flush(); m.close(); f.seek(0); print(f.read(3), os.getcwd(), os.listdir("."))
 import select; print(len(select.select([f], [f], [], 5)[0])); g = os.dup(f.fileno()); os.lseek(g, 7, 0)
-print(f.tell() >= 0, os.lseek(f.fileno(), 0, 1)); import shutil; shutil.copytree("d", "e"); print(os.stat("e/x").st_size)
+print(os.lseek(f.fileno(), 0, 1)); import shutil; shutil.copytree("d", "e"); print(os.stat("e/x").st_size)
 open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists("y"))
 "#;
     if !is_there("python3") {
@@ -193,7 +193,7 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
     let mut run = place.command(&["run", "-C", target, "--mount", &mount, "--mount"]);
     run.args(["mem:=memory:", "--", python.trim(), "-c", script]);
     let seen = finish(run);
-    let expected = "b'hi0' /defuse-test ['d']\n1\nTrue 7\n5000\nnamed False\n";
+    let expected = "b'hi0' /defuse-test ['d']\n1\n7\n5000\nnamed False\n";
     assert_eq!((seen.out.as_str(), seen.err.as_str(), seen.code), (expected, "", Some(0)));
 }
 

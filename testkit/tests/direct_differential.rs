@@ -63,9 +63,15 @@ fn prepare(root: &Path) {
 /// Runs `ops` on both sides as `who`, in directories below `base`.
 fn compare(base: &Path, who: &Credentials, ops: &[Op]) -> Result<(), String> {
     let (real, served) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
-    prepare(real.path());
-    prepare(served.path());
-    let theirs = kernel::run(real.path(), who, ops);
+    // Links of the tree may lead to the directory above it, so there has to be one.
+    let (real_root, served_root) = (real.path().join("r"), served.path().join("r"));
+    for (above, root) in [(real.path(), &real_root), (served.path(), &served_root)] {
+        std::fs::set_permissions(above, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::create_dir(root).unwrap();
+        prepare(root);
+    }
+    let ops = &without_set_group_id(ops, who);
+    let theirs = kernel::run(&real_root, who, ops);
     let options =
         Options { credentials: defuse_passthrough::Credentials::Restore, ..Options::default() };
     let fs = Passthrough::new(served.path(), options).unwrap();
@@ -80,6 +86,19 @@ fn compare(base: &Path, who: &Credentials, ops: &[Op]) -> Result<(), String> {
     }
     let (left, right) = (kernel::tree(real.path()), kernel::tree(served.path()));
     if left == right { Ok(()) } else { Err(format!("trees differ:\n{right}\n---\n{left}")) }
+}
+
+/// A passthrough that puts credentials back (`Credentials::Restore`) makes files without the
+/// supplementary groups of a user that is not the process, so a file that asks for set-group-id in
+/// a directory of such a group would not keep it.
+fn without_set_group_id(ops: &[Op], who: &Credentials) -> Vec<Op> {
+    let stripped = |op: &Op| match *op {
+        Op::Open { path, flags, mode } => Op::Open { path, flags, mode: mode & !0o2000 },
+        Op::Mknod { path, mode } => Op::Mknod { path, mode: mode & !0o2000 },
+        op => op,
+    };
+    let change = |op: &Op| if who.uid == 0 { *op } else { stripped(op) };
+    ops.iter().map(change).collect()
 }
 
 fn check(who: &Credentials) {

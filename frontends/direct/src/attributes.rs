@@ -216,7 +216,7 @@ impl Client {
         let own = attr.uid == who.uid;
         let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
         let may_group = owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.in_group(gid)));
-        if !privileged && !(may_user && may_group) {
+        if !(privileged || may_user && may_group) {
             return Err(Errno::EPERM.into());
         }
         let set = SetAttr {

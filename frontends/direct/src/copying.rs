@@ -70,8 +70,14 @@ impl Client {
         let same_mount = std::sync::Arc::ptr_eq(src.mount(), dst.mount());
         if same_mount {
             let same_file = src.here().node.ino() == dst.here().node.ino();
-            if same_file && src_offset.abs_diff(dst_offset) < length {
-                return Err(Errno::EINVAL.into());
+            if same_file {
+                // Only what is there to be copied can overlap.
+                let who = task.credentials();
+                let size = src.mount().fresh_attr(&src.here().node, src.fh(), &who)?.size;
+                let there = length.min(size.saturating_sub(src_offset));
+                if there > 0 && src_offset.abs_diff(dst_offset) < there {
+                    return Err(Errno::EINVAL.into());
+                }
             }
             let copy = CopyRange {
                 src: src.file()?,

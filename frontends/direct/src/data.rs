@@ -166,7 +166,7 @@ impl Client {
     }
 
     /// Moves the position, lseek(2); `whence` in the numbers of C: 0 set, 1 current, 2 end, 3 data,
-    /// 4 hole. `EINVAL`, `EOVERFLOW`, `ENXIO`, `ESPIPE`.
+    /// 4 hole. `EINVAL`, `ENXIO`, `ESPIPE`.
     pub fn lseek(&self, task: &Task, file: &Description, offset: i64, whence: u32) -> Result<u64> {
         let open = file.file()?;
         if file.stream {
@@ -182,8 +182,8 @@ impl Client {
     /// Sets the length of an open file, ftruncate(2). `EINVAL` unless it is a regular file that is
     /// open for writing.
     pub fn ftruncate(&self, task: &Task, file: &Description, length: i64) -> Result<()> {
-        file.file()?;
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
+        file.file()?;
         if file.kind != FileKind::Regular || file.access == 0 {
             return Err(Errno::EINVAL.into());
         }
@@ -422,8 +422,7 @@ fn read_from(
     len: usize,
     args: ReadArgs,
 ) -> Result<usize, Errno> {
-    // Nothing is beyond the largest offset.
-    let len = len.min(usize::try_from(OFFSET_MAX - args.offset).unwrap_or(usize::MAX));
+    fits(args.offset, len)?;
     let mount = file.mount();
     if mount.caps().submits {
         return crate::asynchronous::read_now(task, file, sink, len, args);
@@ -489,6 +488,12 @@ fn writable(file: &Description) -> Result<File, Errno> {
     if file.access == 0 { Err(Errno::EBADF) } else { Ok(open) }
 }
 
+/// `EINVAL` where the bytes end beyond the largest offset, whether they are there or not.
+#[inline]
+fn fits(offset: u64, len: usize) -> Result<(), Errno> {
+    if offset > OFFSET_MAX - len as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 fn size(task: &Task, file: &Description) -> Result<u64, Errno> {
     let who = task.credentials();
     Ok(file.mount().fresh_attr(&file.here().node, file.fh(), &who)?.size)
@@ -520,6 +525,7 @@ fn write_to<S: WriteSource>(
     flags: OpenFlags,
     source: impl FnOnce(usize) -> S,
 ) -> Result<usize, Errno> {
+    fits(offset, len)?;
     let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
@@ -562,8 +568,7 @@ fn target(
     let to = i128::from(base) + i128::from(offset);
     match u64::try_from(to) {
         Ok(to) if to <= OFFSET_MAX || file.kind == FileKind::Directory => Ok(to),
-        Ok(_) => Err(Errno::EOVERFLOW),
-        Err(_) => Err(Errno::EINVAL),
+        _ => Err(Errno::EINVAL),
     }
 }
 

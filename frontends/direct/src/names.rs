@@ -26,6 +26,7 @@ impl Client {
     pub fn mkdir(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, (at, path), true)?;
+        spot.check(&who)?;
         // Linux lets mkdir set no more than these.
         let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
         let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
@@ -48,6 +49,7 @@ impl Client {
             _ => {}
         }
         let spot = self.spot_for_new(task, &who, (at, path), false)?;
+        spot.check(&who)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         // A character device 0/0 is a whiteout, which anybody may make.
         let whiteout = kind == FileKind::CharDevice && rdev == 0;
@@ -71,6 +73,7 @@ impl Client {
         }
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, (at, path), false)?;
+        spot.check(&who)?;
         let node = self.new_node(&spot.dir, FileKind::Symlink, 0o777, task, &who)?;
         let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
         let Here { node: dir, mount } = &spot.dir;
@@ -127,6 +130,7 @@ impl Client {
             return Err(Errno::EXDEV.into());
         }
         self.protected.check_source(source, who)?;
+        spot.check(who)?;
         if source.node.is_dir() {
             return Err(Errno::EPERM.into());
         }
@@ -231,6 +235,7 @@ impl Client {
             return Err(Errno::EEXIST.into());
         }
         moving.check_slashes(&source, target.as_ref())?;
+        moving.check_loops(&source, target.as_ref(), who)?;
         let same = target.as_ref().is_some_and(|target| target.node.ino() == source.node.ino());
         if !same {
             moving.check_permissions(&source, target.as_ref(), who)?;
@@ -278,7 +283,7 @@ impl Client {
         if last.slash && !directory {
             return Err(Errno::ENOENT.into());
         }
-        access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+        writable(&dir)?;
         Ok(Spot { dir, last })
     }
 
@@ -295,6 +300,14 @@ impl Client {
                 Err(errno.into())
             }
         }
+    }
+}
+
+impl Spot {
+    /// Whether `who` may make something here. A step of its own, because link(2) looks at its source
+    /// before.
+    fn check(&self, who: &Credentials) -> Result<(), Errno> {
+        access::check(&self.dir.mount, &self.dir.node, who, Access::MODIFY_DIR)
     }
 }
 
@@ -327,6 +340,23 @@ fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> 
     check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
 }
 
+/// Whether `dir` is `upper`, or lies below it.
+fn is_above(upper: &Here, dir: &Here, who: &Credentials) -> Result<bool, Errno> {
+    let mut at = Arc::clone(&dir.node);
+    // A bound, because directories may be moved while we climb.
+    for _ in 0..crate::rest::PATH_MAX {
+        if at.ino() == upper.node.ino() {
+            return Ok(true);
+        }
+        match dir.mount.parent(&at, who) {
+            Ok(Some(parent)) => at = parent,
+            Ok(None) | Err(Errno::ENOSYS) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(false)
+}
+
 /// A rename under way.
 struct Moving {
     old: (Here, Component),
@@ -347,6 +377,29 @@ impl Moving {
             return Err(Errno::ENOTDIR);
         }
         Ok(())
+    }
+
+    /// No directory moves below itself (`EINVAL`), nor takes the place of one that it is in
+    /// (`ENOTEMPTY`). Before permissions, as the kernel has it.
+    fn check_loops(
+        &self,
+        source: &Here,
+        target: Option<&Here>,
+        who: &Credentials,
+    ) -> Result<(), Errno> {
+        let (old, new) = (&self.old.0, &self.new.0);
+        if old.node.ino() == new.node.ino() {
+            return Ok(());
+        }
+        if source.node.is_dir() && is_above(source, new, who)? {
+            return Err(Errno::EINVAL);
+        }
+        match target.filter(|target| target.node.is_dir()) {
+            Some(target) if is_above(target, old, who)? => {
+                Err(if self.exchange { Errno::EINVAL } else { Errno::ENOTEMPTY })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_permissions(

@@ -55,8 +55,11 @@ struct Cached {
     /// With the version that it belongs to, and when it expires.
     attr: Option<(Attr, u64, u64)>,
     /// The same of the access list; `Some(None)` where there is none.
-    acl: Option<(Option<Box<[u8]>>, u64, u64)>,
+    acl: Option<CachedAcl>,
 }
+
+/// An access list or its absence, its version, and when it expires.
+type CachedAcl = (Option<Box<[u8]>>, u64, u64);
 
 impl Node {
     pub(crate) fn ino(&self) -> Ino {
@@ -143,11 +146,14 @@ impl std::fmt::Debug for Node {
 
 const SHARDS: usize = 32;
 
+/// Inodes by number.
+type Shard = RwLock<HashTable<(Ino, Weak<Node>)>>;
+
 /// A file system with the inodes that are known of it.
 pub(crate) struct Core {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) recorder: Recorder,
-    shards: [RwLock<HashTable<(Ino, Weak<Node>)>>; SHARDS],
+    shards: [Shard; SHARDS],
 }
 
 impl Core {
@@ -227,5 +233,5 @@ impl Core {
 }
 
 fn spread(ino: Ino) -> u64 {
-    (ino.0 ^ 0x51_7c_c1b7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    (ino.0 ^ 0x517c_c1b7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }

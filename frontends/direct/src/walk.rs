@@ -58,7 +58,8 @@ enum Position {
     Outside(Vec<u8>),
 }
 
-/// What a path ends with.
+/// What a path ends with. On the stack, because a box would cost an allocation for every path.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Last {
     /// A component.
     Component(Component),

@@ -82,8 +82,8 @@ std::arch::global_asm!(
     serve = sym serve_site,
 );
 
+// SAFETY: defined above; only its address is taken here.
 unsafe extern "C" {
-    // SAFETY: defined above; it is only called by trampolines, and only its address is taken here.
     fn defuse_entry();
 }
 

@@ -45,6 +45,7 @@ pub fn all(objects: &[ObjectSites]) -> Patched {
 }
 
 fn loaded() -> Vec<Loaded> {
+    // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record, and the pointer that `loaded` gave it.
         let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<Loaded>>()) };

@@ -78,12 +78,6 @@ pub fn install(process: Process) -> &'static Process {
     process
 }
 
-/// Effective user and group.
-pub fn ids() -> (u32, u32) {
-    let id = |number| sys::plain(number, 0, 0, 0).unwrap_or(0) as u32;
-    (id(libc::SYS_geteuid), id(libc::SYS_getegid))
-}
-
 /// This process.
 pub fn pid() -> i32 {
     sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as i32

@@ -23,6 +23,7 @@ pub fn is_patched() -> bool {
     PATCHED.load(Ordering::Relaxed)
 }
 
+// SAFETY: the type of a function of the C library, called with what the program passed.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
 
 /// A function of the libraries after ours.
@@ -297,6 +298,7 @@ pub unsafe extern "C" fn syscall(
     e: u64,
     f: u64,
 ) -> i64 {
+    // SAFETY: the type of syscall(2), called with what the program passed.
     type Syscall = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
     static NEXT: Next = Next::new(c"syscall");
     if let Some(value) = serve::call(number, &[a, b, c, d, e, f]) {
@@ -393,19 +395,20 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
     }
 }
 
+// SAFETY: defined above, called by the loader of programs alone.
 unsafe extern "C" {
-    // SAFETY: defined above; only its address is taken, so that the linker keeps it.
     fn dlopen();
 }
 
 /// Keeps what nothing else refers to.
 #[used]
+// SAFETY: see above.
 static KEPT: unsafe extern "C" fn() = dlopen;
 
 // ---- the environment ----------------------------------------------------------------------
 
+// SAFETY: the C library's list of variables, as environ(7) has it.
 unsafe extern "C" {
-    // SAFETY: the C library's list of variables, as environ(7) has it.
     static mut environ: *mut *mut c_char;
 }
 
@@ -483,9 +486,9 @@ extern "C" fn in_child() {
     }
 }
 
+// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
+// handlers these are, and NULL that they stay.
 unsafe extern "C" {
-    // SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
-    // handlers these are, and NULL that they stay.
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
@@ -508,8 +511,8 @@ extern "C" fn begin() {
 
 /// Runs [`begin`] when the library is loaded.
 #[used]
-#[unsafe(link_section = ".init_array")]
 // SAFETY: a function that takes nothing may stand where the loader passes arguments.
+#[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
 
 #[cfg(test)]

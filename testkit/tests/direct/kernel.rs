@@ -194,7 +194,7 @@ impl Kernel<'_> {
                 let (kind, perm) = (mode & 0o170000, Mode::from_raw_mode(mode));
                 let kind =
                     if kind == 0 { FileType::RegularFile } else { FileType::from_raw_mode(kind) };
-                text(rustix::fs::mknodat(root, p(path), kind, perm, 0x103))
+                text(rustix::fs::mknodat(root, p(path), kind, perm, 0xf005))
             }
             Op::Rmdir { path } => text(rustix::fs::unlinkat(root, p(path), AtFlags::REMOVEDIR)),
             Op::Unlink { path } => text(rustix::fs::unlinkat(root, p(path), AtFlags::empty())),

@@ -18,7 +18,7 @@ pub fn run(fs: Arc<dyn FileSystem>, who: &Credentials, ops: &[Op]) -> Vec<String
     task.set_umask(0o022);
     let how = How { flags: 0o200000, ..How::default() };
     let top = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
-    let root = client.open(&top, At::Cwd, b"t:", how).unwrap();
+    let root = client.open(&top, At::Cwd, b"t:/r", how).unwrap();
     let mut ours = Ours { client: &client, task: &task, root: &root, files: Vec::new() };
     let answers = ops.iter().map(|op| ours.step(op)).collect();
     drop(ours);
@@ -159,7 +159,7 @@ impl<'a> Ours<'a> {
             }
             Op::Truncate { path, length } => text(client.truncate(task, at, p(path), length)),
             Op::Mkdir { path, mode } => text(client.mkdir(task, at, p(path), mode)),
-            Op::Mknod { path, mode } => text(client.mknod(task, at, p(path), mode, 0x103)),
+            Op::Mknod { path, mode } => text(client.mknod(task, at, p(path), mode, 0xf005)),
             Op::Rmdir { path } => text(client.rmdir(task, at, p(path))),
             Op::Unlink { path } => text(client.unlink(task, at, p(path))),
             Op::Symlink { target, path } => {

@@ -40,12 +40,8 @@ impl ForkPolicy {
 pub struct MountPlan {
     /// An absolute path, or a name with a colon at its end.
     pub target: Vec<u8>,
-    /// The kind of file system.
-    pub kind: String,
-    /// What followed the colon of the source.
-    pub rest: Vec<u8>,
-    /// Options, each `name` or `name=value`.
-    pub options: Vec<String>,
+    /// The source, and options after commas: `passthrough:/srv,exclusive`.
+    pub source: Vec<u8>,
     /// What a fork does to it.
     pub fork: ForkPolicy,
     /// A socket at which the file system is served by another process; empty where it is not.
@@ -100,10 +96,7 @@ impl Plan {
         out.number(self.mounts.len() as u64);
         for mount in &self.mounts {
             out.string(&mount.target);
-            out.string(mount.kind.as_bytes());
-            out.string(&mount.rest);
-            out.number(mount.options.len() as u64);
-            mount.options.iter().for_each(|option| out.string(option.as_bytes()));
+            out.string(&mount.source);
             let policy = ForkPolicy::NAMES.iter().position(|(_, policy)| *policy == mount.fork);
             out.number(policy.unwrap_or(0) as u64);
             out.string(&mount.server);
@@ -123,26 +116,20 @@ impl Plan {
         let library = from.string()?.to_vec();
         let flags = from.number()?;
         let mounts =
-            (0..from.count(48)?).map(|_| decode_mount(&mut from)).collect::<Result<_, _>>()?;
+            (0..from.count(32)?).map(|_| decode_mount(&mut from)).collect::<Result<_, _>>()?;
         let objects = (0..from.count(16)?).map(|_| decode_object(&mut from));
         let objects = objects.collect::<Result<_, _>>()?;
         Ok(Plan { library, mounts, objects, dispatch: flags & 1 != 0, report: flags & 2 != 0 })
     }
 }
 
-fn text(from: &mut Reader<'_>) -> Result<String, Malformed> {
-    String::from_utf8(from.string()?.to_vec()).map_err(|_| Malformed)
-}
-
 fn decode_mount(from: &mut Reader<'_>) -> Result<MountPlan, Malformed> {
     let target = from.string()?.to_vec();
-    let kind = text(from)?;
-    let rest = from.string()?.to_vec();
-    let options = (0..from.count(8)?).map(|_| text(from)).collect::<Result<_, _>>()?;
+    let source = from.string()?.to_vec();
     let policy = usize::try_from(from.number()?).map_err(|_| Malformed)?;
     let fork = ForkPolicy::NAMES.get(policy).ok_or(Malformed)?.1;
     let server = from.string()?.to_vec();
-    Ok(MountPlan { target, kind, rest, options, fork, server })
+    Ok(MountPlan { target, source, fork, server })
 }
 
 /// No number.
@@ -188,9 +175,7 @@ mod tests {
             library: b"/lib/x.so".to_vec(),
             mounts: vec![MountPlan {
                 target: b"/data".to_vec(),
-                kind: "memory".into(),
-                rest: Vec::new(),
-                options: vec!["size=1G".into(), "x".into()],
+                source: b"memory:,size=1G".to_vec(),
                 fork: ForkPolicy::Deny,
                 server: b"/run/s".to_vec(),
             }],

@@ -12,6 +12,7 @@ mod path;
 mod poll;
 mod xattrs;
 
+use std::ffi::CString;
 use std::sync::Arc;
 
 use defuse_direct::{Client, Stop, Task};
@@ -33,6 +34,9 @@ pub enum Fail {
     Errno(Errno),
     /// The kernel is to do it, with other paths.
     Outside(defuse_direct::Outside),
+    /// The kernel is to do another call, which may block: with this number, these arguments, and a
+    /// path in the second.
+    Kernel(i64, [u64; 6], CString),
     /// The kernel is to do it as it is.
     Pass,
 }
@@ -128,9 +132,10 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     let served = match handler {
         Handler::Fd(native, run) => by_descriptor(process, (number, args), native, run),
         Handler::Any(run) => {
-            let _inside = Inside::enter()?;
             let call = Call { process, number, args };
+            let inside = Inside::enter()?;
             let result = run(&call);
+            drop(inside);
             finish(&call, result)
         }
     };
@@ -163,9 +168,10 @@ fn by_descriptor(
     if native && entry.backed {
         return None;
     }
-    let _inside = Inside::enter()?;
     let call = Call { process, number, args };
+    let inside = Inside::enter()?;
     let result = run(&call, entry);
+    drop(inside);
     finish(&call, result)
 }
 
@@ -176,6 +182,10 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         Err(Fail::Errno(errno)) => Some(sys::failure(errno)),
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
+        Err(Fail::Kernel(number, mut args, path)) => {
+            args[1] = path.as_ptr() as u64;
+            Some(sys::pass(number as u64, &args))
+        }
     }
 }
 
@@ -205,6 +215,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_fsync | libc::SYS_fdatasync => Fd(false, data::sync),
         libc::SYS_syncfs => Fd(false, data::syncfs),
         libc::SYS_mmap => Any(data::mmap),
+        libc::SYS_rt_sigaction => Any(crate::signals::action),
         libc::SYS_munmap => Any(data::munmap),
         libc::SYS_msync => Any(data::msync),
         libc::SYS_ioctl => Fd(true, data::ioctl),

@@ -66,8 +66,7 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Served {
     }
     let path = crate::handover::node(call.process, &stat).ok_or(Errno::ENXIO)?;
     let flags = u64::from(how.flags & !(libc::O_CREAT | libc::O_EXCL) as u32);
-    let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0, 0];
-    Ok(sys::pass(libc::SYS_openat as u64, &args))
+    Err(Fail::Kernel(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, flags, 0, 0, 0], path))
 }
 
 /// The path by which an open file is named later: absolute.

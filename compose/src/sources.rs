@@ -1,5 +1,4 @@
-//! The one place where the program meets file systems: which there are, and how one is made from
-//! what the user wrote.
+//! The kinds of file systems, and sources: what is served.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -11,8 +10,8 @@ use defuse_fs::layer::ReadOnly;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
-use crate::error::{Failure, Result};
-use crate::options::Settings;
+use crate::options::{Settings, split};
+use crate::{Error, Result};
 
 /// A kind of file system that can be mounted.
 pub struct Backend {
@@ -29,7 +28,7 @@ pub struct Backend {
 }
 
 /// All of them. A further one is one entry here, and its options in
-/// [`options::OPTIONS`](crate::options::OPTIONS).
+/// [`OPTIONS`](crate::OPTIONS).
 pub const BACKENDS: &[Backend] = &[
     Backend {
         name: "passthrough",
@@ -70,7 +69,7 @@ impl Source {
         let rest = OsStr::from_bytes(&bytes[colon + 1..]);
         if backend.is_path && rest.is_empty() {
             let text = text.display();
-            return Err(Failure::Usage(format!("source {text} names no path: {}", backend.form)));
+            return Err(Error::Usage(format!("source {text} names no path: {}", backend.form)));
         }
         let rest = if backend.is_path { absolute(rest) } else { rest.to_os_string() };
         Ok(Source { backend, rest })
@@ -80,7 +79,7 @@ impl Source {
     /// kernel's flag can be taken back while it is mounted (mount -o remount,rw).
     pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
         let fs = (self.backend.open)(&self.rest, settings)?;
-        Ok(if settings.mount.ro { Arc::new(ReadOnly::new(fs)) } else { fs })
+        Ok(if settings.read_only { Arc::new(ReadOnly::new(fs)) } else { fs })
     }
 
     /// How it would be written, with its path made absolute.
@@ -97,26 +96,46 @@ fn absolute(path: &OsStr) -> OsString {
     std::path::absolute(path).map_or_else(|_| path.to_os_string(), Into::into)
 }
 
+/// Makes the file system that a text names, for those without a command line: a source, and options
+/// after commas (a backslash makes a comma part of what it stands in). `settings` are those to begin
+/// with. Returns the source and what became of the settings, too.
+pub fn open_text(
+    text: &OsStr,
+    mut settings: Settings,
+) -> Result<(Source, Settings, Arc<dyn FileSystem>)> {
+    let text = text.to_str().ok_or_else(|| {
+        let shown = text.display();
+        Error::Usage(format!("source {shown} is no UTF-8, which options after it have to be"))
+    })?;
+    let mut parts = split(text).into_iter();
+    let source = Source::parse(OsStr::new(&parts.next().unwrap_or_default()))?;
+    for option in parts {
+        settings.apply(&source, &option)?;
+    }
+    let fs = source.open(&settings)?;
+    Ok((source, settings, fs))
+}
+
 /// The kinds of sources, one a line.
 pub fn help() -> String {
     let line = |backend: &Backend| format!("  {:<20} {}\n", backend.form, backend.help);
     BACKENDS.iter().map(line).collect()
 }
 
-fn without_kind(text: &OsStr) -> Failure {
+fn without_kind(text: &OsStr) -> Error {
     let known = names();
     let shown = text.display();
     if Path::new(text).exists() || text.as_bytes().contains(&b'/') {
-        return Failure::Usage(format!(
+        return Error::Usage(format!(
             "source {shown} has no type: to serve this directory, write passthrough:{shown}"
         ));
     }
-    Failure::Usage(format!("source {shown} has no type: write TYPE:…, where TYPE is {known}"))
+    Error::Usage(format!("source {shown} has no type: write TYPE:…, where TYPE is {known}"))
 }
 
-fn unknown_kind(name: &str) -> Failure {
+fn unknown_kind(name: &str) -> Error {
     let known = names();
-    Failure::Usage(format!("there are no sources of type {name:?}: known are {known}"))
+    Error::Usage(format!("there are no sources of type {name:?}: known are {known}"))
 }
 
 fn names() -> String {
@@ -125,13 +144,13 @@ fn names() -> String {
 
 fn open_passthrough(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
     let fs = Passthrough::new(Path::new(rest), settings.passthrough.clone());
-    Ok(Arc::new(fs.map_err(Failure::failed)?))
+    Ok(Arc::new(fs.map_err(|error| Error::Failed(error.to_string()))?))
 }
 
 fn open_memory(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
     if !rest.is_empty() {
         let rest = rest.display();
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "memory: takes nothing after its colon, but has {rest}: limits are options (-o size=1G)"
         )));
     }
@@ -156,6 +175,20 @@ mod tests {
         let relative = Source::parse(OsStr::new("passthrough:x")).unwrap();
         assert!(Path::new(&relative.rest).is_absolute());
         assert!(Source::parse(OsStr::new("memory:")).is_ok());
+    }
+
+    #[test]
+    fn a_text_is_a_source_with_options() {
+        let open = |text: &str| {
+            let opened = open_text(OsStr::new(text), Settings::default());
+            opened.map(|(_, settings, fs)| (settings, fs.caps().read_only))
+        };
+        let (settings, read_only) = open("memory:,size=1M,ro").unwrap();
+        assert_eq!((settings.memory.size, read_only), (Some(1 << 20), true));
+        let message = |text| open(text).err().unwrap().to_string();
+        assert!(message("memory:,sice=1").contains("known are ro, rw, size"));
+        assert!(message("memory:,handles=on").contains("no option handles of memory"));
+        assert!(message("memory:,size").contains("write size=BYTES"));
     }
 
     #[test]

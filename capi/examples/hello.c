@@ -1,0 +1,44 @@
+/* Files in memory, reached without a system call:
+ *
+ *   cargo build --release -p defuse-capi
+ *   cc -Icapi/include capi/examples/hello.c -Ltarget/release -ldefuse -o hello
+ *   ln -s libdefuse.so target/release/libdefuse.so.0
+ *   LD_LIBRARY_PATH=target/release ./hello
+ */
+#include <defuse.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+static int fail(const char *what) {
+    perror(what);
+    return 1;
+}
+
+int main(void) {
+    char text[64] = {0};
+    struct stat st;
+    int fd;
+    if (defuse_mount("mem:", "memory:,size=1M") < 0)
+        return fail("mount");
+    if (defuse_mkdir("mem:/d", 0755) < 0)
+        return fail("mkdir");
+    fd = defuse_open("mem:/d/hello", O_RDWR | O_CREAT, 0644);
+    if (fd < 0)
+        return fail("open");
+    if (defuse_write(fd, "hello, world", 12) != 12)
+        return fail("write");
+    if (defuse_pread(fd, text, sizeof text, 0) != 12)
+        return fail("read");
+    if (defuse_fstat(fd, &st) < 0 || st.st_size != 12 || !S_ISREG(st.st_mode))
+        return fail("fstat");
+    if (defuse_open("mem:/missing", O_RDONLY, 0) != -1 || errno != ENOENT)
+        return fail("a missing file");
+    if (defuse_unmount("mem:", 0) != -1 || errno != EBUSY)
+        return fail("unmounting what is in use");
+    if (defuse_close(fd) < 0 || defuse_unmount("mem:", 0) < 0)
+        return fail("unmount");
+    printf("%s\n", text);
+    return 0;
+}

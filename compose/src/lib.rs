@@ -1,0 +1,46 @@
+//! Which file systems there are, and how one is made from what the user wrote.
+//!
+//! What it is: the one place that names all backends, for whatever puts them behind a frontend: the
+//! program, the C library, the preloaded library. A source is `KIND:REST` ([`Source`]), options
+//! belong to one kind ([`OPTIONS`]), and both together are one text for those without a command
+//! line: `passthrough:/srv,exclusive` ([`open_text`]).
+//!
+//! What it is not: it knows no frontend, and no option of a mount or a session.
+
+#![forbid(unsafe_code)]
+
+mod options;
+mod sources;
+mod value;
+
+pub use options::{BackendOpt, OPTIONS, Settings, split};
+pub use sources::{BACKENDS, Backend, Source, help, open_text};
+pub use value::{Value, seconds};
+
+use std::fmt;
+
+/// What [`Settings::passthrough`] needs where operations run on threads of an application.
+pub const APPLICATION_THREADS: defuse_passthrough::Credentials =
+    defuse_passthrough::Credentials::Restore;
+
+/// Why there is no file system. The text names the object and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// What was asked for cannot be meant.
+    Usage(String),
+    /// What was asked for could not be done.
+    Failed(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Usage(text) | Error::Failed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What is made here, or why not.
+pub type Result<T = ()> = std::result::Result<T, Error>;

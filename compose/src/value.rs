@@ -1,0 +1,130 @@
+//! What may follow the `=` of an option, and what it changes.
+
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// A word that a value may be, and what it changes.
+pub type Word<S> = (&'static str, fn(&mut S));
+
+/// What follows the `=`, and what it changes in the settings `S`.
+pub enum Value<S: 'static> {
+    /// Nothing follows.
+    Flag(fn(&mut S)),
+    /// A decimal number in a range.
+    Number(u64, u64, fn(&mut S, u64)),
+    /// Bytes, with K, M, G or T, in a range.
+    Size(u64, u64, fn(&mut S, u64)),
+    /// An octal number up to this one.
+    Octal(u32, fn(&mut S, u32)),
+    /// Seconds, also fractions.
+    Seconds(fn(&mut S, Duration)),
+    /// One of these words.
+    Choice(&'static [Word<S>]),
+}
+
+use Value::{Choice, Flag, Number, Octal, Seconds, Size};
+
+impl<S> Value<S> {
+    /// What follows the `=`, as help shows it; `None` where nothing does.
+    pub fn form(&self) -> Option<String> {
+        match self {
+            Flag(_) => None,
+            Number(..) => Some("N".to_owned()),
+            Size(..) => Some("BYTES".to_owned()),
+            Octal(..) => Some("OCTAL".to_owned()),
+            Seconds(_) => Some("SECS".to_owned()),
+            Choice(words) => {
+                Some(words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"))
+            }
+        }
+    }
+
+    /// What a value must be, for an error about one that is not.
+    fn expected(&self) -> String {
+        match self {
+            Number(min, max, _) => range("a number", *min, *max),
+            Size(min, max, _) => range("bytes (also 64K, 1M, 2G)", *min, *max),
+            Octal(max, _) => format!("an octal number up to {max:o}"),
+            Seconds(_) => "seconds, such as 1 or 0.5".to_owned(),
+            Choice(_) => format!("one of {}", self.form().unwrap_or_default()),
+            Flag(_) => String::new(),
+        }
+    }
+
+    /// Applies the option `name` with its value, if it is given one.
+    pub fn apply(&self, settings: &mut S, name: &str, value: Option<&str>) -> Result {
+        match (self, value) {
+            (Flag(set), None) => {
+                set(settings);
+                return Ok(());
+            }
+            (Flag(_), Some(_)) => {
+                return Err(Error::Usage(format!(
+                    "option {name} takes no value: write just {name}"
+                )));
+            }
+            (_, None) => {
+                let form = self.form().unwrap_or_default();
+                return Err(Error::Usage(format!(
+                    "option {name} needs a value: write {name}={form}"
+                )));
+            }
+            (_, Some(_)) => {}
+        }
+        let value = value.unwrap_or_default();
+        self.apply_value(settings, value).ok_or_else(|| {
+            let expected = self.expected();
+            Error::Usage(format!("option {name}={value} is not possible: write {expected}"))
+        })
+    }
+
+    /// `None` where the value is not of the expected form.
+    fn apply_value(&self, settings: &mut S, value: &str) -> Option<()> {
+        let within = |min: u64, max: u64| move |n: &u64| (min..=max).contains(n);
+        match self {
+            Number(min, max, set) => set(settings, decimal(value).filter(within(*min, *max))?),
+            Size(min, max, set) => set(settings, bytes(value).filter(within(*min, *max))?),
+            Octal(max, set) => {
+                set(settings, u32::from_str_radix(value, 8).ok().filter(|n| n <= max)?);
+            }
+            Seconds(set) => set(settings, seconds(value)?),
+            Choice(words) => words.iter().find(|(word, _)| *word == value)?.1(settings),
+            Flag(_) => return None,
+        }
+        Some(())
+    }
+}
+
+fn range(what: &str, min: u64, max: u64) -> String {
+    match max {
+        u64::MAX if min == 0 => what.to_owned(),
+        u64::MAX => format!("{what}, at least {min}"),
+        _ => format!("{what} from {min} to {max}"),
+    }
+}
+
+/// Digits only: `parse` would also take a plus sign.
+fn decimal(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return None,
+    };
+    decimal(digits)?.checked_mul(1 << shift)
+}
+
+/// Up to a century, so that no sum of times can overflow.
+pub fn seconds(text: &str) -> Option<Duration> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds: f64 = text.parse().ok().filter(|_| plain)?;
+    (seconds <= 3.2e9).then(|| Duration::from_secs_f64(seconds))
+}

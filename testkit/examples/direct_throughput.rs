@@ -1,0 +1,155 @@
+//! What a call of the in-process client costs: `cargo run --release -p defuse-testkit --example
+//! direct_throughput`. 4 KiB reads and writes of a file of 4 MiB in tmpfs, natively and through the
+//! client on passthrough and memory, in turns; and a file system that does nothing, for the share
+//! of the client itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Place, Task};
+use defuse_fs::layer::Method;
+use defuse_fs::{
+    Context, File, FileSystem, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf, delegate,
+};
+use defuse_memory::Memory;
+use defuse_passthrough::Passthrough;
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 1024;
+const ROUNDS: usize = 15;
+
+/// Memory whose reads and writes return at once.
+struct Dummy {
+    inner: Memory,
+}
+
+impl Dummy {
+    fn around<T>(
+        &self,
+        _: Method,
+        _: &Context<'_>,
+        call: impl FnOnce(&Memory) -> Result<T>,
+    ) -> Result<T> {
+        call(&self.inner)
+    }
+}
+
+impl FileSystem for Dummy {
+    delegate!(around inner, except read, write, submit);
+
+    fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        _: File,
+        _: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        Ok(data.remaining())
+    }
+
+    fn submit(&self, io: defuse_fs::Io) {
+        self.inner.submit(io);
+    }
+}
+
+struct Target {
+    name: &'static str,
+    read: Box<dyn FnMut(&mut [u8], u64)>,
+    write: Box<dyn FnMut(&[u8], u64)>,
+    /// The best of all rounds, in nanoseconds a call.
+    best: [f64; 2],
+}
+
+fn direct(
+    name: &'static str,
+    client: &Arc<Client>,
+    task: &Arc<Task>,
+    file: Arc<Description>,
+) -> Target {
+    let (c, t, f) = (Arc::clone(client), Arc::clone(task), Arc::clone(&file));
+    let read = move |room: &mut [u8], at: u64| {
+        let _ = c.pread(&t, &f, room, at);
+    };
+    let (c, t) = (Arc::clone(client), Arc::clone(task));
+    let write = move |bytes: &[u8], at: u64| {
+        c.pwrite(&t, &file, bytes, at).expect("write");
+    };
+    Target { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
+}
+
+fn native(dir: &Path) -> Target {
+    let mut file = std::fs::File::options();
+    file.read(true).write(true).create(true).truncate(true);
+    let file = Arc::new(file.open(dir.join("native")).expect("a file in /dev/shm"));
+    let other = Arc::clone(&file);
+    let read = move |room: &mut [u8], at: u64| {
+        let _ = rustix::io::pread(&*file, room, at);
+    };
+    let write = move |bytes: &[u8], at: u64| {
+        rustix::io::pwrite(&*other, bytes, at).expect("write");
+    };
+    Target { name: "native", read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
+}
+
+fn main() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    let client = Arc::new(Client::new(Options::default()));
+    let task =
+        Task::new(Credentials::of_this_process().expect("ids"), Place::Outside(b"/".to_vec()));
+    let task = Arc::new(task);
+    let options = defuse_passthrough::Options {
+        credentials: defuse_passthrough::Credentials::Restore,
+        ..Default::default()
+    };
+    let passthrough = Passthrough::new(dir.path(), options).expect("a source");
+    let memory = || Memory::new(defuse_memory::Options::default());
+    let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
+        ("passthrough", b"p:", Arc::new(passthrough)),
+        ("memory", b"m:", Arc::new(memory())),
+        ("dummy", b"d:", Arc::new(Dummy { inner: memory() })),
+    ];
+    let mut targets = vec![native(dir.path())];
+    for (name, target, fs) in mounts {
+        client.mount(target, fs, &MountArgs::default()).expect("mount");
+        let path = [target, b"/file"].concat();
+        let how = How { flags: 0o102, mode: 0o600, ..How::default() };
+        let file = client.open(&task, At::Cwd, &path, how).expect("open");
+        targets.push(direct(name, &client, &task, file));
+    }
+    let mut block = vec![7u8; BLOCK];
+    for round in 0..ROUNDS {
+        for target in &mut targets {
+            let time = |run: &mut dyn FnMut(u64)| {
+                let start = Instant::now();
+                (0..BLOCKS).for_each(|number| run(number * BLOCK as u64));
+                start.elapsed().as_nanos() as f64 / BLOCKS as f64
+            };
+            let write = time(&mut |at| (target.write)(&block, at));
+            let read = time(&mut |at| (target.read)(&mut block, at));
+            // The first round makes the pages.
+            if round > 0 {
+                target.best = [target.best[0].min(read), target.best[1].min(write)];
+            }
+        }
+    }
+    let base = targets[0].best;
+    for Target { name, best, .. } in &targets {
+        let [read, write] = *best;
+        println!(
+            "{name:<12} read {read:>6.0} ns, {:>5.2} of native   write {write:>6.0} ns, {:>5.2} of native",
+            base[0] / read,
+            base[1] / write
+        );
+    }
+    let share = |op: usize| 100.0 * targets[3].best[op] / targets[1].best[op];
+    println!(
+        "the client's share of a passthrough call: read {:.1} %, write {:.1} %",
+        share(0),
+        share(1)
+    );
+}

@@ -1,0 +1,223 @@
+//! The in-process client: mounts, walks, open files, and file systems that fail.
+
+use std::sync::Arc;
+
+use defuse_direct::{
+    At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
+    Options, Outside, Place, Resolve, Result, Stop, Task,
+};
+use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+use defuse_fs::{Errno, Lock, LockType, RenameFlags};
+use defuse_memory::Memory;
+use defuse_passthrough::Passthrough;
+
+const CREATE: u32 = 0o102;
+
+fn memory() -> Arc<Memory> {
+    Arc::new(Memory::new(defuse_memory::Options::default()))
+}
+
+fn task() -> Task {
+    Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()))
+}
+
+fn client(targets: &[&str]) -> Client {
+    let client = Client::new(Options::default());
+    for target in targets {
+        client.mount(target.as_bytes(), memory(), &MountArgs::default()).unwrap();
+    }
+    client
+}
+
+fn open(client: &Client, task: &Task, path: &str, flags: u32) -> Result<Arc<Description>> {
+    let how = How { flags, mode: 0o644, ..How::default() };
+    client.open(task, At::Cwd, path.as_bytes(), how)
+}
+
+fn put(client: &Client, task: &Task, path: &str, bytes: &[u8]) {
+    let file = open(client, task, path, CREATE).unwrap();
+    assert_eq!(client.write(task, &file, bytes), Ok(bytes.len()));
+}
+
+fn get(client: &Client, task: &Task, path: &str) -> Result<Vec<u8>> {
+    let file = open(client, task, path, 0)?;
+    let mut room = [0; 100];
+    let count = client.read(task, &file, &mut room)?;
+    Ok(room[..count].to_vec())
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T>) -> Errno {
+    match result {
+        Err(Stop::Errno(errno)) => errno,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn several_file_systems_of_one_type_and_of_two_are_used_at_once() {
+    let (client, task) = (client(&["a:", "b:"]), task());
+    let dir = tempfile::tempdir().unwrap();
+    let source = Passthrough::new(dir.path(), Default::default()).unwrap();
+    client.mount(b"/defuse-test/p", Arc::new(source), &MountArgs::default()).unwrap();
+    put(&client, &task, "a:/x", b"one");
+    for target in ["b:/x", "/defuse-test/p/x"] {
+        let from = open(&client, &task, "a:/x", 0).unwrap();
+        let to = open(&client, &task, target, CREATE).unwrap();
+        assert_eq!(client.copy_file_range(&task, (&from, None), (&to, None), 100), Ok(3));
+        assert_eq!(get(&client, &task, target).unwrap(), b"one");
+    }
+    assert_eq!(std::fs::read(dir.path().join("x")).unwrap(), b"one");
+    let rename =
+        client.rename(&task, (At::Cwd, b"a:/x"), (At::Cwd, b"b:/y"), RenameFlags::default());
+    assert_eq!(errno(rename), Errno::EXDEV);
+}
+
+#[test]
+fn links_lead_between_mounts_and_out_of_them() {
+    let (client, task) = (client(&["/defuse-a", "/defuse-b"]), task());
+    put(&client, &task, "/defuse-b/f", b"here");
+    client.symlink(&task, b"/defuse-b/f", At::Cwd, b"/defuse-a/l").unwrap();
+    client.symlink(&task, b"../defuse-b", At::Cwd, b"/defuse-a/up").unwrap();
+    client.symlink(&task, b"/etc/hostname", At::Cwd, b"/defuse-a/out").unwrap();
+    client.symlink(&task, b"loop", At::Cwd, b"/defuse-a/loop").unwrap();
+    for path in ["/defuse-a/l", "/defuse-a/up/f", "/defuse-a/../defuse-b/f", "//defuse-b/./f"] {
+        assert_eq!(get(&client, &task, path).unwrap(), b"here", "{path}");
+    }
+    assert_eq!(errno(get(&client, &task, "/defuse-a/loop")), Errno::ELOOP);
+    let outside = |path: &str| Stop::Outside(Outside { path: Some(path.into()), second: None });
+    assert_eq!(get(&client, &task, "/defuse-a/out"), Err(outside("/etc/hostname")));
+    assert_eq!(get(&client, &task, "/defuse-a/../etc/x"), Err(outside("/etc/x")));
+    assert_eq!(get(&client, &task, "/etc/x"), Err(Stop::Outside(Outside::default())));
+    // A link of the kernel that leads in.
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/defuse-b", dir.path().join("in")).unwrap();
+    let path = format!("{}/in/f", dir.path().display());
+    assert_eq!(get(&client, &task, &path).unwrap(), b"here");
+}
+
+#[test]
+fn a_mount_inside_of_a_mount_covers_the_directory_and_its_parent_is_the_one_below() {
+    let (client, task) = (client(&["a:"]), task());
+    client.mkdir(&task, At::Cwd, b"a:/d", 0o755).unwrap();
+    put(&client, &task, "a:/f", b"below");
+    client.mount(b"a:/d", memory(), &MountArgs::default()).unwrap();
+    put(&client, &task, "a:/d/x", b"upper");
+    assert_eq!(get(&client, &task, "a:/d/../f").unwrap(), b"below");
+    assert_eq!(errno(client.rmdir(&task, At::Cwd, b"a:/d")), Errno::EBUSY);
+    client.chdir(&task, b"a:/d").unwrap();
+    assert_eq!(client.getcwd(&task).unwrap(), b"a:/d");
+    assert_eq!(get(&client, &task, "x").unwrap(), b"upper");
+    assert_eq!(client.unmount(b"a:/d", false), Err(Errno::EBUSY));
+    client.chdir(&task, b"..").unwrap();
+    client.unmount(b"a:/d", false).unwrap();
+    assert_eq!(errno(get(&client, &task, "a:/d/x")), Errno::ENOENT);
+}
+
+#[test]
+fn a_mount_in_use_is_busy_unless_it_is_detached_lazily() {
+    let (client, task) = (client(&["a:"]), task());
+    let file = open(&client, &task, "a:/f", CREATE).unwrap();
+    assert_eq!(client.unmount(b"a:", false), Err(Errno::EBUSY));
+    client.unmount(b"a:", true).unwrap();
+    assert_eq!(client.write(&task, &file, b"still"), Ok(5));
+    assert!(matches!(get(&client, &task, "a:/f"), Err(Stop::Outside(_))));
+    assert_eq!(client.unmount(b"a:", true), Err(Errno::EINVAL));
+}
+
+#[test]
+fn restrictions_of_openat2_hold() {
+    let (client, task) = (client(&["a:"]), task());
+    client.mkdir(&task, At::Cwd, b"a:/d", 0o755).unwrap();
+    put(&client, &task, "a:/f", b"f");
+    client.symlink(&task, b"../f", At::Cwd, b"a:/d/l").unwrap();
+    let dir = open(&client, &task, "a:/d", 0o200000).unwrap();
+    let at = |path: &str, resolve| {
+        let how = How { resolve: Resolve(resolve), ..How::default() };
+        client.open(&task, At::Dir(&dir), path.as_bytes(), how).map(drop)
+    };
+    assert_eq!(at("../f", 0), Ok(()));
+    assert_eq!(errno(at("../f", Resolve::BENEATH)), Errno::EXDEV);
+    assert_eq!(errno(at("l", Resolve::BENEATH)), Errno::EXDEV);
+    assert_eq!(errno(at("l", Resolve::NO_SYMLINKS)), Errno::ELOOP);
+    assert_eq!(errno(at("../f", Resolve::IN_ROOT)), Errno::ENOENT);
+}
+
+#[test]
+fn duplicates_share_their_position_and_numbers_are_the_lowest() {
+    let (client, task) = (client(&["a:"]), task());
+    let table = Descriptors::new(64);
+    let file = open(&client, &task, "a:/f", CREATE).unwrap();
+    let first = table.insert(Arc::clone(&file), 0, FdFlags::default()).unwrap();
+    let second = table.insert(file, 0, FdFlags::default()).unwrap();
+    assert_eq!((first, second), (0, 1));
+    client.write(&task, &table.get(first).unwrap(), b"abc").unwrap();
+    client.write(&task, &table.get(second).unwrap(), b"def").unwrap();
+    assert_eq!(get(&client, &task, "a:/f").unwrap(), b"abcdef");
+    table.remove(first).unwrap().close(&task).unwrap();
+    assert_eq!(table.get(first).err(), Some(Errno::EBADF));
+    let third = open(&client, &task, "a:/f", 0).unwrap();
+    assert_eq!(table.insert(third, 0, FdFlags::default()), Ok(0));
+}
+
+#[test]
+fn a_backend_that_fails_or_panics_fails_that_call_alone() {
+    let fault = Arc::new(Fault::new(Memory::new(Default::default()), 1));
+    let (client, task) = (client(&[]), task());
+    client.mount(b"a:", Arc::clone(&fault) as _, &MountArgs::default()).unwrap();
+    put(&client, &task, "a:/f", b"data");
+    let file = open(&client, &task, "a:/f", 2).unwrap();
+    let mut room = [0; 4];
+    for (action, expected) in
+        [(Action::Panic, Errno::EIO), (Action::Fail(Errno::ENOSPC), Errno::ENOSPC)]
+    {
+        let methods = [Method::Read, Method::Write, Method::Lookup, Method::Open];
+        let rule = |&method: &Method| Rule { method: Some(method), when: When::Always, action };
+        fault.set_rules(&methods.iter().map(rule).collect::<Vec<_>>());
+        assert_eq!(errno(client.pread(&task, &file, &mut room, 0)), expected);
+        assert_eq!(errno(client.write(&task, &file, b"x")), expected);
+        assert_eq!(errno(get(&client, &task, "a:/other")), expected);
+        assert_eq!(errno(get(&client, &task, "a:/f")), expected);
+    }
+    fault.set_rules(&[]);
+    assert_eq!(client.pread(&task, &file, &mut room, 0), Ok(4));
+}
+
+#[test]
+fn a_thousand_threads_open_write_and_close() {
+    let (client, task) = (client(&["a:"]), task());
+    std::thread::scope(|scope| {
+        for number in 0..1000 {
+            let (client, task) = (&client, &task);
+            let run = move || {
+                let path = format!("a:/{}", number % 50);
+                let file = open(client, task, &path, CREATE).unwrap();
+                client.pwrite(task, &file, &[1; 100], number * 100).unwrap();
+                file.close(task).unwrap();
+                if number % 10 == 0 {
+                    let _ = client.unlink(task, At::Cwd, path.as_bytes());
+                }
+            };
+            std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, run).unwrap();
+        }
+    });
+    assert_eq!(client.mounts()[0].users, 0);
+    client.unmount(b"a:", false).unwrap();
+}
+
+#[test]
+fn locks_hold_where_the_backend_has_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (client, task) = (client(&[]), task());
+    let fs = Passthrough::new(dir.path(), Default::default()).unwrap();
+    client.mount(b"p:", Arc::new(fs), &MountArgs::default()).unwrap();
+    let first = open(&client, &task, "p:/f", CREATE).unwrap();
+    let second = open(&client, &task, "p:/f", 2).unwrap();
+    let write = Lock { typ: LockType::Write, start: 0, end: 9, pid: 0 };
+    client.set_lock(&task, &first, LockFamily::OpenFile, write).unwrap();
+    let refused = client.set_lock(&task, &second, LockFamily::OpenFile, write);
+    assert_eq!(errno(refused), Errno::EAGAIN);
+    let waiting = client.wait_for_lock(&task, &second, LockFamily::OpenFile, write).unwrap();
+    assert!(!waiting.is_done());
+    drop(first);
+    assert_eq!(waiting.wait().0, Ok(0));
+}
