@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use defuse_compose::Source;
-use defuse_preload_plan::analysis::Binary;
+use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
 use crate::error::{Failure, Result};
@@ -51,7 +51,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let plan = Plan {
         library: library.into_os_string().into_vec(),
         mounts: mounts.collect::<Result<_>>()?,
-        objects: objects(),
+        objects: objects(&args.command[0]),
         dispatch: false,
         report: args.report,
     };
@@ -118,11 +118,46 @@ fn library() -> Result<PathBuf> {
     })
 }
 
-/// The C library of this machine, as far as it can be analysed.
-fn objects() -> Vec<ObjectSites> {
-    let places = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
-    let found = places.iter().find_map(|place| Binary::read(Path::new(place)).ok());
-    found.iter().map(Binary::to_sites).collect()
+/// The C library of this machine, and what the program is made of beside it: libraries and programs
+/// that make system calls of their own have sites as well.
+fn objects(program: &OsStr) -> Vec<ObjectSites> {
+    let mut objects = Vec::new();
+    let mut seen: Vec<PathBuf> = Vec::new();
+    let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
+    next.extend(analysis::find_library("libc.so.6", &[]));
+    while let Some(path) = next.pop() {
+        if seen.contains(&path) || seen.len() > MOST_LIBRARIES {
+            continue;
+        }
+        // What is no ELF file, such as a script, has no sites.
+        if let Ok(binary) = Binary::read_sites(&path) {
+            let find = |name: &String| analysis::find_library(name, &binary.run_path);
+            next.extend(binary.needed.iter().filter_map(find));
+            if !binary.sites.is_empty() && !is_loader(&path) {
+                objects.push(binary.to_sites());
+            }
+        }
+        seen.push(path);
+    }
+    objects
+}
+
+/// Programs have fewer; a bound for what is wrongly made.
+const MOST_LIBRARIES: usize = 512;
+
+/// The dynamic loader opens libraries before we are there, and must not be changed while it works.
+fn is_loader(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
+}
+
+/// The file that the kernel would execute for a program's name.
+pub fn find_program(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return std::fs::canonicalize(program).ok();
+    }
+    let path = std::env::var_os("PATH")?;
+    let files = std::env::split_paths(&path).map(|folder| folder.join(program));
+    files.filter_map(|file| std::fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
 /// The memory that all processes of the run share.

@@ -75,8 +75,26 @@ impl Binary {
         Ok(binary)
     }
 
+    /// The same without symbols, which takes a tenth of the time.
+    pub fn read_sites(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let foreign = || Error::Foreign(path.to_owned());
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes).map_err(|_| foreign())?;
+        Self::parse_sites(&file, &bytes).ok_or_else(foreign)
+    }
+
     fn parse(bytes: &[u8]) -> Option<Self> {
         let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
+        let mut binary = Self::parse_sites(&file, bytes)?;
+        for symbol in file.dynamic_symbols() {
+            let Ok(name) = symbol.name() else { continue };
+            let set = if symbol.is_undefined() { &mut binary.imports } else { &mut binary.exports };
+            set.insert(name.to_owned());
+        }
+        Some(binary)
+    }
+
+    fn parse_sites(file: &ElfFile64<'_, LittleEndian>, bytes: &[u8]) -> Option<Self> {
         let header = file.elf_header();
         if header.e_machine(LittleEndian) != elf::EM_X86_64 {
             return None;
@@ -85,13 +103,8 @@ impl Binary {
             build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
             ..Binary::default()
         };
-        binary.read_dynamic(&file, bytes);
-        for symbol in file.dynamic_symbols() {
-            let Ok(name) = symbol.name() else { continue };
-            let set = if symbol.is_undefined() { &mut binary.imports } else { &mut binary.exports };
-            set.insert(name.to_owned());
-        }
-        for found in calls_of(&file) {
+        binary.read_dynamic(file, bytes);
+        for found in calls_of(file) {
             binary.add(found);
         }
         Some(binary)
@@ -159,6 +172,21 @@ impl Binary {
         let may = |number: &&Option<u16>| number.is_none_or(|number| calls::name(number).is_some());
         self.raw_calls.iter().filter(may).count()
     }
+}
+
+/// Where the loader would find a library, ld.so(8): `run_path` first, then the usual directories.
+pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
+    const USUAL: [&str; 6] = [
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu",
+        "/lib64",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/lib",
+    ];
+    let own = run_path.iter().map(String::as_str).filter(|folder| folder.starts_with('/'));
+    let places = own.chain(USUAL).map(|folder| Path::new(folder).join(name));
+    places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
 }
 
 /// All `syscall` instructions, function by function as the unwind tables delimit them. Without such
