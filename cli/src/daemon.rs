@@ -5,13 +5,13 @@
 //! a pipe that the second has as its standard output until it is ready: one byte with the exit
 //! code, then what is to be said.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::{fs, io};
 
 use crate::error::{Failure, Result};
-use crate::mount::MountArgs;
 
 /// Whom to tell that the mount is ready, or why not.
 pub enum Ready {
@@ -22,11 +22,11 @@ pub enum Ready {
 }
 
 /// Starts the program anew in the background, and returns when its mount is ready.
-pub fn start(args: &MountArgs) -> Result {
+pub fn start(command_line: &[OsString]) -> Result {
     let failed = |error: io::Error| Failure::Failed(format!("cannot start the daemon: {error}"));
     let mut child = Command::new("/proc/self/exe")
         .arg0("defuse")
-        .args(args.to_command_line())
+        .args(command_line)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -56,7 +56,7 @@ fn ended_early(child: &mut Child) -> Failure {
         Err(error) => error.to_string(),
     };
     Failure::Failed(format!(
-        "the daemon ended before the mount was ready, {how}: mount with --foreground to see why"
+        "the daemon ended before it was ready, {how}: start it with --foreground to see why"
     ))
 }
 

@@ -20,6 +20,7 @@ mod paths;
 mod registry;
 mod run;
 mod serve;
+mod share;
 mod signals;
 mod stat;
 mod umount;
@@ -45,6 +46,7 @@ enum Command {
     #[command(after_long_help = man::mount_help())]
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
+    Serve(share::ServeArgs),
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
     #[command(hide = true)]
@@ -83,6 +85,7 @@ fn run(command: Command) -> Result {
     match command {
         Command::Run(args) => run::run(&args).map(drop),
         Command::Mount(args) => mount::run(args),
+        Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Inside(args) => run::inside(&args),
         Command::List(args) => list::run(&args),

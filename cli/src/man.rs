@@ -72,6 +72,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "defuse mount passthrough:/srv /mnt --profile opt -o no_splice",
         "A configuration of the paper, changed.",
     ),
+    ("defuse serve memory: /run/scratch", "Share files in memory with other processes."),
+    ("defuse mount socket:/run/scratch /mnt", "Use what another process serves."),
     ("defuse stat /mnt/data --watch 1", "What happens there, every second."),
     ("defuse umount /mnt/data", "Unmount, and wait until everything is durable."),
     ("passthrough:/srv/data /mnt/data fuse.defuse allow_other,nofail 0 0", "A line of fstab."),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
@@ -105,10 +105,10 @@ pub fn check(args: MountArgs) -> Result {
 pub fn run(args: MountArgs) -> Result {
     let plan = Plan::new(args)?;
     if !plan.args.foreground && !plan.args.daemon {
-        return daemon::start(&plan.args);
+        return daemon::start(&plan.args.to_command_line());
     }
     let ready = if plan.args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
-    match start_log(&plan.args) {
+    match start_log(plan.args.verbose, plan.args.log_file.as_deref()) {
         Ok(()) => serve::run(&plan, ready),
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -117,15 +117,16 @@ pub fn run(args: MountArgs) -> Result {
     }
 }
 
-fn start_log(args: &MountArgs) -> Result {
-    let level = match args.verbose {
+/// Logs to `log_file`, or to the standard error; more of it the more `verbose` is.
+pub fn start_log(verbose: u8, log_file: Option<&Path>) -> Result {
+    let level = match verbose {
         0 => log::LevelFilter::Info,
         1 => log::LevelFilter::Debug,
         _ => log::LevelFilter::Trace,
     };
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level).format_target(false);
-    if let Some(path) = &args.log_file {
+    if let Some(path) = log_file {
         let file = File::options().append(true).create(true).open(path);
         let file = file.map_err(|error| {
             Failure::Failed(format!("cannot write the log file {}: {error}", path.display()))

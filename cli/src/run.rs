@@ -8,8 +8,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use defuse_compose::Source;
+use defuse_compose::{Settings, Source, open_text};
+use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
@@ -48,9 +50,11 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
 pub fn run(args: &RunArgs) -> Result<u8> {
     let library = library()?;
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
+    let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
+    let _servers = serve(&mut mounts)?;
     let plan = Plan {
         library: library.into_os_string().into_vec(),
-        mounts: mounts.collect::<Result<_>>()?,
+        mounts,
         objects: objects(&args.command[0]),
         dispatch: false,
         report: args.report,
@@ -100,6 +104,34 @@ fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     let mut text = source.text().into_vec();
     text.extend_from_slice(&rest[end..]);
     Ok(MountPlan { target: target.to_vec(), source: text, fork, server: Vec::new() })
+}
+
+/// Serves what several processes of the run have to share and cannot have in their own memory, until
+/// the end of the run; notes where.
+fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
+    let mut servers = Vec::new();
+    for (place, mount) in mounts.iter_mut().enumerate() {
+        if let Some(rest) = mount.source.strip_prefix(b"socket:") {
+            mount.server = rest.to_vec();
+            continue;
+        }
+        // What a passthrough knows is in the directory; all others keep something to themselves.
+        let own = !mount.source.starts_with(b"passthrough:");
+        if !(mount.fork == ForkPolicy::Server || mount.fork == ForkPolicy::Auto && own) {
+            continue;
+        }
+        let text = OsStr::from_bytes(&mount.source);
+        let (_, _, fs) = open_text(text, Settings::default())?;
+        let name = format!("@defuse-run-{}-{place}", run_id());
+        let server = Server::bind(Path::new(&name), fs, ServerOptions::default());
+        let server = Arc::new(server.map_err(Failure::failed)?);
+        let thread = std::thread::Builder::new().name("defuse-server".to_owned());
+        let served = Arc::clone(&server);
+        thread.spawn(move || served.run()).map_err(Failure::failed)?;
+        mount.server = name.into_bytes();
+        servers.push(server);
+    }
+    Ok(servers)
 }
 
 /// The library: beside the program, or where cargo leaves what the program depends on.

@@ -52,7 +52,7 @@ fn start(plan: &Plan) -> Result<(Session, Companions)> {
 
 /// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The
 /// limit is that low only for programs with select(2), which this is not.
-fn raise_file_limit() {
+pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {

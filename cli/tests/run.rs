@@ -62,10 +62,12 @@ fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     assert!(!Path::new(target).exists(), "nothing is made outside");
 }
 
-fn on_passthrough(name: &str, needs: &[&str], script: &str) {
+fn everywhere(name: &str, needs: &[&str], script: &str) {
     same(name, needs, "passthrough:SRC", script);
     // Without descriptors of the bytes every call is served in the process.
     same(name, needs, "passthrough:SRC,backing=off", script);
+    // In another process, which all programs of the run share.
+    same(name, needs, "memory:", script);
 }
 
 #[test]
@@ -84,7 +86,7 @@ fn coreutils_do_what_they_do_natively() {
         mkfifo p; (echo through > p &); cat p; ln -s nowhere dangling; cat dangling 2>&1 || true
         cat nothing 2>&1 || true; cd d; pwd; cd ..; ls -d */; unlink h; tail -c 2 f; cksum f; md5sum f
     "#;
-    on_passthrough("coreutils", &["bash"], script);
+    everywhere("coreutils", &["bash"], script);
 }
 
 #[test]
@@ -101,7 +103,7 @@ END
         printf '#!/bin/sh\necho "$0 $*"\n' > s; chmod +x s; ./s a b; cp $(command -v true) mytrue; ./mytrue && echo ran
         diff <(echo 1) <(echo 2); echo $?; set -C; echo x > out 2>&1; echo $?
     "#;
-    on_passthrough("bash", &["bash"], script);
+    everywhere("bash", &["bash"], script);
 }
 
 #[test]
@@ -112,10 +114,10 @@ fn archives_and_trees_come_out_the_same() {
         tar cf t.tar a; mkdir x; tar xf t.tar -C x; diff -r a x/a; find x -type l -o -type f | sort
         find a -name '*2' -exec cat {} +; find . -newer a/1 -name t.tar; rm t.tar
     "#;
-    on_passthrough("tar and find", &["tar", "find"], script);
+    everywhere("tar and find", &["tar", "find"], script);
     let script =
         "mkdir -p a/b; echo 1 > a/1; rsync -a a/ b/; echo 2 >> a/1; rsync -a a/ b/; cat b/1";
-    on_passthrough("rsync", &["rsync"], script);
+    everywhere("rsync", &["rsync"], script);
 }
 
 #[test]
@@ -127,7 +129,7 @@ fn git_keeps_its_history() {
         git gc -q; git fsck 2>&1; git log --format='%h %s'; git checkout -q -b x HEAD~1; ls; git status --short
         cd ..; git clone -q r s; cd s; git log --oneline | wc -l
     "#;
-    on_passthrough("git", &["git"], script);
+    everywhere("git", &["git"], script);
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn compilers_build_and_what_they_build_runs() {
         printf '#include <stdio.h>\nint main(){FILE*f=fopen("o","w");fprintf(f,"%%d\\n",7);fclose(f);puts("ok");}' > x.c
         printf 'all: x\nx: x.c\n\t@gcc -O0 -o x x.c\n' > Makefile; make -s -j2; ./x; cat o; rm x
     "#;
-    on_passthrough("gcc and make", &["gcc", "make"], script);
+    everywhere("gcc and make", &["gcc", "make"], script);
 }
 
 #[test]
@@ -145,10 +147,10 @@ fn databases_and_languages_work() {
     let script =
         "sqlite3 db 'pragma journal_mode=wal; create table t(a); insert into t values(1),(2);
         select sum(a) from t;'; sqlite3 db 'select count(*) from t'; rm db*";
-    on_passthrough("sqlite3", &["sqlite3"], script);
+    everywhere("sqlite3", &["sqlite3"], script);
     let script = r#"perl -e 'open F,">p";print F "x\n";close F;open F,"<p";print <F>;print `cat p`;
         mkdir "d";opendir D,".";print join(",",sort grep !/^\./,readdir D),"\n";unlink "p";' "#;
-    on_passthrough("perl", &["perl"], script);
+    everywhere("perl", &["perl"], script);
     let script = r#"python3 -c '
 import os, mmap, fcntl, tempfile
 f = open("m", "w+b"); f.write(b"0" * 8192); f.flush()
@@ -160,18 +162,18 @@ if pid == 0: os.write(f.fileno(), b"child"); os._exit(0)
 os.waitpid(pid, 0); print(os.lseek(f.fileno(), 0, 1)); os.rename("m", "n"); print(os.path.realpath("n") == os.getcwd() + "/n")
 with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
 ' "#;
-    on_passthrough("python3", &["python3"], script);
+    everywhere("python3", &["python3"], script);
 }
 
 #[test]
 fn editors_write_their_files() {
     let script =
         "printf 'hi\\nthere\\n' > x; vim -u NONE -i NONE -es -c '%s/hi/ho/' -c 'wq' x; cat x";
-    on_passthrough("vim", &["vim"], script);
+    everywhere("vim", &["vim"], script);
 }
 
 #[test]
-fn one_program_has_files_in_memory() {
+fn one_program_has_files_in_its_own_memory() {
     let place = Place::new();
     let target = "/defuse-test";
     let script = r#"
@@ -190,7 +192,8 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
     let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
     let python = String::from_utf8(found.unwrap().stdout).unwrap();
     let mount = format!("{target}=memory:,size=1M");
-    let mut run = place.command(&["run", "-C", target, "--mount", &mount, "--mount"]);
+    let mut run =
+        place.command(&["run", "--fork", "deny", "-C", target, "--mount", &mount, "--mount"]);
     run.args(["mem:=memory:", "--", python.trim(), "-c", script]);
     let seen = finish(run);
     let expected = "b'hi0' /defuse-test ['d']\n1\n7\n5000\nnamed False\n";
@@ -208,4 +211,45 @@ fn the_exit_code_is_that_of_the_program() {
     assert!(seen.err.contains("/no/such") && seen.code == Some(125), "{seen:?}");
     let seen = finish(place.command(&["run", "--", "no-such-program"]));
     assert!(seen.err.contains("no-such-program") && seen.code == Some(1), "{seen:?}");
+}
+
+#[test]
+fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
+    let place = Place::new();
+    let run =
+        ["run", "--fork", "deny", "--mount", "mem:=memory:", "--", "sh", "-c", "(true); echo not"];
+    let seen = finish(place.command(&run));
+    assert!(seen.err.contains("--fork server"), "{seen:?}");
+    assert!(!seen.out.contains("not"), "{seen:?}");
+}
+
+/// A C program, compiled and run natively and in a mount: both say the same.
+fn same_c(name: &str, code: &str) {
+    if !is_there("gcc") {
+        println!("skipped: {name}: gcc is not installed");
+        return;
+    }
+    let place = Place::new();
+    let (source, program) = (place.path("t.c"), place.path("t"));
+    fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source);
+    let status = compiler.status().unwrap();
+    assert!(status.success(), "{name} does not compile");
+    everywhere(name, &[], &program.display().to_string());
+}
+
+#[test]
+fn calls_of_every_family_answer_as_natively() {
+    same_c("families", include_str!("run/families.c"));
+}
+
+#[test]
+fn a_thousand_forks_in_a_row_share_one_position() {
+    same_c("forks", include_str!("run/forks.c"));
+}
+
+#[test]
+fn many_threads_open_and_close_while_signals_arrive() {
+    same_c("threads", include_str!("run/threads.c"));
 }

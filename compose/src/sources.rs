@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use defuse_fs::FileSystem;
 use defuse_fs::layer::ReadOnly;
+use defuse_fuse::client::{Client, ClientOptions, Program};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
@@ -43,6 +44,20 @@ pub const BACKENDS: &[Backend] = &[
         help: "files in memory, like tmpfs; gone with the mount",
         is_path: false,
         open: open_memory,
+    },
+    Backend {
+        name: "socket",
+        form: "socket:PATH",
+        help: "what another process serves there (defuse serve)",
+        is_path: true,
+        open: open_socket,
+    },
+    Backend {
+        name: "fuse",
+        form: "fuse:COMMAND",
+        help: "a FUSE program, such as fuse:sshfs host:/dir, without a mount of its own",
+        is_path: false,
+        open: open_program,
     },
 ];
 
@@ -155,6 +170,25 @@ fn open_memory(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>>
         )));
     }
     Ok(Arc::new(Memory::new(settings.memory)))
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Failed(error.to_string())
+}
+
+fn open_socket(rest: &OsStr, _: &Settings) -> Result<Arc<dyn FileSystem>> {
+    let client = Client::connect(Path::new(rest), ClientOptions::default());
+    Ok(Arc::new(client.map_err(failed)?))
+}
+
+fn open_program(rest: &OsStr, _: &Settings) -> Result<Arc<dyn FileSystem>> {
+    let text = rest.to_str().and_then(shlex::split).ok_or_else(|| {
+        Error::Usage(format!("fuse:{} has an open quote or is no text", rest.display()))
+    })?;
+    let words: Vec<OsString> = text.into_iter().map(OsString::from).collect();
+    let program = Program::start(&words).map_err(failed)?;
+    let client = Client::of_program(program, ClientOptions::default());
+    Ok(Arc::new(client.map_err(failed)?))
 }
 
 #[cfg(test)]

@@ -68,8 +68,10 @@ errnos! {
     EOVERFLOW = 75, "Value too large for defined data type";
     EOPNOTSUPP = 95, "Operation not supported";
     ECONNABORTED = 103, "Software caused connection abort";
+    ECONNRESET = 104, "Connection reset by peer";
     ENOTCONN = 107, "Transport endpoint is not connected";
     ETIMEDOUT = 110, "Connection timed out";
+    ECONNREFUSED = 111, "Connection refused";
     ESTALE = 116, "Stale file handle";
     EDQUOT = 122, "Disk quota exceeded";
     ECANCELED = 125, "Operation canceled";

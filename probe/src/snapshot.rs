@@ -66,6 +66,28 @@ impl Snapshot {
         }
     }
 
+    /// Adds what another session measured. Gauges add up, and the time is that of the longer one.
+    pub fn merge(&mut self, other: &Snapshot) {
+        self.started_unix_ms = match self.started_unix_ms {
+            0 => other.started_unix_ms,
+            begun => begun.min(other.started_unix_ms),
+        };
+        self.span_ns = self.span_ns.max(other.span_ns);
+        for stats in &other.ops {
+            let same = |own: &&mut OpStats| own.stage == stats.stage && own.op == stats.op;
+            match self.ops.iter_mut().find(same) {
+                Some(own) => {
+                    own.latency.merge(&stats.latency);
+                    own.bytes = own.bytes.saturating_add(stats.bytes);
+                }
+                None => self.ops.push(stats.clone()),
+            }
+        }
+        for (name, value) in &other.gauges {
+            *self.gauges.entry(name.clone()).or_default() += value;
+        }
+    }
+
     /// The time that all operations of `stage` took together, in nanoseconds.
     pub fn total_ns(&self, stage: Stage) -> u64 {
         let of_stage = self.ops.iter().filter(|stats| stats.stage == stage);

@@ -21,8 +21,12 @@ const UNSAFE_FILES: &[&str] = &[
     "capi/src/memory.rs",
     // ioctl(2) of /dev/fuse: backing files.
     "frontends/fuse/src/backing.rs",
+    // A descriptor that a program inherits, between fork(2) and exec(2).
+    "frontends/fuse/src/client/program.rs",
     // A descriptor that mount.fuse3(8) hands over by its number.
     "frontends/fuse/src/mount.rs",
+    // getsockopt(2): the groups of a peer.
+    "frontends/fuse/src/server/peer.rs",
     // ioctl(2) of /dev/fuse: a clone of the descriptor.
     "frontends/fuse/src/session.rs",
     // sigaction(2) and tgkill(2).

@@ -69,7 +69,7 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
     };
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
-    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, nothing()))
+    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, nothing(), None))
 }
 
 /// A descriptor that leads nowhere.

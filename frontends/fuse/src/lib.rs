@@ -7,6 +7,7 @@
 
 pub mod abi;
 mod backing;
+pub mod client;
 mod dispatch;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
@@ -17,6 +18,7 @@ mod options;
 mod probing;
 pub mod reply;
 pub mod request;
+mod server;
 mod session;
 mod sync;
 mod transport;
@@ -26,6 +28,7 @@ mod workers;
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::SessionOptions;
+pub use server::{Admission, ServeError, Server, ServerOptions};
 pub use session::{Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
 

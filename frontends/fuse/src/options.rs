@@ -40,6 +40,9 @@ pub struct SessionOptions {
     pub atomic_o_trunc: bool,
     /// Take locks to the file system even where the kernel could keep them.
     pub forward_locks: bool,
+    /// LOOKUP of `..` is answered for as long as the directory is looked up. For clients that walk
+    /// paths themselves; the kernel would take it for a promise to NFS.
+    pub answers_parents: bool,
     /// Overrides how long attributes are trusted.
     pub attr_timeout: Option<Duration>,
     /// Overrides how long names are trusted.
@@ -70,6 +73,7 @@ impl Default for SessionOptions {
             default_permissions: true,
             atomic_o_trunc: false,
             forward_locks: false,
+            answers_parents: false,
             attr_timeout: None,
             entry_timeout: None,
             negative_timeout: None,

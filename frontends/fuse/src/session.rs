@@ -14,12 +14,14 @@ use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
 use crate::abi::{self, InitIn};
+use crate::client::init::SOCKET_IO_MAX;
 use crate::dispatch::Dispatcher;
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::request::{Body, DecodeOptions, Request};
-use crate::transport::dev::{DevChannel, DevLimits, DevPort};
+use crate::server::Peer;
+use crate::transport::dev::{DevChannel, DevLimits, DevPort, Line};
 use crate::transport::{Channel, Received, ReplyPort, errno};
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
@@ -59,12 +61,40 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
-        let (negotiated, port) = handshake(&device, &fs.caps(), options)?;
+        let (negotiated, port) = handshake(&device, Line::Device, &fs.caps(), options)?;
+        Session::begin(device, port, fs, negotiated, options, None)
+    }
+
+    /// Answers INIT on `socket`, at whose other end is a client in the kernel's place
+    /// ([`crate::client`]), and starts to serve `fs`. `caps` is what that client may believe of it.
+    pub(crate) fn over_socket(
+        socket: OwnedFd,
+        fs: Arc<dyn FileSystem>,
+        caps: &Caps,
+        options: &SessionOptions,
+        peer: Peer,
+    ) -> std::result::Result<Session, StartError> {
+        signal::install().map_err(StartError::Device)?;
+        let options = over_socket(options);
+        let socket = Arc::new(socket);
+        let (negotiated, port) = handshake(&socket, Line::Socket, caps, &options)?;
+        Session::begin(socket, port, fs, negotiated, &options, Some(peer))
+    }
+
+    fn begin(
+        device: Arc<OwnedFd>,
+        port: Arc<DevPort>,
+        fs: Arc<dyn FileSystem>,
+        negotiated: Negotiated,
+        options: &SessionOptions,
+        peer: Option<Peer>,
+    ) -> std::result::Result<Session, StartError> {
+        let line = if peer.is_some() { Line::Socket } else { Line::Device };
         let reply_port: Arc<dyn ReplyPort> = port;
         let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
         let dispatcher =
-            Dispatcher::new(fs, notify, negotiated.clone(), options, Arc::clone(&device));
+            Dispatcher::new(fs, notify, negotiated.clone(), options, Arc::clone(&device), peer);
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         let shared = Arc::new(Shared {
             dispatcher: Arc::new(dispatcher),
@@ -77,7 +107,8 @@ impl Session {
                 max_read: negotiated.max_read,
                 splice: options.splice,
             },
-            clone_fd: options.clone_fd && negotiated.max_workers > 1,
+            line,
+            clone_fd: options.clone_fd && negotiated.max_workers > 1 && line == Line::Device,
             // On a single processor the caller could not run meanwhile.
             begun: clock::now(),
             backlog_ns: AtomicU64::new(0),
@@ -164,6 +195,7 @@ pub(crate) struct Shared {
     pub(crate) set_aside: SetAside,
     pub(crate) device: Arc<OwnedFd>,
     limits: DevLimits,
+    line: Line,
     clone_fd: bool,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
@@ -220,24 +252,35 @@ impl Shared {
     fn worker_channel(&self) -> DevChannel {
         let mut channel = DevChannel::new(self.worker_port(), self.limits);
         if self.spin_ns > 0 {
-            match clone_device(&self.device, OFlags::NONBLOCK) {
-                Ok(fd) => channel.spin_through(DevPort::new(Arc::new(fd)), self.spin_ns),
+            match self.port_without_waiting() {
+                Ok(port) => channel.spin_through(port, self.spin_ns),
                 Err(errno) => log::debug!("/dev/fuse could not be cloned ({errno}); no spinning"),
             }
         }
         channel
     }
 
+    /// A way to receive that never blocks.
+    fn port_without_waiting(&self) -> Result<DevPort> {
+        match self.line {
+            Line::Device => {
+                let clone = clone_device(&self.device, OFlags::NONBLOCK)?;
+                Ok(DevPort::new(Arc::new(clone), Line::Device))
+            }
+            _ => Ok(DevPort::new(Arc::clone(&self.device), Line::SocketNow)),
+        }
+    }
+
     /// A device for one worker: a clone of its own spares the others the lock of its queue.
     fn worker_port(&self) -> Arc<DevPort> {
         let own = self.clone_fd.then(|| clone_device(&self.device, OFlags::empty()));
         match own {
-            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd))),
+            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd), self.line)),
             Some(Err(errno)) => {
                 log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
-                Arc::new(DevPort::new(Arc::clone(&self.device)))
+                Arc::new(DevPort::new(Arc::clone(&self.device), self.line))
             }
-            None => Arc::new(DevPort::new(Arc::clone(&self.device))),
+            None => Arc::new(DevPort::new(Arc::clone(&self.device), self.line)),
         }
     }
 
@@ -268,7 +311,8 @@ impl Shared {
         if emergency.is_none() {
             let Ok(fd) = clone_device(&self.device, OFlags::NONBLOCK) else { return };
             let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
-            *emergency = Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd))), limits));
+            *emergency =
+                Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd), self.line)), limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
         for _ in 0..64 {
@@ -337,13 +381,30 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
+/// What can be had over a socket: none of what a device does beyond read(2) and write(2), and
+/// messages that fit. Locks are the server's, because its clients know nothing of each other.
+fn over_socket(options: &SessionOptions) -> SessionOptions {
+    SessionOptions {
+        max_write: options.max_write.min(SOCKET_IO_MAX),
+        writeback: false,
+        clone_fd: false,
+        splice: SpliceLimits::NEVER,
+        passthrough: false,
+        atomic_o_trunc: true,
+        forward_locks: true,
+        answers_parents: true,
+        ..options.clone()
+    }
+}
+
 /// Answers INIT.
 fn handshake(
     device: &Arc<OwnedFd>,
+    line: Line,
     caps: &Caps,
     options: &SessionOptions,
 ) -> std::result::Result<(Negotiated, Arc<DevPort>), StartError> {
-    let port = Arc::new(DevPort::new(Arc::clone(device)));
+    let port = Arc::new(DevPort::new(Arc::clone(device), line));
     // Until INIT is answered, the kernel wants room for what it would send by default.
     let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = DevChannel::new(Arc::clone(&port), limits);

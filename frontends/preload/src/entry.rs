@@ -7,8 +7,11 @@
 //! interrupted, cancelled and restarted as without us.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::serve;
+use crate::{serve, sys};
 
 std::arch::global_asm!(
     ".globl defuse_entry",
@@ -106,9 +109,52 @@ extern "C" fn serve_site(number: u64, args: &[u64; 6]) -> Answer {
     }
 }
 
+/// Addresses of the depths of all threads that were ever in our code, and still live.
+static THREADS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A fork is under way: nobody begins, so that no lock is held in the copy that the child gets.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// Takes the thread off the list when it ends.
+struct Listed;
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let _ = DEPTH.try_with(|depth| {
+            begin(depth);
+            let own = std::ptr::from_ref(depth) as usize;
+            threads().retain(|other| *other != own);
+            depth.store(0, Ordering::Relaxed);
+        });
+    }
+}
+
 thread_local! {
     /// How deep this thread is in our own code.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static DEPTH: AtomicU32 = const { AtomicU32::new(0) };
+    static IS_LISTED: Cell<bool> = const { Cell::new(false) };
+    static LISTED: Listed = const { Listed };
+}
+
+fn threads() -> MutexGuard<'static, Vec<usize>> {
+    THREADS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that this thread is in our code; waits while another one forks. The store is seen by the one
+/// that forks before its look at it: membarrier(2) orders them, so that nothing has to be ordered
+/// here.
+#[inline]
+fn begin(depth: &AtomicU32) {
+    depth.store(1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    while FORKING.load(Ordering::Relaxed) != 0 {
+        depth.store(0, Ordering::Relaxed);
+        let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+        if FORKING.load(Ordering::Relaxed) == 0 {
+            depth.store(1, Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
 }
 
 /// Our own code runs on this thread: what it calls is not intercepted, and signals wait.
@@ -119,19 +165,30 @@ impl Inside {
     #[inline]
     pub fn enter() -> Option<Inside> {
         DEPTH.with(|depth| {
-            if depth.get() > 0 {
+            if depth.load(Ordering::Relaxed) > 0 {
                 return None;
             }
-            depth.set(1);
+            begin(depth);
+            if !IS_LISTED.get() {
+                list(depth);
+            }
             Some(Inside(()))
         })
     }
 }
 
+#[cold]
+fn list(depth: &AtomicU32) {
+    IS_LISTED.set(true);
+    threads().push(std::ptr::from_ref(depth) as usize);
+    // So that it is taken off.
+    let _ = LISTED.try_with(|_| ());
+}
+
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        DEPTH.with(|depth| depth.set(0));
+        DEPTH.with(|depth| depth.store(0, Ordering::Release));
         crate::signals::deliver();
     }
 }
@@ -139,5 +196,44 @@ impl Drop for Inside {
 /// Whether this thread runs our own code.
 #[inline]
 pub fn is_inside() -> bool {
-    DEPTH.with(Cell::get) > 0
+    DEPTH.with(|depth| depth.load(Ordering::Relaxed) > 0)
+}
+
+const MEMBARRIER_PRIVATE: u64 = 1 << 3;
+const MEMBARRIER_REGISTER: u64 = 1 << 4;
+
+/// Makes [`stop_others`] possible.
+pub fn register() {
+    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0);
+}
+
+/// Waits until no other thread is in our code, and keeps them out. A thread that waits in there for
+/// something of the kernel is waited for ten seconds at most.
+pub fn stop_others() {
+    while FORKING.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+    }
+    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
+    let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
+    let end = Instant::now() + Duration::from_secs(10);
+    for other in threads().iter().filter(|other| **other != own) {
+        // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
+        // lock for that, which is held here.
+        let depth = unsafe { &*(*other as *const AtomicU32) };
+        while depth.load(Ordering::Acquire) > 0 && Instant::now() < end {
+            let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+        }
+    }
+}
+
+/// The fork is done.
+pub fn let_others_go_on() {
+    FORKING.store(0, Ordering::SeqCst);
+}
+
+/// This is the child: the other threads are not here.
+pub fn alone() {
+    let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
+    threads().retain(|other| *other == own);
+    let_others_go_on();
 }

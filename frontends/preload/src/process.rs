@@ -8,6 +8,7 @@ use defuse_direct::{Arena, Client, Credentials, Options, Place, Task};
 use defuse_fs::Errno;
 use defuse_preload_plan::{ForkPolicy, Plan};
 
+use crate::compose::Relay;
 use crate::shared::Shared;
 use crate::table::Table;
 use crate::{compose, sys};
@@ -18,6 +19,8 @@ pub struct Mounted {
     pub fork: ForkPolicy,
     /// Where it is.
     pub target: Vec<u8>,
+    /// The way to the process that has it, where there is one.
+    pub relay: Option<Arc<Relay>>,
 }
 
 /// What a process has of its own: a child that shares the memory (vfork(2), the one that
@@ -141,7 +144,8 @@ impl Process {
             let composed = compose::open(mount, floor as u32).map_err(failed)?;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
             made.map_err(|errno| failed(errno.to_string()))?;
-            mounts.push(Mounted { fork: composed.fork, target: mount.target.clone() });
+            let relay = composed.relay;
+            mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
         }
         let task = Task::of_this_process().map_err(|errno| format!("who this is: {errno}"))?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
@@ -212,7 +216,20 @@ impl Process {
         self.pid.store(pid(), Ordering::Relaxed);
         CHILDREN.store(0, Ordering::Relaxed);
         CHILD.set(None);
+        for mount in &self.mounts {
+            if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
+                crate::start::say(&format!(
+                    "{}: {why}: files of it cannot be used in this child",
+                    String::from_utf8_lossy(&mount.target)
+                ));
+            }
+        }
         self.refresh_credentials();
+    }
+
+    /// A mount whose state neither a child nor another program would have.
+    pub fn lost(&self) -> Option<&Mounted> {
+        self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
     }
 
     /// Whether `fd` is one of our own.

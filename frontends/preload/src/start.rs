@@ -57,6 +57,7 @@ pub fn begin() {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
     }
+    crate::entry::register();
     symbols::follow_forks();
     drop(inside);
 }
@@ -72,6 +73,23 @@ fn above(fd: i32, floor: i32) -> i32 {
             kept
         }
         Err(_) => fd,
+    }
+}
+
+/// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
+/// told.
+pub fn refuses_fork() -> bool {
+    let Some(process) = process::get() else { return false };
+    match process.lost() {
+        None => false,
+        Some(mount) => {
+            say(&format!(
+                "{}: its files are in the memory of this process, which a child would have a copy \
+                 of: use --fork server or --fork reopen",
+                String::from_utf8_lossy(&mount.target)
+            ));
+            true
+        }
     }
 }
 

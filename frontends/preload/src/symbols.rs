@@ -281,7 +281,8 @@ exports! {
 
 /// The names that are exported for what is more than a system call.
 #[cfg(test)]
-pub const OTHERS: &[&str] = &["syscall", "vfork", "__vfork", "dlopen", "_exit", "_Exit"];
+pub const OTHERS: &[&str] =
+    &["syscall", "fork", "__fork", "_Fork", "vfork", "__vfork", "dlopen", "_exit", "_Exit"];
 
 /// # Safety
 ///
@@ -322,7 +323,7 @@ pub unsafe extern "C" fn syscall(
 // SAFETY: as fork.
 pub unsafe extern "C" fn vfork() -> c_int {
     // SAFETY: fork has no preconditions that vfork does not have.
-    unsafe { libc::fork() }
+    unsafe { fork() }
 }
 
 /// # Safety
@@ -332,7 +333,50 @@ pub unsafe extern "C" fn vfork() -> c_int {
 // SAFETY: as fork.
 pub unsafe extern "C" fn __vfork() -> c_int {
     // SAFETY: see `vfork`.
-    unsafe { libc::fork() }
+    unsafe { fork() }
+}
+
+/// # Safety
+///
+/// fork(2). `EPERM` where a file system is in the memory of this process and its policy is `deny`.
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn fork() -> c_int {
+    static NEXT: Next = Next::new(c"fork");
+    if crate::start::refuses_fork() {
+        return result(-i64::from(libc::EPERM)) as c_int;
+    }
+    NEXT.call(&[0; 6]) as c_int
+}
+
+/// # Safety
+///
+/// fork(2) by its inner name.
+#[unsafe(no_mangle)]
+// SAFETY: as fork.
+pub unsafe extern "C" fn __fork() -> c_int {
+    // SAFETY: the same function.
+    unsafe { fork() }
+}
+
+/// # Safety
+///
+/// fork(2) without the handlers of pthread_atfork(3): ours run all the same.
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn _Fork() -> c_int {
+    static NEXT: Next = Next::new(c"_Fork");
+    if crate::start::refuses_fork() {
+        return result(-i64::from(libc::EPERM)) as c_int;
+    }
+    before_fork();
+    let child = NEXT.call(&[0; 6]) as c_int;
+    if child == 0 {
+        in_child();
+    } else {
+        in_parent();
+    }
+    child
 }
 
 /// # Safety
@@ -474,13 +518,21 @@ fn edit(mut keep: impl FnMut(&CStr) -> bool) {
 
 extern "C" fn before_fork() {
     if let Some(process) = process::get() {
-        let _inside = crate::entry::Inside::enter();
-        handover::share_all(process);
+        {
+            let _inside = crate::entry::Inside::enter();
+            handover::share_all(process);
+        }
+        crate::entry::stop_others();
     }
+}
+
+extern "C" fn in_parent() {
+    crate::entry::let_others_go_on();
 }
 
 extern "C" fn in_child() {
     if let Some(process) = process::get() {
+        crate::entry::alone();
         let _inside = crate::entry::Inside::enter();
         process.adopt();
     }
@@ -501,7 +553,7 @@ unsafe extern "C" {
 pub fn follow_forks() {
     // SAFETY: the functions are ours and stay.
     unsafe {
-        __register_atfork(Some(before_fork), None, Some(in_child), std::ptr::null_mut());
+        __register_atfork(Some(before_fork), Some(in_parent), Some(in_child), std::ptr::null_mut());
     }
 }
 

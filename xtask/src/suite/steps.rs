@@ -66,6 +66,16 @@ const TEST_TOOLS: &[Tool] = &[
         "the ABI against the C header",
     ),
     Tool::package_for("util-linux", "setpriv", "what other users than root make"),
+    Tool::package_for("sshfs", "sshfs", "FUSE programs over a socket"),
+    Tool::package_for("openssh-server", "/usr/sbin/sshd", "sshfs over a socket"),
+    Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
+    Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
+    Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
+    Tool::package_for(
+        "libfuse3-dev",
+        "/usr/share/doc/libfuse3-dev/examples/hello.c",
+        "libfuse's examples over a socket",
+    ),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 

@@ -123,7 +123,7 @@ fn statx(from: &Attr) -> abi::Statx {
 }
 
 /// `new_encode_dev`: 12 bits of major and 20 of minor, which is what makedev(3) gives for them.
-fn kernel_dev(rdev: u64) -> u32 {
+pub(crate) fn kernel_dev(rdev: u64) -> u32 {
     let (major, minor) = (dev_major(rdev), dev_minor(rdev));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

@@ -28,6 +28,7 @@ impl Dispatcher {
         let opened = self.fs.open(&call.cx, call.ino, args)?;
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
+        self.note_opened(File { ino: call.ino, fh: opened.fh }, false, args.flags);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
@@ -71,9 +72,11 @@ impl Dispatcher {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
         let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
+        self.note_lookup(entry.ino);
+        self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
-            self.fs.forget(entry.ino, 1);
+            self.take_back(entry.ino, 1);
         }
         Ok(Done::Sent)
     }
@@ -123,6 +126,7 @@ impl Dispatcher {
     fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
+        let _ = self.note_closed(file);
         let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
     }
 
@@ -144,6 +148,7 @@ impl Dispatcher {
             flags: convert::open_flags(args.flags),
             flock_owner: unlock.then_some(LockOwner(args.lock_owner)),
         };
+        self.note_closed(file)?;
         self.close_backing(file);
         done(self.fs.release(&call.cx, file, args), reply)
     }
@@ -182,8 +187,11 @@ impl Dispatcher {
     ) -> Result<Done> {
         let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
         let out = self.open_out(&opened);
+        let dir = File { ino: call.ino, fh: opened.fh };
+        self.note_opened(dir, true, convert::open_flags(args.flags));
         if reply.send(&[out.as_bytes()]).is_err() {
-            let _ = self.fs.releasedir(&call.cx, File { ino: call.ino, fh: opened.fh });
+            let _ = self.note_closed(dir);
+            let _ = self.fs.releasedir(&call.cx, dir);
         }
         Ok(Done::Sent)
     }
@@ -208,6 +216,7 @@ impl Dispatcher {
     ) -> Result<Done> {
         let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        self.note_lock(file, &request);
         done(self.fs.setlk(&call.cx, file, &request), reply)
     }
 
@@ -225,6 +234,7 @@ impl Dispatcher {
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        self.note_lock(file, &lock);
         let deferred = reply.defer(Deferred::Plain);
         self.submit(call, IoOp::Lock { file, lock }, deferred);
         Ok(Done::Deferred)

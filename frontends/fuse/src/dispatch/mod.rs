@@ -4,7 +4,7 @@
 //! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
 //! taken back: the lookup forgotten, the handle released.
 
-mod convert;
+pub(crate) mod convert;
 mod data;
 mod deferred;
 mod files;
@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Name, Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockRequest, Name,
+    OpenFlags, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -28,6 +29,7 @@ use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::request::{Body, Payload, Request};
+use crate::server::Peer;
 use crate::transport::Reply;
 use convert::Timeouts;
 use deferred::DeferredTable;
@@ -46,6 +48,9 @@ pub(crate) struct Dispatcher {
     acls_ignored: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
+    /// Who is at the other end of a socket, and may ask for no more than that user could. The kernel
+    /// says of each request who asks.
+    peer: Option<Peer>,
 }
 
 /// What became of a request, for statistics.
@@ -82,6 +87,7 @@ impl Dispatcher {
         negotiated: Negotiated,
         options: &SessionOptions,
         device: Arc<OwnedFd>,
+        peer: Option<Peer>,
     ) -> Self {
         let caps = fs.caps();
         // With write-back the kernel knows size and times better than we, but not the space in use,
@@ -107,6 +113,7 @@ impl Dispatcher {
             acls_ignored,
             backings,
             deferred: DeferredTable::default(),
+            peer,
         }
     }
 
@@ -151,6 +158,9 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let (cx, ino) = (&call.cx, call.ino);
+        if let Some(peer) = &self.peer {
+            peer.check(body, ino, cx.caller)?;
+        }
         match body {
             Body::Lookup { name } => self.lookup(call, name, reply),
             Body::Getattr(args) => self.getattr(call, args, reply),
@@ -186,7 +196,9 @@ impl Dispatcher {
             Body::Readdir(args) => self.readdir(call, args, false, reply),
             Body::Readdirplus(args) => self.readdir(call, args, true, reply),
             Body::Releasedir(args) => {
-                done(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
+                let dir = File { ino, fh: Fh(args.fh) };
+                self.note_closed(dir)?;
+                done(self.fs.releasedir(cx, dir), reply)
             }
             Body::Fsyncdir(args) => {
                 let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
@@ -226,7 +238,7 @@ impl Dispatcher {
     pub(crate) fn forget(&self, request: &Request<'_>) {
         let forget = |nodeid: u64, lookups: u64| {
             if nodeid != abi::FUSE_ROOT_ID {
-                self.fs.forget(Ino(nodeid), lookups);
+                self.take_back(Ino(nodeid), lookups);
             }
         };
         let run = || match request.body {
@@ -236,6 +248,42 @@ impl Dispatcher {
         };
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             log::error!("the file system panicked while forgetting an inode");
+        }
+    }
+
+    /// Takes lookups back. A client gives back what it was given, and nothing of others.
+    fn take_back(&self, ino: Ino, lookups: u64) {
+        let held = self.peer.as_ref().map(|peer| peer.ledger.forgotten(ino, lookups));
+        match held.unwrap_or(lookups) {
+            0 => {}
+            lookups => self.fs.forget(ino, lookups),
+        }
+    }
+
+    /// Notes a lookup that is about to be given.
+    fn note_lookup(&self, ino: Ino) {
+        if let Some(peer) = &self.peer {
+            peer.ledger.looked_up(ino);
+        }
+    }
+
+    /// Notes a handle that is about to be given.
+    fn note_opened(&self, file: File, dir: bool, flags: OpenFlags) {
+        if let Some(peer) = &self.peer {
+            peer.ledger.opened(file, dir, flags);
+        }
+    }
+
+    /// Notes that a handle comes back; `EBADF` where it was not given.
+    fn note_closed(&self, file: File) -> Result<()> {
+        let given = self.peer.as_ref().is_none_or(|peer| peer.ledger.closed(file));
+        if given { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// Notes whose locks have to go when the client does.
+    fn note_lock(&self, file: File, request: &LockRequest) {
+        if let Some(peer) = &self.peer {
+            peer.ledger.locks(file, request);
         }
     }
 

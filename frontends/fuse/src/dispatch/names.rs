@@ -8,7 +8,7 @@ use defuse_fs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::convert::{self, Timeouts};
+use super::convert;
 use super::{Call, Dispatcher, Done, done, pod};
 use crate::abi;
 use crate::reply::DirEncoder;
@@ -44,8 +44,9 @@ impl Dispatcher {
     /// Sends `entry`, or takes back its lookup.
     fn send_entry(&self, entry: &Entry, reply: &mut dyn Reply) -> Result<Done> {
         let out = self.timeouts.entry_out(entry);
+        self.note_lookup(entry.ino);
         if reply.send(&[out.as_bytes()]).is_err() {
-            self.fs.forget(entry.ino, 1);
+            self.take_back(entry.ino, 1);
         }
         Ok(Done::Sent)
     }
@@ -221,7 +222,7 @@ impl Dispatcher {
         let size = (args.size as usize).min(self.negotiated.max_read);
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
         let encoder = DirEncoder::new(reply.room(size));
-        let mut sink = KernelDir { encoder, plus, timeouts: self.timeouts };
+        let mut sink = KernelDir { encoder, plus, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
         let len = sink.encoder.len();
         // What came before an error has been looked up and is worth sending; the error comes again.
@@ -240,7 +241,7 @@ impl Dispatcher {
     fn forget_entries(&self, mut bytes: &[u8]) {
         while let Ok((entry, _)) = abi::Direntplus::read_from_prefix(bytes) {
             if entry.entry_out.nodeid != 0 {
-                self.fs.forget(Ino(entry.entry_out.nodeid), 1);
+                self.take_back(Ino(entry.entry_out.nodeid), 1);
             }
             let len = size_of::<abi::Direntplus>() + entry.dirent.namelen as usize;
             bytes = bytes.get(abi::rec_align(len)..).unwrap_or_default();
@@ -289,7 +290,7 @@ fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> 
 struct KernelDir<'a> {
     encoder: DirEncoder<'a>,
     plus: bool,
-    timeouts: Timeouts,
+    dispatcher: &'a Dispatcher,
 }
 
 impl DirSink for KernelDir<'_> {
@@ -306,7 +307,10 @@ impl DirSink for KernelDir<'_> {
             // Without an entry the node id is 0: the kernel takes the name and the type only.
             let mut out = abi::EntryOut::default();
             (out.attr.ino, out.attr.mode) = (item.ino, item.kind.mode_bits());
-            let out = entry.map_or(out, |entry| self.timeouts.entry_out(entry));
+            let out = entry.map_or(out, |entry| {
+                self.dispatcher.note_lookup(entry.ino);
+                self.dispatcher.timeouts.entry_out(entry)
+            });
             self.encoder.push_plus(item.name, item.next, &out)
         } else {
             let kind = u32::from(item.kind.d_type());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 use defuse_probe::clock;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
@@ -72,14 +73,63 @@ pub(crate) struct DevLimits {
     pub(crate) splice: SpliceLimits,
 }
 
-/// An open /dev/fuse, or a clone of it for one worker.
+/// What is at the other end of a descriptor, and how it is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// The kernel. Whether a read waits is a property of the descriptor.
+    Device,
+    /// A client in user space, over a socket that keeps messages apart (`SOCK_SEQPACKET`).
+    Socket,
+    /// The same, without waiting for a request.
+    SocketNow,
+}
+
+/// An open /dev/fuse, or a clone of it for one worker; or a socket that takes its place.
 pub(crate) struct DevPort {
     fd: Arc<OwnedFd>,
+    line: Line,
 }
 
 impl DevPort {
-    pub(crate) fn new(fd: Arc<OwnedFd>) -> Self {
-        DevPort { fd }
+    pub(crate) fn new(fd: Arc<OwnedFd>, line: Line) -> Self {
+        DevPort { fd, line }
+    }
+
+    /// Receives one message.
+    fn read(&self, room: &mut [u8]) -> Result<usize> {
+        let flags = match self.line {
+            Line::Device => return rustix::io::read(&self.fd, room).map_err(errno),
+            Line::Socket => RecvFlags::TRUNC,
+            Line::SocketNow => RecvFlags::TRUNC | RecvFlags::DONTWAIT,
+        };
+        let most = room.len();
+        match rustix::net::recv(&self.fd, room, flags).map_err(errno) {
+            // The client has gone.
+            Ok((_, 0)) | Err(Errno::ECONNRESET) => Err(Errno::ENODEV),
+            // The rest of it is lost, and whatever its client believes is wrong.
+            Ok((_, len)) if len > most => Err(Errno::EOVERFLOW),
+            other => other.map(|(_, len)| len),
+        }
+    }
+
+    /// Sends one message.
+    fn write(&self, message: &[u8]) -> Result<()> {
+        match self.line {
+            Line::Device => rustix::io::write(&self.fd, message).map(drop).map_err(errno),
+            _ => self.send_parts(&[IoSlice::new(message)]),
+        }
+    }
+
+    /// A client that has gone is an error and no signal.
+    fn send_parts(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        let mut nothing = SendAncillaryBuffer::default();
+        loop {
+            match rustix::net::sendmsg(&self.fd, parts, &mut nothing, SendFlags::NOSIGNAL) {
+                // An answer must not be lost to the signal that interrupts its request.
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other.map(drop).map_err(errno),
+            }
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -89,7 +139,10 @@ impl DevPort {
 
 impl ReplyPort for DevPort {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
-        rustix::io::writev(&self.fd, parts).map(drop).map_err(errno)
+        match self.line {
+            Line::Device => rustix::io::writev(&self.fd, parts).map(drop).map_err(errno),
+            _ => self.send_parts(parts),
+        }
     }
 }
 
@@ -153,11 +206,11 @@ impl DevChannel {
         let room = self.request.message_mut(self.capacity);
         let Some(spinning) = self.spin.as_mut().filter(|_| spin) else {
             self.reply.port = Arc::clone(&self.port);
-            return rustix::io::read(&self.port.fd, room).map_err(errno);
+            return self.port.read(room);
         };
         let begun = clock::now();
         while spinning.hope > 0 && begun.elapsed_ns() < spinning.limit_ns {
-            match rustix::io::read(&spinning.port.fd, &mut *room).map_err(errno) {
+            match spinning.port.read(room) {
                 // Whoever else can run here goes first.
                 Err(Errno::EAGAIN) => std::thread::yield_now(),
                 other => {
@@ -169,7 +222,7 @@ impl DevChannel {
             }
         }
         self.reply.port = Arc::clone(&self.port);
-        let received = rustix::io::read(&self.port.fd, room).map_err(errno);
+        let received = self.port.read(room);
         let early = begun.elapsed_ns() < spinning.limit_ns;
         spinning.hope = if early { HOPE } else { spinning.hope.saturating_sub(1) };
         received
@@ -277,7 +330,7 @@ impl DevReply {
         let (head, rest) = message.split_at_mut(HEADER_LEN);
         head.copy_from_slice(header.as_bytes());
         put_parts(rest, body);
-        rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
+        self.port.write(message)
     }
 
     /// Sends the header and the first `len` bytes of the buffer's data with one write.
@@ -285,7 +338,7 @@ impl DevReply {
         let header = self.header(len, 0);
         let message = self.buf.message_mut(HEADER_LEN + len);
         message[..HEADER_LEN].copy_from_slice(header.as_bytes());
-        rustix::io::write(&self.port.fd, message).map(drop).map_err(errno)
+        self.port.write(message)
     }
 
     /// Splices up to `len` bytes of `fd` behind a header that says `len`. A file that ends earlier

@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 
 use defuse_direct::{Access, How, Stop};
 use defuse_fs::{Errno, FileKind};
-use defuse_preload_plan::ForkPolicy;
 
 use super::path::Target;
 use super::{Call, Fail, Served};
@@ -42,7 +41,7 @@ pub fn exec(call: &Call<'_>) -> Served {
 
 /// A file system whose state is this process's memory does not survive.
 fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
-    match call.process.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny) {
+    match call.process.lost() {
         None => Ok(()),
         Some(mount) => {
             crate::start::say(&format!(

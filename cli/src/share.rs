@@ -1,0 +1,117 @@
+//! `defuse serve`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use defuse_compose::Source;
+use defuse_fuse::{Admission, Server, ServerOptions};
+use signal_hook::consts::SIGUSR1;
+
+use crate::error::{Failure, Result};
+use crate::options::{self, Profile, Settings};
+use crate::{daemon, mount, paths, serve, signals};
+
+/// Serve a file system to other processes over a socket
+///
+/// Returns when the socket is ready, and leaves a process in the background that serves it until it
+/// gets SIGTERM. Whoever connects (socket:PATH as a source) shares one file system. Only its user and
+/// root may: the permissions of files are checked by the process that connects.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ServeArgs {
+    /// What to serve: TYPE:REST, such as memory: or passthrough:/srv/data
+    source: OsString,
+    /// The socket to make
+    socket: PathBuf,
+    /// Options of the session and of the source, as of a mount
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Admit this user as well; may be repeated
+    #[arg(long, value_name = "UID")]
+    admit: Vec<u32>,
+    /// Most connections at once
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().max_connections)]
+    max_connections: usize,
+    /// Stay in the foreground, and log to the standard error
+    #[arg(short, long)]
+    foreground: bool,
+    /// Append the log to this file
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Log more; twice for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// This is the background process
+    #[arg(long, hide = true)]
+    daemon: bool,
+}
+
+impl ServeArgs {
+    /// The arguments with which the background process is started.
+    fn to_command_line(&self) -> Vec<OsString> {
+        let mut line: Vec<OsString> = vec!["serve".into(), "--daemon".into()];
+        line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
+        line.extend(self.admit.iter().map(|uid| format!("--admit={uid}").into()));
+        line.push(format!("--max-connections={}", self.max_connections).into());
+        if let Some(file) = &self.log_file {
+            line.extend(["--log-file".into(), file.into()]);
+        }
+        line.extend((0..self.verbose).map(|_| "-v".into()));
+        line.extend(["--".into(), self.source.clone(), self.socket.clone().into()]);
+        line
+    }
+}
+
+/// Serves here or in the background.
+pub fn run(mut args: ServeArgs) -> Result {
+    let source = Source::parse(&args.source)?;
+    let settings = options::parse(Profile::Default, &source, &args.options)?;
+    args.source = source.text();
+    args.socket = paths::absolute(&args.socket);
+    args.log_file = args.log_file.as_deref().map(paths::absolute);
+    if !args.foreground && !args.daemon {
+        return daemon::start(&args.to_command_line());
+    }
+    let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
+    let log = mount::start_log(args.verbose, args.log_file.as_deref());
+    match log.and_then(|()| listen(&args, &source, &settings)) {
+        Ok(server) => {
+            ready.tell(Ok(()));
+            server.run();
+            log::info!("{} has ended", args.socket.display());
+            Ok(())
+        }
+        Err(failure) => {
+            ready.tell(Err(&failure));
+            Err(failure)
+        }
+    }
+}
+
+fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<Server>> {
+    serve::raise_file_limit();
+    let fs = source.open(&settings.backends)?;
+    let admission = match args.admit.as_slice() {
+        [] => Admission::SameUser,
+        users => Admission::Users(users.to_vec()),
+    };
+    let session = settings.session.clone();
+    let options = ServerOptions { session, admission, max_connections: args.max_connections };
+    let mut caught = signals::catch().map_err(Failure::failed)?;
+    let server = Server::bind(&args.socket, fs, options).map_err(Failure::failed)?;
+    let server = Arc::new(server);
+    log::info!("{} is served at {}", source.text().display(), args.socket.display());
+    let served = Arc::downgrade(&server);
+    let listen = move || {
+        for signal in caught.forever() {
+            let Some(server) = served.upgrade() else { return };
+            match signal {
+                SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
+                _ => server.shut_down(),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
+    thread.spawn(listen).map_err(Failure::failed)?;
+    Ok(server)
+}

@@ -1,0 +1,457 @@
+//! One connection to a server: sending requests, and receiving answers for all who wait.
+//!
+//! There is no thread for it. Whoever waits for an answer and finds nobody receiving becomes the
+//! *leader*: it receives, hands answers of others over to them, and when its own is there makes
+//! another one lead. A single caller so pays one send and one receive, and wakes nobody.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Context, Errno, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::slots::{Claim, Done, Slots, Waited};
+use crate::abi::{self, InHeader, Opcode, OutHeader};
+use crate::reply::HEADER_LEN;
+use crate::transport::errno;
+
+/// The longest message that is taken from a server.
+pub(super) const MESSAGE_MAX: usize = (1 << 20) + (64 << 10);
+/// How often whoever waits looks whether it was interrupted. A signal is noticed at once: a receive
+/// with a time limit is never restarted, signal(7).
+const TICK: Duration = Duration::from_millis(25);
+
+/// What was received, by the thread that waits for `Mine`.
+pub(super) enum Event {
+    /// The answer to the request of the leader: so many bytes of body, or the error.
+    Mine(Result<usize>),
+    /// A notification: its code, and so many bytes of body.
+    Notification(i32, usize),
+    /// An answer for somebody else, or one that nobody waits for.
+    Other,
+    /// Nothing within a moment, or a signal.
+    Nothing,
+}
+
+/// Memory for the message that is received; who has it leads.
+pub(super) struct Incoming {
+    message: Vec<u8>,
+}
+
+impl Incoming {
+    /// The first `len` bytes after the header.
+    pub(super) fn body(&self, len: usize) -> &[u8] {
+        &self.message[HEADER_LEN..HEADER_LEN + len]
+    }
+}
+
+/// What to do with notifications: takes the code and the body.
+pub(super) type OnNotification = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
+
+/// A socket with a server at its other end.
+pub(super) struct Connection {
+    socket: OwnedFd,
+    slots: Slots,
+    incoming: Mutex<Incoming>,
+    dead: AtomicBool,
+    /// Numbers make no sense to two processes that share a socket.
+    process: u32,
+    /// How long an answer may take before the server counts as dead.
+    timeout: Option<Duration>,
+    on_notification: OnNotification,
+    no_interrupt: AtomicBool,
+}
+
+impl Connection {
+    pub(super) fn new(
+        socket: OwnedFd,
+        timeout: Option<Duration>,
+        on_notification: OnNotification,
+    ) -> Result<Self> {
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
+        Ok(Connection {
+            socket,
+            slots: Slots::new(),
+            // Untouched pages of it cost nothing.
+            incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
+            dead: AtomicBool::new(false),
+            process: std::process::id(),
+            timeout,
+            on_notification,
+            no_interrupt: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    /// True in the process that made the connection, and in no child of it.
+    pub(super) fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Sends a request and waits for its answer, whose body `decode` reads where it lies. `head` has
+    /// room for the number in its header; `data` follows it.
+    pub(super) fn ask<T>(
+        &self,
+        cx: &Context<'_>,
+        head: &mut [u8],
+        data: &[u8],
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let claim = self.claim(None)?;
+        self.send_claimed(claim, head, data)?;
+        self.wait(claim, cx, self.timeout, decode)
+    }
+
+    /// Like [`ask`](Connection::ask), for a request without data that may take only so long.
+    pub(super) fn ask_within<T>(
+        &self,
+        patience: Duration,
+        cx: &Context<'_>,
+        head: &mut [u8],
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let claim = self.claim(None)?;
+        self.send_claimed(claim, head, &[])?;
+        self.wait(claim, cx, Some(patience), decode)
+    }
+
+    fn wait<T>(
+        &self,
+        claim: Claim,
+        cx: &Context<'_>,
+        timeout: Option<Duration>,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut waiting = Waiting { deadline, interrupted: false };
+        loop {
+            match self.incoming.try_lock() {
+                Ok(mut incoming) => {
+                    if let Some(result) = self.lead(&mut incoming, claim, cx, &mut waiting) {
+                        let result = match result {
+                            Led::Mine(len) => len.and_then(|len| decode(incoming.body(len))),
+                            Led::Taken(body) => body.and_then(|body| decode(&body)),
+                            Led::Notification(code, body) => {
+                                drop(incoming);
+                                self.slots.pass_on();
+                                (self.on_notification)(code, &body);
+                                continue;
+                            }
+                        };
+                        drop(incoming);
+                        self.finish(claim);
+                        return result;
+                    }
+                }
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    // A panic of `decode`: the memory itself is as good as ever.
+                    drop(poisoned);
+                    self.incoming.clear_poison();
+                }
+                Err(TryLockError::WouldBlock) => {
+                    if let Some(body) = self.follow(claim) {
+                        self.finish(claim);
+                        return body.and_then(|body| decode(&body));
+                    }
+                    self.look_around(claim, cx, &mut waiting);
+                }
+            }
+        }
+    }
+
+    /// Sends a request; `done` runs with the answer on the thread that receives it, if there ever is
+    /// one.
+    pub(super) fn ask_later(&self, head: &mut [u8], data: &[u8], done: Done) -> Result<u64> {
+        let claim = self.claim(Some(done))?;
+        self.send_claimed(claim, head, data)?;
+        Ok(claim.unique)
+    }
+
+    /// Sends what gets no answer.
+    pub(super) fn tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
+        self.usable()?;
+        self.send(&[IoSlice::new(head), IoSlice::new(data)])
+    }
+
+    /// Sends what gets no answer if there is room for it now, `EAGAIN` otherwise.
+    pub(super) fn try_tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
+        self.usable()?;
+        self.send_now(&[IoSlice::new(head), IoSlice::new(data)])
+    }
+
+    /// Says that the request `unique` is not wanted any more; its answer still comes.
+    pub(super) fn interrupt(&self, unique: u64) {
+        if self.no_interrupt.load(Ordering::Relaxed) || self.is_dead() {
+            return;
+        }
+        let args = abi::InterruptIn { unique };
+        let header = InHeader {
+            len: (size_of::<InHeader>() + size_of::<abi::InterruptIn>()) as u32,
+            opcode: Opcode::Interrupt as u32,
+            unique: unique | 1,
+            ..InHeader::default()
+        };
+        let _ = self.try_tell(header.as_bytes(), args.as_bytes());
+    }
+
+    /// Receives what is there, without waiting: answers to requests that nobody waits for, and
+    /// notifications. Does nothing where another thread receives.
+    pub(super) fn drain(&self) {
+        while let Ok(mut incoming) = self.incoming.try_lock() {
+            let event = self.receive(&mut incoming, None, RecvFlags::DONTWAIT);
+            match event {
+                Event::Nothing => break,
+                Event::Notification(code, len) => {
+                    let body = incoming.body(len).to_vec();
+                    drop(incoming);
+                    (self.on_notification)(code, &body);
+                }
+                Event::Mine(_) | Event::Other => {}
+            }
+            if self.is_dead() {
+                break;
+            }
+        }
+        self.slots.pass_on();
+    }
+
+    /// Waits a moment for something to receive.
+    pub(super) fn wait_readable(&self) {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&timespec(TICK)));
+    }
+
+    /// How many requests wait for an answer.
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    /// Ends the connection: whoever waits, and whoever asks from now on, gets `ENOTCONN`.
+    pub(super) fn end(&self, reason: &str) {
+        if self.dead.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if !reason.is_empty() {
+            log::error!("the connection to a FUSE server has ended: {reason}");
+        }
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.slots.answer_all(Errno::ENOTCONN);
+    }
+
+    fn usable(&self) -> Result<()> {
+        if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
+    }
+
+    fn claim(&self, mut done: Option<Done>) -> Result<Claim> {
+        self.usable()?;
+        for patience in 0..1000 {
+            if let Some(claim) = self.slots.claim(&mut done) {
+                return Ok(claim);
+            }
+            if patience > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.drain();
+            self.usable()?;
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    fn send_claimed(&self, claim: Claim, head: &mut [u8], data: &[u8]) -> Result<()> {
+        let at = std::mem::offset_of!(InHeader, unique);
+        head[at..at + 8].copy_from_slice(&claim.unique.to_ne_bytes());
+        let sent = self.send(&[IoSlice::new(head), IoSlice::new(data)]);
+        // One that ended after the slot was claimed has not seen it.
+        let sent = sent.and_then(|()| if self.is_dead() { Err(Errno::ENOTCONN) } else { Ok(()) });
+        sent.inspect_err(|_| self.finish(claim))
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        loop {
+            match self.send_now(parts) {
+                Err(Errno::EAGAIN) => self.make_room(),
+                other => return other,
+            }
+        }
+    }
+
+    fn send_now(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let mut nothing = SendAncillaryBuffer::default();
+            match rustix::net::sendmsg(&self.socket, parts, &mut nothing, flags) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(Errno::EAGAIN),
+                Err(rustix::io::Errno::MSGSIZE) => return Err(Errno::E2BIG),
+                Err(rustix::io::Errno::NOBUFS) => return Err(Errno::ENOMEM),
+                Err(error) => {
+                    self.end(&format!("sending: {error}"));
+                    return Err(Errno::ENOTCONN);
+                }
+            }
+        }
+    }
+
+    /// Waits until the server has taken something. It may itself wait until we have.
+    fn make_room(&self) {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)];
+        let _ = poll(&mut fds, Some(&timespec(TICK)));
+        if fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP) {
+            self.drain();
+            if !fds[0].revents().contains(PollFlags::OUT) {
+                // Another thread receives: it needs a moment.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Gives a slot back, and sees to it that somebody receives for the others.
+    fn finish(&self, claim: Claim) {
+        self.slots.free(claim);
+        self.slots.pass_on();
+    }
+
+    /// Receives until there is something to do for the caller. `None`: look around and come again.
+    fn lead(
+        &self,
+        incoming: &mut MutexGuard<'_, Incoming>,
+        claim: Claim,
+        cx: &Context<'_>,
+        waiting: &mut Waiting,
+    ) -> Option<Led> {
+        // Its answer may have come with the leader before.
+        if let Some(body) = self.slots.take(claim) {
+            return Some(Led::Taken(body));
+        }
+        loop {
+            match self.receive(incoming, Some(claim), RecvFlags::empty()) {
+                Event::Mine(result) => return Some(Led::Mine(result)),
+                Event::Notification(code, len) => {
+                    return Some(Led::Notification(code, incoming.body(len).to_vec()));
+                }
+                Event::Other => {}
+                Event::Nothing => self.look_around(claim, cx, waiting),
+            }
+            if self.is_dead() {
+                let body = self.slots.take(claim).unwrap_or(Err(Errno::ENOTCONN));
+                return Some(Led::Taken(body));
+            }
+        }
+    }
+
+    /// Waits while another thread receives.
+    fn follow(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
+        self.slots.follow(claim, true);
+        // Whoever led may have gone before it could see that this thread waits.
+        if self.incoming.try_lock().is_ok() {
+            self.slots.follow(claim, false);
+            return None;
+        }
+        let waited = self.slots.wait(claim, TICK);
+        self.slots.follow(claim, false);
+        match waited {
+            Waited::Answered(body) => Some(body),
+            Waited::Lead | Waited::Nothing => None,
+        }
+    }
+
+    /// Tells the server of an interrupt, and gives up on a server that takes too long.
+    fn look_around(&self, claim: Claim, cx: &Context<'_>, waiting: &mut Waiting) {
+        if !waiting.interrupted && cx.interrupted() {
+            waiting.interrupted = true;
+            self.interrupt(claim.unique);
+        }
+        if waiting.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            self.end("a request was not answered in time");
+        }
+    }
+
+    /// Receives one message, and hands it over if it is for another request than that of `claim`.
+    fn receive(&self, incoming: &mut Incoming, claim: Option<Claim>, flags: RecvFlags) -> Event {
+        let flags = flags | RecvFlags::TRUNC;
+        let received = rustix::net::recv(&self.socket, &mut incoming.message[..], flags);
+        let len = match received {
+            Ok((_, 0)) => {
+                self.end("the server has closed it");
+                return Event::Nothing;
+            }
+            Ok((_, len)) => len,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Event::Nothing,
+            Err(error) => {
+                self.end(&format!("receiving: {error}"));
+                return Event::Nothing;
+            }
+        };
+        let header = match OutHeader::read_from_prefix(&incoming.message) {
+            Ok((header, _)) if len >= HEADER_LEN && header.len as usize == len => header,
+            _ => {
+                self.end(&format!("a message of {len} bytes that is none of FUSE"));
+                return Event::Nothing;
+            }
+        };
+        if len > incoming.message.len() {
+            self.end(&format!("a message of {len} bytes, longer than anything asked for"));
+            return Event::Nothing;
+        }
+        self.sort(incoming, &header, claim)
+    }
+
+    fn sort(&self, incoming: &Incoming, header: &OutHeader, claim: Option<Claim>) -> Event {
+        let body = header.len as usize - HEADER_LEN;
+        if header.unique == 0 {
+            return Event::Notification(header.error, body);
+        }
+        if header.unique & 1 == 1 {
+            // The answer to an INTERRUPT. EAGAIN (not known yet) needs no repetition: the request is
+            // on its way, and the next look sends it again.
+            if header.error == -Errno::ENOSYS.raw() {
+                self.no_interrupt.store(true, Ordering::Relaxed);
+            }
+            return Event::Other;
+        }
+        let result = match header.error {
+            0 => Ok(body),
+            // The range that the kernel accepts (fuse_dev_do_write), and no body with an error.
+            error @ -511..=-1 if body == 0 => Err(Errno::from_raw(-error)),
+            error => {
+                log::warn!("an answer with the error {error} and {body} bytes is taken for EIO");
+                Err(Errno::EIO)
+            }
+        };
+        if claim.is_some_and(|claim| claim.unique == header.unique) {
+            return Event::Mine(result);
+        }
+        if !self.slots.answer(header.unique, result.map(|len| incoming.body(len))) {
+            log::debug!("an answer to request {}, which nobody waits for", header.unique);
+        }
+        Event::Other
+    }
+}
+
+/// What receiving came to for the caller.
+enum Led {
+    /// The answer lies in the memory of the leader.
+    Mine(Result<usize>),
+    /// The answer came through another thread.
+    Taken(Result<Vec<u8>>),
+    /// A notification to deliver while nobody is held up.
+    Notification(i32, Vec<u8>),
+}
+
+struct Waiting {
+    deadline: Option<Instant>,
+    interrupted: bool,
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}

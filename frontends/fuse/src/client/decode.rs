@@ -1,0 +1,372 @@
+//! Answers of a server, without I/O. Nothing in them is believed: every length, name, number and
+//! kind is checked, and what is wrong is `EIO`.
+
+use std::time::Duration;
+
+use defuse_fs::{
+    Attr, CacheMode, Entry, Errno, Fh, FileKind, Ino, Lock, LockType, NAME_MAX, Opened, Result,
+    StatFs, Timestamp,
+};
+use zerocopy::FromBytes;
+
+use crate::abi;
+use crate::dispatch::convert::library_dev;
+
+/// The longest that anything is said to be valid: beyond it, a duration could not be added to a time.
+const FOREVER_S: u64 = u32::MAX as u64;
+
+/// A structure that is all of the answer.
+pub(super) fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
+    T::read_from_bytes(body).map_err(|_| Errno::EIO)
+}
+
+/// An answer that says only that it was done.
+pub(super) fn nothing(body: &[u8]) -> Result<()> {
+    if body.is_empty() { Ok(()) } else { Err(Errno::EIO) }
+}
+
+fn valid(secs: u64, nanos: u32) -> Duration {
+    // As the kernel does (fuse_time_to_jiffies), a fraction of a second is less than one.
+    Duration::new(secs.min(FOREVER_S), nanos.min(999_999_999))
+}
+
+fn time(secs: u64, nanos: u32) -> Result<Timestamp> {
+    if nanos > 999_999_999 {
+        return Err(Errno::EIO);
+    }
+    Ok(Timestamp { secs: secs as i64, nanos })
+}
+
+fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
+    // fuse_invalid_attr: a size is a loff_t.
+    if from.size > i64::MAX as u64 {
+        return Err(Errno::EIO);
+    }
+    Ok(Attr {
+        st_ino: from.ino,
+        kind: FileKind::from_mode(from.mode).ok_or(Errno::EIO)?,
+        perm: from.mode & 0o7777,
+        nlink: from.nlink,
+        uid: from.uid,
+        gid: from.gid,
+        rdev: library_dev(from.rdev),
+        size: from.size,
+        blocks: from.blocks,
+        // 0 says that the server does not care.
+        blksize: if from.blksize == 0 { 4096 } else { from.blksize },
+        atime: time(from.atime, from.atimensec)?,
+        mtime: time(from.mtime, from.mtimensec)?,
+        ctime: time(from.ctime, from.ctimensec)?,
+        btime: None,
+        valid_for,
+    })
+}
+
+/// The answer to GETATTR and SETATTR.
+pub(super) fn attr_out(body: &[u8]) -> Result<Attr> {
+    let out: abi::AttrOut = whole(body)?;
+    attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))
+}
+
+/// `STATX_BTIME` of statx(2).
+const STATX_BTIME: u32 = 0x800;
+/// Type, mode, size and the like: what GETATTR would have told (`STATX_BASIC_STATS`).
+const STATX_BASIC: u32 = 0x7ff;
+
+/// The answer to STATX.
+pub(super) fn statx_out(body: &[u8]) -> Result<Attr> {
+    let out: abi::StatxOut = whole(body)?;
+    let stat = &out.stat;
+    if stat.mask & STATX_BASIC != STATX_BASIC || stat.size > i64::MAX as u64 {
+        return Err(Errno::EIO);
+    }
+    let time = |from: &abi::SxTime| time(from.tv_sec as u64, from.tv_nsec);
+    let (major, minor) = (u64::from(stat.rdev_major), u64::from(stat.rdev_minor));
+    let mode = u32::from(stat.mode);
+    Ok(Attr {
+        st_ino: stat.ino,
+        kind: FileKind::from_mode(mode).ok_or(Errno::EIO)?,
+        perm: mode & 0o7777,
+        nlink: stat.nlink,
+        uid: stat.uid,
+        gid: stat.gid,
+        // makedev(3).
+        rdev: (minor & 0xff)
+            | ((major & 0xfff) << 8)
+            | ((minor & !0xff) << 12)
+            | ((major & !0xfff) << 32),
+        size: stat.size,
+        blocks: stat.blocks,
+        blksize: if stat.blksize == 0 { 4096 } else { stat.blksize },
+        atime: time(&stat.atime)?,
+        mtime: time(&stat.mtime)?,
+        ctime: time(&stat.ctime)?,
+        btime: if stat.mask & STATX_BTIME != 0 { Some(time(&stat.btime)?) } else { None },
+        valid_for: valid(out.attr_valid, out.attr_valid_nsec),
+    })
+}
+
+/// An entry that names an inode. `None` for the node 0: the name does not exist.
+fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
+    if out.nodeid == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Entry {
+        ino: Ino(out.nodeid),
+        generation: out.generation,
+        attr: attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))?,
+        valid_for: valid(out.entry_valid, out.entry_valid_nsec),
+    }))
+}
+
+/// The answer to LOOKUP. Nothing but `..` leads to the root.
+pub(super) fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
+    let found = entry(&whole(body)?)?.ok_or(Errno::ENOENT)?;
+    if found.ino == Ino::ROOT && !may_be_root { Err(Errno::EIO) } else { Ok(found) }
+}
+
+/// The answer to a creation of `kind`.
+pub(super) fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
+    let made = entry(&whole(body)?)?.ok_or(Errno::EIO)?;
+    let other = kind.is_some_and(|kind| kind != made.attr.kind);
+    if made.ino == Ino::ROOT || other { Err(Errno::EIO) } else { Ok(made) }
+}
+
+/// The answer to OPEN and OPENDIR.
+pub(super) fn open_out(body: &[u8]) -> Result<Opened> {
+    Ok(opened(&whole(body)?))
+}
+
+fn opened(out: &abi::OpenOut) -> Opened {
+    let has = |flag| out.open_flags & flag != 0;
+    let cache = match () {
+        () if has(abi::FOPEN_DIRECT_IO) => CacheMode::Direct,
+        () if has(abi::FOPEN_KEEP_CACHE) => CacheMode::Keep,
+        () => CacheMode::Cached,
+    };
+    Opened {
+        fh: Fh(out.fh),
+        cache,
+        backing: None,
+        no_flush: has(abi::FOPEN_NOFLUSH),
+        stream: has(abi::FOPEN_STREAM) || has(abi::FOPEN_NONSEEKABLE),
+        parallel_direct_writes: has(abi::FOPEN_PARALLEL_DIRECT_WRITES),
+        cache_dir: has(abi::FOPEN_CACHE_DIR),
+    }
+}
+
+/// The answer to CREATE and TMPFILE.
+pub(super) fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
+    let out: crate::reply::CreateOut = whole(body)?;
+    let made = entry(&out.entry)?.ok_or(Errno::EIO)?;
+    if made.ino == Ino::ROOT || made.attr.kind != FileKind::Regular {
+        return Err(Errno::EIO);
+    }
+    Ok((made, opened(&out.open)))
+}
+
+/// What a bad answer to an opcode gave away nevertheless: the lookup of a node, and a handle.
+pub(super) fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
+    let Ok((out, rest)) = abi::EntryOut::read_from_prefix(body) else { return (None, None) };
+    let known = out.nodeid != 0 && out.nodeid != abi::FUSE_ROOT_ID;
+    let open = abi::OpenOut::read_from_prefix(rest).ok().filter(|_| with_open);
+    (known.then_some(Ino(out.nodeid)), open.map(|(out, _)| Fh(out.fh)))
+}
+
+/// The answer to WRITE or COPY_FILE_RANGE of `most` bytes.
+pub(super) fn write_out(body: &[u8], most: u64) -> Result<u64> {
+    let out: abi::WriteOut = whole(body)?;
+    let count = u64::from(out.size);
+    if count > most { Err(Errno::EIO) } else { Ok(count) }
+}
+
+/// The answer to STATFS.
+pub(super) fn statfs_out(body: &[u8]) -> Result<StatFs> {
+    let st = whole::<abi::StatfsOut>(body)?.st;
+    Ok(StatFs {
+        blocks: st.blocks,
+        blocks_free: st.bfree,
+        blocks_available: st.bavail,
+        files: st.files,
+        files_free: st.ffree,
+        bsize: st.bsize,
+        // As the kernel's convert_fuse_statfs does not, but statvfs(3) does: 0 is no unit.
+        frsize: if st.frsize == 0 { st.bsize } else { st.frsize },
+        name_max: st.namelen,
+    })
+}
+
+/// The answer to GETLK.
+pub(super) fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
+    let lk = whole::<abi::LkOut>(body)?.lk;
+    let typ = match lk.type_ {
+        0 => LockType::Read,
+        1 => LockType::Write,
+        2 => return Ok(None),
+        _ => return Err(Errno::EIO),
+    };
+    // convert_fuse_file_lock.
+    if lk.start > lk.end || lk.start > i64::MAX as u64 {
+        return Err(Errno::EIO);
+    }
+    Ok(Some(Lock { typ, start: lk.start, end: lk.end, pid: lk.pid }))
+}
+
+/// One entry of a listing.
+#[derive(Debug)]
+pub(super) struct Listed<'a> {
+    pub(super) ino: u64,
+    pub(super) next: u64,
+    pub(super) kind: FileKind,
+    pub(super) name: &'a [u8],
+    /// READDIRPLUS: what the name leads to; `None` where the server did not look.
+    pub(super) entry: Option<Entry>,
+    /// READDIRPLUS: the node of which the answer gave a lookup.
+    pub(super) looked_up: Option<Ino>,
+}
+
+/// The entries of a READDIR or READDIRPLUS answer. An entry that is cut off ends the listing, as for
+/// the kernel (`parse_dirfile`); whatever else is wrong is `EIO`, and ends it, too.
+pub(super) struct Listing<'a> {
+    rest: &'a [u8],
+    plus: bool,
+}
+
+impl<'a> Listing<'a> {
+    pub(super) fn new(body: &'a [u8], plus: bool) -> Self {
+        Listing { rest: body, plus }
+    }
+
+    fn step(&mut self) -> Option<Result<Listed<'a>>> {
+        let rest = std::mem::take(&mut self.rest);
+        let (out, after) = if self.plus {
+            let (out, after) = abi::EntryOut::read_from_prefix(rest).ok()?;
+            (Some(out), after)
+        } else {
+            (None, rest)
+        };
+        let (dirent, after) = abi::Dirent::read_from_prefix(after).ok()?;
+        let len = dirent.namelen as usize;
+        let head = rest.len() - after.len();
+        let size = head.checked_add(len).map(abi::rec_align)?;
+        if size > rest.len() {
+            return None;
+        }
+        let name = &after[..len];
+        let bad = name.is_empty() || len > NAME_MAX || name.iter().any(|&b| b == b'/' || b == 0);
+        // A position of 0 would begin anew.
+        if bad || dirent.off == 0 {
+            return Some(Err(Errno::EIO));
+        }
+        self.rest = &rest[size..];
+        Some(listed(out, &dirent, name))
+    }
+}
+
+fn listed<'a>(
+    out: Option<abi::EntryOut>,
+    dirent: &abi::Dirent,
+    name: &'a [u8],
+) -> Result<Listed<'a>> {
+    // `DT_UNKNOWN` and whatever else is no type: a regular file is the guess that does least harm,
+    // because nobody descends into it without asking.
+    let kind = FileKind::from_mode(dirent.type_ << 12).unwrap_or(FileKind::Regular);
+    let dots = name == b"." || name == b"..";
+    let node = out.filter(|out| out.nodeid != 0 && !dots);
+    let looked_up = node.map(|out| Ino(out.nodeid)).filter(|&ino| ino != Ino::ROOT);
+    // Bad attributes make an entry without attributes; its lookup is given back.
+    let entry = node.and_then(|out| entry(&out).ok().flatten()).filter(|e| e.ino != Ino::ROOT);
+    Ok(Listed { ino: dirent.ino, next: dirent.off, kind, name, entry, looked_up })
+}
+
+impl<'a> Iterator for Listing<'a> {
+    type Item = Result<Listed<'a>>;
+
+    fn next(&mut self) -> Option<Result<Listed<'a>>> {
+        if self.rest.is_empty() { None } else { self.step() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::reply::DirEncoder;
+
+    fn file() -> abi::Attr {
+        abi::Attr { ino: 5, mode: 0o100644, nlink: 1, ..abi::Attr::default() }
+    }
+
+    #[test]
+    fn attributes_that_cannot_be_are_refused() {
+        let good = abi::AttrOut {
+            attr: file(),
+            attr_valid: u64::MAX,
+            attr_valid_nsec: u32::MAX,
+            dummy: 0,
+        };
+        let decoded = attr_out(good.as_bytes()).unwrap();
+        assert_eq!((decoded.kind, decoded.perm, decoded.blksize), (FileKind::Regular, 0o644, 4096));
+        assert!(decoded.valid_for.as_secs() >= u64::from(u32::MAX));
+        for bad in [
+            abi::Attr { mode: 0o644, ..file() },
+            abi::Attr { size: 1 << 63, ..file() },
+            abi::Attr { mtimensec: 1_000_000_000, ..file() },
+        ] {
+            assert_eq!(attr_out(abi::AttrOut { attr: bad, ..good }.as_bytes()), Err(Errno::EIO));
+        }
+        assert_eq!(attr_out(&good.as_bytes()[1..]), Err(Errno::EIO));
+        assert_eq!(attr_out(&[good.as_bytes(), &[0]].concat()), Err(Errno::EIO));
+    }
+
+    #[test]
+    fn a_lookup_leads_to_a_node_that_is_not_the_root() {
+        let out = |nodeid| abi::EntryOut { nodeid, attr: file(), ..abi::EntryOut::default() };
+        assert_eq!(lookup_out(out(7).as_bytes(), false).unwrap().ino, Ino(7));
+        assert_eq!(lookup_out(out(0).as_bytes(), false), Err(Errno::ENOENT));
+        assert_eq!(lookup_out(out(1).as_bytes(), false), Err(Errno::EIO));
+        assert!(lookup_out(out(1).as_bytes(), true).is_ok());
+        assert_eq!(made_out(out(0).as_bytes(), None), Err(Errno::EIO));
+        assert_eq!(made_out(out(7).as_bytes(), Some(FileKind::Directory)), Err(Errno::EIO));
+    }
+
+    #[test]
+    fn a_listing_gives_back_what_was_put_in() {
+        let mut buf = [0; 600];
+        let mut dir = DirEncoder::new(&mut buf);
+        let entry = abi::EntryOut { nodeid: 9, attr: file(), ..abi::EntryOut::default() };
+        dir.push_plus(b".", 1, &abi::EntryOut { nodeid: 3, ..entry }).unwrap();
+        dir.push_plus(b"name", 2, &entry).unwrap();
+        dir.push_plus(b"unseen", 3, &abi::EntryOut { nodeid: 0, ..entry }).unwrap();
+        let len = dir.len();
+        let items: Vec<_> = Listing::new(&buf[..len], true).collect::<Result<_>>().unwrap();
+        let seen = |at: usize| (items[at].name, items[at].next, items[at].looked_up);
+        assert_eq!(seen(0), (&b"."[..], 1, None));
+        assert_eq!(seen(1), (&b"name"[..], 2, Some(Ino(9))));
+        assert_eq!(seen(2), (&b"unseen"[..], 3, None));
+        assert!(items[1].entry.is_some() && items[2].entry.is_none());
+        // Cut off in the last entry: what came before counts.
+        assert_eq!(Listing::new(&buf[..len - 8], true).count(), 2);
+    }
+
+    #[test]
+    fn names_that_are_none_end_a_listing() {
+        let dirent = |namelen, off| abi::Dirent { ino: 1, off, namelen, type_: 8 };
+        let of = |dirent: abi::Dirent, name: &[u8]| {
+            let bytes = [dirent.as_bytes(), name].concat();
+            Listing::new(&bytes, false).map(|item| item.map(drop)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(dirent(3, 1), b"abc\0\0\0\0\0"), [Ok(())]);
+        for bad in [
+            of(dirent(0, 1), b"abc\0\0\0\0\0"),
+            of(dirent(3, 0), b"abc\0\0\0\0\0"),
+            of(dirent(3, 1), b"a/c\0\0\0\0\0"),
+            of(dirent(3, 1), b"a\0c\0\0\0\0\0"),
+            of(dirent(300, 1), &[b'x'; 304]),
+        ] {
+            assert_eq!(bad, [Err(Errno::EIO)]);
+        }
+        assert!(of(dirent(u32::MAX, 1), b"abc\0\0\0\0\0").is_empty());
+    }
+}

@@ -1,0 +1,111 @@
+//! Listings.
+
+use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, File, Ino, Name, Push, Result};
+
+use super::decode::{Listed, Listing, lookup_out};
+use super::encode::Request;
+use super::{Shared, decode};
+use crate::abi::{self, Opcode};
+
+/// How much of a listing is asked for at once, in bytes.
+const LISTING: usize = 32 * 1024;
+
+impl Shared {
+    pub(super) fn readdir(
+        &self,
+        cx: &Context<'_>,
+        dir: File,
+        from: u64,
+        out: &mut DirBuf<'_>,
+    ) -> Result<()> {
+        let plus = out.wants_entries() && self.caps.readdir_entries;
+        let opcode = if plus && !self.lacks(Opcode::Readdirplus) {
+            Opcode::Readdirplus
+        } else {
+            Opcode::Readdir
+        };
+        let size = LISTING.min(self.agreement.max_read);
+        let args =
+            abi::ReadIn { fh: dir.fh.0, offset: from, size: size as u32, ..Default::default() };
+        let request = Request::new(opcode, cx, dir.ino).with(&args);
+        // The entries are handed on when nobody waits for this thread: that may take requests.
+        let body = self.ask(cx, request, |body| {
+            if body.len() > size { Err(Errno::EIO) } else { Ok(body.to_vec()) }
+        });
+        match body {
+            Ok(body) => {
+                self.push_all(cx, dir.ino, Listing::new(&body, opcode == Opcode::Readdirplus), out)
+            }
+            Err(Errno::ENOSYS) if opcode == Opcode::Readdirplus => self.readdir(cx, dir, from, out),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Hands on what was listed. The lookups of entries that do not arrive are given back.
+    fn push_all(
+        &self,
+        cx: &Context<'_>,
+        dir: Ino,
+        listing: Listing<'_>,
+        out: &mut DirBuf<'_>,
+    ) -> Result<()> {
+        let (mut pushed, mut full) = (0, false);
+        for listed in listing {
+            let listed = match listed {
+                Ok(listed) => listed,
+                // What came before is worth having; the error comes again.
+                Err(_) if pushed > 0 => break,
+                Err(errno) => {
+                    log::warn!("READDIR: a listing with a name that is none: EIO");
+                    return Err(errno);
+                }
+            };
+            full = full || !self.push(cx, dir, &listed, out);
+            if full {
+                // Only the lookups of the rest matter.
+                self.give_back_listed(&listed, false);
+            } else {
+                pushed += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands on one entry; false where there is no room for it.
+    fn push(&self, cx: &Context<'_>, dir: Ino, listed: &Listed<'_>, out: &mut DirBuf<'_>) -> bool {
+        let kind = listed.entry.map_or(listed.kind, |entry| entry.attr.kind);
+        let item = DirItem { ino: listed.ino, next: listed.next, kind, name: listed.name };
+        let mut taken = false;
+        let entry = || {
+            taken = listed.entry.is_some();
+            listed.entry.or_else(|| self.look_up_listed(cx, dir, listed.name))
+        };
+        let added = out.push_with(item, entry) == Push::Added;
+        if added {
+            self.give_back_listed(listed, taken);
+        }
+        added
+    }
+
+    fn give_back_listed(&self, listed: &Listed<'_>, taken: bool) {
+        if let Some(ino) = listed.looked_up
+            && !taken
+        {
+            self.forget(ino, 1);
+        }
+    }
+
+    /// What a server without READDIRPLUS does not tell.
+    fn look_up_listed(&self, cx: &Context<'_>, dir: Ino, name: &[u8]) -> Option<Entry> {
+        let name = Name::new(name).ok()?;
+        let request = Request::new(Opcode::Lookup, cx, dir).with_name(name);
+        self.ask(cx, request, |body| {
+            lookup_out(body, false).inspect_err(|_| {
+                if let Some(ino) = decode::given(body, false).0 {
+                    self.forgets.add(ino, 1);
+                }
+            })
+        })
+        .ok()
+    }
+}

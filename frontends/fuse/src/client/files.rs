@@ -1,0 +1,346 @@
+//! Entries, open files and what is done to a file as a whole, where one request is not all.
+
+use defuse_fs::{
+    Attr, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Io, IoOp, IoctlArgs,
+    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Result, SetXattrFlags,
+    Xattr, XattrName,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::encode::{self, Request};
+use super::fs::owner;
+use super::{Client, Shared, decode};
+use crate::abi::{self, Opcode};
+
+impl Shared {
+    /// Sends what is answered with an entry. A lookup that came with a bad answer is given back.
+    pub(super) fn ask_entry(
+        &self,
+        cx: &Context<'_>,
+        request: Request,
+        decode: impl FnOnce(&[u8]) -> Result<Entry>,
+    ) -> Result<Entry> {
+        self.ask(cx, request, |body| {
+            decode(body).inspect_err(|_| self.give_back(decode::given(body, false).0))
+        })
+    }
+
+    /// Notes a lookup to be given back, without sending anything.
+    fn give_back(&self, ino: Option<Ino>) {
+        if let Some(ino) = ino {
+            self.forgets.add(ino, 1);
+            self.forgets.hurry();
+        }
+    }
+
+    pub(super) fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        let (getattr_flags, fh) = fh.map_or((0, 0), |fh| (abi::FUSE_GETATTR_FH, fh.0));
+        // STATX tells the birth time as well.
+        if self.agreement.minor >= 39 && !self.lacks(Opcode::Statx) {
+            let sx_mask = 0xfff;
+            let args = abi::StatxIn { getattr_flags, fh, sx_mask, ..Default::default() };
+            let request = Request::new(Opcode::Statx, cx, ino).with(&args);
+            match self.ask(cx, request, decode::statx_out) {
+                Err(Errno::ENOSYS) => {}
+                other => return other,
+            }
+        }
+        let args = abi::GetattrIn { getattr_flags, dummy: 0, fh };
+        self.ask(cx, Request::new(Opcode::Getattr, cx, ino).with(&args), decode::attr_out)
+    }
+
+    pub(super) fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let args = abi::SetxattrIn {
+            size: value.len() as u32,
+            // XATTR_CREATE and XATTR_REPLACE.
+            flags: u32::from(flags.create) | u32::from(flags.replace) << 1,
+            setxattr_flags: u32::from(flags.clear_sgid) * abi::FUSE_SETXATTR_ACL_KILL_SGID,
+            padding: 0,
+        };
+        let extended = self.agreement.uses(abi::FUSE_SETXATTR_EXT);
+        let len = if extended { size_of_val(&args) } else { abi::FUSE_COMPAT_SETXATTR_IN_SIZE };
+        let request = Request::new(Opcode::Setxattr, cx, ino)
+            .with_bytes(&args.as_bytes()[..len])
+            .with_text(name.as_bytes());
+        self.ask_with(cx, request, value, decode::nothing)
+    }
+
+    /// GETXATTR with a `name`, LISTXATTR without.
+    pub(super) fn xattr(
+        &self,
+        cx: &Context<'_>,
+        request: Request,
+        name: Option<&[u8]>,
+        room: usize,
+    ) -> Result<Xattr> {
+        // No value is longer than XATTR_SIZE_MAX or XATTR_LIST_MAX.
+        let room = room.min(1 << 16);
+        let request = request.with(&abi::GetxattrIn { size: room as u32, padding: 0 });
+        let request = match name {
+            Some(name) => request.with_text(name),
+            None => request,
+        };
+        self.ask(cx, request, |body| match room {
+            0 => Ok(Xattr::Size(decode::whole::<abi::GetxattrOut>(body)?.size.min(1 << 16))),
+            _ if body.len() > room => Err(Errno::EIO),
+            _ => Ok(Xattr::Value(body.to_vec())),
+        })
+    }
+
+    pub(super) fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let killed = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
+        let open_flags = if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 };
+        let args = abi::OpenIn { flags: args.flags.0, open_flags };
+        let request = Request::new(Opcode::Open, cx, ino).with(&args);
+        self.opened(cx, request)
+    }
+
+    pub(super) fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
+        self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args))
+    }
+
+    /// Without OPEN, all that is open has the handle 0, and nothing is released.
+    fn opened(&self, cx: &Context<'_>, request: Request) -> Result<Opened> {
+        match self.ask(cx, request, decode::open_out) {
+            Err(Errno::ENOSYS) => Ok(Opened::default()),
+            other => other,
+        }
+    }
+
+    /// CREATE or TMPFILE, of a name in a directory.
+    pub(super) fn create(
+        &self,
+        cx: &Context<'_>,
+        (opcode, parent, name): (Opcode, Ino, &[u8]),
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let flags = self.agreement.flags;
+        let killed = args.kill_suidgid && flags & abi::FUSE_HANDLE_KILLPRIV_V2 != 0;
+        let create = abi::CreateIn {
+            flags: args.flags.0,
+            mode: encode::mode_of(node, flags),
+            umask: node.umask,
+            open_flags: if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 },
+        };
+        let request = Request::for_caller(opcode, owner(cx, node), parent)
+            .with(&create)
+            .with_text(name)
+            .with_extensions(node, flags);
+        let mut lost = None;
+        let made = self.ask(cx, request, |body| {
+            decode::create_out(body).inspect_err(|_| lost = Some(decode::given(body, true)))
+        });
+        if let Some((ino, fh)) = lost {
+            if let (Some(ino), Some(fh)) = (ino, fh) {
+                let release =
+                    abi::ReleaseIn { fh: fh.0, flags: args.flags.0, ..Default::default() };
+                let _ = self.release(cx, (Opcode::Release, Opcode::Open), ino, &release);
+            }
+            self.give_back(ino);
+        }
+        made
+    }
+
+    /// RELEASE or RELEASEDIR. Nobody waits for the answer; whoever receives next takes it.
+    pub(super) fn release(
+        &self,
+        cx: &Context<'_>,
+        (opcode, opened_by): (Opcode, Opcode),
+        ino: Ino,
+        args: &abi::ReleaseIn,
+    ) -> Result<()> {
+        if self.lacks(opened_by) {
+            return Ok(());
+        }
+        let mut request = Request::new(opcode, cx, ino).with(args);
+        self.connection.ask_later(request.finish(0), &[], Box::new(|_| ())).map(drop)
+    }
+
+    pub(super) fn fsync(
+        &self,
+        cx: &Context<'_>,
+        opcode: Opcode,
+        file: File,
+        datasync: bool,
+    ) -> Result<()> {
+        let fsync_flags = if datasync { abi::FUSE_FSYNC_FDATASYNC } else { 0 };
+        let args = abi::FsyncIn { fh: file.fh.0, fsync_flags, padding: 0 };
+        self.ask(cx, Request::new(opcode, cx, file.ino).with(&args), decode::nothing)
+    }
+
+    pub(super) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        let args = |len| abi::CopyFileRangeIn {
+            fh_in: copy.src.fh.0,
+            off_in: copy.src_offset,
+            nodeid_out: copy.dst.ino.0,
+            fh_out: copy.dst.fh.0,
+            off_out: copy.dst_offset,
+            len,
+            flags: copy.flags,
+        };
+        if self.agreement.minor >= 45 && !self.lacks(Opcode::CopyFileRange64) {
+            let request = Request::new(Opcode::CopyFileRange64, cx, copy.src.ino);
+            let copied = self.ask(cx, request.with(&args(copy.length)), |body| {
+                let count = decode::whole::<abi::CopyFileRangeOut>(body)?.bytes_copied;
+                if count > copy.length { Err(Errno::EIO) } else { Ok(count) }
+            });
+            if copied != Err(Errno::ENOSYS) {
+                return copied;
+            }
+        }
+        // The answer has 32 bits for the count; whole pages, as the kernel asks.
+        let len = copy.length.min(u64::from(u32::MAX) & !0xfff);
+        let request = Request::new(Opcode::CopyFileRange, cx, copy.src.ino).with(&args(len));
+        self.ask(cx, request, |body| decode::write_out(body, len))
+    }
+
+    pub(super) fn ioctl(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: &IoctlArgs<'_>,
+    ) -> Result<IoctlReply> {
+        if args.dir && !self.agreement.uses(abi::FUSE_HAS_IOCTL_DIR) {
+            return Err(Errno::ENOTTY);
+        }
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let compat = abi::FUSE_IOCTL_COMPAT | abi::FUSE_IOCTL_32BIT;
+        let room = args.output_len.min(self.agreement.max_read);
+        let ioctl = abi::IoctlIn {
+            fh: file.fh.0,
+            flags: flag(args.dir, abi::FUSE_IOCTL_DIR) | flag(args.compat32, compat),
+            cmd: args.cmd,
+            arg: args.arg,
+            in_size: args.input.len() as u32,
+            out_size: room as u32,
+        };
+        let request = Request::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
+        let reply = self.ask_with(cx, request, args.input, |body| {
+            let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
+            // A retry is for drivers that may look into the caller's memory.
+            if out.flags & abi::FUSE_IOCTL_RETRY != 0 || output.len() > room {
+                return Err(Errno::EIO);
+            }
+            if out.result < 0 {
+                return Err(Errno::from_raw(out.result.saturating_neg()));
+            }
+            Ok(IoctlReply { result: out.result, output: output.to_vec() })
+        });
+        reply.map_err(|errno| if errno == Errno::ENOSYS { Errno::ENOTTY } else { errno })
+    }
+}
+
+impl Client {
+    /// CREATE, or MKNOD and OPEN where the server has none.
+    pub(super) fn create_or_make(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let what = (Opcode::Create, parent, name.as_bytes());
+        match self.shared.create(cx, what, node, args) {
+            Err(Errno::ENOSYS) => Stepwise(self).create(cx, parent, name, node, args),
+            other => other,
+        }
+    }
+
+    pub(super) fn poll_file(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        events: u32,
+        wake: Option<PollHandle>,
+    ) -> Result<u32> {
+        let args = abi::PollIn {
+            fh: file.fh.0,
+            kh: wake.map_or(0, |handle| handle.0),
+            flags: if wake.is_some() { abi::FUSE_POLL_SCHEDULE_NOTIFY } else { 0 },
+            events,
+        };
+        let request = Request::new(Opcode::Poll, cx, file.ino).with(&args);
+        let polled =
+            self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::PollOut>(body)?.revents));
+        if wake.is_some() && polled.is_ok() {
+            self.listen();
+        }
+        polled
+    }
+
+    /// Lock waits are left with the server; everything else is done at once.
+    pub(super) fn submit_io(&self, mut io: Io) {
+        match io.op() {
+            IoOp::Read { file, args, .. } => {
+                let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
+                io.finish_filled(result);
+            }
+            IoOp::Write { file, args, .. } => {
+                let result = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
+                io.finish(result);
+            }
+            IoOp::Fsync { file, datasync } => {
+                let result = io.with_context(|cx| self.fsync(cx, file, datasync));
+                io.finish(result.map(|()| 0));
+            }
+            IoOp::Lock { file, lock } => self.wait_for_lock(io, file, &lock),
+        }
+    }
+}
+
+/// The same file system without CREATE: the contract's own default does it in steps.
+struct Stepwise<'a>(&'a Client);
+
+impl FileSystem for Stepwise<'_> {
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.0.lookup(cx, parent, name)
+    }
+    fn forget(&self, ino: Ino, lookups: u64) {
+        self.0.forget(ino, lookups);
+    }
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.0.mknod(cx, parent, name, node)
+    }
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        self.0.getattr(cx, ino, fh)
+    }
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let truncate = args.flags.has(OpenFlags::TRUNC);
+        if !truncate || self.0.caps().open_truncates {
+            return self.0.open(cx, ino, args);
+        }
+        // A server that does not truncate in OPEN is told by SETATTR.
+        let flags = args.flags.without(OpenFlags::TRUNC);
+        let opened = self.0.open(cx, ino, OpenArgs { flags, ..args })?;
+        let kill_suidgid = args.kill_suidgid;
+        let set = defuse_fs::SetAttr { size: Some(0), kill_suidgid, ..Default::default() };
+        match self.0.setattr(cx, ino, Some(opened.fh), &set) {
+            Ok(_) => Ok(opened),
+            Err(errno) => {
+                let file = File { ino, fh: opened.fh };
+                let release = defuse_fs::ReleaseArgs { flags, flock_owner: None };
+                let _ = self.0.release(cx, file, release);
+                Err(errno)
+            }
+        }
+    }
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.0.readdir(cx, dir, from, out)
+    }
+}

@@ -1,0 +1,368 @@
+//! Every method of the contract as the request that the kernel would send.
+
+use std::sync::Arc;
+
+use defuse_fs::{
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
+    FileKind, FileSystem, Ino, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name,
+    NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
+    XattrName,
+};
+
+use super::encode::{self, Request};
+use super::{Client, decode};
+use crate::abi::{self, Opcode};
+
+impl FileSystem for Client {
+    fn caps(&self) -> Caps {
+        self.shared.caps.clone()
+    }
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        self.shared.notices.add(notify);
+    }
+
+    fn detached(&self) {
+        self.shared.send_forgets();
+    }
+
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let request = Request::new(Opcode::Lookup, cx, parent).with_name(name);
+        self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, false))
+    }
+
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        if !self.shared.agreement.uses(abi::FUSE_EXPORT_SUPPORT) {
+            return Err(Errno::ENOSYS);
+        }
+        let request = Request::new(Opcode::Lookup, cx, ino).with_text(b"..");
+        self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, true))
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        self.shared.forget(ino, lookups);
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let flags = self.shared.agreement.flags;
+        let request = Request::for_caller(Opcode::Mknod, owner(cx, node), parent)
+            .with(&encode::mknod_in(node, flags))
+            .with_name(name)
+            .with_extensions(node, flags);
+        self.shared.ask_entry(cx, request, |body| decode::made_out(body, Some(node.kind)))
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let flags = self.shared.agreement.flags;
+        let mode = encode::mode_of(node, flags) & 0o7777;
+        let request = Request::for_caller(Opcode::Mkdir, owner(cx, node), parent)
+            .with(&abi::MkdirIn { mode, umask: node.umask })
+            .with_name(name)
+            .with_extensions(node, flags);
+        let kind = Some(FileKind::Directory);
+        self.shared.ask_entry(cx, request, |body| decode::made_out(body, kind))
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        if target.is_empty() || target.contains(&0) {
+            return Err(Errno::EINVAL);
+        }
+        let flags = self.shared.agreement.flags;
+        let request = Request::for_caller(Opcode::Symlink, owner(cx, node), parent)
+            .with_name(name)
+            .with_text(target)
+            .with_extensions(node, flags);
+        let kind = Some(FileKind::Symlink);
+        self.shared.ask_entry(cx, request, |body| decode::made_out(body, kind))
+    }
+
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let request = Request::new(Opcode::Link, cx, parent)
+            .with(&abi::LinkIn { oldnodeid: ino.0 })
+            .with_name(name);
+        self.shared.ask_entry(cx, request, |body| decode::made_out(body, None))
+    }
+
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        let request = Request::new(Opcode::Unlink, cx, parent).with_name(name);
+        self.shared.ask(cx, request, decode::nothing)?;
+        self.shared.forgets.hurry();
+        Ok(())
+    }
+
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        let request = Request::new(Opcode::Rmdir, cx, parent).with_name(name);
+        self.shared.ask(cx, request, decode::nothing)?;
+        self.shared.forgets.hurry();
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let newdir = to.0.0;
+        let request = if flags.0 == 0 {
+            Request::new(Opcode::Rename, cx, from.0).with(&abi::RenameIn { newdir })
+        } else {
+            let args = abi::Rename2In { newdir, flags: flags.0, padding: 0 };
+            Request::new(Opcode::Rename2, cx, from.0).with(&args)
+        };
+        let renamed =
+            self.shared.ask(cx, request.with_name(from.1).with_name(to.1), decode::nothing);
+        // Without RENAME2, the kernel says so of the flags.
+        renamed.map_err(|errno| match errno {
+            Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
+            other => other,
+        })?;
+        self.shared.forgets.hurry();
+        Ok(())
+    }
+
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        let request = Request::new(Opcode::Readlink, cx, ino);
+        self.shared.ask(cx, request, |body| {
+            // A page is what the kernel offers.
+            let good = !body.is_empty() && body.len() <= 4096 && !body.contains(&0);
+            if good { Ok(body.to_vec()) } else { Err(Errno::EIO) }
+        })
+    }
+
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        self.shared.getattr(cx, ino, fh)
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        let args = encode::setattr_in(fh.map(|fh| fh.0), set);
+        let request = Request::new(Opcode::Setattr, cx, ino).with(&args);
+        self.shared.ask(cx, request, decode::attr_out)
+    }
+
+    fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
+        let args = abi::AccessIn { mask: mask.0, padding: 0 };
+        self.shared.ask(cx, Request::new(Opcode::Access, cx, ino).with(&args), decode::nothing)
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        self.shared.setxattr(cx, ino, name, value, flags)
+    }
+
+    fn getxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        let request = Request::new(Opcode::Getxattr, cx, ino);
+        self.shared.xattr(cx, request, Some(name.as_bytes()), room)
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        let request = Request::new(Opcode::Listxattr, cx, ino);
+        let found = self.shared.xattr(cx, request, None, room)?;
+        match &found {
+            // Each name ends with a NUL (fuse_verify_xattr_list).
+            Xattr::Value(names) if names.last().is_some_and(|&byte| byte != 0) => Err(Errno::EIO),
+            _ => Ok(found),
+        }
+    }
+
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        let request = Request::new(Opcode::Removexattr, cx, ino).with_text(name.as_bytes());
+        self.shared.ask(cx, request, decode::nothing)
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.shared.open(cx, ino, args)
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        self.create_or_make(cx, parent, name, node, args)
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let made = self.shared.create(cx, (Opcode::Tmpfile, parent, b""), node, args);
+        made.map_err(|errno| if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno })
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.shared.read(cx, file, args, out)
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.shared.write(cx, file, args, data)
+    }
+
+    fn submit(&self, io: Io) {
+        self.submit_io(io);
+    }
+
+    fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        let args = abi::FlushIn { fh: file.fh.0, lock_owner: owner.0, ..Default::default() };
+        self.shared.ask(cx, Request::new(Opcode::Flush, cx, file.ino).with(&args), decode::nothing)
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        let flock = args.flock_owner;
+        let release = abi::ReleaseIn {
+            fh: file.fh.0,
+            flags: args.flags.0,
+            release_flags: if flock.is_some() { abi::FUSE_RELEASE_FLOCK_UNLOCK } else { 0 },
+            lock_owner: flock.map_or(0, |owner| owner.0),
+        };
+        self.shared.release(cx, (Opcode::Release, Opcode::Open), file.ino, &release)
+    }
+
+    fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.shared.fsync(cx, Opcode::Fsync, file, datasync)
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        let args = abi::FallocateIn {
+            fh: file.fh.0,
+            offset: range.offset,
+            length: range.length,
+            mode: range.mode,
+            padding: 0,
+        };
+        let request = Request::new(Opcode::Fallocate, cx, file.ino).with(&args);
+        let done = self.shared.ask(cx, request, decode::nothing);
+        done.map_err(|errno| if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno })
+    }
+
+    fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        // SEEK_DATA and SEEK_HOLE of lseek(2).
+        let number = if whence == Whence::Data { 3 } else { 4 };
+        let args = abi::LseekIn { fh: file.fh.0, offset, whence: number, padding: 0 };
+        let request = Request::new(Opcode::Lseek, cx, file.ino).with(&args);
+        self.shared.ask(cx, request, |body| {
+            let found = decode::whole::<abi::LseekOut>(body)?.offset;
+            if found < offset || found > i64::MAX as u64 { Err(Errno::EIO) } else { Ok(found) }
+        })
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.shared.copy_file_range(cx, copy)
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.shared.ioctl(cx, file, args)
+    }
+
+    fn poll(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        events: u32,
+        wake: Option<PollHandle>,
+    ) -> Result<u32> {
+        self.poll_file(cx, file, events, wake)
+    }
+
+    fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        let args = abi::BmapIn { block: index, blocksize: block_size, padding: 0 };
+        let request = Request::new(Opcode::Bmap, cx, ino).with(&args);
+        self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::BmapOut>(body)?.block))
+    }
+
+    fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        let args = encode::lk_in(file, request);
+        let request = Request::new(Opcode::Getlk, cx, file.ino).with(&args);
+        self.shared.ask(cx, request, decode::lk_out)
+    }
+
+    fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        let opcode = if request.wait { Opcode::Setlkw } else { Opcode::Setlk };
+        let request = Request::new(opcode, cx, file.ino).with(&encode::lk_in(file, request));
+        self.shared.ask(cx, request, decode::nothing)
+    }
+
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        self.shared.opendir(cx, ino, flags)
+    }
+
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.shared.readdir(cx, dir, from, out)
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        let flags = OpenFlags::DIRECTORY;
+        let release = abi::ReleaseIn { fh: dir.fh.0, flags, ..Default::default() };
+        self.shared.release(cx, (Opcode::Releasedir, Opcode::Opendir), dir.ino, &release)
+    }
+
+    fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        self.shared.fsync(cx, Opcode::Fsyncdir, dir, datasync)
+    }
+
+    fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        self.shared.ask(cx, Request::new(Opcode::Statfs, cx, ino), decode::statfs_out)
+    }
+
+    fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
+        let args = abi::SyncfsIn { padding: 0 };
+        let request = Request::new(Opcode::Syncfs, cx, Ino::ROOT).with(&args);
+        self.shared.ask(cx, request, decode::nothing)
+    }
+}
+
+/// Who is to own a new inode: FUSE says it only as the caller.
+pub(super) fn owner(cx: &Context<'_>, node: &NewNode<'_>) -> defuse_fs::Caller {
+    defuse_fs::Caller { uid: node.uid, gid: node.gid, pid: cx.caller.pid }
+}

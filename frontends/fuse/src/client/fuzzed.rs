@@ -1,0 +1,165 @@
+//! The client without a server, for the fuzzer and for tests: any call, answered with any bytes.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use defuse_fs::{
+    Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino,
+    IoctlArgs, Lock, LockKind, LockOwner, LockRequest, LockType, Name, NewNode, NoNotify, OpenArgs,
+    OpenFlags, ReadArgs, ReadBuf, SetAttr, SliceSink, XattrName,
+};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Client, ClientOptions};
+use crate::abi::{self, InHeader, OutHeader};
+
+/// Makes the call that `choice` names, and answers each of its requests with the next of `answers`
+/// (after a header that fits), and the rest with `EIO`.
+///
+/// # Panics
+///
+/// Where the call panics, or takes more of an answer than it asked for.
+pub fn answer(choice: u8, answers: &[u8]) {
+    let flags = SocketFlags::CLOEXEC;
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let Ok((ours, theirs)) = pair else { return };
+    let script = answers.to_vec();
+    let server = std::thread::spawn(move || serve(&theirs, &script));
+    let options =
+        ClientOptions { timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };
+    if let Ok(client) = Client::over(ours, options) {
+        client.attached(std::sync::Arc::new(NoNotify));
+        call(&client, choice);
+    }
+    let _ = server.join();
+}
+
+/// Answers INIT as it should be, and everything else with pieces of `script`: two bytes for the
+/// length, one for the error or a notification, and the rest as it is.
+fn serve(socket: &OwnedFd, mut script: &[u8]) {
+    let mut room = vec![0; 1 << 18];
+    while let Ok(len @ 1..) = rustix::io::read(socket, &mut room[..]) {
+        let Ok((header, _)) = InHeader::read_from_prefix(&room[..len]) else { return };
+        let opcode = abi::Opcode::from_u32(header.opcode);
+        if !opcode.is_some_and(abi::Opcode::has_reply) {
+            continue;
+        }
+        let init = abi::InitOut {
+            major: 7,
+            minor: 45,
+            flags: u32::MAX,
+            flags2: u32::MAX,
+            max_write: 8192,
+            max_pages: 2,
+            ..abi::InitOut::default()
+        };
+        let (error, unique, body) = match (opcode, script) {
+            (Some(abi::Opcode::Init), _) => (0, header.unique, init.as_bytes()),
+            (_, [low, high, kind, rest @ ..]) => {
+                let len = usize::from(u16::from_le_bytes([*low, *high])).min(rest.len());
+                let (body, after) = rest.split_at(len);
+                script = after;
+                match kind {
+                    0..=9 => (i32::from(*kind), 0, body),
+                    10..=99 => (-i32::from(*kind), header.unique, &[][..]),
+                    _ => (0, header.unique, body),
+                }
+            }
+            _ => (-5, header.unique, &[][..]),
+        };
+        let answer = OutHeader { len: (16 + body.len()) as u32, error, unique };
+        let message = [answer.as_bytes(), body].concat();
+        if rustix::net::send(socket, &message, SendFlags::NOSIGNAL).is_err() {
+            return;
+        }
+        if unique == 0 {
+            // The request itself still wants an answer.
+            let answer = OutHeader { len: 16, error: -5, unique: header.unique };
+            let _ = rustix::net::send(socket, answer.as_bytes(), SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+struct Names(usize);
+
+impl DirSink for Names {
+    fn wants_entries(&self) -> bool {
+        true
+    }
+    fn fits(&self, name_len: usize) -> bool {
+        name_len <= self.0
+    }
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        assert!(!item.name.is_empty() && item.next != 0);
+        self.0 -= item.name.len();
+    }
+}
+
+fn call(client: &Client, choice: u8) {
+    let caller = Caller::default();
+    let cx = &Context::new(caller);
+    let (ino, file) = (Ino(2), File { ino: Ino(2), fh: Fh(3) });
+    let (Ok(name), Ok(attribute)) = (Name::new(b"name"), XattrName::new(b"user.x")) else { return };
+    let node = NewNode::new(FileKind::Regular, 0o644, caller);
+    let args = OpenArgs::default();
+    let lock = Lock { typ: LockType::Read, start: 0, end: 9, pid: 1 };
+    let request = LockRequest { kind: LockKind::Posix, owner: LockOwner(1), lock, wait: false };
+    match choice % 16 {
+        0 => drop(client.lookup(cx, ino, name)),
+        1 => drop(client.getattr(cx, ino, None)),
+        2 => drop(client.setattr(cx, ino, None, &SetAttr::default())),
+        3 => drop(client.create(cx, ino, name, &node, args)),
+        4 => drop(client.mknod(cx, ino, name, &node)),
+        5 => drop(client.readlink(cx, ino)),
+        6 => drop(client.getxattr(cx, ino, attribute, 100)),
+        7 => drop(client.listxattr(cx, ino, 100)),
+        8 | 9 => drop(client.readdir(cx, file, 0, &mut DirBuf::new(&mut Names(600)))),
+        10 => {
+            let mut memory = [0; 10_000];
+            let mut sink = SliceSink::new(&mut memory);
+            let mut out = ReadBuf::new(&mut sink, 10_000);
+            let _ = client.read(cx, file, ReadArgs::default(), &mut out);
+        }
+        11 => {
+            let args = IoctlArgs {
+                cmd: 1,
+                arg: 0,
+                input: b"in",
+                output_len: 64,
+                dir: false,
+                compat32: false,
+            };
+            if let Ok(reply) = client.ioctl(cx, file, &args) {
+                assert!(reply.output.len() <= 64 && reply.result >= 0);
+            }
+        }
+        12 => drop(client.getlk(cx, file, &request)),
+        13 => drop(client.statfs(cx, ino)),
+        14 => drop(client.tmpfile(cx, ino, &node, args)),
+        _ => drop(client.opendir(cx, ino, OpenFlags(0))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_answer_makes_a_call_panic() {
+        let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..600_u32 {
+            let mut answers = Vec::new();
+            while answers.len() < 300 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let len = [0, 8, 16, 24, 104, 128, 144, 200][(x % 8) as usize];
+                answers.extend([len as u8, 0, (x >> 8) as u8]);
+                answers
+                    .extend((0..len).map(|at| if x & 1 == 0 { 0 } else { (x >> (at % 56)) as u8 }));
+            }
+            answer(round as u8, &answers);
+        }
+    }
+}

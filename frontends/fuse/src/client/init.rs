@@ -1,0 +1,193 @@
+//! INIT from the kernel's side: what is offered to a server, and what its answer means.
+
+use defuse_fs::{Caps, Errno, LockSupport, Result};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::ClientError;
+use crate::abi::*;
+
+/// Most bytes of data in one message. A socket takes up to 208 KiB unless its owner is privileged,
+/// and the kernel finds room for longer messages only in one piece of memory.
+pub(crate) const SOCKET_IO_MAX: usize = 128 * 1024;
+
+/// The oldest minor version that is spoken: since 7.12 no structure but INIT's own has changed its
+/// size, and the flags of INIT tell the rest.
+pub(super) const OLDEST_MINOR: u32 = 12;
+/// `FUSE_COMPAT_22_INIT_OUT_SIZE`: servers before 7.23 answer with so much.
+const INIT_OUT_SIZE_7_22: usize = 24;
+const PAGE: usize = 4096;
+
+/// What the client can do. Not offered is what needs a device (splice, backing files, io_uring), a
+/// cache of written data, or memory that is shared.
+const OFFERED: u64 = FUSE_ASYNC_READ
+    | FUSE_POSIX_LOCKS
+    | FUSE_ATOMIC_O_TRUNC
+    | FUSE_EXPORT_SUPPORT
+    | FUSE_BIG_WRITES
+    | FUSE_DONT_MASK
+    | FUSE_FLOCK_LOCKS
+    | FUSE_HAS_IOCTL_DIR
+    | FUSE_AUTO_INVAL_DATA
+    | FUSE_DO_READDIRPLUS
+    | FUSE_READDIRPLUS_AUTO
+    | FUSE_ASYNC_DIO
+    | FUSE_NO_OPEN_SUPPORT
+    | FUSE_PARALLEL_DIROPS
+    | FUSE_HANDLE_KILLPRIV
+    | FUSE_POSIX_ACL
+    | FUSE_MAX_PAGES
+    | FUSE_CACHE_SYMLINKS
+    | FUSE_NO_OPENDIR_SUPPORT
+    | FUSE_EXPLICIT_INVAL_DATA
+    | FUSE_HANDLE_KILLPRIV_V2
+    | FUSE_SETXATTR_EXT
+    | FUSE_INIT_EXT
+    | FUSE_SECURITY_CTX
+    | FUSE_CREATE_SUPP_GROUP
+    | FUSE_HAS_EXPIRE_ONLY
+    | FUSE_NO_EXPORT_SUPPORT;
+
+/// Where a client puts the number of its family in INIT: the kernel leaves these words zero.
+const FAMILY_AT: usize = 7;
+
+/// Names those connections that share what they were given: see [`super::Client::sibling`].
+/// 0 for none.
+pub(crate) type Family = u128;
+
+/// The family that a client says it belongs to.
+pub(crate) fn family_of(init: &InitIn) -> Family {
+    let words = &init.unused[FAMILY_AT..];
+    words.iter().fold(0, |all, &word| all << 32 | Family::from(word))
+}
+
+/// What is sent to a server.
+pub(super) fn init_in(family: Family) -> InitIn {
+    let mut unused = [0; 11];
+    for (at, word) in unused[FAMILY_AT..].iter_mut().rev().enumerate() {
+        *word = (family >> (32 * at)) as u32;
+    }
+    InitIn {
+        major: FUSE_KERNEL_VERSION,
+        minor: FUSE_KERNEL_MINOR_VERSION,
+        max_readahead: SOCKET_IO_MAX as u32,
+        flags: OFFERED as u32,
+        flags2: (OFFERED >> 32) as u32,
+        unused,
+    }
+}
+
+/// What a server and this client agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) minor: u32,
+    pub(super) flags: u64,
+    /// Most bytes in one WRITE.
+    pub(super) max_write: usize,
+    /// Most bytes in one READ.
+    pub(super) max_read: usize,
+    time_granularity_ns: u32,
+}
+
+impl Agreement {
+    /// What the answer to INIT means (`process_init_reply` in `fs/fuse/inode.c`).
+    pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, ClientError> {
+        let out = init_out(body).map_err(|_| ClientError::BadInit(body.len()))?;
+        if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
+            return Err(ClientError::Version(out.major, out.minor));
+        }
+        let extended = if out.flags as u64 & FUSE_INIT_EXT != 0 { out.flags2 } else { 0 };
+        let flags = (u64::from(out.flags) | u64::from(extended) << 32) & OFFERED;
+        let pages =
+            if flags & FUSE_MAX_PAGES != 0 { usize::from(out.max_pages).max(1) } else { 32 };
+        let max_read = (pages * PAGE).min(SOCKET_IO_MAX);
+        let big = flags & FUSE_BIG_WRITES != 0;
+        let max_write = if big { (out.max_write as usize).max(PAGE) } else { PAGE };
+        let granularity = if out.minor >= 23 { out.time_gran } else { 1 };
+        Ok(Agreement {
+            minor: out.minor.min(FUSE_KERNEL_MINOR_VERSION),
+            flags,
+            max_write: max_write.min(max_read),
+            max_read,
+            time_granularity_ns: granularity.clamp(1, 1_000_000_000),
+        })
+    }
+
+    pub(super) fn uses(&self, flags: u64) -> bool {
+        self.flags & flags != 0
+    }
+
+    /// The same in the words of the contract.
+    pub(super) fn caps(&self) -> Caps {
+        let locks = self.uses(FUSE_POSIX_LOCKS | FUSE_FLOCK_LOCKS);
+        Caps {
+            read_only: false,
+            blocking: true,
+            exclusive: self.uses(FUSE_EXPLICIT_INVAL_DATA),
+            readdir_entries: self.uses(FUSE_DO_READDIRPLUS),
+            posix_acl: self.uses(FUSE_POSIX_ACL),
+            xattrs: true,
+            kill_suidgid: self.uses(FUSE_HANDLE_KILLPRIV_V2),
+            open_truncates: self.uses(FUSE_ATOMIC_O_TRUNC),
+            locks: if locks { LockSupport::FileSystem } else { LockSupport::Frontend },
+            submits: false,
+            backing_files: false,
+            security_labels: self.uses(FUSE_SECURITY_CTX),
+            time_granularity_ns: self.time_granularity_ns,
+            ..Caps::default()
+        }
+    }
+}
+
+/// The structure of the answer, which has grown: what an older server does not send is zero, and
+/// what a newer one sends beyond it means nothing to us.
+fn init_out(body: &[u8]) -> Result<InitOut> {
+    if body.len() < INIT_OUT_SIZE_7_22 {
+        return Err(Errno::EIO);
+    }
+    let mut out = InitOut::new_zeroed();
+    let len = body.len().min(size_of::<InitOut>());
+    out.as_mut_bytes()[..len].copy_from_slice(&body[..len]);
+    InitOut::read_from_bytes(out.as_bytes()).map_err(|_| Errno::EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_survives_the_way_through_init() {
+        for family in [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10] {
+            assert_eq!(family_of(&init_in(family)), family);
+        }
+        assert_eq!(family_of(&InitIn::default()), 0);
+    }
+
+    #[test]
+    fn nothing_is_used_that_was_not_offered_and_no_limit_exceeds_a_message() {
+        let out = InitOut {
+            major: 7,
+            minor: 99,
+            flags: u32::MAX,
+            flags2: u32::MAX,
+            max_write: u32::MAX,
+            max_pages: u16::MAX,
+            ..InitOut::default()
+        };
+        let agreed = Agreement::of(out.as_bytes()).unwrap();
+        assert_eq!((agreed.minor, agreed.flags & !OFFERED), (FUSE_KERNEL_MINOR_VERSION, 0));
+        assert_eq!((agreed.max_write, agreed.max_read), (SOCKET_IO_MAX, SOCKET_IO_MAX));
+        let nothing = InitOut { major: 7, minor: 31, ..InitOut::default() };
+        let agreed = Agreement::of(nothing.as_bytes()).unwrap();
+        assert_eq!((agreed.max_write, agreed.max_read), (4096, SOCKET_IO_MAX));
+        assert_eq!(agreed.caps().locks, LockSupport::Frontend);
+    }
+
+    #[test]
+    fn servers_that_are_too_old_or_answer_anything_else_are_refused() {
+        let out = |major, minor| InitOut { major, minor, ..InitOut::default() };
+        assert!(Agreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
+        assert!(matches!(Agreement::of(out(7, 11).as_bytes()), Err(ClientError::Version(7, 11))));
+        assert!(matches!(Agreement::of(out(8, 0).as_bytes()), Err(ClientError::Version(8, 0))));
+        assert!(matches!(Agreement::of(&[0; 23]), Err(ClientError::BadInit(23))));
+    }
+}

@@ -1,0 +1,373 @@
+//! The kernel's side of FUSE in user space: a file system that another process serves over a socket.
+//!
+//! What it is: a [`FileSystem`](defuse_fs::FileSystem) whose every method becomes the request that
+//! the kernel would send, for servers of this project ([`crate::Server`]) and for any other that
+//! speaks FUSE on an open descriptor. What it is not: a cache. Each call is a request.
+//!
+//! A server is not trusted with more than its answers: what makes no sense is `EIO`, and one that
+//! speaks something else than FUSE loses its connection.
+
+mod connection;
+mod data;
+mod decode;
+mod dir;
+mod encode;
+mod files;
+mod forget;
+mod fs;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
+pub(crate) mod init;
+mod notices;
+mod program;
+mod slots;
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Caller, Caps, Context, Errno, Ino, Result};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::abi::{self, Opcode};
+use crate::transport::errno;
+use connection::Connection;
+use encode::Request;
+use forget::Forgets;
+#[cfg(fuzzing)]
+pub use fuzzed::answer as fuzz_answer;
+use init::{Agreement, Family};
+use notices::Notices;
+pub use program::{Program, ProgramError};
+
+/// A client could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens there.
+    #[error("cannot connect to {path}: {errno}; is it served (`defuse serve`)?")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        errno: Errno,
+    },
+    /// The socket cannot be used.
+    #[error("the socket to the server: {0}")]
+    Socket(Errno),
+    /// The server did not answer INIT.
+    #[error("the server did not answer INIT: {0}; it may have refused this user, see its log")]
+    Init(Errno),
+    /// The answer to INIT has a length that it cannot have.
+    #[error("the server answered INIT with {0} bytes, which is no answer of FUSE 7")]
+    BadInit(usize),
+    /// The server speaks another version.
+    #[error("the server speaks FUSE {0}.{1}; 7.{oldest} or later is needed", oldest = init::OLDEST_MINOR)]
+    Version(u32, u32),
+    /// A connection cannot be made again.
+    #[error("this connection was handed over open, so that there is no way to make another one")]
+    NoPath,
+}
+
+/// Settings of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// A request that takes longer ends the connection, as the kernel's `request_timeout` does.
+    /// `None` waits for as long as the server lives.
+    pub timeout: Option<Duration>,
+    /// Where there are some, the socket gets a number from here on: an in-process frontend keeps the
+    /// lower ones for its program. 0, the default, takes it as it comes.
+    pub descriptors_from: u16,
+}
+
+/// How long INIT may take: a server that says nothing at all would otherwise hold its client up for
+/// good.
+const INIT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long DESTROY may take.
+const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A file system at the other end of a socket.
+///
+/// Any number of threads may call it at once. A child process must not use the client of its parent
+/// (`ENOTCONN`): see [`sibling`](Client::sibling).
+///
+/// Notifications of the server are delivered by whichever thread waits for an answer, before it
+/// returns, and while nobody asks for anything by [`deliver`](Client::deliver). A thread of its own
+/// (`defuse-client`) exists only while somebody waits for a lock or polls a file.
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+/// What the client and its thread share.
+struct Shared {
+    connection: Connection,
+    agreement: Agreement,
+    caps: Caps,
+    /// Opcodes that the server has answered with `ENOSYS`, by their numbers.
+    missing: AtomicU64,
+    forgets: Forgets,
+    notices: Arc<Notices>,
+    /// Requests whose answers no caller waits for, polls included.
+    expected: AtomicU64,
+    listening: AtomicBool,
+    options: ClientOptions,
+    path: Option<PathBuf>,
+    family: Family,
+    /// What has to end with the client.
+    program: Mutex<Option<Program>>,
+}
+
+impl Client {
+    /// Connects to the server that listens at `path`; one that begins with `@` is abstract.
+    pub fn connect(
+        path: &Path,
+        options: ClientOptions,
+    ) -> std::result::Result<Client, ClientError> {
+        Client::connect_as(path, options, new_family().map_err(ClientError::Socket)?)
+    }
+
+    fn connect_as(
+        path: &Path,
+        options: ClientOptions,
+        family: Family,
+    ) -> std::result::Result<Client, ClientError> {
+        let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
+        let socket = connect_socket(path).map_err(failed)?;
+        let socket = match options.descriptors_from {
+            0 => socket,
+            floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
+        };
+        Client::start(socket, options, Some(path.to_path_buf()), family, None)
+    }
+
+    /// Speaks to the server at the other end of `socket`, which is of type `SOCK_SEQPACKET`.
+    pub fn over(
+        socket: OwnedFd,
+        options: ClientOptions,
+    ) -> std::result::Result<Client, ClientError> {
+        Client::start(socket, options, None, 0, None)
+    }
+
+    /// Starts `program`, which serves as long as the client lives.
+    pub fn of_program(
+        mut program: Program,
+        options: ClientOptions,
+    ) -> std::result::Result<Client, ProgramError> {
+        let socket = program.take_socket();
+        match Client::start(socket, options, None, 0, None) {
+            Ok(client) => {
+                *lock(&client.shared.program) = Some(program);
+                Ok(client)
+            }
+            Err(error) => Err(program.failed(error)),
+        }
+    }
+
+    /// Another connection to the same server, for a child process: a parent makes it before fork(2),
+    /// and the child uses it in place of its parent's. Inodes and open files of either are valid
+    /// through both, and what the server has given away it takes back only when the last connection
+    /// of the family has ended. Errors: [`ClientError::NoPath`] for a client that was not made by
+    /// [`connect`](Client::connect).
+    pub fn sibling(&self) -> std::result::Result<Client, ClientError> {
+        let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
+        Client::connect_as(path, self.shared.options, self.shared.family)
+    }
+
+    fn start(
+        socket: OwnedFd,
+        options: ClientOptions,
+        path: Option<PathBuf>,
+        family: Family,
+        program: Option<Program>,
+    ) -> std::result::Result<Client, ClientError> {
+        let notices = Arc::new(Notices::default());
+        let heard = Arc::clone(&notices);
+        let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
+        let timeout = options.timeout;
+        let connection = Connection::new(socket, timeout, on_notification);
+        let connection = connection.map_err(ClientError::Socket)?;
+        let agreement = introduce(&connection, family)?;
+        log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
+        let shared = Arc::new(Shared {
+            connection,
+            caps: agreement.caps(),
+            agreement,
+            missing: AtomicU64::new(0),
+            forgets: Forgets::default(),
+            notices,
+            expected: AtomicU64::new(0),
+            listening: AtomicBool::new(false),
+            options,
+            path,
+            family,
+            program: Mutex::new(program),
+        });
+        shared.notices.reach(&shared);
+        Ok(Client { shared })
+    }
+
+    /// Delivers the notifications that have come while nobody waited for an answer, without waiting
+    /// for more. Its socket becomes readable when there are some.
+    pub fn deliver(&self) {
+        self.shared.connection.drain();
+    }
+
+    /// True once the server has gone, or was given up.
+    pub fn is_dead(&self) -> bool {
+        self.shared.connection.is_dead()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shared.part();
+    }
+}
+
+impl Shared {
+    /// Sends a request without data, and waits for its answer.
+    fn ask<T>(
+        &self,
+        cx: &Context<'_>,
+        request: Request,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        self.ask_with(cx, request, &[], decode)
+    }
+
+    /// Sends a request with data behind it, and waits for its answer. `decode` must not ask for
+    /// anything.
+    fn ask_with<T>(
+        &self,
+        cx: &Context<'_>,
+        mut request: Request,
+        data: &[u8],
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let opcode = request.opcode;
+        if self.lacks(opcode) {
+            return Err(Errno::ENOSYS);
+        }
+        let checked = |body: &[u8]| {
+            decode(body).inspect_err(|&errno| {
+                if errno == Errno::EIO {
+                    let name = opcode.name();
+                    log::warn!(
+                        "{name}: an answer of {} bytes that makes no sense: EIO",
+                        body.len()
+                    );
+                }
+            })
+        };
+        let result = self.connection.ask(cx, request.finish(data.len()), data, checked);
+        if matches!(result, Err(Errno::ENOSYS)) && is_remembered(opcode) {
+            log::debug!("the server has no {}", opcode.name());
+            self.missing.fetch_or(1 << opcode as u32, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Whether the server has said that it does not know `opcode`.
+    fn lacks(&self, opcode: Opcode) -> bool {
+        let bit = 1_u64.checked_shl(opcode as u32).unwrap_or(0);
+        self.missing.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Says farewell, and ends the connection.
+    fn part(&self) {
+        if self.connection.is_own() && !self.connection.is_dead() {
+            self.send_forgets();
+            let cx = Context::new(Caller::default());
+            let mut destroy = Request::new(Opcode::Destroy, &cx, Ino(0));
+            let sent = self.connection.ask_later(destroy.finish(0), &[], Box::new(|_| ()));
+            let begun = Instant::now();
+            while sent.is_ok()
+                && self.connection.in_flight() > 0
+                && !self.connection.is_dead()
+                && begun.elapsed() < DESTROY_PATIENCE
+            {
+                self.connection.wait_readable();
+                self.connection.drain();
+            }
+            self.connection.end("");
+        }
+        // Its end may take a while: the socket has to be closed first.
+        drop(lock(&self.program).take());
+    }
+}
+
+/// Opcodes without which a file system makes sense. The kernel does not repeat these, either.
+fn is_remembered(opcode: Opcode) -> bool {
+    use Opcode::*;
+    matches!(
+        opcode,
+        Flush
+            | Access
+            | Getxattr
+            | Setxattr
+            | Listxattr
+            | Removexattr
+            | Create
+            | Rename2
+            | Fallocate
+            | Lseek
+            | CopyFileRange
+            | CopyFileRange64
+            | Statx
+            | Open
+            | Opendir
+            | Fsync
+            | Fsyncdir
+            | Getlk
+            | Setlk
+            | Setlkw
+            | Bmap
+            | Poll
+            | Syncfs
+            | Tmpfile
+            | Readdirplus
+    )
+}
+
+fn introduce(
+    connection: &Connection,
+    family: Family,
+) -> std::result::Result<Agreement, ClientError> {
+    let cx = Context::new(Caller::default());
+    let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(family));
+    let body = connection.ask_within(INIT_PATIENCE, &cx, request.finish(0), |body| {
+        Ok(body[..body.len().min(size_of::<abi::InitOut>())].to_vec())
+    });
+    Agreement::of(&body.map_err(ClientError::Init)?)
+}
+
+pub(crate) fn connect_socket(path: &Path) -> Result<OwnedFd> {
+    let address = address(path)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(errno)?;
+    rustix::net::connect(&socket, &address).map_err(errno)?;
+    Ok(socket)
+}
+
+/// The address of a socket: `@name` is abstract, unix(7).
+pub(crate) fn address(path: &Path) -> Result<SocketAddrUnix> {
+    match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name).map_err(errno),
+        None => SocketAddrUnix::new(path).map_err(errno),
+    }
+}
+
+/// A number that nobody can guess: whoever knows it may use what the family has open.
+fn new_family() -> Result<Family> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(Family::from_ne_bytes(bytes) | 1)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

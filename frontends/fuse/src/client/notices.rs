@@ -1,0 +1,265 @@
+//! What a server tells unasked, and answers that no caller waits for.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use defuse_fs::{Errno, File, Ino, Io, LockRequest, Name, Notify, PollHandle, Result};
+use zerocopy::FromBytes;
+
+use super::encode::{self, Request};
+use super::{Client, Shared, lock};
+use crate::abi::{self, NotifyCode, Opcode};
+
+/// Most notifications that wait while another one is delivered on the same thread.
+const WAITING_MAX: usize = 1024;
+
+/// Those who want to hear, and what they have not heard yet.
+#[derive(Default)]
+pub(super) struct Notices {
+    listeners: Mutex<Vec<Arc<dyn Notify>>>,
+    waiting: Mutex<VecDeque<(i32, Vec<u8>)>>,
+    client: OnceLock<Weak<Shared>>,
+}
+
+thread_local! {
+    static DELIVERING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Notices {
+    pub(super) fn add(&self, notify: Arc<dyn Notify>) {
+        lock(&self.listeners).push(notify);
+    }
+
+    /// Answers to RETRIEVE go through `client`.
+    pub(super) fn reach(&self, client: &Arc<Shared>) {
+        let _ = self.client.set(Arc::downgrade(client));
+    }
+
+    /// Delivers a notification. One that comes while this thread delivers another waits for it:
+    /// otherwise a server could make it call itself without end.
+    pub(super) fn receive(&self, code: i32, body: &[u8]) {
+        if DELIVERING.get() {
+            let mut waiting = lock(&self.waiting);
+            if waiting.len() >= WAITING_MAX {
+                drop(waiting);
+                if let Some(client) = self.client() {
+                    client.connection.end("more notifications than anyone can hear");
+                }
+                return;
+            }
+            waiting.push_back((code, body.to_vec()));
+            return;
+        }
+        DELIVERING.set(true);
+        self.deliver(code, body);
+        loop {
+            let next = lock(&self.waiting).pop_front();
+            let Some((code, body)) = next else { break };
+            self.deliver(code, &body);
+        }
+        DELIVERING.set(false);
+    }
+
+    fn client(&self) -> Option<Arc<Shared>> {
+        self.client.get().and_then(Weak::upgrade)
+    }
+
+    fn deliver(&self, code: i32, body: &[u8]) {
+        let listeners = lock(&self.listeners).clone();
+        let Some(known) = NotifyCode::ALL.iter().find(|&&known| known as i32 == code) else {
+            log::warn!("a notification with the unknown code {code}");
+            return;
+        };
+        for listener in &listeners {
+            // An error says that the listener does not know the inode, which is no harm.
+            let delivered = self.tell(&**listener, *known, body);
+            if delivered == Err(Errno::EIO) {
+                log::warn!("a notification {known:?} of {} bytes that makes no sense", body.len());
+            }
+        }
+    }
+
+    fn tell(&self, listener: &dyn Notify, code: NotifyCode, body: &[u8]) -> Result<()> {
+        match code {
+            NotifyCode::Poll => {
+                let kh = fixed::<abi::NotifyPollWakeupOut>(body)?.0.kh;
+                listener.poll_wake(PollHandle(kh))
+            }
+            NotifyCode::InvalInode => {
+                let out = fixed::<abi::NotifyInvalInodeOut>(body)?.0;
+                let range = u64::try_from(out.off).ok().map(|off| (off, out.len.max(0) as u64));
+                listener.invalidate_inode(Ino(out.ino), range)
+            }
+            NotifyCode::InvalEntry => {
+                let (out, rest) = fixed::<abi::NotifyInvalEntryOut>(body)?;
+                let expire_only = out.flags & abi::FUSE_EXPIRE_ONLY != 0;
+                listener.invalidate_entry(Ino(out.parent), name(rest, out.namelen)?, expire_only)
+            }
+            NotifyCode::Delete => {
+                let (out, rest) = fixed::<abi::NotifyDeleteOut>(body)?;
+                listener.deleted(Ino(out.parent), Ino(out.child), name(rest, out.namelen)?)
+            }
+            NotifyCode::Store => {
+                let (out, data) = fixed::<abi::NotifyStoreOut>(body)?;
+                if data.len() != out.size as usize {
+                    return Err(Errno::EIO);
+                }
+                listener.store(Ino(out.nodeid), out.offset, data)
+            }
+            NotifyCode::Retrieve => {
+                let out = fixed::<abi::NotifyRetrieveOut>(body)?.0;
+                self.retrieve(listener, &out)
+            }
+            // There is no request that could have been lost.
+            NotifyCode::Resend => Ok(()),
+            NotifyCode::IncEpoch => listener.increment_epoch(),
+            NotifyCode::Prune => {
+                let (out, rest) = fixed::<abi::NotifyPruneOut>(body)?;
+                if rest.len() != (out.count as usize).saturating_mul(8) {
+                    return Err(Errno::EIO);
+                }
+                let numbers = rest.chunks_exact(8).flat_map(u64::read_from_bytes);
+                let inodes: Vec<_> = numbers.map(Ino).collect();
+                listener.prune(&inodes)
+            }
+        }
+    }
+
+    /// Asks the cache of the listener; the answer goes back as NOTIFY_REPLY, if there is room.
+    fn retrieve(&self, listener: &dyn Notify, out: &abi::NotifyRetrieveOut) -> Result<()> {
+        let client = self.client.get().cloned().unwrap_or_default();
+        let (unique, ino, offset) = (out.notify_unique, Ino(out.nodeid), out.offset);
+        let size = (out.size as usize).min(super::init::SOCKET_IO_MAX);
+        let done = move |found: Result<Vec<u8>>| {
+            let Some(client) = client.upgrade() else { return };
+            let mut data = found.unwrap_or_default();
+            data.truncate(size);
+            client.notify_reply(unique, ino, offset, &data);
+        };
+        listener.retrieve(ino, offset, size as u32, Box::new(done))
+    }
+}
+
+fn fixed<T: FromBytes>(body: &[u8]) -> Result<(T, &[u8])> {
+    T::read_from_prefix(body).map_err(|_| Errno::EIO)
+}
+
+/// A name of `len` bytes that a NUL ends.
+fn name(rest: &[u8], len: u32) -> Result<Name<'_>> {
+    match rest.split_last() {
+        Some((0, name)) if name.len() == len as usize => Name::new(name).map_err(|_| Errno::EIO),
+        _ => Err(Errno::EIO),
+    }
+}
+
+impl Shared {
+    fn notify_reply(&self, unique: u64, ino: Ino, offset: u64, data: &[u8]) {
+        let args = abi::NotifyRetrieveIn { offset, size: data.len() as u32, ..Default::default() };
+        let caller = defuse_fs::Caller::default();
+        let mut request = Request::for_caller(Opcode::NotifyReply, caller, ino).with(&args);
+        let head = request.finish(data.len());
+        let at = std::mem::offset_of!(abi::InHeader, unique);
+        head[at..at + 8].copy_from_slice(&unique.to_ne_bytes());
+        // Waiting for room could wait for the very thread that delivers.
+        if let Err(errno) = self.connection.try_tell(head, data) {
+            log::debug!("the answer to a RETRIEVE is lost: {errno}");
+        }
+    }
+}
+
+impl Client {
+    /// Leaves a wait for a lock with the server.
+    pub(super) fn wait_for_lock(&self, io: Io, file: File, request: &LockRequest) {
+        if self.shared.lacks(Opcode::Setlkw) {
+            return io.finish(Err(Errno::ENOSYS));
+        }
+        let caller = io.caller();
+        let interrupt = Arc::clone(io.interrupt());
+        let io = Arc::new(Mutex::new(Some(io)));
+        let waiting = Arc::clone(&io);
+        let counted = Counted::new(&self.shared);
+        let done = move |result: Result<&[u8]>| {
+            let _counted = counted;
+            let io = lock(&waiting).take();
+            if let Some(io) = io {
+                io.finish(result.and_then(super::decode::nothing).map(|()| 0));
+            }
+        };
+        let args = encode::lk_in(file, request);
+        let mut head = Request::for_caller(Opcode::Setlkw, caller, file.ino).with(&args);
+        match self.shared.connection.ask_later(head.finish(0), &[], Box::new(done)) {
+            Ok(unique) => {
+                let client = Arc::downgrade(&self.shared);
+                interrupt.on_interrupt(move || {
+                    if let Some(client) = client.upgrade() {
+                        client.connection.interrupt(unique);
+                    }
+                });
+                self.start_listening();
+            }
+            Err(errno) => {
+                let io = lock(&io).take();
+                if let Some(io) = io {
+                    io.finish(Err(errno));
+                }
+            }
+        }
+    }
+
+    /// Somebody waits for a notification from now on.
+    pub(super) fn listen(&self) {
+        self.shared.expected.fetch_add(1, Ordering::SeqCst);
+        self.start_listening();
+    }
+
+    /// A thread that receives what no caller waits for, for as long as there is something to expect.
+    fn start_listening(&self) {
+        if self.shared.listening.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let client = Arc::downgrade(&self.shared);
+        let thread = std::thread::Builder::new().name("defuse-client".to_owned());
+        if let Err(error) = thread.spawn(move || receive_for_others(&client)) {
+            log::error!("nobody receives while nobody asks: {error}");
+            self.shared.listening.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+fn receive_for_others(client: &Weak<Shared>) {
+    while let Some(client) = client.upgrade() {
+        if client.connection.is_dead() {
+            return;
+        }
+        if client.expected.load(Ordering::SeqCst) == 0 {
+            client.listening.store(false, Ordering::SeqCst);
+            // One that came in between has seen this thread.
+            let missed = client.expected.load(Ordering::SeqCst) > 0;
+            if !missed || client.listening.swap(true, Ordering::SeqCst) {
+                return;
+            }
+        }
+        client.connection.wait_readable();
+        client.connection.drain();
+    }
+}
+
+/// One answer more that no caller waits for.
+struct Counted(Weak<Shared>);
+
+impl Counted {
+    fn new(client: &Arc<Shared>) -> Self {
+        client.expected.fetch_add(1, Ordering::SeqCst);
+        Counted(Arc::downgrade(client))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(client) = self.0.upgrade() {
+            client.expected.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! FUSE programs as they are: started with one end of a socket where they expect an open /dev/fuse.
+//!
+//! libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a descriptor that is mounted
+//! already, mount.fuse3(8), and speak the protocol on it without asking what it is.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use defuse_fs::Errno;
+use rustix::io::FdFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::ClientError;
+use crate::transport::errno;
+
+/// Where the mount point goes, if not to the end.
+const PLACE: &str = "{}";
+/// How long a program may take to end by itself, and then by a signal.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A program that was to serve a file system, and does not.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// No words.
+    #[error("no program is named: write its command line, without a mount point")]
+    Empty,
+    /// The socket.
+    #[error("no socket for {program}: {errno}")]
+    Socket {
+        /// The program.
+        program: String,
+        /// Why not.
+        errno: Errno,
+    },
+    /// It cannot be started.
+    #[error("cannot start {program}: {error}; is it installed?")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// It ended before it served anything.
+    #[error(
+        "{program} has ended ({status}) before it served anything: see what it said; it has to take /dev/fd/N for a mount point, as libfuse 3 does"
+    )]
+    Ended {
+        /// The program.
+        program: String,
+        /// How.
+        status: std::process::ExitStatus,
+    },
+    /// It runs, but says something else than FUSE.
+    #[error("{program}: {error}")]
+    Client {
+        /// The program.
+        program: String,
+        /// What is wrong.
+        error: ClientError,
+    },
+}
+
+/// A running FUSE program. It is ended, and waited for, when this is dropped.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    socket: Option<OwnedFd>,
+}
+
+impl Program {
+    /// Starts the program `words[0]` with its arguments. The word `{}` becomes the mount point;
+    /// without one, `-f` (stay in the foreground) and the mount point are appended.
+    pub fn start(words: &[OsString]) -> Result<Program, ProgramError> {
+        let (program, args) = words.split_first().ok_or(ProgramError::Empty)?;
+        let name = program.to_string_lossy().into_owned();
+        let flags = SocketFlags::CLOEXEC;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let failed = |error| ProgramError::Socket { program: name.clone(), errno: errno(error) };
+        let (ours, theirs) = pair.map_err(failed)?;
+        let mountpoint = OsString::from(format!("/dev/fd/{}", theirs.as_raw_fd()));
+        let mut command = Command::new(program);
+        command.args(arguments(args, &mountpoint)).stdin(Stdio::null());
+        // The standard output is not for it: somebody may wait there for what we have to say.
+        let said = std::io::stderr().as_fd().try_clone_to_owned();
+        command.stdout(said.map_or_else(|_| Stdio::null(), Stdio::from));
+        // SAFETY: between fork and exec this runs one system call, fcntl(2), which is
+        // async-signal-safe, on a descriptor that the closure owns until the program is started.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?));
+        }
+        let child = command.spawn();
+        // The closure holds the other end: while it is open, the end of the program is not seen.
+        drop(command);
+        let child = child.map_err(|error| ProgramError::Start { program: name.clone(), error })?;
+        Ok(Program { name, child, socket: Some(ours) })
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Our end of the socket; the next call gives one that is closed at its other end.
+    pub(super) fn take_socket(&mut self) -> OwnedFd {
+        self.socket.take().unwrap_or_else(|| {
+            let flags = SocketFlags::CLOEXEC;
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .map(|(one, _)| one)
+                .expect("a socket that was there once can be made again")
+        })
+    }
+
+    /// What to say of a program that did not answer INIT.
+    pub(super) fn failed(mut self, error: ClientError) -> ProgramError {
+        let program = self.name.clone();
+        match self.wait(Duration::from_secs(1)) {
+            Some(status) => ProgramError::Ended { program, status },
+            None => ProgramError::Client { program, error },
+        }
+    }
+
+    fn wait(&mut self, patience: Duration) -> Option<std::process::ExitStatus> {
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if begun.elapsed() < patience => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        if self.wait(PATIENCE).is_some() {
+            return;
+        }
+        log::warn!("{} does not end: it is sent SIGTERM", self.name);
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        if self.wait(PATIENCE).is_none() {
+            log::warn!("{} does not end: it is killed", self.name);
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn arguments(args: &[OsString], mountpoint: &OsStr) -> Vec<OsString> {
+    if args.iter().any(|arg| arg == PLACE) {
+        let place = |arg: &OsString| {
+            if arg == PLACE { mountpoint.to_os_string() } else { arg.clone() }
+        };
+        return args.iter().map(place).collect();
+    }
+    let appended = [OsString::from("-f"), mountpoint.to_os_string()];
+    args.iter().cloned().chain(appended).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_mount_point_goes_to_its_place_or_to_the_end() {
+        let of = |text| arguments(&words(text), OsStr::new("/dev/fd/9"));
+        assert_eq!(of("host:/dir -o x"), words("host:/dir -o x -f /dev/fd/9"));
+        assert_eq!(of("-fg cipher {}"), words("-fg cipher /dev/fd/9"));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_or_serves_nothing_is_named() {
+        assert!(matches!(Program::start(&[]), Err(ProgramError::Empty)));
+        let missing = Program::start(&words("/nonexistent/program")).unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));
+        let program = Program::start(&words("/bin/false")).unwrap();
+        let error = super::super::Client::of_program(program, Default::default()).err().unwrap();
+        assert!(matches!(&error, ProgramError::Ended { .. }), "{error}");
+    }
+}

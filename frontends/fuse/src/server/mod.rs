@@ -1,0 +1,408 @@
+//! A file system for other processes: a Unix socket, and a session for each connection.
+//!
+//! All connections serve one instance, so that what one client writes another one reads. What a
+//! client was given and has not given back when its connection ends (or that of the last of its
+//! family) is taken back, as the kernel does for a process that was killed.
+
+mod ledger;
+mod peer;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Caps, Errno, FileSystem};
+use defuse_probe::Snapshot;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+
+use crate::client;
+use crate::client::init::{Family, family_of};
+use crate::options::SessionOptions;
+use crate::session::{Session, Statistics};
+use crate::transport::errno;
+use ledger::Ledger;
+use peer::Credentials;
+pub(crate) use peer::Peer;
+
+/// A socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Somebody serves it already.
+    #[error("{0} is served by another process: end that one, or choose another path")]
+    InUse(PathBuf),
+    /// It cannot be made.
+    #[error("cannot listen at {path}: {errno}")]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        errno: Errno,
+    },
+}
+
+/// Who may connect. Whoever does can read and change every file of the file system: the permissions
+/// of files are checked by the process at the other end, as the kernel does for a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// The user of the server, and root.
+    #[default]
+    SameUser,
+    /// These users as well.
+    Users(Vec<u32>),
+}
+
+/// Settings of a server.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Of each session.
+    pub session: SessionOptions,
+    /// Who may connect.
+    pub admission: Admission,
+    /// Most connections at once; one more is closed at once.
+    pub max_connections: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        let (session, admission) = (SessionOptions::default(), Admission::default());
+        ServerOptions { session, admission, max_connections: 4096 }
+    }
+}
+
+/// How long a client may take to say INIT.
+const INIT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long connections may take to end when the server does.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A listening socket and the file system behind it. Dropping it ends all connections.
+pub struct Server {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    listener: OwnedFd,
+    /// A socket in the file system, to be removed at the end.
+    path: Option<PathBuf>,
+    fs: Arc<dyn FileSystem>,
+    caps: Caps,
+    options: ServerOptions,
+    ending: AtomicBool,
+    next: AtomicU64,
+    clients: Mutex<Clients>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Clients {
+    /// Connections by number, each with its socket and, once it has said INIT, its statistics.
+    connections: HashMap<u64, (Arc<OwnedFd>, Option<Statistics>)>,
+    /// By user and number of the family: its books, and how many connections use them.
+    families: HashMap<(u32, Family), (Arc<Ledger>, usize)>,
+    /// What connections have measured that are gone.
+    past: Option<Snapshot>,
+}
+
+impl Server {
+    /// Listens at `path`, where nothing may be but a socket whose server is gone; one that begins
+    /// with `@` is abstract. Only the user of this process may open it, unless others are admitted.
+    pub fn bind(
+        path: &Path,
+        fs: Arc<dyn FileSystem>,
+        options: ServerOptions,
+    ) -> Result<Server, ServeError> {
+        let failed = |errno| ServeError::Listen { path: path.to_path_buf(), errno };
+        let address = client::address(path).map_err(failed)?;
+        let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .map_err(|error| failed(errno(error)))?;
+        if !is_abstract {
+            clear_stale(path)?;
+        }
+        rustix::net::bind(&listener, &address).map_err(|error| match error {
+            rustix::io::Errno::ADDRINUSE => ServeError::InUse(path.to_path_buf()),
+            error => failed(errno(error)),
+        })?;
+        if !is_abstract {
+            let mode = if options.admission == Admission::SameUser { 0o600 } else { 0o666 };
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+                .map_err(|error| failed(error.into()))?;
+        }
+        rustix::net::listen(&listener, 128).map_err(|error| failed(errno(error)))?;
+        let path = (!is_abstract).then(|| path.to_path_buf());
+        Ok(Server::over(listener, path, fs, options))
+    }
+
+    /// Takes over `listener`, a socket of type `SOCK_SEQPACKET` that listens.
+    pub fn inherited(
+        listener: OwnedFd,
+        fs: Arc<dyn FileSystem>,
+        options: ServerOptions,
+    ) -> Result<Server, ServeError> {
+        rustix::io::ioctl_fionbio(&listener, true).map_err(|error| ServeError::Listen {
+            path: PathBuf::from("(inherited)"),
+            errno: errno(error),
+        })?;
+        Ok(Server::over(listener, None, fs, options))
+    }
+
+    fn over(
+        listener: OwnedFd,
+        path: Option<PathBuf>,
+        fs: Arc<dyn FileSystem>,
+        options: ServerOptions,
+    ) -> Server {
+        let mut caps = fs.caps();
+        let mut options = options;
+        if caps.exclusive {
+            // Clients do not hear of each other's changes, so that nothing holds for any time.
+            caps.exclusive = false;
+            let session = &mut options.session;
+            for timeout in [
+                &mut session.attr_timeout,
+                &mut session.entry_timeout,
+                &mut session.negative_timeout,
+            ] {
+                timeout.get_or_insert(Duration::ZERO);
+            }
+        }
+        Server {
+            shared: Arc::new(Shared {
+                listener,
+                path,
+                fs,
+                caps,
+                options,
+                ending: AtomicBool::new(false),
+                next: AtomicU64::new(0),
+                clients: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// Accepts connections until [`shut_down`](Server::shut_down), then waits until they have ended;
+    /// false where some handlers have not returned after five seconds.
+    pub fn run(&self) -> bool {
+        while !self.shared.ending.load(Ordering::SeqCst) {
+            let mut fds = [PollFd::new(&self.shared.listener, PollFlags::IN)];
+            let tick = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+            let _ = poll(&mut fds, Some(&tick));
+            match rustix::net::accept_with(&self.shared.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => self.shared.admit(socket),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    if !self.shared.ending.load(Ordering::SeqCst) {
+                        log::warn!("a connection was not accepted: {error}");
+                        // Out of descriptors, for instance: not a reason to spin.
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                }
+            }
+        }
+        self.shared.end()
+    }
+
+    /// Makes [`run`](Server::run) return: no connection is accepted any more, and those that there
+    /// are end when the requests in hand are answered.
+    pub fn shut_down(&self) {
+        self.shared.ending.store(true, Ordering::SeqCst);
+        let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        lock(&self.shared.clients).connections.len()
+    }
+
+    /// What all connections, past ones included, have measured.
+    pub fn snapshot(&self) -> Snapshot {
+        let clients = lock(&self.shared.clients);
+        let mut all = clients.past.clone().unwrap_or_default();
+        for statistics in clients.connections.values().flat_map(|(_, statistics)| statistics) {
+            all.merge(&statistics.snapshot());
+        }
+        all
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+        self.shared.end();
+    }
+}
+
+impl Shared {
+    /// Serves `socket` on threads of its own, if whoever is at its other end may be served.
+    fn admit(self: &Arc<Self>, socket: OwnedFd) {
+        let credentials = match Credentials::of(&socket) {
+            Ok(credentials) => credentials,
+            Err(errno) => return log::warn!("a connection whose user is not known ({errno})"),
+        };
+        let (pid, uid) = (credentials.pid, credentials.uid);
+        if !self.is_admitted(uid) {
+            return log::warn!("process {pid} of user {uid} is not admitted");
+        }
+        let socket = Arc::new(socket);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut clients = lock(&self.clients);
+            if clients.connections.len() >= self.options.max_connections {
+                let most = self.options.max_connections;
+                return log::warn!("process {pid} is one connection too many: there are {most}");
+            }
+            clients.connections.insert(number, (Arc::clone(&socket), None));
+        }
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
+        let started = thread.stack_size(256 * 1024).spawn(move || {
+            shared.serve(number, &socket, credentials);
+            shared.gone(number);
+        });
+        if let Err(error) = started {
+            log::warn!("process {pid} cannot be served: {error}");
+            self.gone(number);
+        }
+    }
+
+    fn is_admitted(&self, uid: u32) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        let named = match &self.options.admission {
+            Admission::SameUser => false,
+            Admission::Users(users) => users.contains(&uid),
+        };
+        uid == own || uid == 0 || named
+    }
+
+    /// Serves one connection until it ends.
+    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, credentials: Credentials) {
+        let (pid, uid) = (credentials.pid, credentials.uid);
+        if !says_something(socket) {
+            return log::warn!("process {pid} has connected and does not say INIT");
+        }
+        let family = match peek_family(socket) {
+            Some(family) if family != 0 => family,
+            // A family of its own: numbers that clients choose are never that small.
+            _ => Family::from(number) << 1,
+        };
+        let ledger = self.join(uid, family);
+        let peer = Peer { credentials: Arc::new(credentials), ledger };
+        let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
+            let fs = Arc::clone(&self.fs);
+            let options = &self.options.session;
+            Session::over_socket(socket, fs, &self.caps, options, peer).map_err(|e| e.to_string())
+        });
+        match session {
+            Ok(session) => {
+                log::debug!("process {pid} of user {uid} is served");
+                let statistics = session.statistics();
+                if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
+                    entry.1 = Some(statistics);
+                }
+                session.wait();
+            }
+            Err(error) => log::warn!("process {pid} is not served: {error}"),
+        }
+        self.leave(uid, family);
+    }
+
+    /// The books of a family, for one connection more.
+    fn join(&self, uid: u32, family: Family) -> Arc<Ledger> {
+        let mut clients = lock(&self.clients);
+        let (ledger, count) = clients.families.entry((uid, family)).or_default();
+        *count += 1;
+        Arc::clone(ledger)
+    }
+
+    /// One connection less; with the last one, the family's books are closed.
+    fn leave(&self, uid: u32, family: Family) {
+        let mut clients = lock(&self.clients);
+        let Some((ledger, count)) = clients.families.get_mut(&(uid, family)) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        let ledger = Arc::clone(ledger);
+        clients.families.remove(&(uid, family));
+        drop(clients);
+        ledger.take_back(&*self.fs);
+    }
+
+    fn gone(&self, number: u64) {
+        let mut clients = lock(&self.clients);
+        if let Some((_, Some(statistics))) = clients.connections.remove(&number) {
+            clients.past.get_or_insert_default().merge(&statistics.snapshot());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends all connections, and waits for that.
+    fn end(&self) -> bool {
+        let deadline = Instant::now() + END_PATIENCE;
+        let mut clients = lock(&self.clients);
+        for (socket, _) in clients.connections.values() {
+            // What is being answered still is; nothing more is received.
+            let _ = rustix::net::shutdown(&**socket, Shutdown::Read);
+        }
+        while !clients.connections.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                log::warn!("{} connections have not ended", clients.connections.len());
+                break;
+            }
+            let waited = self.changed.wait_timeout(clients, left);
+            clients = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        let clean = clients.connections.is_empty();
+        drop(clients);
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+        clean
+    }
+}
+
+/// Waits until the first message is there.
+fn says_something(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let patience = Timespec { tv_sec: INIT_PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
+}
+
+/// The family of whoever said INIT, which stays to be received.
+fn peek_family(socket: &OwnedFd) -> Option<Family> {
+    use crate::request::{Body, DecodeOptions, Request};
+    let mut room = [0; 256];
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    let (len, _) = rustix::net::recv(socket, &mut room, flags).ok()?;
+    match Request::parse(&room[..len], &DecodeOptions::default()) {
+        Ok(Request { body: Body::Init(init), .. }) => Some(family_of(&init)),
+        _ => None,
+    }
+}
+
+/// Removes a socket that nobody listens at any more.
+fn clear_stale(path: &Path) -> Result<(), ServeError> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+    match client::connect_socket(path) {
+        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path)
+            .map_err(|error| ServeError::Listen { path: path.to_path_buf(), errno: error.into() }),
+        _ => Err(ServeError::InUse(path.to_path_buf())),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,158 @@
+//! Who is at the other end of a socket, and what that user may ask for.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use defuse_fs::{Caller, Errno, Fh, File, Ino, Result};
+use rustix::net::sockopt::socket_peercred;
+
+use super::ledger::Ledger;
+use crate::abi;
+use crate::request::Body;
+use crate::transport::errno;
+
+/// The user of a client, as the kernel vouches for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Credentials {
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    /// All groups, the effective one first.
+    pub(crate) groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// Those of whoever connected `socket`, at that time: `SO_PEERCRED` and `SO_PEERGROUPS`,
+    /// unix(7) and socket(7).
+    pub(crate) fn of(socket: &OwnedFd) -> Result<Credentials> {
+        let credentials = socket_peercred(socket).map_err(errno)?;
+        let mut groups = vec![credentials.gid.as_raw()];
+        groups.extend(peer_groups(socket)?);
+        let (pid, uid) = (credentials.pid.as_raw_nonzero().get(), credentials.uid.as_raw());
+        Ok(Credentials { pid, uid, groups })
+    }
+
+    /// Root acts for anybody; everybody else for themselves.
+    fn may_act_as(&self, caller: Caller) -> bool {
+        self.uid == 0 || caller.uid == self.uid && self.groups.contains(&caller.gid)
+    }
+}
+
+fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; 64];
+    loop {
+        let mut len = size_of_val(&groups[..]) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to the memory of `groups`, which has that
+        // many, and the number of bytes to `len`.
+        let rc = unsafe {
+            let room = groups.as_mut_ptr().cast();
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                room,
+                &mut len,
+            )
+        };
+        let count = len as usize / size_of::<u32>();
+        if rc == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error: Errno = std::io::Error::last_os_error().into();
+        // Where there is too little room, the kernel says how much it takes.
+        if error != Errno::ERANGE || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
+/// A client: who it is, and what its family has been given.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl Peer {
+    /// Whether the client may ask for `body` on `ino` for `caller`. `EPERM` where it acts for somebody
+    /// else, `ESTALE` and `EBADF` for inodes and handles that it was not given.
+    pub(crate) fn check(&self, body: &Body<'_>, ino: Ino, caller: Caller) -> Result<()> {
+        let named = match body {
+            Body::Init(_) | Body::Destroy | Body::Statfs | Body::Syncfs(_) => return Ok(()),
+            // Nobody asks for these: they come when a process is gone.
+            Body::Release(_) | Body::Releasedir(_) => return Ok(()),
+            Body::Rename { args, .. } => Some(args.newdir),
+            Body::Rename2 { args, .. } => Some(args.newdir),
+            Body::Link { args, .. } => Some(args.oldnodeid),
+            _ => None,
+        };
+        if !self.credentials.may_act_as(caller) || !self.may_give_away(body) {
+            return Err(Errno::EPERM);
+        }
+        if !self.ledger.holds(ino) || named.is_some_and(|ino| !self.ledger.holds(Ino(ino))) {
+            return Err(Errno::ESTALE);
+        }
+        let is_open = |fh: u64| self.ledger.is_open(File { ino, fh: Fh(fh) });
+        let copied = match body {
+            Body::CopyFileRange(args) | Body::CopyFileRange64(args) => {
+                let dst = File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) };
+                self.ledger.is_open(dst)
+            }
+            _ => true,
+        };
+        if copied && handle(body).is_none_or(is_open) { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// Only root gives files away, chown(2); a group is given by those who are in it.
+    fn may_give_away(&self, body: &Body<'_>) -> bool {
+        let Body::Setattr(args) = body else { return true };
+        let who = &self.credentials;
+        let user = args.valid & abi::FATTR_UID == 0 || args.uid == who.uid;
+        let group = args.valid & abi::FATTR_GID == 0 || who.groups.contains(&args.gid);
+        who.uid == 0 || user && group
+    }
+}
+
+/// The handle that a request names.
+fn handle(body: &Body<'_>) -> Option<u64> {
+    Some(match body {
+        Body::Getattr(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => args.fh,
+        Body::Statx(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => args.fh,
+        Body::Setattr(args) if args.valid & abi::FATTR_FH != 0 => args.fh,
+        Body::Read(args) | Body::Readdir(args) | Body::Readdirplus(args) => args.fh,
+        Body::Write { args, .. } => args.fh,
+        Body::Fsync(args) | Body::Fsyncdir(args) => args.fh,
+        Body::Flush(args) => args.fh,
+        Body::Getlk(args) | Body::Setlk(args) | Body::Setlkw(args) => args.fh,
+        Body::Ioctl { args, .. } => args.fh,
+        Body::Poll(args) => args.fh,
+        Body::Fallocate(args) => args.fh,
+        Body::Lseek(args) => args.fh,
+        Body::CopyFileRange(args) | Body::CopyFileRange64(args) => args.fh_in,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_acts_for_others() {
+        let of = |uid| Credentials { pid: 1, uid, groups: vec![uid, 20] };
+        let caller = |uid, gid| Caller { uid, gid, pid: 1 };
+        assert!(of(0).may_act_as(caller(1000, 1000)));
+        assert!(of(1000).may_act_as(caller(1000, 1000)) && of(1000).may_act_as(caller(1000, 20)));
+        assert!(!of(1000).may_act_as(caller(0, 1000)) && !of(1000).may_act_as(caller(1000, 0)));
+    }
+
+    #[test]
+    fn a_socket_pair_tells_this_process() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let credentials = Credentials::of(&one.into()).unwrap();
+        assert_eq!(credentials.pid, std::process::id() as i32);
+        assert_eq!(credentials.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(credentials.groups[0], rustix::process::getegid().as_raw());
+    }
+}

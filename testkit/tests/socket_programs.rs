@@ -1,0 +1,366 @@
+//! FUSE programs as Debian has them, without a mount: what they show and take, compared byte for byte
+//! with the directory behind them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Caller, Context, DirBuf, DirItem, DirSink, Entry, File, FileKind, FileSystem, Ino, LockOwner,
+    Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SliceSink, SliceSource,
+    WriteArgs, WriteBuf,
+};
+use defuse_fuse::client::{Client, ClientOptions, Program};
+use tempfile::TempDir;
+
+fn context() -> Context<'static> {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Context::new(Caller { uid, gid, pid: 1 })
+}
+
+fn is_installed(program: &str) -> bool {
+    let dirs = std::env::var("PATH").unwrap_or_default();
+    let found =
+        dirs.split(':').chain(["/usr/sbin"]).any(|dir| Path::new(dir).join(program).exists());
+    if !found {
+        println!("skipped: {program} is not installed");
+    }
+    found
+}
+
+fn start(words: &[&str]) -> Client {
+    let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+    let program = Program::start(&words).unwrap();
+    Client::of_program(
+        program,
+        ClientOptions { timeout: Some(Duration::from_secs(60)), ..ClientOptions::default() },
+    )
+    .unwrap()
+}
+
+/// Directories, files of many sizes, links, and names that are not ASCII.
+fn sample(dir: &Path) {
+    fs::create_dir_all(dir.join("a/b/c")).unwrap();
+    fs::write(dir.join("empty"), b"").unwrap();
+    fs::write(dir.join("a/one"), b"1").unwrap();
+    fs::write(dir.join("a/b/näme with spaces"), vec![7; 4097]).unwrap();
+    let large: Vec<u8> = (0..700_001_u32).map(|at| (at ^ (at >> 9)) as u8).collect();
+    fs::write(dir.join("a/b/c/large"), large).unwrap();
+    std::os::unix::fs::symlink("../one", dir.join("a/b/link")).unwrap();
+    for number in 0..300 {
+        fs::write(dir.join("a/b/c").join(format!("file number {number}")), [number as u8]).unwrap();
+    }
+    fs::set_permissions(dir.join("a/one"), fs::Permissions::from_mode(0o640)).unwrap();
+}
+
+/// What a tree holds: kind and permissions, and content or target.
+type Tree = BTreeMap<String, (FileKind, u32, Vec<u8>)>;
+
+fn native(dir: &Path, prefix: &str, tree: &mut Tree) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{prefix}/{}", entry.file_name().to_str().unwrap());
+        let meta = entry.metadata().unwrap();
+        let mode = std::os::unix::fs::MetadataExt::mode(&meta);
+        let kind = FileKind::from_mode(mode).unwrap();
+        let content = match kind {
+            FileKind::Regular => fs::read(entry.path()).unwrap(),
+            FileKind::Symlink => {
+                fs::read_link(entry.path()).unwrap().into_os_string().into_string().unwrap().into()
+            }
+            _ => Vec::new(),
+        };
+        tree.insert(name.clone(), (kind, mode & 0o7777, content));
+        if kind == FileKind::Directory {
+            native(&entry.path(), &name, tree);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Listing(Vec<(Vec<u8>, u64)>);
+
+impl DirSink for Listing {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+    fn fits(&self, _: usize) -> bool {
+        true
+    }
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.0.push((item.name.to_vec(), item.next));
+    }
+}
+
+fn list(client: &Client, dir: Ino) -> Vec<Vec<u8>> {
+    let cx = context();
+    let opened = client.opendir(&cx, dir, OpenFlags(OpenFlags::DIRECTORY)).unwrap();
+    let file = File { ino: dir, fh: opened.fh };
+    let (mut names, mut from) = (Vec::new(), 0);
+    loop {
+        let mut listing = Listing::default();
+        client.readdir(&cx, file, from, &mut DirBuf::new(&mut listing)).unwrap();
+        let Some((_, next)) = listing.0.last() else { break };
+        from = *next;
+        names.extend(listing.0.into_iter().map(|(name, _)| name));
+    }
+    client.releasedir(&cx, file).unwrap();
+    names.retain(|name| name != b"." && name != b"..");
+    names
+}
+
+fn read(client: &Client, ino: Ino, size: u64) -> Vec<u8> {
+    let cx = context();
+    let opened = client.open(&cx, ino, OpenArgs::default()).unwrap();
+    let file = File { ino, fh: opened.fh };
+    let mut bytes = vec![0; size as usize + 10];
+    let len = bytes.len();
+    let mut sink = SliceSink::new(&mut bytes);
+    let mut out = ReadBuf::new(&mut sink, len);
+    client.read(&cx, file, ReadArgs::default(), &mut out).unwrap();
+    let filled = out.filled();
+    bytes.truncate(filled);
+    let _ = client.flush(&cx, file, LockOwner(1));
+    client.release(&cx, file, ReleaseArgs::default()).unwrap();
+    bytes
+}
+
+fn seen(client: &Client, dir: Ino, prefix: &str, tree: &mut Tree) {
+    let cx = context();
+    for name in list(client, dir) {
+        let entry = client.lookup(&cx, dir, Name::new(&name).unwrap()).unwrap();
+        let attr = entry.attr;
+        let content = match attr.kind {
+            FileKind::Regular => read(client, entry.ino, attr.size),
+            FileKind::Symlink => client.readlink(&cx, entry.ino).unwrap(),
+            _ => Vec::new(),
+        };
+        let name = format!("{prefix}/{}", String::from_utf8(name).unwrap());
+        assert!(
+            tree.insert(name.clone(), (attr.kind, attr.perm, content)).is_none(),
+            "{name} twice"
+        );
+        if attr.kind == FileKind::Directory {
+            seen(client, entry.ino, &name, tree);
+        }
+        client.forget(entry.ino, 1);
+    }
+}
+
+fn assert_same(client: &Client, dir: &Path) {
+    let (mut there, mut here) = (Tree::new(), Tree::new());
+    native(dir, "", &mut there);
+    seen(client, Ino::ROOT, "", &mut here);
+    assert!(there.keys().eq(here.keys()), "{:?}\n{:?}", there.keys(), here.keys());
+    for (name, value) in &there {
+        assert!(here[name] == *value, "{name}: {:?} {:o}", here[name].0, here[name].1);
+    }
+}
+
+/// Makes a directory and a file, writes, and sees both from behind.
+fn change(client: &Client, dir: &Path) {
+    let cx = context();
+    let node = |kind, perm| NewNode::new(kind, perm, cx.caller);
+    let made = client.mkdir(
+        &cx,
+        Ino::ROOT,
+        Name::new(b"made").unwrap(),
+        &node(FileKind::Directory, 0o755),
+    );
+    let made = made.unwrap();
+    let name = Name::new(b"written").unwrap();
+    let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
+    let args = OpenArgs { flags, kill_suidgid: false };
+    let (entry, opened) =
+        client.create(&cx, made.ino, name, &node(FileKind::Regular, 0o644), args).unwrap();
+    let file = File { ino: entry.ino, fh: opened.fh };
+    let bytes: Vec<u8> = (0..333_333_u32).map(|at| (at % 251) as u8).collect();
+    let mut source = SliceSource::new(&bytes);
+    let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
+    let count = client.write(&cx, file, args, &mut WriteBuf::new(&mut source)).unwrap();
+    assert_eq!(count, bytes.len());
+    let _ = client.flush(&cx, file, LockOwner(1));
+    client.release(&cx, file, ReleaseArgs { flags, flock_owner: None }).unwrap();
+    let to = Name::new(b"renamed").unwrap();
+    client.rename(&cx, (made.ino, name), (Ino::ROOT, to), Default::default()).unwrap();
+    client.forget(entry.ino, 1);
+    client.rmdir(&cx, Ino::ROOT, Name::new(b"made").unwrap()).unwrap();
+    client.forget(made.ino, 1);
+    if dir.exists() {
+        assert!(fs::read(dir.join("renamed")).unwrap() == bytes);
+        assert!(!dir.join("made").exists());
+    }
+}
+
+#[test]
+fn squashfuse_shows_what_was_packed() {
+    if !is_installed("squashfuse") || !is_installed("mksquashfs") {
+        return;
+    }
+    let dir = TempDir::with_prefix("defuse-squash-").unwrap();
+    let (source, image) = (dir.path().join("source"), dir.path().join("image"));
+    sample(&source);
+    let made = Command::new("mksquashfs").args([&source, &image]).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    for program in ["squashfuse", "squashfuse_ll"] {
+        let client = start(&[program, image.to_str().unwrap()]);
+        assert_same(&client, &source);
+    }
+}
+
+/// libfuse's example `name`, compiled from what its Debian package brings along.
+fn example(name: &str, dir: &Path) -> Option<String> {
+    let source = format!("/usr/share/doc/libfuse3-dev/examples/{name}.c");
+    if !Path::new(&source).exists() || !is_installed("gcc") {
+        println!("skipped: libfuse3-dev or gcc is not installed");
+        return None;
+    }
+    let program = dir.join(name).to_str().unwrap().to_owned();
+    let args =
+        ["-w", "-O1", "-D_FILE_OFFSET_BITS=64", "-I/usr/include/fuse3", "-o", &program, &source];
+    let libraries = ["-lfuse3", "-pthread"];
+    let made = Command::new("gcc").args(args).args(libraries).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(program)
+}
+
+#[test]
+fn the_hello_example_of_libfuse_says_hello() {
+    let dir = TempDir::with_prefix("defuse-hello-").unwrap();
+    for name in ["hello", "hello_ll"] {
+        let Some(program) = example(name, dir.path()) else { return };
+        let client = start(&[&program]);
+        assert_eq!(list(&client, Ino::ROOT), [b"hello"]);
+        let entry = client.lookup(&context(), Ino::ROOT, Name::new(b"hello").unwrap()).unwrap();
+        assert_eq!(read(&client, entry.ino, entry.attr.size), b"Hello World!\n");
+        assert_eq!(
+            client.lookup(&context(), Ino::ROOT, Name::new(b"other").unwrap()),
+            Err(defuse_fs::Errno::ENOENT)
+        );
+    }
+}
+
+#[test]
+fn the_passthrough_example_of_libfuse_shows_and_changes_what_is_behind() {
+    let dir = TempDir::with_prefix("defuse-ll-").unwrap();
+    let Some(program) = example("passthrough_ll", dir.path()) else { return };
+    let source = dir.path().join("source");
+    sample(&source);
+    let option = format!("source={},cache=never", source.display());
+    let client = start(&[&program, "-o", &option]);
+    assert_same(&client, &source);
+    change(&client, &source);
+    assert_same(&client, &source);
+}
+
+#[test]
+fn gocryptfs_keeps_what_is_written() {
+    if !is_installed("gocryptfs") {
+        return;
+    }
+    let dir = TempDir::with_prefix("defuse-gocrypt-").unwrap();
+    let (cipher, password) = (dir.path().join("cipher"), dir.path().join("password"));
+    fs::create_dir(&cipher).unwrap();
+    fs::write(&password, "throw-away\n").unwrap();
+    let (cipher, password) = (cipher.to_str().unwrap(), password.to_str().unwrap());
+    let init = ["-q", "-scryptn", "10", "-init", "-passfile", password, cipher];
+    let made = Command::new("gocryptfs").args(init).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let words = ["gocryptfs", "-q", "-fg", "-passfile", password, cipher, "{}"];
+    let nowhere = dir.path().join("nowhere");
+    change(&start(&words), &nowhere);
+    // Another process decrypts what the first one has written.
+    let client = start(&words);
+    let entry = client.lookup(&context(), Ino::ROOT, Name::new(b"renamed").unwrap()).unwrap();
+    let bytes = read(&client, entry.ino, entry.attr.size);
+    assert!(bytes == (0..333_333_u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
+}
+
+/// An sshd for one user with keys of its own, on a port that was free.
+struct Sshd {
+    child: Child,
+    port: u16,
+    dir: TempDir,
+}
+
+impl Sshd {
+    fn start() -> Sshd {
+        let dir = TempDir::with_prefix("defuse-sshd-").unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        for key in ["host", "user"] {
+            let args = ["-q", "-t", "ed25519", "-N", "", "-f", &at(key)];
+            assert!(Command::new("ssh-keygen").args(args).status().unwrap().success());
+        }
+        fs::copy(at("user.pub"), at("authorized")).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\n\
+             StrictModes no\nUsePAM no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n",
+            at("host"),
+            at("authorized")
+        );
+        fs::write(at("config"), config).unwrap();
+        // It refuses to start without the directory of its package's service.
+        let _ = fs::create_dir_all("/run/sshd");
+        let mut sshd = Command::new("/usr/sbin/sshd");
+        sshd.args(["-D", "-e", "-f", &at("config")]).stderr(Stdio::null());
+        let child = sshd.spawn().unwrap();
+        let begun = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "sshd does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Sshd { child, port, dir }
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn sshfs_shows_and_changes_what_is_behind() {
+    if !is_installed("sshfs") || !is_installed("sshd") || !is_installed("ssh-keygen") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: sshd is started by root only here");
+        return;
+    }
+    let sshd = Sshd::start();
+    let dir = TempDir::with_prefix("defuse-sshfs-").unwrap();
+    sample(dir.path());
+    // Debian's sshfs 3.7.3 refuses to read symbolic links (EPERM), on a mount as well.
+    fs::remove_file(dir.path().join("a/b/link")).unwrap();
+    let user = Command::new("id").arg("-un").output().unwrap().stdout;
+    let user = String::from_utf8(user).unwrap();
+    let source = format!("{}@127.0.0.1:{}", user.trim(), dir.path().display());
+    let (port, key) = (sshd.port.to_string(), sshd.dir.path().join("user"));
+    let key = format!("IdentityFile={}", key.display());
+    let client = start(&[
+        "sshfs",
+        &source,
+        "-p",
+        &port,
+        "-o",
+        &key,
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        "UserKnownHostsFile=/dev/null",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "LogLevel=ERROR",
+    ]);
+    assert_same(&client, dir.path());
+    change(&client, dir.path());
+    assert_same(&client, dir.path());
+}
