@@ -33,6 +33,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/workers/signal.rs",
     // Trampolines, and the signals and threads that meet them.
     "frontends/preload/src/entry.rs",
+    // A page by which children know themselves.
+    "frontends/preload/src/fork.rs",
     // Descriptors that are inherited by their numbers.
     "frontends/preload/src/handover.rs",
     // Machine code of loaded libraries.

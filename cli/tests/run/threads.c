@@ -51,9 +51,15 @@ int main(void) {
     sigaction(SIGALRM, &action, NULL);
     struct itimerval every = {{0, 2000}, {0, 2000}}, none = {{0, 0}, {0, 0}};
     setitimer(ITIMER_REAL, &every, NULL);
+    /* The handler runs on the first thread alone. */
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL);
     pthread_t all[1000], forker;
     pthread_create(&forker, NULL, forks, NULL);
     for (long i = 0; i < 1000; i++) pthread_create(&all[i], NULL, work, (void *)i);
+    pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
     for (int i = 0; i < 1000; i++) pthread_join(all[i], NULL);
     pthread_join(forker, NULL);
     setitimer(ITIMER_REAL, &none, NULL);

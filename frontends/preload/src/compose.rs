@@ -1,16 +1,16 @@
 //! The one place where this frontend meets backends: how a file system of the plan is made.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, open_text};
 use defuse_direct::MountArgs;
-use defuse_fs::{FileSystem, delegate};
+use defuse_fs::{Context, Errno, File, FileSystem, Ino, ReleaseArgs, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan};
 
@@ -28,56 +28,54 @@ pub struct Composed {
 
 /// A file system in another process, which every process of the run reaches by a connection of its
 /// own.
+///
+/// After a fork parent and child have the same inodes and open files, which the server knows once. So
+/// an open file is given back by the last process that has it, and inodes by neither: the server
+/// takes them back when the last connection of the family ends.
 pub struct Relay {
     inner: Current,
+    forked: AtomicBool,
 }
 
 impl FileSystem for Relay {
-    delegate!(to inner);
+    delegate!(to inner, except forget, release, releasedir);
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        if !self.forked.load(Ordering::Relaxed) {
+            self.inner.forget(ino, lookups);
+        }
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<(), Errno> {
+        if OTHERS_HAVE_IT.get() { Ok(()) } else { self.inner.release(cx, file, args) }
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<(), Errno> {
+        if OTHERS_HAVE_IT.get() { Ok(()) } else { self.inner.releasedir(cx, dir) }
+    }
+}
+
+thread_local! {
+    static OTHERS_HAVE_IT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `drop`, which closes an open file in this process; `others` says that another process has it
+/// too, so that the server keeps it.
+pub fn closing<T>(others: bool, drop: impl FnOnce() -> T) -> T {
+    let before = OTHERS_HAVE_IT.replace(others);
+    let value = drop();
+    OTHERS_HAVE_IT.set(before);
+    value
 }
 
 /// The connection of this process. Those of parents stay, because a copy that ends would end the
 /// original.
-struct Current {
-    client: RwLock<&'static Client>,
-    /// The process whose connection that is.
-    pid: AtomicI32,
-}
-
-thread_local! {
-    /// Connections of a child that shares this memory (vfork(2), posix_spawn(3)), with its number, and
-    /// the connection that each stands for. They are never dropped here: their descriptors are the
-    /// child's, and the same numbers mean something else to its parent.
-    static OF_CHILD: RefCell<Vec<(i32, *const Client, &'static Client)>> =
-        const { RefCell::new(Vec::new()) };
-}
+struct Current(RwLock<&'static Client>);
 
 impl Current {
     fn get(&self) -> &'static Client {
-        let client = *self.client.read().unwrap_or_else(PoisonError::into_inner);
-        let pid = crate::process::pid();
-        if pid == self.pid.load(Ordering::Relaxed) { client } else { of_child(client, pid) }
+        *self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-#[cold]
-fn of_child(client: &'static Client, pid: i32) -> &'static Client {
-    OF_CHILD.with_borrow_mut(|all| {
-        all.retain(|(child, ..)| *child == pid);
-        let found = all.iter().find(|(_, of, _)| std::ptr::eq(*of, client));
-        if let Some((.., own)) = found {
-            return *own;
-        }
-        match client.sibling() {
-            Ok(own) => {
-                let own: &'static Client = Box::leak(Box::new(own));
-                all.push((pid, std::ptr::from_ref(client), own));
-                own
-            }
-            // It answers with an error of its own.
-            Err(_) => client,
-        }
-    })
 }
 
 impl std::ops::Deref for Current {
@@ -94,21 +92,20 @@ impl Relay {
         let options = ClientOptions { descriptors_from: floor, ..ClientOptions::default() };
         let client = Client::connect(Path::new(path), options);
         let client = Box::leak(Box::new(client.map_err(|error| error.to_string())?));
-        Ok(Arc::new(Relay {
-            inner: Current {
-                client: RwLock::new(client),
-                pid: AtomicI32::new(crate::process::pid()),
-            },
-        }))
+        Ok(Arc::new(Relay { forked: AtomicBool::new(false), inner: Current(RwLock::new(client)) }))
+    }
+
+    /// Before a fork: from now on somebody else has the same inodes.
+    pub fn before_fork(&self) {
+        self.forked.store(true, Ordering::Relaxed);
     }
 
     /// In a child: a connection of its own, through which the inodes and open files of the parent are
     /// valid as they are.
     pub fn follow_fork(&self) -> Result<(), String> {
-        let mut current = self.inner.client.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.inner.0.write().unwrap_or_else(PoisonError::into_inner);
         let own = current.sibling().map_err(|error| error.to_string())?;
         *current = Box::leak(Box::new(own));
-        self.inner.pid.store(crate::process::pid(), Ordering::Relaxed);
         Ok(())
     }
 }

@@ -102,7 +102,11 @@ struct Answer {
     passes: u64,
 }
 
-extern "C" fn serve_site(number: u64, args: &[u64; 6]) -> Answer {
+extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
+    if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
+        crate::symbols::before_clone(number, args);
+        return Answer { value: number as i64, passes: 1 };
+    }
     match serve::call(number, args) {
         Some(value) => Answer { value, passes: 0 },
         None => Answer { value: number as i64, passes: 1 },
@@ -132,6 +136,8 @@ impl Drop for Listed {
 thread_local! {
     /// How deep this thread is in our own code.
     static DEPTH: AtomicU32 = const { AtomicU32::new(0) };
+    /// The signals that were blocked before this thread forked.
+    static MASK: Cell<u64> = const { Cell::new(0) };
     static IS_LISTED: Cell<bool> = const { Cell::new(false) };
     static LISTED: Listed = const { Listed };
 }
@@ -208,14 +214,16 @@ pub fn register() {
 }
 
 /// Waits until no other thread is in our code, and keeps them out. A thread that waits in there for
-/// something of the kernel is waited for ten seconds at most.
+/// something of the kernel is waited for one second at most.
 pub fn stop_others() {
+    // A handler on this very thread would wait for the end of the fork.
+    MASK.set(change_mask(libc::SIG_BLOCK, u64::MAX));
     while FORKING.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
     }
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
     let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(1);
     for other in threads().iter().filter(|other| **other != own) {
         // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
         // lock for that, which is held here.
@@ -229,11 +237,23 @@ pub fn stop_others() {
 /// The fork is done.
 pub fn let_others_go_on() {
     FORKING.store(0, Ordering::SeqCst);
+    change_mask(libc::SIG_SETMASK, MASK.get());
+}
+
+/// Changes the signals that are blocked; returns those that were.
+fn change_mask(how: libc::c_int, mask: u64) -> u64 {
+    let mut before = 0u64;
+    let args = [how as u64, &raw const mask as u64, &raw mut before as u64, 8, 0, 0];
+    // SAFETY: the kernel reads and writes eight bytes each.
+    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+    before
 }
 
 /// This is the child: the other threads are not here.
 pub fn alone() {
     let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
     threads().retain(|other| *other == own);
-    let_others_go_on();
+    if FORKING.load(Ordering::SeqCst) != 0 {
+        let_others_go_on();
+    }
 }

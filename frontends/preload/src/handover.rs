@@ -118,9 +118,9 @@ fn text(call: &Call<'_>) -> String {
         if flags.is_ok_and(|flags| flags & i64::from(libc::FD_CLOEXEC) != 0) {
             continue;
         }
-        let ino = process.client.fstat(&view.task, &entry.file).map_or(0, |stat| stat.attr.st_ino);
-        let mut open = entry.file.flags().0;
-        if entry.file.kind() == FileKind::Directory {
+        let ino = process.client.fstat(&view.task, entry.file()).map_or(0, |stat| stat.attr.st_ino);
+        let mut open = entry.file().flags().0;
+        if entry.file().kind() == FileKind::Directory {
             open |= libc::O_DIRECTORY as u32;
         }
         let cells = entry.cells.map_or(-1, i64::from);
@@ -218,7 +218,7 @@ impl Record {
             return None;
         }
         let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-        Some(Arc::new(Entry { file, backed: self.backed, path: self.path.clone(), cells }))
+        Some(Arc::new(Entry::new(file, self.backed, self.path.clone(), cells)))
     }
 }
 
@@ -240,7 +240,7 @@ pub fn leave(call: &Call<'_>) {
         if let Some(entry) = view.table.remove(fd)
             && !entry.backed
         {
-            let _ = entry.file.close(&view.task);
+            let _ = entry.file().close(&view.task);
         }
     }
 }

@@ -19,6 +19,8 @@
 mod compose;
 #[allow(unsafe_code)]
 mod entry;
+#[allow(unsafe_code)]
+mod fork;
 mod handover;
 mod mappings;
 #[allow(unsafe_code)]

@@ -29,7 +29,7 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     let (protection, flags) = (call.int(2), call.int(3));
     let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
     let writes = shared && protection & libc::PROT_WRITE != 0;
-    let access = entry.file.flags().0 & 3;
+    let access = entry.file().flags().0 & 3;
     if !is_regular(entry) {
         return Err(Errno::ENODEV.into());
     }
@@ -56,7 +56,7 @@ fn fill(call: &Call<'_>, entry: &Entry, at: u64, len: usize, offset: u64) -> Res
     let mut done = 0;
     while done < len {
         let from = offset + done as u64;
-        match call.client().pread(call.task(), &entry.file, &mut room[done..], from) {
+        match call.client().pread(call.task(), entry.file(), &mut room[done..], from) {
             Ok(0) => break,
             Ok(count) => done += count,
             Err(stop) => {
@@ -100,11 +100,11 @@ fn write_back(call: &Call<'_>, from: u64, end: u64) -> Result<(), Fail> {
             continue;
         }
         let offset = mapping.offset + (first - at);
-        let size = call.client().fstat(call.task(), &mapping.entry.file)?.attr.size;
+        let size = call.client().fstat(call.task(), mapping.entry.file())?.attr.size;
         // Nothing beyond the end of the file is part of it.
         let len = (last - first).min(size.saturating_sub(offset)) as usize;
         let bytes = sys::bytes(first, len)?;
-        call.client().pwrite(call.task(), &mapping.entry.file, bytes, offset)?;
+        call.client().pwrite(call.task(), mapping.entry.file(), bytes, offset)?;
     }
     Ok(())
 }

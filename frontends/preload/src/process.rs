@@ -1,6 +1,5 @@
 //! The state of this process: its mounts, its open files, and who it is.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -23,8 +22,7 @@ pub struct Mounted {
     pub relay: Option<Arc<Relay>>,
 }
 
-/// What a process has of its own: a child that shares the memory (vfork(2), the one that
-/// posix_spawn(3) makes) has another one than its parent.
+/// What every process has of its own. No child shares our memory: see [`crate::fork`].
 pub struct View {
     /// Who asks, and from where.
     pub task: Task,
@@ -55,14 +53,6 @@ pub struct Process {
     /// The process that this state belongs to.
     pub pid: AtomicI32,
 }
-
-thread_local! {
-    /// The child that runs on this thread's memory, with its number.
-    static CHILD: Cell<Option<(i32, &'static View)>> = const { Cell::new(None) };
-}
-
-/// How many threads have such a child.
-static CHILDREN: AtomicU32 = AtomicU32::new(0);
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -163,59 +153,15 @@ impl Process {
         })
     }
 
-    /// What the calling process has of its own.
+    /// What this process has of its own.
     #[inline]
     pub fn view(&'static self) -> &'static View {
-        if CHILDREN.load(Ordering::Relaxed) > 0 { self.view_of_child() } else { &self.view }
-    }
-
-    #[cold]
-    fn view_of_child(&'static self) -> &'static View {
-        let Some((child, view)) = CHILD.get() else { return &self.view };
-        if pid() == child {
-            return view;
-        }
-        // This thread was suspended while the child ran, and goes on: so the child is gone.
-        CHILD.set(None);
-        CHILDREN.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: it was leaked when it was made, and only this thread and the child knew of it. The
-        // child runs another program by now, or has ended.
-        drop(unsafe { Box::from_raw(std::ptr::from_ref(view).cast_mut()) });
         &self.view
-    }
-
-    /// The same for a call that changes it: a child that shares this memory gets a view of its own
-    /// first. It is told by its number: between clone(2) and execve(2) nobody announces it.
-    pub fn view_for_change(&'static self) -> &'static View {
-        let now = pid();
-        if now == self.pid.load(Ordering::Relaxed) {
-            return self.view();
-        }
-        if let Some((child, view)) = CHILD.get()
-            && child == now
-        {
-            return view;
-        }
-        let task =
-            Task::new((*self.view.task.credentials()).clone(), (*self.view.task.cwd()).clone());
-        task.set_umask(self.view.task.umask());
-        task.set_file_size_limit(self.view.task.file_size_limit());
-        let view = Box::leak(Box::new(View { task, table: self.view.table.duplicate() }));
-        CHILD.set(Some((now, view)));
-        CHILDREN.fetch_add(1, Ordering::Relaxed);
-        view
-    }
-
-    /// Whether this is a child that shares its parent's memory.
-    pub fn is_borrowed(&self) -> bool {
-        pid() != self.pid.load(Ordering::Relaxed)
     }
 
     /// This process is a child with memory of its own from now on: after fork(2).
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
-        CHILDREN.store(0, Ordering::Relaxed);
-        CHILD.set(None);
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
                 crate::start::say(&format!(
@@ -253,7 +199,7 @@ impl Process {
         let len = unsafe { sys::syscall(libc::SYS_getcwd as u64, &args) };
         if len > 0 {
             let path = room[..len as usize - 1].to_vec();
-            self.view_for_change().task.set_cwd(Place::Outside(path));
+            self.view().task.set_cwd(Place::Outside(path));
         }
     }
 }

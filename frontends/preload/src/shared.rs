@@ -105,6 +105,11 @@ impl Shared {
         TAKEN_OVER.set(None);
     }
 
+    /// How many processes have the open file.
+    pub fn holders(&self, index: u32) -> u32 {
+        self.words().get(index as usize).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
     /// One more process has the open file.
     pub fn share(&self, index: u32) {
         if let Some(word) = self.words().get(index as usize) {

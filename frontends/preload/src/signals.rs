@@ -78,10 +78,6 @@ pub fn action(call: &Call<'_>) -> Served {
     let Some(wanted) = usize::try_from(number).ok().and_then(|number| WANTED.get(number)) else {
         return Err(Fail::Pass);
     };
-    // A child that shares this memory must not change what its parent's handlers are.
-    if call.process.is_borrowed() {
-        return Err(Fail::Pass);
-    }
     let before = (wanted.handler.load(Ordering::Relaxed), wanted.flags.load(Ordering::Relaxed));
     let mut args = *call.args;
     let mut ours: Action = [0; 4];

@@ -58,6 +58,7 @@ pub fn begin() {
         }
     }
     crate::entry::register();
+    crate::fork::mark();
     symbols::follow_forks();
     drop(inside);
 }

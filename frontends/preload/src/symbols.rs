@@ -516,22 +516,37 @@ fn edit(mut keep: impl FnMut(&CStr) -> bool) {
 
 // ---- the life of the process --------------------------------------------------------------
 
+/// A clone(2) of the C library: of fork(3), which has called [`before_fork`], of a thread, or of
+/// posix_spawn(3), which calls nobody.
+pub fn before_clone(number: u64, args: &mut [u64; 6]) {
+    let spawns = crate::fork::unshare_memory(number, args);
+    if let Some(process) = process::get().filter(|_| spawns) {
+        let _inside = crate::entry::Inside::enter();
+        handover::share_all(process);
+        process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
+    }
+}
+
 extern "C" fn before_fork() {
     if let Some(process) = process::get() {
         {
             let _inside = crate::entry::Inside::enter();
             handover::share_all(process);
+            process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
         }
         crate::entry::stop_others();
     }
 }
 
 extern "C" fn in_parent() {
-    crate::entry::let_others_go_on();
+    if process::get().is_some() {
+        crate::entry::let_others_go_on();
+    }
 }
 
 extern "C" fn in_child() {
     if let Some(process) = process::get() {
+        let _ = crate::fork::is_new_child();
         crate::entry::alone();
         let _inside = crate::entry::Inside::enter();
         process.adopt();

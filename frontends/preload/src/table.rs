@@ -11,8 +11,8 @@ const CHUNKS: usize = 4096;
 
 /// What a descriptor of the process stands for.
 pub struct Entry {
-    /// The open file.
-    pub file: Arc<Description>,
+    /// The open file; `None` only while it is dropped.
+    file: Option<Arc<Description>>,
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
@@ -21,6 +21,28 @@ pub struct Entry {
     pub path: Vec<u8>,
     /// Which of the plan's mounts.
     pub cells: Option<u32>,
+}
+
+impl Entry {
+    /// A descriptor of `file`.
+    pub fn new(file: Arc<Description>, backed: bool, path: Vec<u8>, cells: Option<u32>) -> Self {
+        Entry { file: Some(file), backed, path, cells }
+    }
+
+    /// The open file.
+    #[inline]
+    pub fn file(&self) -> &Arc<Description> {
+        self.file.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let others = || Some(crate::process::get()?.shared.holders(self.cells?) > 1);
+        if let Some(file) = self.file.take() {
+            crate::compose::closing(others().unwrap_or(false), || drop(file));
+        }
+    }
 }
 
 /// A descriptor's entry, without counting a reference.
@@ -88,14 +110,5 @@ impl Table {
         let end = self.end.load(Ordering::Relaxed);
         let entry = |fd| self.get(fd).and_then(|found| found.clone().map(|entry| (fd, entry)));
         (0..end).filter_map(entry).collect()
-    }
-
-    /// Another table with the same entries.
-    pub fn duplicate(&self) -> Table {
-        let copy = Table::default();
-        for (fd, entry) in self.all() {
-            let _ = copy.set(fd, entry);
-        }
-        copy
     }
 }

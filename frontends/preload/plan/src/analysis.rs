@@ -230,5 +230,11 @@ fn functions(file: &ElfFile64<'_, LittleEndian>) -> Vec<(u64, u64)> {
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());
     all.sort_unstable();
+    // What is written in assembly ends its description before the call (clone(2) does, because the
+    // stack changes there): a function goes on to the next one.
+    let starts: Vec<u64> = all.iter().skip(1).map(|&(from, _)| from).collect();
+    for ((_, end), next) in all.iter_mut().zip(starts) {
+        *end = (*end).max(next);
+    }
     all
 }

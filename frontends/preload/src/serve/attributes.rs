@@ -32,7 +32,7 @@ fn put_stat(address: u64, stat: &Stat) -> Served {
 fn find(call: &Call<'_>, target: &Target<'_>, follow: bool) -> Result<Stat, Fail> {
     match target.whole() {
         Some(_) if target.magic && !follow => Err(Fail::Pass),
-        Some(entry) => Ok(call.client().fstat(call.task(), &entry.file)?),
+        Some(entry) => Ok(call.client().fstat(call.task(), entry.file())?),
         None => Ok(call.client().stat(call.task(), target.at(), target.path, follow)?),
     }
 }
@@ -50,7 +50,7 @@ pub fn fstatat(call: &Call<'_>) -> Served {
 }
 
 pub fn fstat(call: &Call<'_>, entry: &Entry) -> Served {
-    put_stat(call.args[1], &call.client().fstat(call.task(), &entry.file)?)
+    put_stat(call.args[1], &call.client().fstat(call.task(), entry.file())?)
 }
 
 pub fn statx(call: &Call<'_>) -> Served {
@@ -119,7 +119,7 @@ pub fn statfs(call: &Call<'_>) -> Served {
 }
 
 pub fn fstatfs(call: &Call<'_>, entry: &Entry) -> Served {
-    put_statfs(call.args[1], &call.client().fstatfs(call.task(), &entry.file)?)
+    put_statfs(call.args[1], &call.client().fstatfs(call.task(), entry.file())?)
 }
 
 fn may(call: &Call<'_>, target: &Target<'_>, mode: u32, follow: bool, effective: bool) -> Served {
@@ -154,7 +154,7 @@ pub fn chmod(call: &Call<'_>) -> Served {
 }
 
 pub fn fchmod(call: &Call<'_>, entry: &Entry) -> Served {
-    call.client().fchmod(call.task(), &entry.file, call.args[1] as u32)?;
+    call.client().fchmod(call.task(), entry.file(), call.args[1] as u32)?;
     Ok(0)
 }
 
@@ -182,7 +182,7 @@ pub fn chown(call: &Call<'_>) -> Served {
 }
 
 pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
-    call.client().fchown(call.task(), &entry.file, owner(call.args[1], call.args[2]))?;
+    call.client().fchown(call.task(), entry.file(), owner(call.args[1], call.args[2]))?;
     Ok(0)
 }
 
@@ -231,7 +231,7 @@ pub fn utimes(call: &Call<'_>) -> Served {
 pub fn futimesat(call: &Call<'_>) -> Served {
     if call.args[1] == 0 {
         let entry = call.entry(0).ok_or(Fail::Pass)?;
-        call.client().futimens(call.task(), &entry.file, microseconds(call.args[2])?)?;
+        call.client().futimens(call.task(), entry.file(), microseconds(call.args[2])?)?;
         return Ok(0);
     }
     let target = call.target(Some(0), 1, false)?;
@@ -249,10 +249,10 @@ pub fn utimensat(call: &Call<'_>) -> Served {
     // Without a path it is the descriptor itself: futimens(3).
     if call.args[1] == 0 {
         let entry = call.entry(0).ok_or(Fail::Pass)?;
-        if entry.file.is_path() {
+        if entry.file().is_path() {
             return Err(Errno::EBADF.into());
         }
-        call.client().futimens(call.task(), &entry.file, times)?;
+        call.client().futimens(call.task(), entry.file(), times)?;
         return Ok(0);
     }
     let flags = call.int(3);

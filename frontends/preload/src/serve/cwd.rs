@@ -9,10 +9,10 @@ use crate::sys;
 
 pub fn chdir(call: &Call<'_>) -> Served {
     let target = call.target(None, 0, false);
-    let view = call.process.view_for_change();
+    let view = call.process.view();
     let done = match &target {
         Ok(target) => match target.whole() {
-            Some(entry) => call.client().fchdir(&view.task, &entry.file),
+            Some(entry) => call.client().fchdir(&view.task, entry.file()),
             None => call.client().chdir(&view.task, target.path),
         },
         Err(_) => return out(call, call.kernel()),
@@ -28,10 +28,10 @@ pub fn chdir(call: &Call<'_>) -> Served {
 }
 
 pub fn fchdir(call: &Call<'_>) -> Served {
-    let view = call.process.view_for_change();
+    let view = call.process.view();
     match call.entry(0) {
         Some(entry) => {
-            call.client().fchdir(&view.task, &entry.file)?;
+            call.client().fchdir(&view.task, entry.file())?;
             Ok(0)
         }
         None => out(call, call.kernel()),
@@ -75,7 +75,7 @@ pub fn chroot(call: &Call<'_>) -> Served {
 }
 
 pub fn umask(call: &Call<'_>) -> Served {
-    call.process.view_for_change().task.set_umask(call.args[0] as u32);
+    call.process.view().task.set_umask(call.args[0] as u32);
     Ok(call.kernel())
 }
 

@@ -24,12 +24,12 @@ fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
 
 pub fn read(call: &Call<'_>, entry: &Entry) -> Served {
     let room = sys::room(call.args[1], call.len(2))?;
-    Ok(call.client().read(call.task(), &entry.file, room)? as i64)
+    Ok(call.client().read(call.task(), entry.file(), room)? as i64)
 }
 
 pub fn write(call: &Call<'_>, entry: &Entry) -> Served {
     let bytes = sys::bytes(call.args[1], call.len(2))?;
-    Ok(limited(call.client().write(call.task(), &entry.file, bytes))? as i64)
+    Ok(limited(call.client().write(call.task(), entry.file(), bytes))? as i64)
 }
 
 fn offset(value: u64) -> Result<u64, Errno> {
@@ -38,12 +38,12 @@ fn offset(value: u64) -> Result<u64, Errno> {
 
 pub fn pread(call: &Call<'_>, entry: &Entry) -> Served {
     let (room, at) = (sys::room(call.args[1], call.len(2))?, offset(call.args[3])?);
-    Ok(call.client().pread(call.task(), &entry.file, room, at)? as i64)
+    Ok(call.client().pread(call.task(), entry.file(), room, at)? as i64)
 }
 
 pub fn pwrite(call: &Call<'_>, entry: &Entry) -> Served {
     let (bytes, at) = (sys::bytes(call.args[1], call.len(2))?, offset(call.args[3])?);
-    Ok(limited(call.client().pwrite(call.task(), &entry.file, bytes, at))? as i64)
+    Ok(limited(call.client().pwrite(call.task(), entry.file(), bytes, at))? as i64)
 }
 
 /// The pieces of a vectored call. `EINVAL` beyond `IOV_MAX`.
@@ -62,12 +62,12 @@ fn vectored(call: &Call<'_>, entry: &Entry, at: Option<u64>, flags: u32, writes:
         let slice = |piece: &libc::iovec| sys::bytes(piece.iov_base as u64, piece.iov_len);
         let slices = pieces.iter().map(|piece| slice(piece).map(IoSlice::new));
         let slices = slices.collect::<Result<Vec<_>, _>>()?;
-        return Ok(limited(client.pwritev2(task, &entry.file, &slices, at, flags))? as i64);
+        return Ok(limited(client.pwritev2(task, entry.file(), &slices, at, flags))? as i64);
     }
     let slice = |piece: &libc::iovec| sys::room(piece.iov_base as u64, piece.iov_len);
     let slices = pieces.iter().map(|piece| slice(piece).map(IoSliceMut::new));
     let mut slices = slices.collect::<Result<Vec<_>, _>>()?;
-    Ok(client.preadv2(task, &entry.file, &mut slices, at, flags)? as i64)
+    Ok(client.preadv2(task, entry.file(), &mut slices, at, flags)? as i64)
 }
 
 pub fn readv(call: &Call<'_>, entry: &Entry) -> Served {
@@ -101,47 +101,47 @@ pub fn pwritev2(call: &Call<'_>, entry: &Entry) -> Served {
 
 pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
     let to =
-        call.client().lseek(call.task(), &entry.file, call.args[1] as i64, call.args[2] as u32)?;
+        call.client().lseek(call.task(), entry.file(), call.args[1] as i64, call.args[2] as u32)?;
     Ok(to as i64)
 }
 
 /// Advice may be ignored; that it is about an open file is all that is checked.
 pub fn advise(_: &Call<'_>, entry: &Entry) -> Served {
-    if entry.file.is_path() { Err(Errno::EBADF.into()) } else { Ok(0) }
+    if entry.file().is_path() { Err(Errno::EBADF.into()) } else { Ok(0) }
 }
 
 pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
     let data = call.number as i64 != libc::SYS_fsync;
-    call.client().fsync(call.task(), &entry.file, data)?;
+    call.client().fsync(call.task(), entry.file(), data)?;
     Ok(0)
 }
 
 pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
-    call.client().syncfs(call.task(), &entry.file)?;
+    call.client().syncfs(call.task(), entry.file())?;
     Ok(0)
 }
 
 pub fn ftruncate(call: &Call<'_>, entry: &Entry) -> Served {
-    limited(call.client().ftruncate(call.task(), &entry.file, call.args[1] as i64))?;
+    limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
     Ok(0)
 }
 
 pub fn fallocate(call: &Call<'_>, entry: &Entry) -> Served {
     let range = (call.args[2] as i64, call.args[3] as i64);
-    limited(call.client().fallocate(call.task(), &entry.file, call.args[1] as u32, range))?;
+    limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
     Ok(0)
 }
 
 /// tee(2) and vmsplice(2) are about pipes, and no file of ours is one.
 pub fn no_pipe(_: &Call<'_>, entry: &Entry) -> Served {
-    Err(if entry.file.is_path() { Errno::EBADF } else { Errno::EINVAL }.into())
+    Err(if entry.file().is_path() { Errno::EBADF } else { Errno::EINVAL }.into())
 }
 
 pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
     const FIOCLEX: u32 = 0x5451;
     const FIONCLEX: u32 = 0x5450;
     let cmd = call.args[1] as u32;
-    if entry.file.is_path() {
+    if entry.file().is_path() {
         return Err(Errno::EBADF.into());
     }
     if cmd == FIOCLEX || cmd == FIONCLEX {
@@ -153,7 +153,7 @@ pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
     let input = if cmd & 1 << 30 != 0 { sys::bytes(call.args[2], size)? } else { &[] };
     let output_len = if cmd & 1 << 31 != 0 { size } else { 0 };
     let args = IoctlArgs { cmd, arg: call.args[2], input, output_len, dir: false, compat32: false };
-    let reply = call.client().ioctl(call.task(), &entry.file, &args)?;
+    let reply = call.client().ioctl(call.task(), entry.file(), &args)?;
     let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
     sys::room(call.args[2], out.len())?.copy_from_slice(out);
     Ok(i64::from(reply.result))
@@ -180,10 +180,10 @@ pub fn take_lock(
     wait: bool,
 ) -> Served {
     if !wait || lock.typ == LockType::Unlock {
-        call.client().set_lock(call.task(), &entry.file, family, lock)?;
+        call.client().set_lock(call.task(), entry.file(), family, lock)?;
         return Ok(0);
     }
-    let pending = call.client().wait_for_lock(call.task(), &entry.file, family, lock)?;
+    let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
     while !pending.wait_timeout(Duration::from_millis(20)) {
         if crate::signals::waits() {
             pending.cancel();
@@ -214,8 +214,8 @@ impl End {
     fn read(&self, call: &Call<'_>, room: &mut [u8]) -> Result<usize, Fail> {
         let (client, task) = (call.client(), call.task());
         match (&self.entry, self.offset) {
-            (Some(entry), None) => Ok(client.read(task, &entry.file, room)?),
-            (Some(entry), Some(at)) => Ok(client.pread(task, &entry.file, room, at)?),
+            (Some(entry), None) => Ok(client.read(task, entry.file(), room)?),
+            (Some(entry), Some(at)) => Ok(client.pread(task, entry.file(), room, at)?),
             (None, at) => {
                 let args = [
                     self.fd as u64,
@@ -234,8 +234,8 @@ impl End {
     fn write(&self, call: &Call<'_>, bytes: &[u8]) -> Result<usize, Fail> {
         let (client, task) = (call.client(), call.task());
         match (&self.entry, self.offset) {
-            (Some(entry), None) => limited(client.write(task, &entry.file, bytes)),
-            (Some(entry), Some(at)) => limited(client.pwrite(task, &entry.file, bytes, at)),
+            (Some(entry), None) => limited(client.write(task, entry.file(), bytes)),
+            (Some(entry), Some(at)) => limited(client.pwrite(task, entry.file(), bytes, at)),
             (None, at) => {
                 let args = [
                     self.fd as u64,
@@ -258,7 +258,7 @@ impl End {
         }
         match &self.entry {
             Some(entry) => {
-                let _ = call.client().lseek(call.task(), &entry.file, -bytes, 1);
+                let _ = call.client().lseek(call.task(), entry.file(), -bytes, 1);
             }
             None => {
                 let _ = sys::plain(libc::SYS_lseek, self.fd as u64, -bytes as u64, 1);
@@ -322,7 +322,7 @@ pub fn copy_file_range(call: &Call<'_>) -> Served {
         _ if call.args[5] != 0 => Err(Errno::EINVAL.into()),
         (Some(src), Some(dst)) => {
             let len = call.len(4);
-            let (src, dst) = ((&*src.file, from.offset), (&*dst.file, to.offset));
+            let (src, dst) = ((&**src.file(), from.offset), (&**dst.file(), to.offset));
             let done = call.client().copy_file_range(call.task(), src, dst, len)?;
             for (offset, pointer) in [(from.offset, call.args[1]), (to.offset, call.args[3])] {
                 if let Some(at) = offset {
@@ -368,5 +368,5 @@ pub fn msync(call: &Call<'_>) -> Served {
 
 /// Whether the entry is a regular file that is open.
 pub fn is_regular(entry: &Entry) -> bool {
-    entry.file.kind() == FileKind::Regular && !entry.file.is_path()
+    entry.file().kind() == FileKind::Regular && !entry.file().is_path()
 }

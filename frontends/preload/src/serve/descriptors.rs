@@ -17,10 +17,10 @@ pub fn close(call: &Call<'_>) -> Served {
     if !call.table().has(fd) {
         return Err(Fail::Pass);
     }
-    let view = call.process.view_for_change();
+    let view = call.process.view();
     let entry = view.table.remove(fd).ok_or(Fail::Pass)?;
     // The error of the file system's flush is that of close, but the number is free in any case.
-    let flushed = if entry.backed { Ok(()) } else { entry.file.close(&view.task) };
+    let flushed = if entry.backed { Ok(()) } else { entry.file().close(&view.task) };
     let value = call.kernel();
     flushed?;
     Ok(value)
@@ -35,13 +35,13 @@ pub fn close_range(call: &Call<'_>) -> Served {
     }
     let floor = call.process.floor as u32;
     if flags & CLOEXEC == 0 {
-        let view = call.process.view_for_change();
+        let view = call.process.view();
         for (fd, _) in view.table.all() {
             if (first..=last).contains(&(fd as u32))
                 && let Some(entry) = view.table.remove(fd)
                 && !entry.backed
             {
-                let _ = entry.file.close(&view.task);
+                let _ = entry.file().close(&view.task);
             }
         }
     }
@@ -66,7 +66,7 @@ fn also(call: &Call<'_>, entry: &std::sync::Arc<Entry>, value: i64) -> Served {
         crate::process::close(value as i32);
         return Err(Errno::EMFILE.into());
     }
-    let view = call.process.view_for_change();
+    let view = call.process.view();
     let _ = view.table.set(value as i32, std::sync::Arc::clone(entry));
     Ok(value)
 }
@@ -96,14 +96,14 @@ fn replace(call: &Call<'_>) -> Served {
     if value < 0 {
         return Ok(value);
     }
-    let view = call.process.view_for_change();
+    let view = call.process.view();
     let before = match old {
         Some(entry) => view.table.set(new, entry).unwrap_or(None),
         None => view.table.remove(new),
     };
     // dup2 closes without telling errors.
     if let Some(before) = before.filter(|before| !before.backed) {
-        let _ = before.file.close(&view.task);
+        let _ = before.file().close(&view.task);
     }
     Ok(value)
 }
@@ -123,10 +123,10 @@ pub fn fcntl(call: &Call<'_>, entry: &Entry) -> Served {
         }
         libc::F_GETFD | libc::F_SETFD => Err(Fail::Pass),
         _ if entry.backed => Err(Fail::Pass),
-        libc::F_GETFL => Ok(i64::from(entry.file.flags().0 | 0o100000)),
-        _ if entry.file.is_path() => Err(Errno::EBADF.into()),
+        libc::F_GETFL => Ok(i64::from(entry.file().flags().0 | 0o100000)),
+        _ if entry.file().is_path() => Err(Errno::EBADF.into()),
         libc::F_SETFL => {
-            call.client().set_flags(call.task(), &entry.file, call.args[2] as u32)?;
+            call.client().set_flags(call.task(), entry.file(), call.args[2] as u32)?;
             Ok(0)
         }
         libc::F_GETLK | libc::F_OFD_GETLK => test_lock(call, entry, command),
@@ -150,8 +150,8 @@ fn lock_of(call: &Call<'_>, entry: &Entry) -> Result<(libc::flock, Lock), Fail> 
     };
     let base = match i32::from(raw.l_whence) {
         libc::SEEK_SET => 0,
-        libc::SEEK_CUR => entry.file.position() as i64,
-        libc::SEEK_END => call.client().fstat(call.task(), &entry.file)?.attr.size as i64,
+        libc::SEEK_CUR => entry.file().position() as i64,
+        libc::SEEK_END => call.client().fstat(call.task(), entry.file())?.attr.size as i64,
         _ => return Err(Errno::EINVAL.into()),
     };
     let start = base.checked_add(raw.l_start).ok_or(Errno::EOVERFLOW)?;
@@ -175,7 +175,7 @@ fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
     let (mut raw, lock) = lock_of(call, entry)?;
     let process = command == libc::F_GETLK;
     let family = if process { LockFamily::Process } else { LockFamily::OpenFile };
-    match call.client().test_lock(call.task(), &entry.file, family, lock)? {
+    match call.client().test_lock(call.task(), entry.file(), family, lock)? {
         None => raw.l_type = libc::F_UNLCK as i16,
         Some(found) => {
             let reads = found.typ == LockType::Read;
@@ -199,7 +199,7 @@ pub fn prlimit(call: &Call<'_>) -> Served {
         let new = sys::load::<libc::rlimit>(call.args[2])?;
         let limit = (new.rlim_cur != libc::RLIM_INFINITY).then_some(new.rlim_cur);
         if value == 0 {
-            call.process.view_for_change().task.set_file_size_limit(limit);
+            call.process.view().task.set_file_size_limit(limit);
         }
         return Ok(value);
     }

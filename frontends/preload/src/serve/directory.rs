@@ -46,7 +46,7 @@ fn list(call: &Call<'_>, entry: &Entry, old: bool) -> Served {
     let room = sys::room(call.args[1], call.args[2] as u32 as usize)?;
     let small = room.len() < 24;
     let mut records = Records { room, used: 0, old };
-    call.client().getdents(call.task(), &entry.file, &mut records)?;
+    call.client().getdents(call.task(), entry.file(), &mut records)?;
     if small && records.used == 0 {
         return Err(Errno::EINVAL.into());
     }

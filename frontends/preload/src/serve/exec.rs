@@ -90,7 +90,7 @@ impl Program<'_> {
     fn run(&self, target: &Target<'_>, scripts: usize) -> Served {
         let (client, task) = (self.call.client(), self.call.task());
         let (file, name) = match target.whole() {
-            Some(entry) => (std::sync::Arc::clone(&entry.file), entry.path.clone()),
+            Some(entry) => (std::sync::Arc::clone(entry.file()), entry.path.clone()),
             None => {
                 let how = (true, true);
                 client.access(task, target.at(), target.path, Access::EXEC, how)?;
@@ -176,9 +176,7 @@ fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
 
 /// The end of the process: what it has open is given back to the others.
 pub fn exit(call: &Call<'_>) -> Served {
-    if !call.process.is_borrowed() {
-        handover::leave(call);
-    }
+    handover::leave(call);
     Err(Fail::Pass)
 }
 

@@ -120,6 +120,11 @@ enum Handler {
 #[inline]
 pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     let process = process::get()?;
+    if crate::fork::is_new_child() {
+        crate::entry::alone();
+        let _inside = Inside::enter();
+        process.adopt();
+    }
     let Some(handler) = handler(number) else {
         if process.plan.report {
             note_missed(process, number, args);

@@ -79,7 +79,7 @@ pub fn link(call: &Call<'_>) -> Served {
     match from.whole() {
         // By AT_EMPTY_PATH, or by /proc with AT_SYMLINK_FOLLOW: how a file without a name gets one.
         Some(entry) if follow || !from.magic => {
-            call.client().flink(call.task(), &entry.file, (to.at(), to.path))?;
+            call.client().flink(call.task(), entry.file(), (to.at(), to.path))?;
         }
         Some(_) => return Err(Errno::EXDEV.into()),
         None => {
@@ -104,7 +104,7 @@ pub fn readlink(call: &Call<'_>) -> Served {
     let (client, task) = (call.client(), call.task());
     let text = match target.whole() {
         Some(entry) if target.magic => entry.path.clone(),
-        Some(entry) => client.freadlink(task, &entry.file)?,
+        Some(entry) => client.freadlink(task, entry.file())?,
         None if target.magic => super::cwd::path(call.process).ok_or(Errno::ENOENT)?,
         None => client.readlink(task, target.at(), target.path)?,
     };

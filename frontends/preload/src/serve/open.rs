@@ -107,8 +107,8 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
         let _ = sys::plain(libc::SYS_fcntl, fd as u64, set, u64::from(flags & SETTABLE as u32));
     }
     let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-    let entry = Arc::new(Entry { file, backed, path, cells });
-    match call.process.view_for_change().table.set(fd, entry) {
+    let entry = Arc::new(Entry::new(file, backed, path, cells));
+    match call.process.view().table.set(fd, entry) {
         Ok(_) => Ok(i64::from(fd)),
         Err(_) => {
             crate::process::close(fd);

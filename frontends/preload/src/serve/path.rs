@@ -36,8 +36,8 @@ impl Target<'_> {
     pub fn at(&self) -> At<'_> {
         match &self.start {
             Start::Cwd => At::Cwd,
-            Start::Entry(entry) if self.path.is_empty() => At::Itself(&entry.file),
-            Start::Entry(entry) => At::Dir(&entry.file),
+            Start::Entry(entry) if self.path.is_empty() => At::Itself(entry.file()),
+            Start::Entry(entry) => At::Dir(entry.file()),
             Start::Kernel(path) => At::Path(path),
         }
     }

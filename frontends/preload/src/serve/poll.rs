@@ -18,10 +18,10 @@ pub fn poll(call: &Call<'_>) -> Served {
     for index in 0..count {
         let one = sys::load::<libc::pollfd>(at(index)).map_err(|_| Fail::Pass)?;
         if let Some(entry) = ours(call, one.fd) {
-            let ready = if entry.file.is_path() {
+            let ready = if entry.file().is_path() {
                 libc::POLLNVAL as u32
             } else {
-                call.client().poll(call.task(), &entry.file, one.events as u32)?
+                call.client().poll(call.task(), entry.file(), one.events as u32)?
             };
             found.push((index, one, ready));
         }
@@ -101,7 +101,7 @@ pub fn select(call: &Call<'_>) -> Served {
 /// As the kernel has it for regular files and directories.
 pub fn epoll_ctl(call: &Call<'_>) -> Served {
     match ours(call, call.int(2)) {
-        Some(entry) if entry.file.is_path() => Err(Errno::EBADF.into()),
+        Some(entry) if entry.file().is_path() => Err(Errno::EBADF.into()),
         Some(_) => Err(Errno::EPERM.into()),
         None => Err(Fail::Pass),
     }

@@ -56,7 +56,7 @@ fn set(call: &Call<'_>, place: &Place<'_>) -> Served {
     };
     let (client, task) = (call.client(), call.task());
     match place {
-        Place::Descriptor(entry) => client.fsetxattr(task, &entry.file, name, value, flags)?,
+        Place::Descriptor(entry) => client.fsetxattr(task, entry.file(), name, value, flags)?,
         Place::Path(target, follow) => {
             client.setxattr(task, (target.at(), target.path, *follow), name, value, flags)?;
         }
@@ -79,7 +79,7 @@ fn get(call: &Call<'_>, place: &Place<'_>) -> Served {
     let (name, room) = (name(call)?, (call.args[3] as usize).min(65536));
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Place::Descriptor(entry) => client.fgetxattr(task, &entry.file, name, room)?,
+        Place::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
         Place::Path(target, follow) => {
             client.getxattr(task, (target.at(), target.path, *follow), name, room)?
         }
@@ -91,7 +91,7 @@ fn list(call: &Call<'_>, place: &Place<'_>) -> Served {
     let room = (call.args[2] as usize).min(65536);
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Place::Descriptor(entry) => client.flistxattr(task, &entry.file, room)?,
+        Place::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
         Place::Path(target, follow) => {
             client.listxattr(task, target.at(), target.path, *follow, room)?
         }
@@ -103,7 +103,7 @@ fn remove(call: &Call<'_>, place: &Place<'_>) -> Served {
     let name = name(call)?;
     let (client, task) = (call.client(), call.task());
     match place {
-        Place::Descriptor(entry) => client.fremovexattr(task, &entry.file, name)?,
+        Place::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
         Place::Path(target, follow) => {
             client.removexattr(task, (target.at(), target.path, *follow), name)?;
         }
