@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod control;
 mod daemon;
 mod error;
@@ -49,6 +50,7 @@ enum Command {
     Serve(share::ServeArgs),
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
+    Check(check::CheckArgs),
     #[command(hide = true)]
     Inside(run::InsideArgs),
     List(list::ListArgs),
@@ -87,6 +89,7 @@ fn run(command: Command) -> Result {
         Command::Mount(args) => mount::run(args),
         Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Inside(args) => run::inside(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -178,7 +178,7 @@ fn objects(program: &OsStr) -> Vec<ObjectSites> {
 const MOST_LIBRARIES: usize = 512;
 
 /// The dynamic loader opens libraries before we are there, and must not be changed while it works.
-fn is_loader(path: &Path) -> bool {
+pub fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
 }
 

@@ -257,3 +257,24 @@ fn a_thousand_forks_in_a_row_share_one_position() {
 fn many_threads_open_and_close_while_signals_arrive() {
     same_c("threads", include_str!("run/threads.c"), on_passthrough);
 }
+
+#[test]
+fn a_check_tells_what_is_intercepted() {
+    let place = Place::new();
+    let seen = finish(place.command(&["check", "ls"]));
+    assert!(seen.out.contains("libc.so.6") && seen.code == Some(0), "{seen:?}");
+    if !is_there("gcc") {
+        println!("skipped: gcc is not installed");
+        return;
+    }
+    let (source, program) = (place.path("t.c"), place.path("t"));
+    fs::write(&source, "int main() { return 0; }").unwrap();
+    let mut compiler = Command::new("gcc");
+    let status = compiler.args(["-static", "-o"]).arg(&program).arg(&source).status().unwrap();
+    if !status.success() {
+        println!("skipped: there is no static C library");
+        return;
+    }
+    let seen = finish(place.command(&["check", program.to_str().unwrap()]));
+    assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
+}

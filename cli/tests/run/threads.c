@@ -33,7 +33,7 @@ static void *work(void *argument) {
 }
 
 static void *forks(void *argument) {
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 5; i++) {
         int status;
         pid_t pid = fork();
         if (pid == 0) {
