@@ -39,6 +39,9 @@ pub fn begin() {
     let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
     let memory_fd = above(memory_fd, limits.0 as i32);
     let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
+    if process.plan.report {
+        crate::entry::count_all();
+    }
     let patched = patch::all(&process.plan.objects);
     let process = process::install(process);
     symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);

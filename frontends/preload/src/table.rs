@@ -1,10 +1,24 @@
 //! Which descriptors of the process are ours: a table by number that is read without a lock.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
 use defuse_direct::Description;
+
+/// How many descriptors have their kind noted where one instruction finds it.
+pub const KINDS_LEN: usize = 1 << 16;
+/// The kind of a descriptor with which the kernel can do nothing.
+pub const PLACEHOLDER: u8 = 2;
+
+/// The kind of every descriptor: [`PLACEHOLDER`], or anything else where the kernel has the bytes.
+pub static KINDS: [AtomicU8; KINDS_LEN] = [const { AtomicU8::new(0) }; KINDS_LEN];
+
+fn note(fd: i32, kind: u8) {
+    if let Some(known) = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd)) {
+        known.store(kind, Ordering::Release);
+    }
+}
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -93,6 +107,7 @@ impl Table {
         let make = || (0..CHUNK).map(|_| ArcSwapOption::empty()).collect();
         let slot = &chunk.get_or_init(make)[fd as usize % CHUNK];
         self.end.fetch_max(fd + 1, Ordering::Relaxed);
+        note(fd, if entry.backed { 1 } else { PLACEHOLDER });
         Ok(slot.swap(Some(entry)))
     }
 
@@ -102,6 +117,7 @@ impl Table {
         if slot.load().is_none() {
             return None;
         }
+        note(fd, 0);
         slot.swap(None)
     }
 
