@@ -154,6 +154,9 @@ static THREADS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// A fork is under way: nobody begins, so that no lock is held in the copy that the child gets.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
+const WAIT: u64 = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
+const WAKE: u64 = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64;
+
 /// Takes the thread off the list when it ends.
 struct Listed;
 
@@ -190,7 +193,8 @@ fn begin(depth: &AtomicU32) {
     compiler_fence(Ordering::SeqCst);
     while FORKING.load(Ordering::Relaxed) != 0 {
         depth.store(0, Ordering::Relaxed);
-        let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+        let word = &raw const FORKING as u64;
+        let _ = sys::plain(libc::SYS_futex, word, WAIT, 1);
         if FORKING.load(Ordering::Relaxed) == 0 {
             depth.store(1, Ordering::Relaxed);
             compiler_fence(Ordering::SeqCst);
@@ -272,6 +276,9 @@ pub fn stop_others() {
 /// The fork is done.
 pub fn let_others_go_on() {
     FORKING.store(0, Ordering::SeqCst);
+    let word = &raw const FORKING as u64;
+    let all = i32::MAX as u64;
+    let _ = sys::plain(libc::SYS_futex, word, WAKE, all);
     change_mask(libc::SIG_SETMASK, MASK.get());
 }
 
