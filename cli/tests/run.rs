@@ -278,3 +278,26 @@ fn a_check_tells_what_is_intercepted() {
     let seen = finish(place.command(&["check", program.to_str().unwrap()]));
     assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
 }
+
+/// There is no list of programs that are served otherwise than all others.
+#[test]
+fn no_program_is_told_by_its_name() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../frontends/preload/src");
+    let mut folders = vec![folder];
+    let names =
+        ["bash", "git", "tar", "rsync", "python", "perl", "gcc", "make", "vim", "sqlite3", "comm"];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for word in text.split('"').skip(1).step_by(2) {
+                let named = word.split(|c: char| !c.is_alphanumeric()).any(|w| names.contains(&w));
+                assert!(!named, "{}: \"{word}\" names a program", path.display());
+            }
+        }
+    }
+}
