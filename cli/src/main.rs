@@ -10,6 +10,7 @@
 
 mod advise;
 mod breakdown;
+mod check;
 mod control;
 mod daemon;
 mod error;
@@ -22,6 +23,7 @@ mod options;
 mod paths;
 mod prometheus;
 mod registry;
+mod run;
 mod serve;
 mod share;
 mod signals;
@@ -58,6 +60,10 @@ enum Command {
     Mount(mount::MountArgs),
     Serve(share::ServeArgs),
     Umount(umount::UmountArgs),
+    Run(run::RunArgs),
+    Check(check::CheckArgs),
+    #[command(hide = true)]
+    Inside(run::InsideArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
     Study(study::StudyArgs),
@@ -83,6 +89,10 @@ fn main() -> ExitCode {
         return mount_helper::run(arguments);
     }
     match Cli::try_parse_from(arguments) {
+        Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => error::report(Err(failure)),
+        },
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
@@ -95,9 +105,12 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result {
     match command {
+        Command::Run(args) => run::run(&args).map(drop),
         Command::Mount(args) => mount::run(args),
         Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Inside(args) => run::inside(&args),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Study(args) => study::run(&args),

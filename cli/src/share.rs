@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use defuse_compose::Source;
 use defuse_fuse::{Admission, Server, ServerOptions};
 use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
 use crate::{daemon, mount, paths, serve, signals};
-use defuse_compose::Source;
 
 /// Serve a file system to other processes over a socket
 ///

@@ -57,6 +57,11 @@ const fn opt(
 /// All of them.
 #[rustfmt::skip]
 pub const OPTIONS: &[BackendOpt] = &[
+    opt("backing", PASSTHROUGH, Choice(&[
+            ("on", |s| s.passthrough.backing_files = true),
+            ("off", |s| s.passthrough.backing_files = false),
+        ]),
+        "let frontends read and write files by their own descriptors (default on)"),
     opt("exclusive", PASSTHROUGH, Flag(|s| s.passthrough.exclusive = true),
         "nobody changes the source but through this mount: caches live longer"),
     opt("handles", PASSTHROUGH, Choice(&[

@@ -35,7 +35,11 @@ fn is_installed(program: &str) -> bool {
 fn start(words: &[&str]) -> Client {
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
     let program = Program::start(&words).unwrap();
-    Client::of_program(program, ClientOptions { timeout: Some(Duration::from_secs(60)) }).unwrap()
+    Client::of_program(
+        program,
+        ClientOptions { timeout: Some(Duration::from_secs(60)), ..ClientOptions::default() },
+    )
+    .unwrap()
 }
 
 /// Directories, files of many sizes, links, and names that are not ASCII.

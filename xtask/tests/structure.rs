@@ -33,6 +33,24 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
+    // Trampolines, and the signals and threads that meet them.
+    "frontends/preload/src/entry.rs",
+    // A page by which children know themselves.
+    "frontends/preload/src/fork.rs",
+    // Descriptors that are inherited by their numbers.
+    "frontends/preload/src/handover.rs",
+    // Machine code of loaded libraries.
+    "frontends/preload/src/patch.rs",
+    // The one state of the process, and limits.
+    "frontends/preload/src/process.rs",
+    // Memory that all processes of a run share.
+    "frontends/preload/src/shared.rs",
+    // Handlers of signals.
+    "frontends/preload/src/signals.rs",
+    // The functions of the C library, by their names.
+    "frontends/preload/src/symbols.rs",
+    // System calls, and the memory of the program that makes them.
+    "frontends/preload/src/sys.rs",
     // Record locks, mappings and child processes, for the POSIX cases.
     "testkit/src/posix/sys.rs",
 ];
@@ -87,6 +105,11 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
+            // It is a frontend by the in-process client, and composes what it is to load by itself: see
+            // `compose.rs`.
+            "frontends" if package.folder == "frontends/preload" => {
+                &["fs", "probe", "frontends", "composer"]
+            }
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
@@ -107,6 +130,20 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         }
     }
     complain(complaints);
+}
+
+#[test]
+fn the_preloaded_library_names_backends_at_one_point() {
+    let backends = ["defuse_compose", "defuse_memory", "defuse_passthrough"];
+    let named = |path: &PathBuf| {
+        let text = read(path);
+        let code = code_only(&text);
+        let name = relative(path);
+        let inside = name.starts_with("frontends/preload/") && !name.ends_with("/src/compose.rs");
+        (inside && backends.iter().any(|backend| has_word(&code, backend)))
+            .then(|| format!("{name} names a backend: that is for compose.rs"))
+    };
+    complain(sources().iter().filter_map(named).collect());
 }
 
 #[test]

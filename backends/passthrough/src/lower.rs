@@ -1,10 +1,19 @@
 //! Small pieces around system calls of the lower file system: errors, attributes, `/proc` paths.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+
+/// The same open file under a number from `floor` on, or as it is where there is none.
+pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
+    let floor = i32::try_from(floor).unwrap_or(i32::MAX);
+    if floor == 0 || fd.as_raw_fd() >= floor {
+        return fd;
+    }
+    rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd)
+}
 
 /// Turns the errors of rustix into those of the contract.
 pub(crate) trait OrErrno<T> {

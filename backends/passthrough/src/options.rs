@@ -75,6 +75,10 @@ pub struct Options {
     pub flushes: bool,
     /// Whose threads the operations run on. Default [`Credentials::Sticky`].
     pub credentials: Credentials,
+    /// Descriptors that outlive an operation get numbers from here on, where there are some: an
+    /// in-process frontend keeps the lower ones for its program. With 0 (the default) they are as
+    /// the kernel gives them; otherwise the limit of descriptors is left as it is.
+    pub descriptors_from: u32,
 }
 
 impl Default for Options {
@@ -93,6 +97,7 @@ impl Default for Options {
             writeback: false,
             flushes: false,
             credentials: Credentials::Sticky,
+            descriptors_from: 0,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::error::SourceError;
 use crate::fd_cache::FdCache;
 use crate::inode::{Inode, InodeTable};
 use crate::locks::LockTable;
-use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::lower::{OrErrno, ProcPath, Stat, above};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
@@ -91,15 +91,18 @@ impl Passthrough {
             .map_err(SourceError::NoProc)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(source, flags, Mode::empty()).or_errno().map_err(fail)?;
-        let mount =
+        let mut mount =
             Mount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
                 MountError::NoHandles(errno) => {
                     SourceError::NoFileHandles(source.to_path_buf(), errno)
                 }
                 MountError::Other(errno) => fail(errno),
             })?;
+        mount.fd = mount.fd.map(|fd| above(fd, options.descriptors_from));
         if !mount.handles {
-            raise_nofile_limit();
+            if options.descriptors_from == 0 {
+                raise_nofile_limit();
+            }
             if options.file_handles == FileHandles::Auto {
                 log::info!(
                     "no file handles in {}: one descriptor for each inode",
@@ -123,7 +126,11 @@ impl Passthrough {
             cache: FdCache::new(cache_capacity(options.fd_cache)),
             recent: RecentFiles::new(recent_capacity()),
             mounts: MountTable::new(mount, options.file_handles),
-            inodes: InodeTable::new(Inode::root(key, handle, root)),
+            inodes: InodeTable::new(Inode::root(
+                key,
+                handle,
+                above(root, options.descriptors_from),
+            )),
             files: OpenFiles::new(),
             locks: LockTable::new(),
             options,
@@ -164,7 +171,8 @@ impl Passthrough {
         if let Some(fd) = self.cache.get(inode) {
             return Ok(InodeFd::Cached(fd));
         }
-        let fd = Arc::new(self.open_inode(inode, OFlags::PATH)?);
+        let fd = self.open_inode(inode, OFlags::PATH)?;
+        let fd = Arc::new(above(fd, self.options.descriptors_from));
         // Lookups and creations need directories again and again; other inodes mostly once.
         self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
         Ok(InodeFd::Cached(fd))

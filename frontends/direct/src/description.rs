@@ -1,5 +1,6 @@
 //! Open files: what open(2) makes, and what several descriptors may share.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -29,6 +30,11 @@ pub trait Arena: Send + Sync {
     fn take(&self) -> Option<&'static OpenCells>;
     /// The file is closed in this process.
     fn give_back(&self, cells: &'static OpenCells);
+    /// Whether cells that were taken just now belong to an open file already, which this process
+    /// takes over from another one: then they stay as they are.
+    fn is_taken_over(&self, _cells: &'static OpenCells) -> bool {
+        false
+    }
 }
 
 enum Cells {
@@ -46,6 +52,7 @@ pub struct Description {
     pub(crate) kind: FileKind,
     pub(crate) stream: bool,
     needs_flush: bool,
+    backing: Option<Arc<OwnedFd>>,
     id: u64,
     cells: Cells,
     who: Credentials,
@@ -78,14 +85,21 @@ impl Description {
             access: flags & 3,
             stream: opened.as_ref().is_some_and(|opened| opened.stream),
             needs_flush: opened.as_ref().is_some_and(|opened| !opened.no_flush),
+            backing: opened.and_then(|opened| opened.backing),
             here,
             id,
             cells,
             who,
         };
-        file.cells().position.store(0, Ordering::Relaxed);
-        file.cells().flags.store(flags, Ordering::Relaxed);
-        file.cells().lock.store(0, Ordering::Relaxed);
+        let taken_over = match &file.cells {
+            Cells::Own(_) => false,
+            Cells::Arena(cells, arena) => arena.is_taken_over(cells),
+        };
+        if !taken_over {
+            file.cells().position.store(0, Ordering::Relaxed);
+            file.cells().flags.store(flags, Ordering::Relaxed);
+            file.cells().lock.store(0, Ordering::Relaxed);
+        }
         Some(Arc::new(file))
     }
 
@@ -96,6 +110,19 @@ impl Description {
     /// The mount that it belongs to.
     pub fn mount(&self) -> &Arc<crate::Mount> {
         &self.here.mount
+    }
+
+    /// The descriptor whose bytes are the file's, where the file system gave one.
+    pub fn backing(&self) -> Option<&Arc<OwnedFd>> {
+        self.backing.as_ref()
+    }
+
+    /// The cells of the arena, where it has some of it.
+    pub fn arena_cells(&self) -> Option<&'static OpenCells> {
+        match self.cells {
+            Cells::Own(_) => None,
+            Cells::Arena(cells, _) => Some(cells),
+        }
     }
 
     /// What it is.

@@ -28,6 +28,9 @@ pub enum At<'a> {
     Cwd,
     /// An open directory of a mount.
     Dir(&'a Description),
+    /// An open file of a mount, also with `O_PATH`: the path, which is empty, is the file itself, as
+    /// with `AT_EMPTY_PATH` and below `/proc/self/fd`.
+    Itself(&'a Description),
     /// A directory of the kernel, by its absolute path.
     Path(&'a [u8]),
 }
@@ -95,7 +98,7 @@ impl Client {
         at: At<'_>,
         path: &'a [u8],
     ) -> Result<Walk<'a>> {
-        if path.is_empty() {
+        if path.is_empty() && !matches!(at, At::Itself(_)) {
             return Err(Errno::ENOENT.into());
         }
         if path.len() > PATH_MAX {
@@ -112,6 +115,10 @@ impl Client {
             follow_last: false,
             entered: false,
         };
+        if let At::Itself(file) = at {
+            walk.begin_in(file.here().clone());
+            return Ok(walk);
+        }
         let table = self.mounts.load();
         let found = if path[0] == b'/' { table.prefix(path) } else { table.named(path) };
         if let Some((mount, len)) = found {
@@ -142,6 +149,7 @@ impl<'a> Walk<'a> {
                 }
                 self.begin_in(dir.here().clone());
             }
+            At::Itself(file) => self.begin_in(file.here().clone()),
             At::Path(path) => self.at = Position::Outside(trimmed(path)),
         }
         Ok(())

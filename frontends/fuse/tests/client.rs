@@ -181,7 +181,8 @@ fn a_server_that_goes_wakes_everyone_who_waits() {
 
 #[test]
 fn a_server_that_says_nothing_is_given_up_after_the_time_that_was_set() {
-    let options = ClientOptions { timeout: Some(Duration::from_millis(200)) };
+    let options =
+        ClientOptions { timeout: Some(Duration::from_millis(200)), ..ClientOptions::default() };
     let client = with_server(0, options, |_, _| Some(Vec::new()));
     let begun = Instant::now();
     assert_eq!(client.getattr(&context(), Ino::ROOT, None), Err(Errno::ENOTCONN));

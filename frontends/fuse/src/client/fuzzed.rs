@@ -26,7 +26,8 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let Ok((ours, theirs)) = pair else { return };
     let script = answers.to_vec();
     let server = std::thread::spawn(move || serve(&theirs, &script));
-    let options = ClientOptions { timeout: Some(Duration::from_secs(5)) };
+    let options =
+        ClientOptions { timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };
     if let Ok(client) = Client::over(ours, options) {
         client.attached(std::sync::Arc::new(NoNotify));
         call(&client, choice);

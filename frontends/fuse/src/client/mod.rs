@@ -78,6 +78,9 @@ pub struct ClientOptions {
     /// A request that takes longer ends the connection, as the kernel's `request_timeout` does.
     /// `None` waits for as long as the server lives.
     pub timeout: Option<Duration>,
+    /// Where there are some, the socket gets a number from here on: an in-process frontend keeps the
+    /// lower ones for its program. 0, the default, takes it as it comes.
+    pub descriptors_from: u16,
 }
 
 /// How long INIT may take: a server that says nothing at all would otherwise hold its client up for
@@ -133,6 +136,10 @@ impl Client {
     ) -> std::result::Result<Client, ClientError> {
         let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
+        let socket = match options.descriptors_from {
+            0 => socket,
+            floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
+        };
         Client::start(socket, options, Some(path.to_path_buf()), family, None)
     }
 

@@ -1,0 +1,150 @@
+//! `defuse check`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::calls;
+
+use crate::error::{Failure, Result, print};
+use crate::run::find_program;
+
+/// Say what `defuse run` will and will not intercept in a program
+///
+/// Looks at the program and the libraries that it needs, and runs nothing. Exits with 0 where all
+/// calls that concern files are intercepted, 1 otherwise.
+#[derive(clap::Args, Clone, Debug)]
+pub struct CheckArgs {
+    /// The program: a path, or a name that is looked for in PATH
+    pub program: OsString,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was found.
+#[derive(serde::Serialize)]
+struct Findings {
+    program: PathBuf,
+    /// A library can be loaded into it.
+    preloadable: bool,
+    reasons: Vec<String>,
+    objects: Vec<Object>,
+}
+
+#[derive(serde::Serialize)]
+struct Object {
+    path: PathBuf,
+    /// `syscall` instructions.
+    calls: usize,
+    /// Those that concern files and are replaced.
+    replaced: usize,
+    /// Those that concern files and cannot be replaced, with their addresses.
+    missed: Vec<String>,
+    /// Those whose number is only known when they run: they are left alone.
+    unknown: usize,
+}
+
+/// Tells.
+pub fn run(args: &CheckArgs) -> Result {
+    let shown = args.program.display();
+    let path = find_program(&args.program).ok_or_else(|| {
+        Failure::Failed(format!("{shown}: there is no such program: give its path"))
+    })?;
+    let path = interpreter(&path)?.unwrap_or(path);
+    let findings = find(&path)?;
+    let missed = findings.objects.iter().any(|object| !object.missed.is_empty());
+    if args.json {
+        let text = serde_json::to_string_pretty(&findings).map_err(Failure::failed)?;
+        print(&format!("{text}\n"))?;
+    } else {
+        print(&text(&findings))?;
+    }
+    match findings.preloadable && !missed {
+        true => Ok(()),
+        false => Err(Failure::Failed(format!(
+            "{shown}: not all of its files can be reached: mount them by `defuse mount`"
+        ))),
+    }
+}
+
+/// The interpreter of a script.
+fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    let Some(line) = bytes.strip_prefix(b"#!") else { return Ok(None) };
+    let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
+    let words: Vec<&[u8]> =
+        line[..end].split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
+    // env(1) runs what it is told.
+    let word = match words.as_slice() {
+        [env, program, ..] if env.ends_with(b"/env") => program,
+        [program, ..] => program,
+        [] => return Ok(None),
+    };
+    Ok(find_program(OsStr::from_bytes(word)))
+}
+
+fn find(path: &Path) -> Result<Findings> {
+    let program = Binary::read_sites(path).map_err(Failure::failed)?;
+    let mut reasons = Vec::new();
+    if program.is_static {
+        reasons.push("it is linked statically: no library can be loaded into it".to_owned());
+    }
+    let mode = std::fs::metadata(path).map(|meta| meta.permissions().mode()).unwrap_or(0);
+    if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
+        reasons.push("it is set-user-id or set-group-id: the loader ignores LD_PRELOAD".to_owned());
+    }
+    let mut next = vec![path.to_owned()];
+    next.extend(analysis::find_library("libc.so.6", &[]).filter(|_| !program.is_static));
+    let (mut objects, mut seen) = (Vec::new(), Vec::new());
+    while let Some(path) = next.pop() {
+        if seen.contains(&path) {
+            continue;
+        }
+        if let Ok(binary) = Binary::read_sites(&path) {
+            let find = |name: &String| analysis::find_library(name, &binary.run_path);
+            next.extend(binary.needed.iter().filter_map(find));
+            let is_loader = crate::run::is_loader(&path);
+            if !binary.raw_calls.is_empty() && !is_loader {
+                objects.push(object(&path, &binary));
+            }
+        }
+        seen.push(path);
+    }
+    Ok(Findings { program: path.to_owned(), preloadable: reasons.is_empty(), reasons, objects })
+}
+
+fn object(path: &Path, binary: &Binary) -> Object {
+    let missed = binary.unreachable.iter().map(|&(address, number)| {
+        format!("{} at {address:#x}", calls::name(number).unwrap_or("?"))
+    });
+    Object {
+        path: path.to_owned(),
+        calls: binary.raw_calls.len(),
+        replaced: binary.sites.len(),
+        missed: missed.collect(),
+        unknown: binary.raw_calls.iter().filter(|number| number.is_none()).count(),
+    }
+}
+
+fn text(findings: &Findings) -> String {
+    let mut text = format!("{}\n", findings.program.display());
+    for reason in &findings.reasons {
+        text += &format!("  {reason}\n");
+    }
+    for object in &findings.objects {
+        let Object { path, calls, replaced, missed, unknown } = object;
+        let path = path.display();
+        text += &format!(
+            "  {path}: {calls} system calls, {replaced} concern files and are replaced, {unknown} \
+             have a number that is not told\n"
+        );
+        for call in missed {
+            text += &format!("    not replaced: {call}\n");
+        }
+    }
+    text
+}

@@ -1,0 +1,294 @@
+//! `defuse run`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use defuse_compose::{Settings, Source, open_text};
+use defuse_fuse::{Server, ServerOptions};
+use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
+
+use crate::error::{Failure, Result};
+
+/// Run a program on file systems inside of its own process
+///
+/// The program is not changed and no mount of the kernel is made: a library that is loaded into the
+/// program and into all programs that it starts serves the calls that concern files of the mounts.
+#[derive(clap::Args, Clone, Debug)]
+pub struct RunArgs {
+    /// What to mount, and where: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a
+    /// name with a colon, such as /data=passthrough:/srv or mem:=memory:,size=1G
+    #[arg(short, long, value_name = "MOUNT")]
+    pub mount: Vec<OsString>,
+    /// What a fork does to file systems that keep their state in the process
+    #[arg(long, value_name = "POLICY", value_parser = policy, default_value = "auto")]
+    pub fork: ForkPolicy,
+    /// The directory to begin in, which may lie in a mount
+    #[arg(short = 'C', long, value_name = "DIRECTORY")]
+    pub directory: Option<OsString>,
+    /// Tell on the standard error, at the end, which calls were served and which the kernel got
+    #[arg(long)]
+    pub report: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
+    let names: Vec<_> = ForkPolicy::NAMES.iter().map(|(name, _)| *name).collect();
+    ForkPolicy::named(text).ok_or_else(|| format!("known are {}", names.join(", ")))
+}
+
+/// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do.
+pub fn run(args: &RunArgs) -> Result<u8> {
+    let library = library()?;
+    let mounts = args.mount.iter().map(|text| parse(text, args.fork));
+    let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
+    let _servers = serve(&mut mounts)?;
+    let plan = Plan {
+        library: library.into_os_string().into_vec(),
+        mounts,
+        objects: objects(&args.command[0]),
+        dispatch: false,
+        report: args.report,
+    };
+    let memory = memory(&plan)?;
+    let program = &args.command[0];
+    let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
+        // The kernel cannot find it: a program of ours, loaded with the library, runs it.
+        let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
+        own.args(["inside", "--"]).args(&args.command);
+        own
+    } else {
+        let mut command = Command::new(program);
+        command.args(&args.command[1..]);
+        command
+    };
+    prepare(&mut command, &plan, memory.as_raw_fd(), args.directory.as_deref());
+    let status = command.status().map_err(|error| {
+        Failure::Failed(format!("{}: {error}: is it installed, and in PATH?", program.display()))
+    })?;
+    let uid = rustix::process::getuid().as_raw();
+    let _ = std::fs::remove_dir_all(layout::node_directory(uid, run_id()));
+    if args.report {
+        report(&memory);
+    }
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
+}
+
+/// `TARGET=TYPE:REST[,OPTION...]`.
+fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
+    let shown = text.display();
+    let form = "write TARGET=TYPE:REST, such as /data=passthrough:/srv";
+    let bytes = text.as_bytes();
+    let Some(at) = bytes.iter().position(|&byte| byte == b'=') else {
+        return Err(Failure::Usage(format!("mount {shown} has no source: {form}")));
+    };
+    let (target, rest) = (&bytes[..at], &bytes[at + 1..]);
+    let named = target.ends_with(b":") && target.len() > 1 && !target.contains(&b'/');
+    if !named && !target.starts_with(b"/") {
+        return Err(Failure::Usage(format!(
+            "mount {shown}: its target is neither an absolute path nor a name with a colon: {form}"
+        )));
+    }
+    let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
+    let source = Source::parse(OsStr::from_bytes(&rest[..end]))?;
+    let mut text = source.text().into_vec();
+    text.extend_from_slice(&rest[end..]);
+    Ok(MountPlan { target: target.to_vec(), source: text, fork, server: Vec::new() })
+}
+
+/// Serves what several processes of the run have to share and cannot have in their own memory, until
+/// the end of the run; notes where.
+fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
+    let mut servers = Vec::new();
+    for (place, mount) in mounts.iter_mut().enumerate() {
+        if let Some(rest) = mount.source.strip_prefix(b"socket:") {
+            mount.server = rest.to_vec();
+            continue;
+        }
+        // What a passthrough knows is in the directory; all others keep something to themselves.
+        let own = !mount.source.starts_with(b"passthrough:");
+        if !(mount.fork == ForkPolicy::Server || mount.fork == ForkPolicy::Auto && own) {
+            continue;
+        }
+        let text = OsStr::from_bytes(&mount.source);
+        let (_, _, fs) = open_text(text, Settings::default())?;
+        let name = format!("@defuse-run-{}-{place}", run_id());
+        let server = Server::bind(Path::new(&name), fs, ServerOptions::default());
+        let server = Arc::new(server.map_err(Failure::failed)?);
+        let thread = std::thread::Builder::new().name("defuse-server".to_owned());
+        let served = Arc::clone(&server);
+        thread.spawn(move || served.run()).map_err(Failure::failed)?;
+        mount.server = name.into_bytes();
+        servers.push(server);
+    }
+    Ok(servers)
+}
+
+/// The library: beside the program, or where cargo leaves what the program depends on.
+fn library() -> Result<PathBuf> {
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let places = places.into_iter().chain([folder.join("../lib/defuse").join(LIBRARY)]);
+    let places: Vec<PathBuf> = places.collect();
+    places.iter().find(|place| place.exists()).cloned().ok_or_else(|| {
+        let folder = folder.display();
+        Failure::Failed(format!(
+            "{LIBRARY} is not in {folder}: build it by `cargo build -p defuse-preload`, or install \
+             it beside the program"
+        ))
+    })
+}
+
+/// The C library of this machine, and what the program is made of beside it: libraries and programs
+/// that make system calls of their own have sites as well.
+fn objects(program: &OsStr) -> Vec<ObjectSites> {
+    let mut objects = Vec::new();
+    let mut seen: Vec<PathBuf> = Vec::new();
+    let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
+    next.extend(analysis::find_library("libc.so.6", &[]));
+    while let Some(path) = next.pop() {
+        if seen.contains(&path) || seen.len() > MOST_LIBRARIES {
+            continue;
+        }
+        // What is no ELF file, such as a script, has no sites.
+        if let Ok(binary) = Binary::read_sites(&path) {
+            let find = |name: &String| analysis::find_library(name, &binary.run_path);
+            next.extend(binary.needed.iter().filter_map(find));
+            if !binary.sites.is_empty() && !is_loader(&path) {
+                objects.push(binary.to_sites());
+            }
+        }
+        seen.push(path);
+    }
+    objects
+}
+
+/// Programs have fewer; a bound for what is wrongly made.
+const MOST_LIBRARIES: usize = 512;
+
+/// The dynamic loader opens libraries before we are there, and must not be changed while it works.
+pub fn is_loader(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
+}
+
+/// The file that the kernel would execute for a program's name.
+pub fn find_program(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return std::fs::canonicalize(program).ok();
+    }
+    let path = std::env::var_os("PATH")?;
+    let files = std::env::split_paths(&path).map(|folder| folder.join(program));
+    files.filter_map(|file| std::fs::canonicalize(file).ok()).find(|file| file.is_file())
+}
+
+/// The memory that all processes of the run share.
+fn memory(plan: &Plan) -> Result<OwnedFd> {
+    let failed = |error: std::io::Error| Failure::Failed(format!("no shared memory: {error}"));
+    let none = rustix::fs::MemfdFlags::empty();
+    let fd = rustix::fs::memfd_create("defuse-run", none).map_err(|error| failed(error.into()))?;
+    let mut file = File::from(fd);
+    let bytes = layout::image(&plan.encode(), run_id());
+    // What is between the beginning and the plan is not written, so that it takes no memory.
+    file.set_len(bytes.len() as u64).map_err(failed)?;
+    file.write_all(&bytes[..layout::COUNTERS]).map_err(failed)?;
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[layout::PLAN..], layout::PLAN as u64)
+        .map_err(failed)?;
+    Ok(file.into())
+}
+
+/// The number of this run: no other process has it at this time.
+fn run_id() -> u64 {
+    u64::from(std::process::id())
+}
+
+fn prepare(command: &mut Command, plan: &Plan, memory: i32, directory: Option<&OsStr>) {
+    let mut preload = OsString::from_vec(plan.library.clone());
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    command.env("LD_PRELOAD", preload).env(VARIABLE, memory.to_string());
+    if let Some(directory) = directory {
+        command.env(defuse_preload_plan::DIRECTORY, directory);
+    }
+}
+
+/// Whether a program's path may lead into a mount.
+fn lies_in_a_mount(plan: &Plan, program: &OsStr, directory: Option<&OsStr>) -> bool {
+    let is_below = |path: &Path, target: &[u8]| path.starts_with(OsStr::from_bytes(target));
+    let within = |path: &OsStr| {
+        let text = path.as_bytes();
+        plan.mounts.iter().any(|mount| {
+            let named = mount.target.ends_with(b":") && text.starts_with(&mount.target);
+            named || is_below(Path::new(path), &mount.target)
+        })
+    };
+    let relative = program.as_bytes().contains(&b'/') && !program.as_bytes().starts_with(b"/");
+    within(program) || relative && directory.is_some_and(within)
+}
+
+/// Run a program from within a run: what `defuse run` does for programs that lie in a mount
+#[derive(clap::Args, Clone, Debug)]
+pub struct InsideArgs {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Becomes the program.
+pub fn inside(args: &InsideArgs) -> Result {
+    let program = &args.command[0];
+    let error = Command::new(program).args(&args.command[1..]).exec();
+    Err(Failure::Failed(format!("{}: {error}: is it there, and executable?", program.display())))
+}
+
+fn report(memory: &OwnedFd) {
+    let mut bytes = vec![0; layout::REFERENCES];
+    let Ok(file) = memory.try_clone().map(File::from) else { return };
+    if std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).is_err() {
+        return;
+    }
+    let mut text = format!("{:<20} {:>12} {:>12} {:>8}\n", "call", "served", "passed", "missed");
+    for &(number, name) in defuse_preload_plan::calls::CALLS {
+        let counts = layout::counts(&bytes, usize::from(number));
+        if counts != layout::Counts::default() {
+            let layout::Counts { served, passed, missed } = counts;
+            text += &format!("{name:<20} {served:>12} {passed:>12} {missed:>8}\n");
+        }
+    }
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse(OsStr::new(text), ForkPolicy::Auto).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_mount_has_a_target_a_source_and_options() {
+        let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
+        assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
+        assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
+    }
+
+    #[test]
+    fn mistakes_name_the_next_step() {
+        assert!(error("/data").contains("TARGET=TYPE:REST"));
+        assert!(error("data=memory:").contains("absolute path"));
+        assert!(error("/data=nfs:x").contains("passthrough:DIR"));
+    }
+}

@@ -1,0 +1,303 @@
+//! `defuse run`: unmodified programs with their working directory in a mount do what they do
+//! natively, to the byte.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{PROGRAM, Place};
+
+/// What a script said and left behind.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn finish(mut command: Command) -> Seen {
+    command.stdin(Stdio::null()).env("LC_ALL", "C").env("HOME", "/nonexistent");
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Seen { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn is_there(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+/// Runs `script` in a directory of the machine, and with its working directory in a mount on the
+/// same path's place of another one; both have to say the same, and to leave the same files.
+fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
+    if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
+        println!("skipped: {name}: {missing} is not installed");
+        return;
+    }
+    let place = Place::new();
+    let (native, source) = (place.path("native"), place.path("src"));
+    fs::create_dir(&native).unwrap();
+    // A listing at the end shows what was left: names, kinds, sizes, permissions and contents.
+    let script = format!(
+        "{script}\nset +e; find . -mindepth 1 -printf '%p %y %m %s %l\\n' | grep -v ' d ' | \
+         sort | grep -v '[.]git/' ; find . -type f | grep -v '[.]git/' | sort | xargs cksum"
+    );
+    let mut plain = Command::new("bash");
+    plain.args(["-c", &script]).current_dir(&native);
+    let expected = finish(plain);
+
+    let target = "/defuse-test";
+    let mount = mount.replace("SRC", &source.display().to_string());
+    let mut run = Command::new(PROGRAM);
+    run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]);
+    run.args(["--", "bash", "-c", &script]);
+    let mut seen = finish(run);
+    // Where they are is the one thing in which they differ.
+    let native = native.display().to_string();
+    seen.out = seen.out.replace(target, &native);
+    seen.err = seen.err.replace(target, &native);
+    assert_eq!(seen, expected, "{name} on {mount}");
+    assert!(!Path::new(target).exists(), "nothing is made outside");
+}
+
+fn everywhere(name: &str, needs: &[&str], script: &str) {
+    on_passthrough(name, needs, script);
+    // In another process, which all programs of the run share.
+    same(name, needs, "memory:", script);
+}
+
+fn on_passthrough(name: &str, needs: &[&str], script: &str) {
+    same(name, needs, "passthrough:SRC", script);
+    // Without descriptors of the bytes every call is served in the process.
+    same(name, needs, "passthrough:SRC,backing=off", script);
+}
+
+#[test]
+fn coreutils_do_what_they_do_natively() {
+    let script = r#"
+        set -e
+        echo hello > f; cat f; cp f g; cp -a f g2; mv g h; ln f hard; ln -s f soft; readlink soft
+        mkdir -p d/e/f; echo x > d/e/f/x; cp -r d d2; ls -1R d2; rm -r d2; rmdir d/e/f 2>&1 || true
+        sort -r f h | uniq -c; tail -n 1 f; head -c 3 f; wc f; od -c f | head -2; tac f; nl f
+        dd if=f of=dd bs=2 count=2 2>/dev/null; truncate -s 100 t; stat -c '%F %a' t d soft
+        chmod 640 f; stat -c %a f; touch -d 2001-02-03 old; date -r old +%Y; install -m 755 f inst
+        mktemp -p . tmp.XXXXXX | sed 's/tmp.*/tmp/'; rm tmp.*; split -b 3 f part.; cat part.*
+        test -r f && test -w f && echo yes; test -x f || echo no; realpath --relative-to=. soft
+        tee copy < f; comm f h; cut -c 1-2 f; tr a-z A-Z < f; join f f; paste f h; shred -u copy
+        du -s --apparent-size d >/dev/null; df . > /dev/null; sync f; pathchk f; basename $(pwd)/x
+        mkfifo p; (echo through > p &); cat p; ln -s nowhere dangling; cat dangling 2>&1 || true
+        cat nothing 2>&1 || true; cd d; pwd; cd ..; ls -d */; unlink h; tail -c 2 f; cksum f; md5sum f
+    "#;
+    everywhere("coreutils", &["bash"], script);
+}
+
+#[test]
+fn shells_redirect_and_pipe() {
+    let script = r#"
+        exec 3> out; echo one >&3; (echo two >&3); bash -c 'echo three >&3'; exec 3>&-; cat out
+        { echo a; echo b; } > both; while read line; do echo "got $line"; done < both
+        cat <<END | sort > sorted
+z
+y
+END
+        cat sorted; for i in 1 2 3; do echo $i; done >> out; wc -l < out; echo err 2> e >&2; cat e
+        (cd /; pwd); exec 4<> rw; echo data >&4; exec 4<&-; cat rw; : > empty; [ -s empty ] || echo empty
+        printf '#!/bin/sh\necho "$0 $*"\n' > s; chmod +x s; ./s a b; cp $(command -v true) mytrue; ./mytrue && echo ran
+        diff <(echo 1) <(echo 2); echo $?; set -C; echo x > out 2>&1; echo $?
+    "#;
+    everywhere("bash", &["bash"], script);
+}
+
+#[test]
+fn archives_and_trees_come_out_the_same() {
+    let script = r#"
+        set -e
+        mkdir -p a/b; echo 1 > a/1; echo 2 > a/b/2; ln -s ../1 a/b/l; ln a/1 a/h
+        tar cf t.tar a; mkdir x; tar xf t.tar -C x; diff -r a x/a; find x -type l -o -type f | sort
+        find a -name '*2' -exec cat {} +; find . -newer a/1 -name t.tar; rm t.tar
+    "#;
+    everywhere("tar and find", &["tar", "find"], script);
+    let script =
+        "mkdir -p a/b; echo 1 > a/1; rsync -a a/ b/; echo 2 >> a/1; rsync -a a/ b/; cat b/1";
+    everywhere("rsync", &["rsync"], script);
+}
+
+#[test]
+fn git_keeps_its_history() {
+    let script = r#"
+        set -e; export GIT_AUTHOR_DATE='2020-01-01 00:00 +0000' GIT_COMMITTER_DATE='2020-01-01 00:00 +0000'
+        git -c init.defaultBranch=m init -q r; cd r; git config user.email a@b; git config user.name n
+        for i in 1 2 3; do echo $i > f$i; git add .; git commit -qm "c$i"; done
+        git gc -q; git fsck 2>&1; git log --format='%h %s'; git checkout -q -b x HEAD~1; ls; git status --short
+        cd ..; git clone -q r s; cd s; git log --oneline | wc -l
+    "#;
+    everywhere("git", &["git"], script);
+}
+
+#[test]
+fn compilers_build_and_what_they_build_runs() {
+    let script = r#"
+        set -e
+        printf '#include <stdio.h>\nint main(){FILE*f=fopen("o","w");fprintf(f,"%%d\\n",7);fclose(f);puts("ok");}' > x.c
+        printf 'all: x\nx: x.c\n\t@gcc -O0 -o x x.c\n' > Makefile; make -s -j2; ./x; cat o; rm x
+    "#;
+    everywhere("gcc and make", &["gcc", "make"], script);
+}
+
+#[test]
+fn databases_and_languages_work() {
+    let script =
+        "sqlite3 db 'pragma journal_mode=wal; create table t(a); insert into t values(1),(2);
+        select sum(a) from t;'; sqlite3 db 'select count(*) from t'; rm db*";
+    everywhere("sqlite3", &["sqlite3"], script);
+    let script = r#"perl -e 'open F,">p";print F "x\n";close F;open F,"<p";print <F>;print `cat p`;
+        mkdir "d";opendir D,".";print join(",",sort grep !/^\./,readdir D),"\n";unlink "p";' "#;
+    everywhere("perl", &["perl"], script);
+    let script = r#"python3 -c '
+import os, mmap, fcntl, tempfile
+f = open("m", "w+b"); f.write(b"0" * 8192); f.flush()
+m = mmap.mmap(f.fileno(), 8192); m[0:5] = b"hello"; m.flush(); m.close(); f.seek(0); print(f.read(6))
+fcntl.lockf(f, fcntl.LOCK_EX); fcntl.flock(f, fcntl.LOCK_SH); os.makedirs("a/b")
+print(sorted(os.listdir(".")), os.stat("m").st_size == os.fstat(f.fileno()).st_size, os.stat("m").st_dev == os.fstat(f.fileno()).st_dev)
+r, w = os.pipe(); pid = os.fork()
+if pid == 0: os.write(f.fileno(), b"child"); os._exit(0)
+os.waitpid(pid, 0); print(os.lseek(f.fileno(), 0, 1)); os.rename("m", "n"); print(os.path.realpath("n") == os.getcwd() + "/n")
+with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
+' "#;
+    everywhere("python3", &["python3"], script);
+}
+
+#[test]
+fn editors_write_their_files() {
+    let script =
+        "printf 'hi\\nthere\\n' > x; vim -u NONE -i NONE -es -c '%s/hi/ho/' -c 'wq' x; cat x";
+    everywhere("vim", &["vim"], script);
+}
+
+#[test]
+fn one_program_has_files_in_its_own_memory() {
+    let place = Place::new();
+    let target = "/defuse-test";
+    let script = r#"
+import os, mmap
+os.mkdir("d"); f = open("d/x", "w+b"); f.write(b"0" * 5000); f.flush(); m = mmap.mmap(f.fileno(), 5000)
+m[0:2] = b"hi"; m.flush(); m.close(); f.seek(0); print(f.read(3), os.getcwd(), os.listdir("."))
+import select; print(len(select.select([f], [f], [], 5)[0])); g = os.dup(f.fileno()); os.lseek(g, 7, 0)
+print(os.lseek(f.fileno(), 0, 1)); import shutil; shutil.copytree("d", "e"); print(os.stat("e/x").st_size)
+open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists("y"))
+"#;
+    if !is_there("python3") {
+        println!("skipped: python3 is not installed");
+        return;
+    }
+    // The interpreter itself: what is found in PATH may be a script that starts it.
+    let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let python = String::from_utf8(found.unwrap().stdout).unwrap();
+    let mount = format!("{target}=memory:,size=1M");
+    let mut run =
+        place.command(&["run", "--fork", "deny", "-C", target, "--mount", &mount, "--mount"]);
+    run.args(["mem:=memory:", "--", python.trim(), "-c", script]);
+    let seen = finish(run);
+    let expected = "b'hi0' /defuse-test ['d']\n1\n7\n5000\nnamed False\n";
+    assert_eq!((seen.out.as_str(), seen.err.as_str(), seen.code), (expected, "", Some(0)));
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_program() {
+    let place = Place::new();
+    for (script, code) in [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0)] {
+        let said = place.command(&["run", "--", "sh", "-c", script]).status().unwrap();
+        assert_eq!(said.code(), Some(code), "{script}");
+    }
+    let seen = finish(place.command(&["run", "--mount", "/x=passthrough:/no/such", "--", "true"]));
+    assert!(seen.err.contains("/no/such") && seen.code == Some(125), "{seen:?}");
+    let seen = finish(place.command(&["run", "--", "no-such-program"]));
+    assert!(seen.err.contains("no-such-program") && seen.code == Some(1), "{seen:?}");
+}
+
+#[test]
+fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
+    let place = Place::new();
+    let run =
+        ["run", "--fork", "deny", "--mount", "mem:=memory:", "--", "sh", "-c", "(true); echo not"];
+    let seen = finish(place.command(&run));
+    assert!(seen.err.contains("--fork server"), "{seen:?}");
+    assert!(!seen.out.contains("not"), "{seen:?}");
+}
+
+/// A C program, compiled and run natively and in a mount: both say the same.
+fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    if !is_there("gcc") {
+        println!("skipped: {name}: gcc is not installed");
+        return;
+    }
+    let place = Place::new();
+    let (source, program) = (place.path("t.c"), place.path("t"));
+    fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source);
+    let status = compiler.status().unwrap();
+    assert!(status.success(), "{name} does not compile");
+    check(name, &[], &program.display().to_string());
+}
+
+#[test]
+fn calls_of_every_family_answer_as_natively() {
+    same_c("families", include_str!("run/families.c"), everywhere);
+}
+
+#[test]
+fn a_thousand_forks_in_a_row_share_one_position() {
+    same_c("forks", include_str!("run/forks.c"), everywhere);
+}
+
+#[test]
+fn many_threads_open_and_close_while_signals_arrive() {
+    same_c("threads", include_str!("run/threads.c"), on_passthrough);
+}
+
+#[test]
+fn a_check_tells_what_is_intercepted() {
+    let place = Place::new();
+    let seen = finish(place.command(&["check", "ls"]));
+    assert!(seen.out.contains("libc.so.6") && seen.code == Some(0), "{seen:?}");
+    if !is_there("gcc") {
+        println!("skipped: gcc is not installed");
+        return;
+    }
+    let (source, program) = (place.path("t.c"), place.path("t"));
+    fs::write(&source, "int main() { return 0; }").unwrap();
+    let mut compiler = Command::new("gcc");
+    let status = compiler.args(["-static", "-o"]).arg(&program).arg(&source).status().unwrap();
+    if !status.success() {
+        println!("skipped: there is no static C library");
+        return;
+    }
+    let seen = finish(place.command(&["check", program.to_str().unwrap()]));
+    assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
+}
+
+/// There is no list of programs that are served otherwise than all others.
+#[test]
+fn no_program_is_told_by_its_name() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../frontends/preload/src");
+    let mut folders = vec![folder];
+    let names =
+        ["bash", "git", "tar", "rsync", "python", "perl", "gcc", "make", "vim", "sqlite3", "comm"];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for word in text.split('"').skip(1).step_by(2) {
+                let named = word.split(|c: char| !c.is_alphanumeric()).any(|w| names.contains(&w));
+                assert!(!named, "{}: \"{word}\" names a program", path.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What a program or library does, told from its file: build id, sites of system calls, imports.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use object::elf::{self, FileHeader64};
+use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
+
+use crate::calls;
+use crate::plan::{ObjectSites, Site};
+use crate::scan::{self, Found};
+
+/// Why a file was not understood.
+#[derive(Debug)]
+pub enum Error {
+    /// It could not be read.
+    Io(PathBuf, std::io::Error),
+    /// It is no ELF file for x86-64.
+    Foreign(PathBuf),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Foreign(path) => {
+                write!(
+                    f,
+                    "{}: not a 64-bit x86-64 ELF file: only those are analysed",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// An object file.
+#[derive(Clone, Debug, Default)]
+pub struct Binary {
+    /// Where it was read.
+    pub path: PathBuf,
+    /// Its build id; empty where it has none.
+    pub build_id: Vec<u8>,
+    /// The program interpreter; `None` for a static program and for libraries.
+    pub interpreter: Option<PathBuf>,
+    /// The file is a program that is linked statically.
+    pub is_static: bool,
+    /// Libraries that it needs, by name.
+    pub needed: Vec<String>,
+    /// Directories that it looks for them in before the usual ones.
+    pub run_path: Vec<String>,
+    /// Dynamic symbols that it takes from others, without versions.
+    pub imports: BTreeSet<String>,
+    /// Dynamic symbols that it gives to others, without versions.
+    pub exports: BTreeSet<String>,
+    /// All `syscall` instructions with their numbers, where these can be told.
+    pub raw_calls: Vec<Option<u16>>,
+    /// Those that concern files and can be replaced.
+    pub sites: Vec<Site>,
+    /// Those that concern files and cannot be replaced, by address and number.
+    pub unreachable: Vec<(u64, u16)>,
+}
+
+impl Binary {
+    /// Reads and analyses a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let mut binary = Self::parse(&bytes).ok_or_else(|| Error::Foreign(path.to_owned()))?;
+        binary.path = path.to_owned();
+        Ok(binary)
+    }
+
+    /// The same without symbols, which takes a tenth of the time.
+    pub fn read_sites(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let foreign = || Error::Foreign(path.to_owned());
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes).map_err(|_| foreign())?;
+        Self::parse_sites(&file, &bytes).ok_or_else(foreign)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
+        let mut binary = Self::parse_sites(&file, bytes)?;
+        for symbol in file.dynamic_symbols() {
+            let Ok(name) = symbol.name() else { continue };
+            let set = if symbol.is_undefined() { &mut binary.imports } else { &mut binary.exports };
+            set.insert(name.to_owned());
+        }
+        Some(binary)
+    }
+
+    fn parse_sites(file: &ElfFile64<'_, LittleEndian>, bytes: &[u8]) -> Option<Self> {
+        let header = file.elf_header();
+        if header.e_machine(LittleEndian) != elf::EM_X86_64 {
+            return None;
+        }
+        let mut binary = Binary {
+            build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
+            ..Binary::default()
+        };
+        binary.read_dynamic(file, bytes);
+        for found in calls_of(file) {
+            binary.add(found);
+        }
+        Some(binary)
+    }
+
+    fn read_dynamic(&mut self, file: &ElfFile64<'_, LittleEndian>, bytes: &[u8]) {
+        let header: &FileHeader64<LittleEndian> = file.elf_header();
+        let Ok(segments) = header.program_headers(LittleEndian, bytes) else { return };
+        for segment in segments {
+            if let Ok(Some(path)) = segment.interpreter(LittleEndian, bytes) {
+                self.interpreter = Some(String::from_utf8_lossy(path).into_owned().into());
+            }
+        }
+        let is_program = header.e_type(LittleEndian) == elf::ET_EXEC;
+        let dynamic = header.section_headers(LittleEndian, bytes).ok().and_then(|headers| {
+            let strings = header.section_strings_index(LittleEndian, bytes).ok()?;
+            let _ = strings;
+            let table = header.sections(LittleEndian, bytes).ok()?;
+            let (entries, link) = table.dynamic(LittleEndian, bytes).ok().flatten()?;
+            let strings = table.strings(LittleEndian, bytes, link).ok()?;
+            let _ = headers;
+            Some((entries, strings))
+        });
+        let mut pie = false;
+        for entry in dynamic.iter().flat_map(|(entries, _)| entries.iter()) {
+            let strings = dynamic.as_ref().map(|(_, strings)| *strings).unwrap_or_default();
+            let tag = entry.tag32(LittleEndian).unwrap_or(0);
+            let text = || {
+                let bytes = entry.string(LittleEndian, strings).unwrap_or_default();
+                String::from_utf8_lossy(bytes).into_owned()
+            };
+            match tag {
+                elf::DT_NEEDED => self.needed.push(text()),
+                elf::DT_RUNPATH | elf::DT_RPATH => {
+                    self.run_path.extend(text().split(':').map(str::to_owned));
+                }
+                elf::DT_FLAGS_1 => {
+                    pie = entry.val32(LittleEndian).unwrap_or(0) & elf::DF_1_PIE != 0;
+                }
+                _ => {}
+            }
+        }
+        self.is_static = self.interpreter.is_none() && (is_program || pie);
+    }
+
+    fn add(&mut self, found: Found) {
+        self.raw_calls.push(found.number);
+        let Some(number) = found.number.filter(|&number| calls::name(number).is_some()) else {
+            return;
+        };
+        match found.site {
+            Some(site) => self.sites.push(site),
+            None => self.unreachable.push((found.address, number)),
+        }
+    }
+
+    /// What is to be patched in it.
+    pub fn to_sites(&self) -> ObjectSites {
+        ObjectSites { build_id: self.build_id.clone(), sites: self.sites.clone() }
+    }
+
+    /// `syscall` instructions that may concern files: those with a number that is looked at, or an
+    /// unknown one.
+    pub fn file_calls(&self) -> usize {
+        let may = |number: &&Option<u16>| number.is_none_or(|number| calls::name(number).is_some());
+        self.raw_calls.iter().filter(may).count()
+    }
+}
+
+/// Where the loader would find a library, ld.so(8): `run_path` first, then the usual directories.
+pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
+    const USUAL: [&str; 6] = [
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu",
+        "/lib64",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/lib",
+    ];
+    let own = run_path.iter().map(String::as_str).filter(|folder| folder.starts_with('/'));
+    let places = own.chain(USUAL).map(|folder| Path::new(folder).join(name));
+    places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
+}
+
+/// All `syscall` instructions, function by function as the unwind tables delimit them. Without such
+/// tables everything executable is taken for one function.
+fn calls_of(file: &ElfFile64<'_, LittleEndian>) -> Vec<Found> {
+    let functions = functions(file);
+    let mut found = Vec::new();
+    for section in file.sections() {
+        let object::SectionFlags::Elf { sh_flags } = section.flags() else { continue };
+        if sh_flags & u64::from(elf::SHF_EXECINSTR) == 0 {
+            continue;
+        }
+        let Ok(code) = section.data() else { continue };
+        let start = section.address();
+        for at in code.windows(2).enumerate().filter(|(_, w)| *w == [0x0f, 0x05]).map(|(at, _)| at)
+        {
+            let address = start + at as u64;
+            if found.last().is_some_and(|last: &Found| last.address >= address) {
+                continue;
+            }
+            let place = functions.partition_point(|&(from, _)| from <= address);
+            let range = place.checked_sub(1).map(|place| functions[place]);
+            let range = range.filter(|&(from, end)| from >= start && address < end);
+            match range {
+                Some((from, end)) => {
+                    let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
+                    let part = &code[(from - start) as usize..end];
+                    found.extend(scan::function(part, from));
+                }
+                // Between functions: a call by the look of it, which nothing is known about.
+                None => found.push(Found { address, number: None, site: None }),
+            }
+        }
+    }
+    found
+}
+
+/// First and last address (exclusive) of every function, in their order, from `.eh_frame`.
+fn functions(file: &ElfFile64<'_, LittleEndian>) -> Vec<(u64, u64)> {
+    let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
+    let Ok(bytes) = section.data() else { return Vec::new() };
+    let mut all = crate::unwind::ranges(bytes, section.address());
+    all.sort_unstable();
+    // What is written in assembly ends its description before the call (clone(2) does, because the
+    // stack changes there): a function goes on to the next one.
+    let starts: Vec<u64> = all.iter().skip(1).map(|&(from, _)| from).collect();
+    for ((_, end), next) in all.iter_mut().zip(starts) {
+        *end = (*end).max(next);
+    }
+    all
+}

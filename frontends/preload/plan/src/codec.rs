@@ -1,0 +1,61 @@
+//! Numbers and strings in a row, for memory that one build of the project writes and reads.
+
+use std::fmt;
+
+/// What was read is not what this build writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it was written by another version: use program and library of one build")
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// Appends values.
+#[derive(Default)]
+pub(crate) struct Writer {
+    pub bytes: Vec<u8>,
+}
+
+impl Writer {
+    pub fn number(&mut self, value: u64) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn string(&mut self, value: &[u8]) {
+        self.number(value.len() as u64);
+        self.bytes.extend_from_slice(value);
+    }
+}
+
+/// Takes values off the front.
+pub(crate) struct Reader<'a> {
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (head, rest) = self.bytes.split_at_checked(len).ok_or(Malformed)?;
+        self.bytes = rest;
+        Ok(head)
+    }
+
+    pub fn number(&mut self) -> Result<u64, Malformed> {
+        let bytes = self.take(8)?.try_into().map_err(|_| Malformed)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub fn string(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = self.number()?;
+        self.take(usize::try_from(len).map_err(|_| Malformed)?)
+    }
+
+    /// A length of a list whose elements take `least` bytes each.
+    pub fn count(&mut self, least: usize) -> Result<usize, Malformed> {
+        let count = usize::try_from(self.number()?).map_err(|_| Malformed)?;
+        if count > self.bytes.len() / least { Err(Malformed) } else { Ok(count) }
+    }
+}

@@ -1,0 +1,76 @@
+//! The memory that all processes of a run share: one memfd, mapped `MAP_SHARED`.
+//!
+//! | from byte | what |
+//! |---|---|
+//! | 0 | [`MAGIC`], the length of the plan in bytes, the number of the run, each a u64 in little-endian order |
+//! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
+//! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
+//! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, 16 bytes each |
+//! | [`PLAN`] | the plan |
+
+/// What the memory begins with; another version begins otherwise.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse01");
+/// Where the length of the plan is.
+pub const PLAN_LEN: usize = 8;
+/// Where the number of the run is, which no other run at this time has.
+pub const RUN_ID: usize = 16;
+/// Where the counters begin.
+pub const COUNTERS: usize = 4096;
+/// How many system calls have counters.
+pub const CALLS: usize = 512;
+/// Open files that a run can have at once; beyond it `ENFILE`.
+pub const CELLS: usize = 1 << 16;
+/// Where the numbers of references begin.
+pub const REFERENCES: usize = COUNTERS + CALLS * 24;
+/// Where positions and flags begin.
+pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
+/// Where the plan begins.
+pub const PLAN: usize = OPEN_FILES + CELLS * 16;
+
+/// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
+/// mounts. Whoever started the run removes it.
+pub fn node_directory(uid: u32, run_id: u64) -> String {
+    format!("/tmp/.defuse-{uid}-{run_id}")
+}
+
+/// What was counted of one system call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls that were served inside of the process.
+    pub served: u64,
+    /// Calls that the kernel got.
+    pub passed: u64,
+    /// Calls that the kernel got although they named a descriptor of ours.
+    pub missed: u64,
+}
+
+/// The counts of the call `number` in `bytes`, the beginning of the memory.
+pub fn counts(bytes: &[u8], number: usize) -> Counts {
+    let at = |place: usize| {
+        let from = COUNTERS + number * 24 + place * 8;
+        let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    Counts { served: at(0), passed: at(1), missed: at(2) }
+}
+
+/// The beginning of the memory, up to and with the plan.
+pub fn image(plan: &[u8], run_id: u64) -> Vec<u8> {
+    let mut bytes = vec![0; PLAN];
+    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[PLAN_LEN..PLAN_LEN + 8].copy_from_slice(&(plan.len() as u64).to_le_bytes());
+    bytes[RUN_ID..RUN_ID + 8].copy_from_slice(&run_id.to_le_bytes());
+    bytes.extend_from_slice(plan);
+    bytes
+}
+
+/// The plan in `bytes`; `None` where another version wrote them.
+pub fn plan(bytes: &[u8]) -> Option<&[u8]> {
+    let number = |from: usize| {
+        bytes.get(from..from + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
+    };
+    if number(0)? != MAGIC {
+        return None;
+    }
+    bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)
+}

@@ -1,0 +1,32 @@
+//! What `defuse run` and the library preloaded into programs agree on.
+//!
+//! What it is: the [`Plan`] (mounts, and the system call sites to patch) with its encoding, the
+//! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
+//! programs and libraries that finds those sites before anything runs ([`analysis`]).
+//!
+//! What it is not: it maps nothing, patches nothing and intercepts nothing; that is the library's
+//! part. The two are apart because a program that links the library would intercept itself.
+
+#![forbid(unsafe_code)]
+
+pub mod analysis;
+pub mod calls;
+mod codec;
+pub mod layout;
+mod plan;
+mod scan;
+mod unwind;
+
+pub use codec::Malformed;
+pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, Site};
+
+/// The variable that leads from one program of a run to the next: `FD` or `FD:STATE`, numbers of
+/// inherited descriptors. The first is the shared memory with the [`Plan`], the second the state
+/// that a program handed over at execve(2).
+pub const VARIABLE: &str = "DEFUSE_PRELOAD";
+
+/// The variable with the directory that the first program of a run begins in.
+pub const DIRECTORY: &str = "DEFUSE_PRELOAD_DIRECTORY";
+
+/// The file name of the library.
+pub const LIBRARY: &str = "libdefuse_preload.so";

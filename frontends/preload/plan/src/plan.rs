@@ -1,0 +1,203 @@
+//! The plan of a run.
+
+use crate::codec::{Malformed, Reader, Writer};
+
+/// What happens to a mount's state when a program forks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ForkPolicy {
+    /// As the file system allows: `share` where its state is all outside of the process, otherwise
+    /// `server`.
+    #[default]
+    Auto,
+    /// Parent and child go on with it, each by itself: right where nothing is kept in the process.
+    Share,
+    /// The child opens the file system anew, and shares nothing with the parent.
+    Reopen,
+    /// The state moves to a process of its own, and parent and child become its clients.
+    Server,
+    /// fork(2) fails.
+    Deny,
+}
+
+impl ForkPolicy {
+    /// The words for it.
+    pub const NAMES: [(&'static str, ForkPolicy); 5] = [
+        ("auto", ForkPolicy::Auto),
+        ("share", ForkPolicy::Share),
+        ("reopen", ForkPolicy::Reopen),
+        ("server", ForkPolicy::Server),
+        ("deny", ForkPolicy::Deny),
+    ];
+
+    /// The policy of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, policy)| policy)
+    }
+}
+
+/// A mount of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountPlan {
+    /// An absolute path, or a name with a colon at its end.
+    pub target: Vec<u8>,
+    /// The source, and options after commas: `passthrough:/srv,exclusive`.
+    pub source: Vec<u8>,
+    /// What a fork does to it.
+    pub fork: ForkPolicy,
+    /// A socket at which the file system is served by another process; empty where it is not.
+    pub server: Vec<u8>,
+}
+
+/// A place in an object file at which a `syscall` instruction is replaced by a jump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Virtual address of the first byte that is replaced, as in the object file.
+    pub address: u64,
+    /// How many bytes are replaced, 5 to 15.
+    pub len: u8,
+    /// Where among them the `syscall` is.
+    pub syscall_at: u8,
+    /// The number of the system call, where it can be told.
+    pub number: Option<u16>,
+    /// The bytes as they have to be.
+    pub bytes: [u8; 16],
+}
+
+/// The sites of one object file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectSites {
+    /// Its build id (`NT_GNU_BUILD_ID`): nothing is patched where it differs.
+    pub build_id: Vec<u8>,
+    /// Where to patch, in the order of addresses.
+    pub sites: Vec<Site>,
+}
+
+/// Everything that a program of a run is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The library, for the programs that follow.
+    pub library: Vec<u8>,
+    /// What is mounted, in this order.
+    pub mounts: Vec<MountPlan>,
+    /// What is patched.
+    pub objects: Vec<ObjectSites>,
+    /// Whether system calls that go past the C library are caught too (syscall user dispatch).
+    pub dispatch: bool,
+    /// Whether calls are counted and mistakes told.
+    pub report: bool,
+}
+
+impl Plan {
+    /// The plan as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.string(&self.library);
+        out.number(u64::from(self.dispatch) | u64::from(self.report) << 1);
+        out.number(self.mounts.len() as u64);
+        for mount in &self.mounts {
+            out.string(&mount.target);
+            out.string(&mount.source);
+            let policy = ForkPolicy::NAMES.iter().position(|(_, policy)| *policy == mount.fork);
+            out.number(policy.unwrap_or(0) as u64);
+            out.string(&mount.server);
+        }
+        out.number(self.objects.len() as u64);
+        for object in &self.objects {
+            out.string(&object.build_id);
+            out.number(object.sites.len() as u64);
+            object.sites.iter().for_each(|site| encode_site(&mut out, site));
+        }
+        out.bytes
+    }
+
+    /// The plan that `bytes` hold.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut from = Reader { bytes };
+        let library = from.string()?.to_vec();
+        let flags = from.number()?;
+        let mounts =
+            (0..from.count(32)?).map(|_| decode_mount(&mut from)).collect::<Result<_, _>>()?;
+        let objects = (0..from.count(16)?).map(|_| decode_object(&mut from));
+        let objects = objects.collect::<Result<_, _>>()?;
+        Ok(Plan { library, mounts, objects, dispatch: flags & 1 != 0, report: flags & 2 != 0 })
+    }
+}
+
+fn decode_mount(from: &mut Reader<'_>) -> Result<MountPlan, Malformed> {
+    let target = from.string()?.to_vec();
+    let source = from.string()?.to_vec();
+    let policy = usize::try_from(from.number()?).map_err(|_| Malformed)?;
+    let fork = ForkPolicy::NAMES.get(policy).ok_or(Malformed)?.1;
+    let server = from.string()?.to_vec();
+    Ok(MountPlan { target, source, fork, server })
+}
+
+/// No number.
+const UNKNOWN: u64 = u16::MAX as u64;
+
+fn encode_site(out: &mut Writer, site: &Site) {
+    out.number(site.address);
+    let number = site.number.map_or(UNKNOWN, u64::from);
+    out.number(u64::from(site.len) | u64::from(site.syscall_at) << 8 | number << 16);
+    out.bytes.extend_from_slice(&site.bytes);
+}
+
+fn decode_object(from: &mut Reader<'_>) -> Result<ObjectSites, Malformed> {
+    let build_id = from.string()?.to_vec();
+    let sites = (0..from.count(32)?).map(|_| decode_site(from)).collect::<Result<_, _>>()?;
+    Ok(ObjectSites { build_id, sites })
+}
+
+fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
+    let address = from.number()?;
+    let packed = from.number()?;
+    let (head, rest) = from.bytes.split_first_chunk::<16>().ok_or(Malformed)?;
+    from.bytes = rest;
+    let number = packed >> 16 & 0xffff;
+    let site = Site {
+        address,
+        len: packed as u8,
+        syscall_at: (packed >> 8) as u8,
+        number: (number != UNKNOWN).then_some(number as u16),
+        bytes: *head,
+    };
+    let fits = (5..=15).contains(&site.len) && site.syscall_at + 2 <= site.len;
+    if fits { Ok(site) } else { Err(Malformed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
+        Plan {
+            library: b"/lib/x.so".to_vec(),
+            mounts: vec![MountPlan {
+                target: b"/data".to_vec(),
+                source: b"memory:,size=1G".to_vec(),
+                fork: ForkPolicy::Deny,
+                server: b"/run/s".to_vec(),
+            }],
+            objects: vec![ObjectSites {
+                build_id: vec![1, 2, 3],
+                sites: vec![site, Site { number: None, ..site }],
+            }],
+            dispatch: true,
+            report: false,
+        }
+    }
+
+    #[test]
+    fn a_plan_comes_back_as_it_was() {
+        assert_eq!(Plan::decode(&plan().encode()), Ok(plan()));
+    }
+
+    #[test]
+    fn a_plan_that_is_cut_short_is_refused() {
+        let bytes = plan().encode();
+        for len in 0..bytes.len() {
+            assert_eq!(Plan::decode(&bytes[..len]), Err(Malformed), "{len} bytes");
+        }
+    }
+}

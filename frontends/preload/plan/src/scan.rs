@@ -1,0 +1,203 @@
+//! From machine code to sites: which instructions around a `syscall` can make room for a jump.
+
+use std::collections::BTreeSet;
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
+
+use crate::plan::Site;
+
+/// A jump to anywhere within 2 GiB: one byte and a displacement of four.
+const JUMP: usize = 5;
+/// Most bytes that a site replaces: what [`Site::bytes`] holds.
+const MOST: usize = 15;
+
+/// A `syscall` instruction that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Where it is.
+    pub address: u64,
+    /// The number in `eax`, where it can be told.
+    pub number: Option<u16>,
+    /// How to replace it; `None` where there is no room.
+    pub site: Option<Site>,
+}
+
+/// The `syscall` instructions of the function with this `code` at `address`.
+///
+/// The code is decoded from its first byte on, so that instructions are what the processor sees.
+/// Where a branch leads into a place that would be replaced, that place is not offered; the targets
+/// of jump tables are no branches, but compilers let them begin blocks, and the `syscall` of a
+/// block and its neighbours are never split by one (the number is loaded in the same block).
+pub(crate) fn function(code: &[u8], address: u64) -> Vec<Found> {
+    let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let all: Vec<Instruction> = decoder.into_iter().collect();
+    let targets: BTreeSet<u64> = all.iter().filter_map(target).collect();
+    let mut numbers = Numbers::default();
+    let mut found = Vec::new();
+    for (place, instruction) in all.iter().enumerate() {
+        if instruction.code() == Code::Syscall {
+            let number = numbers.eax();
+            let site = site(&all, place, &targets, code, address);
+            let site = site.map(|site| Site { number, ..site });
+            found.push(Found { address: instruction.ip(), number, site });
+        }
+        numbers.see(instruction);
+    }
+    found
+}
+
+fn target(instruction: &Instruction) -> Option<u64> {
+    let near = matches!(
+        instruction.op0_kind(),
+        OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+    );
+    near.then(|| instruction.near_branch_target())
+}
+
+/// The instructions from the `syscall` at `place` backwards or forwards that make room and can be
+/// moved. Backwards first: then what follows the call stays where it is.
+fn site(
+    all: &[Instruction],
+    place: usize,
+    targets: &BTreeSet<u64>,
+    code: &[u8],
+    address: u64,
+) -> Option<Site> {
+    let ranges = [(1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (3, 0), (2, 1)];
+    ranges.into_iter().find_map(|(before, after)| {
+        let range = place.checked_sub(before)?..place + after + 1;
+        let part = all.get(range)?;
+        let (start, end) = (part.first()?.ip(), part.last()?.next_ip());
+        let len = usize::try_from(end - start).ok()?;
+        let inside = targets.range(start + 1..end).next().is_some();
+        let moves = part.iter().enumerate().all(|(at, one)| at == before || can_move(one));
+        if !(JUMP..=MOST).contains(&len) || inside || !moves {
+            return None;
+        }
+        let from = usize::try_from(start - address).ok()?;
+        let mut bytes = [0; 16];
+        bytes[..len].copy_from_slice(code.get(from..from + len)?);
+        let syscall_at = u8::try_from(all[place].ip() - start).ok()?;
+        Some(Site { address: start, len: len as u8, syscall_at, number: None, bytes })
+    })
+}
+
+/// Whether an instruction means the same at any address.
+fn can_move(instruction: &Instruction) -> bool {
+    instruction.flow_control() == FlowControl::Next
+        && !instruction.is_ip_rel_memory_operand()
+        // What uses the stack pointer would see that of the trampoline only if it were between the
+        // jump and the call; it is not, but instructions that move it are left alone.
+        && !instruction.is_stack_instruction()
+}
+
+/// Constants in registers, as far as a walk through the instructions in their order tells.
+#[derive(Default)]
+struct Numbers {
+    known: [Option<u32>; 16],
+}
+
+impl Numbers {
+    fn eax(&self) -> Option<u16> {
+        self.known[0].and_then(|number| u16::try_from(number).ok())
+    }
+
+    fn see(&mut self, instruction: &Instruction) {
+        if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+            // rax, rcx, rdx, rsi, rdi and r8 to r11 belong to who is called.
+            [0, 1, 2, 6, 7, 8, 9, 10, 11].iter().for_each(|&at| self.known[at] = None);
+            return;
+        }
+        if instruction.code() == Code::Syscall {
+            self.known[0] = None;
+            return;
+        }
+        if instruction.op_count() == 0 || instruction.op0_kind() != OpKind::Register {
+            return;
+        }
+        if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push) {
+            return;
+        }
+        let register = instruction.op0_register();
+        if !register.is_gpr() {
+            return;
+        }
+        let at = register.full_register().number();
+        self.known[at] = match instruction.mnemonic() {
+            Mnemonic::Mov => self.moved(instruction),
+            Mnemonic::Xor if is_same(instruction) => Some(0),
+            _ => None,
+        };
+    }
+
+    fn moved(&self, instruction: &Instruction) -> Option<u32> {
+        if instruction.op0_register().size() < 4 {
+            return None;
+        }
+        match instruction.op1_kind() {
+            OpKind::Immediate32 => Some(instruction.immediate32()),
+            OpKind::Immediate32to64 => u32::try_from(instruction.immediate32to64()).ok(),
+            OpKind::Register if instruction.op1_register().is_gpr() => {
+                self.known[instruction.op1_register().full_register().number()]
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_same(instruction: &Instruction) -> bool {
+    instruction.op1_kind() == OpKind::Register
+        && instruction.op0_register() == instruction.op1_register()
+        && instruction.op0_register() != Register::None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_before_the_call_makes_room() {
+        // mov $0x101,%eax; syscall; ret
+        let code = [0xb8, 1, 1, 0, 0, 0x0f, 0x05, 0xc3];
+        let found = function(&code, 0x1000);
+        assert_eq!((found.len(), found[0].number), (1, Some(257)));
+        let site = found[0].site.unwrap();
+        assert_eq!((site.address, site.len, site.syscall_at), (0x1000, 7, 5));
+        assert_eq!(site.bytes[..7], code[..7]);
+    }
+
+    #[test]
+    fn what_follows_makes_room_where_the_number_is_short() {
+        // xor %eax,%eax; syscall; cmp $-4096,%rax; ja +2; ret
+        let code = [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 1, 0xc3, 0xc3];
+        let found = function(&code, 0x1000);
+        let site = found[0].site.unwrap();
+        assert_eq!(
+            (found[0].number, site.address, site.len, site.syscall_at),
+            (Some(0), 0x1002, 8, 0)
+        );
+    }
+
+    #[test]
+    fn a_branch_into_the_middle_forbids_the_place() {
+        // mov $1,%eax; syscall; jmp to the syscall
+        let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfc];
+        assert_eq!(function(&code, 0x1000)[0].site, None);
+    }
+
+    #[test]
+    fn what_depends_on_its_address_is_not_moved() {
+        // lea 0x10(%rip),%rsi; syscall; jmp +0
+        let code = [0x48, 0x8d, 0x35, 0x10, 0, 0, 0, 0x0f, 0x05, 0xeb, 0];
+        assert_eq!(function(&code, 0x1000)[0].site, None);
+    }
+
+    #[test]
+    fn a_number_is_followed_through_registers() {
+        // mov $5,%r8d; mov %r8d,%eax; syscall; ret
+        let code = [0x41, 0xb8, 5, 0, 0, 0, 0x44, 0x89, 0xc0, 0x0f, 0x05, 0xc3];
+        assert_eq!(function(&code, 0)[0].number, Some(5));
+    }
+}

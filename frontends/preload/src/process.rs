@@ -1,0 +1,215 @@
+//! The state of this process: its mounts, its open files, and who it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+use defuse_direct::{Arena, Client, Credentials, Options, Place, Task};
+use defuse_fs::Errno;
+use defuse_preload_plan::{ForkPolicy, Plan};
+
+use crate::compose::Relay;
+use crate::shared::Shared;
+use crate::table::Table;
+use crate::{compose, sys};
+
+/// A mount of the plan.
+pub struct Mounted {
+    /// What a fork does to it.
+    pub fork: ForkPolicy,
+    /// Where it is.
+    pub target: Vec<u8>,
+    /// The way to the process that has it, where there is one.
+    pub relay: Option<Arc<Relay>>,
+}
+
+/// What every process has of its own. No child shares our memory: see [`crate::fork`].
+pub struct View {
+    /// Who asks, and from where.
+    pub task: Task,
+    /// Descriptors.
+    pub table: Table,
+}
+
+/// What a program of a run has beside its own state.
+pub struct Process {
+    /// Everything inside of mounts.
+    pub client: Client,
+    /// What this process has of its own.
+    view: View,
+    /// The mounts, in the plan's order.
+    pub mounts: Vec<Mounted>,
+    /// What all processes have in common.
+    pub shared: Shared,
+    /// The descriptor of that.
+    pub memory_fd: i32,
+    /// The plan.
+    pub plan: Plan,
+    /// Descriptors from here on are ours and not the program's.
+    pub floor: i32,
+    /// The limit of descriptors that the program believes in.
+    pub limit: AtomicU32,
+    /// An `O_PATH` descriptor, of which placeholders are duplicates.
+    pub placeholder: AtomicI32,
+    /// The process that this state belongs to.
+    pub pid: AtomicI32,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The state; `None` before it is there, and in programs that no run started.
+#[inline]
+pub fn get() -> Option<&'static Process> {
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: it is null, or what `install` leaked.
+    unsafe { process.as_ref() }
+}
+
+/// Makes `process` the state, for good.
+pub fn install(process: Process) -> &'static Process {
+    let process = Box::leak(Box::new(process));
+    PROCESS.store(process, Ordering::Release);
+    process
+}
+
+/// This process.
+pub fn pid() -> i32 {
+    sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as i32
+}
+
+/// How many numbers we take for ourselves.
+const ZONE: u64 = 4096;
+/// Where our descriptors begin at most: the kernel copies a table up to the largest number at every
+/// fork.
+const HIGHEST: u64 = 16384;
+
+/// Where our own descriptors begin, and the limit that the program is to see.
+///
+/// The program's numbers have to be those that it would get without us, so ours lie above. The soft
+/// limit is raised for them where the hard one lets us; otherwise the program gets fewer.
+pub fn raise_limit(told: Option<u32>) -> (u64, u64) {
+    let mut limit: libc::rlimit = sys::zeroed();
+    let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
+    // SAFETY: prlimit64 fills the record.
+    let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
+    let seen = told.map_or(limit.rlim_cur, u64::from);
+    let floor = seen.min(HIGHEST);
+    if limit.rlim_max >= floor + ZONE {
+        let new = libc::rlimit { rlim_cur: limit.rlim_cur.max(floor + ZONE), ..limit };
+        let args = [0, libc::RLIMIT_NOFILE as u64, &raw const new as u64, 0, 0, 0];
+        // SAFETY: prlimit64 reads the record.
+        let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
+        return (floor, seen);
+    }
+    let room = limit.rlim_max.saturating_sub(floor);
+    let floor = if room >= 512 { floor } else { limit.rlim_max * 3 / 4 };
+    (floor, seen.min(floor))
+}
+
+/// A duplicate of `fd` among our own numbers, closed at exec or not.
+pub fn keep_above(fd: i32, floor: i32, cloexec: bool) -> Result<i32, Errno> {
+    let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    Ok(sys::plain(libc::SYS_fcntl, fd as u64, how as u64, floor as u64)? as i32)
+}
+
+/// Closes one of our own descriptors.
+pub fn close(fd: i32) {
+    let _ = sys::plain(libc::SYS_close, fd as u64, 0, 0);
+}
+
+impl Process {
+    /// The state for `plan`: all its mounts are there afterwards. The error is for people.
+    pub fn new(
+        shared: Shared,
+        plan: Plan,
+        memory_fd: i32,
+        limits: (u64, u64),
+    ) -> Result<Self, String> {
+        let (floor, limit) = limits;
+        let arena: Arc<dyn Arena> = Arc::new(shared);
+        let client = Client::new(Options { arena: Some(arena), ..Options::default() });
+        let mut mounts = Vec::new();
+        for mount in &plan.mounts {
+            let target = String::from_utf8_lossy(&mount.target).into_owned();
+            let failed = |why: String| format!("cannot mount {target}: {why}");
+            let composed = compose::open(mount, floor as u32).map_err(failed)?;
+            let made = client.mount(&mount.target, composed.fs, &composed.args);
+            made.map_err(|errno| failed(errno.to_string()))?;
+            let relay = composed.relay;
+            mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
+        }
+        let task = Task::of_this_process().map_err(|errno| format!("who this is: {errno}"))?;
+        let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
+        Ok(Process {
+            client,
+            view: View { task, table: Table::default() },
+            mounts,
+            shared,
+            memory_fd,
+            plan,
+            floor: floor as i32,
+            limit: AtomicU32::new(limit.min(u64::from(u32::MAX)) as u32),
+            placeholder: AtomicI32::new(placeholder),
+            pid: AtomicI32::new(pid()),
+        })
+    }
+
+    /// What this process has of its own.
+    #[inline]
+    pub fn view(&'static self) -> &'static View {
+        &self.view
+    }
+
+    /// This process is a child with memory of its own from now on: after fork(2).
+    pub fn adopt(&'static self) {
+        self.pid.store(pid(), Ordering::Relaxed);
+        for mount in &self.mounts {
+            if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
+                crate::start::say(&format!(
+                    "{}: {why}: files of it cannot be used in this child",
+                    String::from_utf8_lossy(&mount.target)
+                ));
+            }
+        }
+        self.refresh_credentials();
+    }
+
+    /// A mount whose state neither a child nor another program would have.
+    pub fn lost(&self) -> Option<&Mounted> {
+        self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
+    }
+
+    /// Whether `fd` is one of our own.
+    #[inline]
+    pub fn is_reserved(&self, fd: i32) -> bool {
+        fd >= self.floor && fd < self.floor + ZONE as i32
+    }
+
+    /// Takes the credentials of the process anew, after a call that changed them.
+    pub fn refresh_credentials(&'static self) {
+        if let Ok(credentials) = Credentials::of_this_process() {
+            self.view().task.set_credentials(credentials);
+        }
+    }
+
+    /// The kernel's working directory becomes the program's.
+    pub fn outside(&'static self) {
+        let mut room = [0u8; 4096];
+        let args = [room.as_mut_ptr() as u64, room.len() as u64, 0, 0, 0, 0];
+        // SAFETY: getcwd fills the room.
+        let len = unsafe { sys::syscall(libc::SYS_getcwd as u64, &args) };
+        if len > 0 {
+            let path = room[..len as usize - 1].to_vec();
+            self.view().task.set_cwd(Place::Outside(path));
+        }
+    }
+}
+
+fn placeholder(floor: i32) -> Result<i32, Errno> {
+    let flags = (libc::O_PATH | libc::O_CLOEXEC | libc::O_DIRECTORY) as u64;
+    let args = [libc::AT_FDCWD as u64, c"/".as_ptr() as u64, flags, 0, 0, 0];
+    // SAFETY: the path is a string.
+    let fd = sys::check(unsafe { sys::syscall(libc::SYS_openat as u64, &args) })? as i32;
+    let kept = keep_above(fd, floor, true);
+    close(fd);
+    kept
+}

@@ -1,0 +1,267 @@
+//! stat and its kin, access, chmod, chown, times, truncate, statfs.
+
+use defuse_direct::{Access, Owner, Stat, Times};
+use defuse_fs::{Errno, StatFs, Timestamp};
+
+use super::path::Target;
+use super::{Call, Fail, Served};
+use crate::sys;
+use crate::table::Entry;
+
+fn put_stat(address: u64, stat: &Stat) -> Served {
+    let attr = &stat.attr;
+    let mut raw: libc::stat = sys::zeroed();
+    raw.st_dev = stat.dev;
+    raw.st_ino = attr.st_ino;
+    raw.st_nlink = u64::from(attr.nlink);
+    raw.st_mode = attr.kind.mode_bits() | attr.perm;
+    raw.st_uid = attr.uid;
+    raw.st_gid = attr.gid;
+    raw.st_rdev = attr.rdev;
+    raw.st_size = attr.size as i64;
+    raw.st_blksize = i64::from(attr.blksize);
+    raw.st_blocks = attr.blocks as i64;
+    (raw.st_atime, raw.st_atime_nsec) = (attr.atime.secs, i64::from(attr.atime.nanos));
+    (raw.st_mtime, raw.st_mtime_nsec) = (attr.mtime.secs, i64::from(attr.mtime.nanos));
+    (raw.st_ctime, raw.st_ctime_nsec) = (attr.ctime.secs, i64::from(attr.ctime.nanos));
+    sys::store(address, raw)?;
+    Ok(0)
+}
+
+/// What `target` leads to; a link of /proc itself is the kernel's.
+fn find(call: &Call<'_>, target: &Target<'_>, follow: bool) -> Result<Stat, Fail> {
+    match target.whole() {
+        Some(_) if target.magic && !follow => Err(Fail::Pass),
+        Some(entry) => Ok(call.client().fstat(call.task(), entry.file())?),
+        None => Ok(call.client().stat(call.task(), target.at(), target.path, follow)?),
+    }
+}
+
+pub fn stat(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    put_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat)?)
+}
+
+pub fn fstatat(call: &Call<'_>) -> Served {
+    let flags = call.int(3);
+    let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    put_stat(call.args[2], &find(call, &target, follow)?)
+}
+
+pub fn fstat(call: &Call<'_>, entry: &Entry) -> Served {
+    put_stat(call.args[1], &call.client().fstat(call.task(), entry.file())?)
+}
+
+pub fn statx(call: &Call<'_>) -> Served {
+    let flags = call.int(2);
+    let empty = flags & libc::AT_EMPTY_PATH != 0;
+    // A NULL path stands for an empty one, since Linux 6.11.
+    let target = match call.entry(0).filter(|_| call.args[1] == 0 && empty) {
+        Some(entry) => Target { start: super::path::Start::Entry(entry), path: b"", magic: false },
+        None => call.target(Some(0), 1, empty)?,
+    };
+    let stat = find(call, &target, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+    let attr = &stat.attr;
+    let mut raw: libc::statx = sys::zeroed();
+    let zero = raw.stx_atime;
+    let time = |time: Timestamp| {
+        let mut raw = zero;
+        (raw.tv_sec, raw.tv_nsec) = (time.secs, time.nanos);
+        raw
+    };
+    raw.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_MNT_ID;
+    raw.stx_blksize = attr.blksize;
+    raw.stx_nlink = attr.nlink;
+    raw.stx_uid = attr.uid;
+    raw.stx_gid = attr.gid;
+    raw.stx_mode = (attr.kind.mode_bits() | attr.perm) as u16;
+    raw.stx_ino = attr.st_ino;
+    raw.stx_size = attr.size;
+    raw.stx_blocks = attr.blocks;
+    raw.stx_atime = time(attr.atime);
+    raw.stx_mtime = time(attr.mtime);
+    raw.stx_ctime = time(attr.ctime);
+    if let Some(birth) = attr.btime {
+        raw.stx_mask |= libc::STATX_BTIME;
+        raw.stx_btime = time(birth);
+    }
+    (raw.stx_rdev_major, raw.stx_rdev_minor) = (libc::major(attr.rdev), libc::minor(attr.rdev));
+    (raw.stx_dev_major, raw.stx_dev_minor) = (libc::major(stat.dev), libc::minor(stat.dev));
+    raw.stx_mnt_id = u64::from(stat.mount_id);
+    raw.stx_attributes_mask = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    if stat.mount_root {
+        raw.stx_attributes = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    }
+    sys::store(call.args[4], raw)?;
+    Ok(0)
+}
+
+fn put_statfs(address: u64, stat: &StatFs) -> Served {
+    // `FUSE_SUPER_MAGIC`: programs that look know what such file systems are like.
+    const MAGIC: u64 = 0x6573_5546;
+    const ST_VALID: u64 = 0x20;
+    // Type, block size, blocks, free, available, files, free files, id (two words of 32 bits), longest
+    // name, fragment size, flags, and four to spare.
+    let (mut raw, name_max) = ([0u64; 15], u64::from(stat.name_max));
+    raw[..3].copy_from_slice(&[MAGIC, u64::from(stat.bsize), stat.blocks]);
+    raw[3..5].copy_from_slice(&[stat.blocks_free, stat.blocks_available]);
+    raw[5..7].copy_from_slice(&[stat.files, stat.files_free]);
+    raw[8..11].copy_from_slice(&[name_max, u64::from(stat.frsize), ST_VALID]);
+    sys::store(address, raw)?;
+    Ok(0)
+}
+
+pub fn statfs(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    let stat = call.client().statfs(call.task(), target.at(), target.path)?;
+    put_statfs(call.args[1], &stat)
+}
+
+pub fn fstatfs(call: &Call<'_>, entry: &Entry) -> Served {
+    put_statfs(call.args[1], &call.client().fstatfs(call.task(), entry.file())?)
+}
+
+fn may(call: &Call<'_>, target: &Target<'_>, mode: u32, follow: bool, effective: bool) -> Served {
+    if mode & !7 != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let access = Access::from_bits(mode);
+    let how = (follow, effective);
+    call.client().access(call.task(), target.at(), target.path, access, how)?;
+    Ok(0)
+}
+
+pub fn access(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    may(call, &target, call.args[1] as u32, true, false)
+}
+
+pub fn faccessat(call: &Call<'_>) -> Served {
+    let flags = if call.number as i64 == libc::SYS_faccessat2 { call.int(3) } else { 0 };
+    let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    may(call, &target, call.args[2] as u32, follow, flags & libc::AT_EACCESS != 0)
+}
+
+fn change_mode(call: &Call<'_>, target: &Target<'_>, mode: u64, follow: bool) -> Served {
+    call.client().chmod(call.task(), target.at(), target.path, mode as u32, follow)?;
+    Ok(0)
+}
+
+pub fn chmod(call: &Call<'_>) -> Served {
+    change_mode(call, &call.target(None, 0, false)?, call.args[1], true)
+}
+
+pub fn fchmod(call: &Call<'_>, entry: &Entry) -> Served {
+    call.client().fchmod(call.task(), entry.file(), call.args[1] as u32)?;
+    Ok(0)
+}
+
+pub fn fchmodat(call: &Call<'_>) -> Served {
+    // The older call has no flags.
+    let flags = if call.number == 452 { call.int(3) } else { 0 };
+    let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
+    change_mode(call, &target, call.args[2], flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+}
+
+fn owner(uid: u64, gid: u64) -> Owner {
+    let id = |id: u64| Some(id as u32).filter(|&id| id != u32::MAX);
+    Owner { uid: id(uid), gid: id(gid) }
+}
+
+fn change_owner(call: &Call<'_>, target: &Target<'_>, owner: Owner, follow: bool) -> Served {
+    call.client().chown(call.task(), target.at(), target.path, owner, follow)?;
+    Ok(0)
+}
+
+pub fn chown(call: &Call<'_>) -> Served {
+    let follow = call.number as i64 == libc::SYS_chown;
+    let target = call.target(None, 0, false)?;
+    change_owner(call, &target, owner(call.args[1], call.args[2]), follow)
+}
+
+pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
+    call.client().fchown(call.task(), entry.file(), owner(call.args[1], call.args[2]))?;
+    Ok(0)
+}
+
+pub fn fchownat(call: &Call<'_>) -> Served {
+    let flags = call.int(4);
+    let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
+    let owner = owner(call.args[2], call.args[3]);
+    change_owner(call, &target, owner, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+}
+
+fn change_times(call: &Call<'_>, target: &Target<'_>, times: Times, follow: bool) -> Served {
+    call.client().utimens(call.task(), target.at(), target.path, times, follow)?;
+    Ok(0)
+}
+
+pub fn utime(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    let times = match call.args[1] {
+        0 => Times::NOW,
+        address => {
+            let raw = sys::load::<libc::utimbuf>(address)?;
+            Times::from_raw((raw.actime, 0), (raw.modtime, 0))?
+        }
+    };
+    change_times(call, &target, times, true)
+}
+
+/// Two times in microseconds; NULL stands for now.
+fn microseconds(address: u64) -> Result<Times, Fail> {
+    if address == 0 {
+        return Ok(Times::NOW);
+    }
+    let raw = sys::load::<[libc::timeval; 2]>(address)?;
+    if raw.iter().any(|time| !(0..1_000_000).contains(&time.tv_usec)) {
+        return Err(Errno::EINVAL.into());
+    }
+    let [atime, mtime] = raw.map(|time| (time.tv_sec, time.tv_usec * 1000));
+    Ok(Times::from_raw(atime, mtime)?)
+}
+
+pub fn utimes(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    change_times(call, &target, microseconds(call.args[1])?, true)
+}
+
+pub fn futimesat(call: &Call<'_>) -> Served {
+    if call.args[1] == 0 {
+        let entry = call.entry(0).ok_or(Fail::Pass)?;
+        call.client().futimens(call.task(), entry.file(), microseconds(call.args[2])?)?;
+        return Ok(0);
+    }
+    let target = call.target(Some(0), 1, false)?;
+    change_times(call, &target, microseconds(call.args[2])?, true)
+}
+
+pub fn utimensat(call: &Call<'_>) -> Served {
+    let times = match call.args[2] {
+        0 => Times::NOW,
+        address => {
+            let [atime, mtime] = sys::load::<[libc::timespec; 2]>(address)?;
+            Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?
+        }
+    };
+    // Without a path it is the descriptor itself: futimens(3).
+    if call.args[1] == 0 {
+        let entry = call.entry(0).ok_or(Fail::Pass)?;
+        if entry.file().is_path() {
+            return Err(Errno::EBADF.into());
+        }
+        call.client().futimens(call.task(), entry.file(), times)?;
+        return Ok(0);
+    }
+    let flags = call.int(3);
+    let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
+    change_times(call, &target, times, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+}
+
+pub fn truncate(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    call.client().truncate(call.task(), target.at(), target.path, call.args[1] as i64)?;
+    Ok(0)
+}

@@ -1,0 +1,100 @@
+//! The working directory, the umask, and who the process is.
+
+use defuse_direct::Place;
+use defuse_fs::Errno;
+
+use super::{Call, Fail, Served};
+use crate::process::Process;
+use crate::sys;
+
+pub fn chdir(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false);
+    let view = call.process.view();
+    let done = match &target {
+        Ok(target) => match target.whole() {
+            Some(entry) => call.client().fchdir(&view.task, entry.file()),
+            None => call.client().chdir(&view.task, target.path),
+        },
+        Err(_) => return out(call, call.kernel()),
+    };
+    match done.map_err(Fail::from) {
+        Ok(()) => Ok(0),
+        Err(Fail::Outside(outside)) => {
+            let value = super::path::kernel(call, outside).unwrap_or_else(|| call.kernel());
+            out(call, value)
+        }
+        Err(fail) => Err(fail),
+    }
+}
+
+pub fn fchdir(call: &Call<'_>) -> Served {
+    let view = call.process.view();
+    match call.entry(0) {
+        Some(entry) => {
+            call.client().fchdir(&view.task, entry.file())?;
+            Ok(0)
+        }
+        None => out(call, call.kernel()),
+    }
+}
+
+/// After the kernel went to another directory.
+fn out(call: &Call<'_>, value: i64) -> Served {
+    if value == 0 {
+        call.process.outside();
+    }
+    Ok(value)
+}
+
+pub fn getcwd(call: &Call<'_>) -> Served {
+    let path = call.client().getcwd(call.task())?;
+    let room = sys::room(call.args[0], call.args[1] as usize)?;
+    let len = path.len() + 1;
+    if room.len() < len {
+        return Err(Errno::ERANGE.into());
+    }
+    room[..path.len()].copy_from_slice(&path);
+    room[path.len()] = 0;
+    Ok(len as i64)
+}
+
+/// The path of the working directory.
+pub fn path(process: &'static Process) -> Option<Vec<u8>> {
+    let task = &process.view().task;
+    match &*task.cwd() {
+        Place::Outside(path) => Some(path.clone()),
+        Place::Inside(_) => process.client.getcwd(task).ok(),
+    }
+}
+
+/// A root of its own within a mount would need the kernel's help.
+pub fn chroot(call: &Call<'_>) -> Served {
+    let target = call.target(None, 0, false)?;
+    call.client().stat(call.task(), target.at(), target.path, true)?;
+    Err(Errno::EPERM.into())
+}
+
+pub fn umask(call: &Call<'_>) -> Served {
+    call.process.view().task.set_umask(call.args[0] as u32);
+    Ok(call.kernel())
+}
+
+/// Calls that change who the process is: the kernel does them, and we look again.
+pub fn credentials(call: &Call<'_>) -> Served {
+    let value = call.kernel();
+    call.process.refresh_credentials();
+    Ok(value)
+}
+
+/// Goes to `path` before the program begins.
+pub fn go_to(call: &Call<'_>, path: &[u8]) -> Result<(), Errno> {
+    match call.client().chdir(call.task(), path) {
+        Ok(()) => Ok(()),
+        Err(defuse_direct::Stop::Errno(errno)) => Err(errno),
+        Err(defuse_direct::Stop::Outside(_)) => {
+            sys::check(call.kernel())?;
+            call.process.outside();
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Data of open files: reading, writing, copying, mapping.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use defuse_direct::{IoFlags, LockFamily};
+use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
+
+use super::{Call, Fail, Served};
+use crate::sys;
+use crate::table::Entry;
+
+/// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
+fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
+    result.map_err(|stop| {
+        if stop.errno() == Errno::EFBIG {
+            let (pid, tid) = (crate::process::pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
+            let tid = tid.unwrap_or(0) as u64;
+            let _ = sys::plain(libc::SYS_tgkill, pid as u64, tid, libc::SIGXFSZ as u64);
+        }
+        stop.into()
+    })
+}
+
+pub fn read(call: &Call<'_>, entry: &Entry) -> Served {
+    let room = sys::room(call.args[1], call.len(2))?;
+    Ok(call.client().read(call.task(), entry.file(), room)? as i64)
+}
+
+pub fn write(call: &Call<'_>, entry: &Entry) -> Served {
+    let bytes = sys::bytes(call.args[1], call.len(2))?;
+    Ok(limited(call.client().write(call.task(), entry.file(), bytes))? as i64)
+}
+
+fn offset(value: u64) -> Result<u64, Errno> {
+    if value > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(value) }
+}
+
+pub fn pread(call: &Call<'_>, entry: &Entry) -> Served {
+    let (room, at) = (sys::room(call.args[1], call.len(2))?, offset(call.args[3])?);
+    Ok(call.client().pread(call.task(), entry.file(), room, at)? as i64)
+}
+
+pub fn pwrite(call: &Call<'_>, entry: &Entry) -> Served {
+    let (bytes, at) = (sys::bytes(call.args[1], call.len(2))?, offset(call.args[3])?);
+    Ok(limited(call.client().pwrite(call.task(), entry.file(), bytes, at))? as i64)
+}
+
+/// The pieces of a vectored call. `EINVAL` beyond `IOV_MAX`.
+fn pieces(call: &Call<'_>) -> Result<Vec<libc::iovec>, Errno> {
+    let count = call.args[2] as usize;
+    if count > 1024 {
+        return Err(Errno::EINVAL);
+    }
+    (0..count as u64).map(|at| sys::load(call.args[1] + at * 16)).collect()
+}
+
+fn vectored(call: &Call<'_>, entry: &Entry, at: Option<u64>, flags: u32, writes: bool) -> Served {
+    let pieces = pieces(call)?;
+    let (client, task, flags) = (call.client(), call.task(), IoFlags(flags));
+    if writes {
+        let slice = |piece: &libc::iovec| sys::bytes(piece.iov_base as u64, piece.iov_len);
+        let slices = pieces.iter().map(|piece| slice(piece).map(IoSlice::new));
+        let slices = slices.collect::<Result<Vec<_>, _>>()?;
+        return Ok(limited(client.pwritev2(task, entry.file(), &slices, at, flags))? as i64);
+    }
+    let slice = |piece: &libc::iovec| sys::room(piece.iov_base as u64, piece.iov_len);
+    let slices = pieces.iter().map(|piece| slice(piece).map(IoSliceMut::new));
+    let mut slices = slices.collect::<Result<Vec<_>, _>>()?;
+    Ok(client.preadv2(task, entry.file(), &mut slices, at, flags)? as i64)
+}
+
+pub fn readv(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, None, 0, false)
+}
+
+pub fn writev(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, None, 0, true)
+}
+
+pub fn preadv(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, Some(offset(call.args[3])?), 0, false)
+}
+
+pub fn pwritev(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, Some(offset(call.args[3])?), 0, true)
+}
+
+/// The offset of the second generation: -1 stands for the position.
+fn optional(value: u64) -> Result<Option<u64>, Errno> {
+    if value == u64::MAX { Ok(None) } else { offset(value).map(Some) }
+}
+
+pub fn preadv2(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, false)
+}
+
+pub fn pwritev2(call: &Call<'_>, entry: &Entry) -> Served {
+    vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, true)
+}
+
+pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
+    let to =
+        call.client().lseek(call.task(), entry.file(), call.args[1] as i64, call.args[2] as u32)?;
+    Ok(to as i64)
+}
+
+/// Advice may be ignored; that it is about an open file is all that is checked.
+pub fn advise(_: &Call<'_>, entry: &Entry) -> Served {
+    if entry.file().is_path() { Err(Errno::EBADF.into()) } else { Ok(0) }
+}
+
+pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
+    let data = call.number as i64 != libc::SYS_fsync;
+    call.client().fsync(call.task(), entry.file(), data)?;
+    Ok(0)
+}
+
+pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
+    call.client().syncfs(call.task(), entry.file())?;
+    Ok(0)
+}
+
+pub fn ftruncate(call: &Call<'_>, entry: &Entry) -> Served {
+    limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
+    Ok(0)
+}
+
+pub fn fallocate(call: &Call<'_>, entry: &Entry) -> Served {
+    let range = (call.args[2] as i64, call.args[3] as i64);
+    limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
+    Ok(0)
+}
+
+/// tee(2) and vmsplice(2) are about pipes, and no file of ours is one.
+pub fn no_pipe(_: &Call<'_>, entry: &Entry) -> Served {
+    Err(if entry.file().is_path() { Errno::EBADF } else { Errno::EINVAL }.into())
+}
+
+pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
+    const FIOCLEX: u32 = 0x5451;
+    const FIONCLEX: u32 = 0x5450;
+    let cmd = call.args[1] as u32;
+    if entry.file().is_path() {
+        return Err(Errno::EBADF.into());
+    }
+    if cmd == FIOCLEX || cmd == FIONCLEX {
+        let flag = u64::from(cmd == FIOCLEX);
+        return Ok(sys::plain(libc::SYS_fcntl, call.args[0], libc::F_SETFD as u64, flag)?);
+    }
+    // Size and direction as `_IOC` encodes them: bit 30 says that data goes in, bit 31 out.
+    let size = (cmd >> 16 & 0x3fff) as usize;
+    let input = if cmd & 1 << 30 != 0 { sys::bytes(call.args[2], size)? } else { &[] };
+    let output_len = if cmd & 1 << 31 != 0 { size } else { 0 };
+    let args = IoctlArgs { cmd, arg: call.args[2], input, output_len, dir: false, compat32: false };
+    let reply = call.client().ioctl(call.task(), entry.file(), &args)?;
+    let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
+    sys::room(call.args[2], out.len())?.copy_from_slice(out);
+    Ok(i64::from(reply.result))
+}
+
+pub fn flock(call: &Call<'_>, entry: &Entry) -> Served {
+    let how = call.int(1);
+    let typ = match how & !libc::LOCK_NB {
+        libc::LOCK_SH => LockType::Read,
+        libc::LOCK_EX => LockType::Write,
+        libc::LOCK_UN => LockType::Unlock,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let lock = Lock { typ, start: 0, end: u64::MAX, pid: 0 };
+    take_lock(call, entry, LockFamily::Flock, lock, how & libc::LOCK_NB == 0)
+}
+
+/// Takes a lock; with `wait`, as soon as it can be had, or a signal came.
+pub fn take_lock(
+    call: &Call<'_>,
+    entry: &Entry,
+    family: LockFamily,
+    lock: Lock,
+    wait: bool,
+) -> Served {
+    if !wait || lock.typ == LockType::Unlock {
+        call.client().set_lock(call.task(), entry.file(), family, lock)?;
+        return Ok(0);
+    }
+    let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
+    while !pending.wait_timeout(Duration::from_millis(20)) {
+        if crate::signals::waits() {
+            pending.cancel();
+        }
+    }
+    Ok(pending.wait().0.map(|_| 0)?)
+}
+
+// ---- copying ------------------------------------------------------------------------------
+
+/// Most bytes that one call copies through memory: callers ask again for the rest.
+const PIECE: usize = 1 << 20;
+
+/// One end of a copy.
+struct End {
+    entry: Option<std::sync::Arc<Entry>>,
+    fd: i32,
+    offset: Option<u64>,
+}
+
+impl End {
+    fn new(call: &Call<'_>, fd: usize, pointer: u64) -> Result<Self, Errno> {
+        let offset = if pointer == 0 { None } else { Some(offset(sys::load::<u64>(pointer)?)?) };
+        let entry = call.entry(fd).filter(|entry| !entry.backed);
+        Ok(End { entry, fd: call.int(fd), offset })
+    }
+
+    fn read(&self, call: &Call<'_>, room: &mut [u8]) -> Result<usize, Fail> {
+        let (client, task) = (call.client(), call.task());
+        match (&self.entry, self.offset) {
+            (Some(entry), None) => Ok(client.read(task, entry.file(), room)?),
+            (Some(entry), Some(at)) => Ok(client.pread(task, entry.file(), room, at)?),
+            (None, at) => {
+                let args = [
+                    self.fd as u64,
+                    room.as_mut_ptr() as u64,
+                    room.len() as u64,
+                    at.unwrap_or(0),
+                    0,
+                    0,
+                ];
+                let number = if at.is_some() { libc::SYS_pread64 } else { libc::SYS_read };
+                Ok(sys::check(sys::pass(number as u64, &args))? as usize)
+            }
+        }
+    }
+
+    fn write(&self, call: &Call<'_>, bytes: &[u8]) -> Result<usize, Fail> {
+        let (client, task) = (call.client(), call.task());
+        match (&self.entry, self.offset) {
+            (Some(entry), None) => limited(client.write(task, entry.file(), bytes)),
+            (Some(entry), Some(at)) => limited(client.pwrite(task, entry.file(), bytes, at)),
+            (None, at) => {
+                let args = [
+                    self.fd as u64,
+                    bytes.as_ptr() as u64,
+                    bytes.len() as u64,
+                    at.unwrap_or(0),
+                    0,
+                    0,
+                ];
+                let number = if at.is_some() { libc::SYS_pwrite64 } else { libc::SYS_write };
+                Ok(sys::check(sys::pass(number as u64, &args))? as usize)
+            }
+        }
+    }
+
+    /// Takes back what was read and could not be written.
+    fn back(&self, call: &Call<'_>, bytes: i64) {
+        if self.offset.is_some() || bytes == 0 {
+            return;
+        }
+        match &self.entry {
+            Some(entry) => {
+                let _ = call.client().lseek(call.task(), entry.file(), -bytes, 1);
+            }
+            None => {
+                let _ = sys::plain(libc::SYS_lseek, self.fd as u64, -bytes as u64, 1);
+            }
+        }
+    }
+}
+
+/// Copies up to `len` bytes; puts the offsets back where they came from.
+fn copy(call: &Call<'_>, mut from: End, mut to: End, len: usize, pointers: (u64, u64)) -> Served {
+    let mut piece = vec![0; len.min(128 << 10)];
+    let mut done = 0;
+    while done < len.min(PIECE) {
+        let wanted = piece.len().min(len - done);
+        let got = match from.read(call, &mut piece[..wanted]) {
+            Ok(0) => break,
+            Ok(got) => got,
+            Err(fail) if done == 0 => return Err(fail),
+            Err(_) => break,
+        };
+        let put = match to.write(call, &piece[..got]) {
+            Ok(put) => put,
+            Err(fail) => {
+                from.back(call, got as i64);
+                if done == 0 {
+                    return Err(fail);
+                }
+                break;
+            }
+        };
+        from.back(call, (got - put) as i64);
+        from.offset = from.offset.map(|at| at + put as u64);
+        to.offset = to.offset.map(|at| at + put as u64);
+        done += put;
+        if put < got || got < wanted {
+            break;
+        }
+    }
+    for (end, pointer) in [(&from, pointers.0), (&to, pointers.1)] {
+        if let Some(at) = end.offset {
+            sys::store(pointer, at)?;
+        }
+    }
+    Ok(done as i64)
+}
+
+pub fn sendfile(call: &Call<'_>) -> Served {
+    let from = End::new(call, 1, call.args[2])?;
+    let to = End::new(call, 0, 0)?;
+    if from.entry.is_none() && to.entry.is_none() {
+        return Err(Fail::Pass);
+    }
+    copy(call, from, to, call.len(3), (call.args[2], 0))
+}
+
+pub fn copy_file_range(call: &Call<'_>) -> Served {
+    let from = End::new(call, 0, call.args[1])?;
+    let to = End::new(call, 2, call.args[3])?;
+    match (&from.entry, &to.entry) {
+        (None, None) => Err(Fail::Pass),
+        _ if call.args[5] != 0 => Err(Errno::EINVAL.into()),
+        (Some(src), Some(dst)) => {
+            let len = call.len(4);
+            let (src, dst) = ((&**src.file(), from.offset), (&**dst.file(), to.offset));
+            let done = call.client().copy_file_range(call.task(), src, dst, len)?;
+            for (offset, pointer) in [(from.offset, call.args[1]), (to.offset, call.args[3])] {
+                if let Some(at) = offset {
+                    sys::store(pointer, at + done as u64)?;
+                }
+            }
+            Ok(done as i64)
+        }
+        // As between two file systems of the kernel that do not know each other.
+        _ => Err(Errno::EXDEV.into()),
+    }
+}
+
+pub fn splice(call: &Call<'_>) -> Served {
+    let from = End::new(call, 0, call.args[1])?;
+    let to = End::new(call, 2, call.args[3])?;
+    if from.entry.is_none() && to.entry.is_none() {
+        return Err(Fail::Pass);
+    }
+    // A pipe holds 64 KiB by default; more would wait for a reader that may be this thread.
+    copy(call, from, to, call.len(4).min(64 << 10), (call.args[1], call.args[3]))
+}
+
+// ---- mappings -----------------------------------------------------------------------------
+
+/// A file without a descriptor of its bytes is mapped by a copy in memory. A shared mapping that
+/// may be written is written back at msync(2) and munmap(2).
+pub fn mmap(call: &Call<'_>) -> Served {
+    if call.int(3) & libc::MAP_ANONYMOUS != 0 {
+        return Err(Fail::Pass);
+    }
+    let entry = call.entry(4).filter(|entry| !entry.backed).ok_or(Fail::Pass)?;
+    crate::mappings::map(call, &entry)
+}
+
+pub fn munmap(call: &Call<'_>) -> Served {
+    crate::mappings::unmap(call)
+}
+
+pub fn msync(call: &Call<'_>) -> Served {
+    crate::mappings::sync(call)
+}
+
+/// Whether the entry is a regular file that is open.
+pub fn is_regular(entry: &Entry) -> bool {
+    entry.file().kind() == FileKind::Regular && !entry.file().is_path()
+}

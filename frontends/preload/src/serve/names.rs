@@ -1,0 +1,118 @@
+//! Making, removing, renaming and reading names.
+
+use defuse_fs::{Errno, RenameFlags};
+
+use super::{Call, Fail, Served};
+use crate::sys;
+
+pub fn mkdir(call: &Call<'_>) -> Served {
+    let at = usize::from(call.number as i64 == libc::SYS_mkdirat);
+    let target = call.target((at == 1).then_some(0), at, false)?;
+    call.client().mkdir(call.task(), target.at(), target.path, call.args[at + 1] as u32)?;
+    Ok(0)
+}
+
+pub fn mknod(call: &Call<'_>) -> Served {
+    let at = usize::from(call.number as i64 == libc::SYS_mknodat);
+    let target = call.target((at == 1).then_some(0), at, false)?;
+    let (mode, device) = (call.args[at + 1] as u32, u64::from(call.args[at + 2] as u32));
+    call.client().mknod(call.task(), target.at(), target.path, mode, device)?;
+    Ok(0)
+}
+
+pub fn unlink(call: &Call<'_>) -> Served {
+    let (dir, path, is_dir) = match call.number as i64 {
+        libc::SYS_rmdir => (None, 0, true),
+        libc::SYS_unlink => (None, 0, false),
+        _ if call.int(2) & !libc::AT_REMOVEDIR != 0 => return Err(Fail::Pass),
+        _ => (Some(0), 1, call.int(2) & libc::AT_REMOVEDIR != 0),
+    };
+    let target = call.target(dir, path, false)?;
+    if is_dir {
+        call.client().rmdir(call.task(), target.at(), target.path)?;
+    } else {
+        call.client().unlink(call.task(), target.at(), target.path)?;
+    }
+    Ok(0)
+}
+
+/// The descriptors and paths of a call with two.
+fn two(call: &Call<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
+    if call.number as i64 == plain { [(None, 0), (None, 1)] } else { [(Some(0), 1), (Some(2), 3)] }
+}
+
+/// Both targets; where one is surely the kernel's, it stands for itself: the client says `EXDEV`.
+fn both<'a>(
+    call: &Call<'a>,
+    plain: i64,
+    empty: bool,
+) -> Result<[super::path::Target<'a>; 2], Fail> {
+    let [from, to] = two(call, plain);
+    match (call.target(from.0, from.1, empty), call.target(to.0, to.1, false)) {
+        (Ok(from), Ok(to)) => Ok([from, to]),
+        (Err(_), Err(_)) => Err(Fail::Pass),
+        (Ok(target), Err(_)) | (Err(_), Ok(target)) => {
+            // One lies in the kernel for sure. If the other is ours, they are two file systems.
+            let parent = target.path.iter().rposition(|&byte| byte == b'/');
+            let dir = parent.map_or(&b"."[..], |at| &target.path[..at.max(1)]);
+            call.client().stat(call.task(), target.at(), dir, true)?;
+            Err(Errno::EXDEV.into())
+        }
+    }
+}
+
+pub fn rename(call: &Call<'_>) -> Served {
+    let flags = if call.number as i64 == libc::SYS_renameat2 { call.args[4] as u32 } else { 0 };
+    let [from, to] = both(call, libc::SYS_rename, false)?;
+    let (from, to) = ((from.at(), from.path), (to.at(), to.path));
+    call.client().rename(call.task(), from, to, RenameFlags(flags))?;
+    Ok(0)
+}
+
+pub fn link(call: &Call<'_>) -> Served {
+    let flags = if call.number as i64 == libc::SYS_linkat { call.int(4) } else { 0 };
+    if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) != 0 {
+        return Err(Fail::Pass);
+    }
+    let [from, to] = both(call, libc::SYS_link, flags & libc::AT_EMPTY_PATH != 0)?;
+    let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
+    match from.whole() {
+        // By AT_EMPTY_PATH, or by /proc with AT_SYMLINK_FOLLOW: how a file without a name gets one.
+        Some(entry) if follow || !from.magic => {
+            call.client().flink(call.task(), entry.file(), (to.at(), to.path))?;
+        }
+        Some(_) => return Err(Errno::EXDEV.into()),
+        None => {
+            let (from, to) = ((from.at(), from.path), (to.at(), to.path));
+            call.client().link(call.task(), from, to, follow)?;
+        }
+    }
+    Ok(0)
+}
+
+pub fn symlink(call: &Call<'_>) -> Served {
+    let at = call.number as i64 == libc::SYS_symlinkat;
+    let target = if at { call.target(Some(1), 2, false) } else { call.target(None, 1, false) }?;
+    let text = sys::string(call.args[0])?;
+    call.client().symlink(call.task(), text, target.at(), target.path)?;
+    Ok(0)
+}
+
+pub fn readlink(call: &Call<'_>) -> Served {
+    let at = usize::from(call.number as i64 == libc::SYS_readlinkat);
+    let target = call.target((at == 1).then_some(0), at, true)?;
+    let (client, task) = (call.client(), call.task());
+    let text = match target.whole() {
+        Some(entry) if target.magic => entry.path.clone(),
+        Some(entry) => client.freadlink(task, entry.file())?,
+        None if target.magic => super::cwd::path(call.process).ok_or(Errno::ENOENT)?,
+        None => client.readlink(task, target.at(), target.path)?,
+    };
+    let room = call.args[at + 2] as i32;
+    if room <= 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let len = text.len().min(room as usize);
+    sys::room(call.args[at + 1], len)?.copy_from_slice(&text[..len]);
+    Ok(len as i64)
+}

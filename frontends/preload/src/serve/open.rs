@@ -1,0 +1,151 @@
+//! open, openat, openat2, creat.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use defuse_direct::{At, Description, How, Resolve};
+use defuse_fs::{Errno, FileKind};
+
+use super::path::{Start, Target};
+use super::{Call, Fail, Served};
+use crate::process::Process;
+use crate::sys;
+use crate::table::Entry;
+
+pub fn open(call: &Call<'_>) -> Served {
+    let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
+    one(call, None, 0, how)
+}
+
+pub fn creat(call: &Call<'_>) -> Served {
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+    one(call, None, 0, How { flags: flags as u32, mode: call.args[1] as u32, ..How::default() })
+}
+
+pub fn openat(call: &Call<'_>) -> Served {
+    let how = How { flags: call.args[2] as u32, mode: call.args[3] as u32, ..How::default() };
+    one(call, Some(0), 1, how)
+}
+
+pub fn openat2(call: &Call<'_>) -> Served {
+    if call.args[3] < 24 {
+        return Err(Fail::Pass);
+    }
+    let [flags, mode, resolve] = sys::load::<[u64; 3]>(call.args[2])?;
+    // The kernel refuses what is not known, by the same words.
+    let (Ok(flags), Ok(mode)) = (u32::try_from(flags), u32::try_from(mode)) else {
+        return Err(Fail::Pass);
+    };
+    one(call, Some(0), 1, How { flags, mode, resolve: Resolve(resolve) })
+}
+
+fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
+    let target = call.target(dir, path, false)?;
+    let how = match target.whole() {
+        Some(entry) if entry.backed => return Err(Fail::Pass),
+        // Opened once more, as the links of /proc do it.
+        Some(_) => How { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
+        None => how,
+    };
+    let full = full_path(call.process, &target);
+    match call.client().open(call.task(), target.at(), target.path, how) {
+        Ok(file) => give_number(call, file, how.flags, full),
+        Err(defuse_direct::Stop::Errno(Errno::ENXIO)) => special(call, &target, how),
+        Err(stop) => Err(stop.into()),
+    }
+}
+
+/// Fifos and devices: what they stand for lies in the kernel, so it is opened there, by a node of
+/// the same kind in a directory of this run.
+fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Served {
+    let follow = how.flags & libc::O_NOFOLLOW as u32 == 0;
+    let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
+    let kind = stat.attr.kind;
+    if !matches!(kind, FileKind::Fifo | FileKind::CharDevice | FileKind::BlockDevice) {
+        return Err(Errno::ENXIO.into());
+    }
+    let path = crate::handover::node(call.process, &stat).ok_or(Errno::ENXIO)?;
+    let flags = u64::from(how.flags & !(libc::O_CREAT | libc::O_EXCL) as u32);
+    Err(Fail::Kernel(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, flags, 0, 0, 0], path))
+}
+
+/// The path by which an open file is named later: absolute.
+pub fn full_path(process: &'static Process, target: &Target<'_>) -> Vec<u8> {
+    let mut full = match &target.start {
+        _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
+            return target.path.to_vec();
+        }
+        Start::Entry(entry) => entry.path.clone(),
+        Start::Kernel(path) => path.clone(),
+        Start::Cwd => super::cwd::path(process).unwrap_or_default(),
+    };
+    if !matches!(target.path, b"" | b".") {
+        full.push(b'/');
+        full.extend_from_slice(target.path);
+    }
+    full
+}
+
+/// The file behind `fd` opened for the program alone: the kernel locks the position of a file that
+/// two descriptors share at every read and write. `None` where that is not permitted, as for a file
+/// that was made read-only.
+fn open_again(fd: i32, flags: u32) -> Option<i32> {
+    const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW;
+    let path = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
+    let flags = flags & !((ONCE | libc::O_TMPFILE) as u32);
+    let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, u64::from(flags), 0, 0, 0];
+    sys::check(sys::pass(libc::SYS_openat as u64, &args)).ok().map(|fd| fd as i32)
+}
+
+/// Gives an open file the lowest number that is free.
+pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Vec<u8>) -> Served {
+    let process = call.process;
+    let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
+    let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
+    let backed = file.backing().is_some() && !file.is_path();
+    let source = match file.backing() {
+        Some(fd) if backed => std::os::fd::AsRawFd::as_raw_fd(&**fd),
+        _ => process.placeholder.load(std::sync::atomic::Ordering::Relaxed),
+    };
+    let own = if backed { open_again(source, flags) } else { None };
+    let fd = match own {
+        Some(fd) => fd,
+        None => sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32,
+    };
+    if fd as u32 >= process.limit.load(std::sync::atomic::Ordering::Relaxed) {
+        crate::process::close(fd);
+        return Err(Errno::EMFILE.into());
+    }
+    const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+    if backed && flags & SETTABLE as u32 != 0 {
+        let set = libc::F_SETFL as u64;
+        let _ = sys::plain(libc::SYS_fcntl, fd as u64, set, u64::from(flags & SETTABLE as u32));
+    }
+    let cells = file.arena_cells().map(|cells| process.shared.index(cells));
+    let entry = Arc::new(Entry::new(file, backed, path, cells));
+    match call.process.view().table.set(fd, entry) {
+        Ok(_) => Ok(i64::from(fd)),
+        Err(_) => {
+            crate::process::close(fd);
+            Err(Errno::EMFILE.into())
+        }
+    }
+}
+
+/// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its
+/// backing file, or of a copy in memory, which stays open. `None` where it lies in no mount.
+pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
+    let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
+    let file = call.client().open(call.task(), At::Cwd, path, how).ok()?;
+    if let Some(fd) = file.backing() {
+        let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
+        return CString::new(super::path::path_of_descriptor(number)?).ok();
+    }
+    let copy = crate::handover::copy_to_memory(call, &file).ok()?;
+    let kept = crate::process::keep_above(
+        std::os::fd::AsRawFd::as_raw_fd(&copy),
+        call.process.floor,
+        true,
+    );
+    CString::new(format!("/proc/self/fd/{}", kept.ok()?)).ok()
+}

@@ -1,0 +1,223 @@
+//! Paths of a call: where they begin, and what the kernel does with those that lead out.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use defuse_direct::{At, Outside, Place};
+use defuse_fs::Errno;
+
+use super::{Call, Fail, Served};
+use crate::process::Process;
+use crate::sys;
+use crate::table::Entry;
+
+/// What a path begins at.
+pub enum Start {
+    /// The working directory, or the root.
+    Cwd,
+    /// An open file of ours.
+    Entry(Arc<Entry>),
+    /// A directory of the kernel, by its path.
+    Kernel(Vec<u8>),
+}
+
+/// A path of a call, which may lead into a mount.
+pub struct Target<'a> {
+    /// What it begins at.
+    pub start: Start,
+    /// The path. Empty where it is the start itself.
+    pub path: &'a [u8],
+    /// It was a link of /proc to a descriptor.
+    pub magic: bool,
+}
+
+impl Target<'_> {
+    /// The start as the client has it.
+    pub fn at(&self) -> At<'_> {
+        match &self.start {
+            Start::Cwd => At::Cwd,
+            Start::Entry(entry) if self.path.is_empty() => At::Itself(entry.file()),
+            Start::Entry(entry) => At::Dir(entry.file()),
+            Start::Kernel(path) => At::Path(path),
+        }
+    }
+
+    /// The open file that it is by itself.
+    pub fn whole(&self) -> Option<&Arc<Entry>> {
+        match &self.start {
+            Start::Entry(entry) if self.path.is_empty() => Some(entry),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> Call<'a> {
+    /// The path in argument `path`, relative to the descriptor in argument `dir` (`None` for calls
+    /// without one). With `empty` the path may be empty (`AT_EMPTY_PATH`).
+    pub fn target(&self, dir: Option<usize>, path: usize, empty: bool) -> Result<Target<'a>, Fail> {
+        // What is no address, the kernel says.
+        let path = sys::string(self.args[path]).map_err(|_| Fail::Pass)?;
+        let dir = dir.map_or(libc::AT_FDCWD, |at| self.int(at));
+        target(self.process, dir, path, empty)
+    }
+}
+
+/// Where `path` begins, relative to the descriptor `dir`.
+pub fn target<'a>(
+    process: &'static Process,
+    dir: i32,
+    path: &'a [u8],
+    empty: bool,
+) -> Result<Target<'a>, Fail> {
+    let cwd = |path| Ok(Target { start: Start::Cwd, path, magic: false });
+    let view = process.view();
+    if path.first() == Some(&b'/') {
+        return match magic(process, path) {
+            Some(target) => Ok(target),
+            None if is_of_kernel(process, path) => Err(Fail::Pass),
+            None => cwd(path),
+        };
+    }
+    if path.is_empty() && !empty {
+        return Err(Fail::Pass);
+    }
+    if dir == libc::AT_FDCWD {
+        if path.is_empty() {
+            return cwd(b".");
+        }
+        return cwd(path);
+    }
+    if let Some(found) = view.table.get(dir) {
+        let entry = found.clone().ok_or(Fail::Pass)?;
+        return Ok(Target { start: Start::Entry(entry), path, magic: false });
+    }
+    if process.client.may_be_inside(path) {
+        return cwd(path);
+    }
+    let directory = path_of_descriptor(dir).ok_or(Fail::Pass)?;
+    let mut full = directory.clone();
+    full.push(b'/');
+    full.extend_from_slice(path);
+    if process.client.may_be_inside(&full) {
+        return Ok(Target { start: Start::Kernel(directory), path, magic: false });
+    }
+    Err(Fail::Pass)
+}
+
+/// Paths that lead to no mount whatever links there are, and are asked for all the time.
+fn is_of_kernel(process: &Process, path: &[u8]) -> bool {
+    let below = [&b"/proc/"[..], b"/sys/", b"/dev/"].iter().any(|top| path.starts_with(top));
+    below && !process.client.may_be_inside(path)
+}
+
+/// The links of /proc and /dev that lead to descriptors and to the working directory.
+fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
+    let rest = path.strip_prefix(b"/dev/").map(|rest| match rest {
+        b"stdin" => (&b"0"[..], true),
+        b"stdout" => (&b"1"[..], true),
+        b"stderr" => (&b"2"[..], true),
+        _ => (rest.strip_prefix(b"fd/").unwrap_or_default(), true),
+    });
+    let (rest, _) = match rest {
+        Some(found) => found,
+        None => {
+            let rest = path.strip_prefix(b"/proc/")?;
+            let (who, rest) = split(rest);
+            let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
+            if !matches!(who, b"self" | b"thread-self") && number != Some(crate::process::pid()) {
+                return None;
+            }
+            if let Some(rest) = rest.strip_prefix(b"cwd").filter(|r| r.is_empty() || r[0] == b'/') {
+                let inside = matches!(&*process.view().task.cwd(), Place::Inside(_));
+                let rest = rest.strip_prefix(b"/").unwrap_or(rest);
+                let path = if rest.is_empty() { b"." } else { rest };
+                return inside.then_some(Target { start: Start::Cwd, path, magic: true });
+            }
+            (rest.strip_prefix(b"fd/")?, true)
+        }
+    };
+    let (number, rest) = split(rest);
+    let fd = std::str::from_utf8(number).ok()?.parse::<i32>().ok()?;
+    let entry = process.view().table.get(fd)?.clone()?;
+    Some(Target { start: Start::Entry(entry), path: rest, magic: true })
+}
+
+/// The first component, and what follows its slashes.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let end = path.iter().position(|&byte| byte == b'/').unwrap_or(path.len());
+    let (first, rest) = path.split_at(end);
+    let start = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
+    (first, &rest[start..])
+}
+
+/// Where a descriptor of the kernel leads, as text.
+pub fn path_of_descriptor(fd: i32) -> Option<Vec<u8>> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    let path = std::os::unix::ffi::OsStringExt::into_vec(link.into_os_string());
+    path.starts_with(b"/").then_some(path)
+}
+
+/// Which arguments of a call are paths: descriptor and path of the first, then of the second.
+fn places(number: u64) -> (usize, Option<usize>) {
+    match number as i64 {
+        libc::SYS_rename | libc::SYS_link => (0, Some(1)),
+        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => (1, Some(3)),
+        libc::SYS_symlink => (1, None),
+        libc::SYS_symlinkat => (2, None),
+        libc::SYS_openat
+        | libc::SYS_openat2
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2
+        | libc::SYS_fchmodat
+        | 452
+        | libc::SYS_fchownat
+        | libc::SYS_futimesat
+        | libc::SYS_utimensat
+        | libc::SYS_mkdirat
+        | libc::SYS_mknodat
+        | libc::SYS_unlinkat
+        | libc::SYS_readlinkat
+        | libc::SYS_name_to_handle_at
+        | libc::SYS_inotify_add_watch => (1, None),
+        _ => (0, None),
+    }
+}
+
+/// The call with the paths that the client found: the kernel does it. `None` where the program's
+/// own paths are right, so that the call is passed on.
+pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
+    if outside.path.is_none() && outside.second.is_none() {
+        return None;
+    }
+    let (first, second) = places(call.number);
+    let mut args = *call.args;
+    let text = |path: Option<Vec<u8>>| path.map(|path| CString::new(path).unwrap_or_default());
+    let (one, two) = (text(outside.path), text(outside.second));
+    if let Some(path) = &one {
+        args[first] = path.as_ptr() as u64;
+    }
+    if let (Some(path), Some(at)) = (&two, second) {
+        args[at] = path.as_ptr() as u64;
+    }
+    Some(sys::pass(call.number, &args))
+}
+
+/// Calls that no file system of ours can serve: refused where they name one.
+pub fn unsupported(call: &Call<'_>) -> Served {
+    let (dir, path) = match call.number as i64 {
+        libc::SYS_inotify_add_watch => (None, 1),
+        libc::SYS_fanotify_mark => (Some(3), 4),
+        libc::SYS_name_to_handle_at => (Some(0), 1),
+        libc::SYS_umount2 => (None, 0),
+        _ => (None, 1),
+    };
+    let target = call.target(dir, path, true)?;
+    match call.client().stat(call.task(), target.at(), target.path, true) {
+        Ok(_) if call.number as i64 == libc::SYS_inotify_add_watch => Err(Errno::ENOSPC.into()),
+        Ok(_) => Err(Errno::EOPNOTSUPP.into()),
+        // The kernel says what is wrong with it, or that nothing is.
+        Err(_) => Err(Fail::Pass),
+    }
+}

@@ -1,0 +1,112 @@
+//! Extended attributes: twelve calls that differ in how they name the inode.
+
+use std::sync::Arc;
+
+use defuse_fs::{Errno, SetXattrFlags, Xattr};
+
+use super::path::Target;
+use super::{Call, Fail, Served};
+use crate::sys;
+use crate::table::Entry;
+
+/// All of them: set, get, list and remove, each by path, by link and by descriptor.
+pub fn any(call: &Call<'_>) -> Served {
+    let place = call.number as i64 - libc::SYS_setxattr;
+    let (what, how) = (place / 3, place % 3);
+    let place = match how {
+        2 => Place::Descriptor(call.entry(0).ok_or(Fail::Pass)?),
+        _ => Place::Path(call.target(None, 0, false)?, how == 0),
+    };
+    match what {
+        0 => set(call, &place),
+        1 => get(call, &place),
+        2 => list(call, &place),
+        _ => remove(call, &place),
+    }
+}
+
+/// Whose attributes.
+enum Place<'a> {
+    /// Of an open file.
+    Descriptor(Arc<Entry>),
+    /// Of what a path leads to, with links followed or not.
+    Path(Target<'a>, bool),
+}
+
+fn name<'a>(call: &Call<'a>) -> Result<&'a [u8], Errno> {
+    match sys::string(call.args[1]) {
+        Err(Errno::ENAMETOOLONG) => Err(Errno::ERANGE),
+        name => name,
+    }
+}
+
+fn set(call: &Call<'_>, place: &Place<'_>) -> Served {
+    let (name, flags) = (name(call)?, call.int(4));
+    if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    if call.args[3] > 65536 {
+        return Err(Errno::E2BIG.into());
+    }
+    let value = sys::bytes(call.args[2], call.args[3] as usize)?;
+    let flags = SetXattrFlags {
+        create: flags & libc::XATTR_CREATE != 0,
+        replace: flags & libc::XATTR_REPLACE != 0,
+        clear_sgid: false,
+    };
+    let (client, task) = (call.client(), call.task());
+    match place {
+        Place::Descriptor(entry) => client.fsetxattr(task, entry.file(), name, value, flags)?,
+        Place::Path(target, follow) => {
+            client.setxattr(task, (target.at(), target.path, *follow), name, value, flags)?;
+        }
+    }
+    Ok(0)
+}
+
+/// Puts a value into the room that the program offers.
+fn answer(value: Xattr, address: u64) -> Served {
+    match value {
+        Xattr::Size(size) => Ok(i64::from(size)),
+        Xattr::Value(value) => {
+            sys::room(address, value.len())?.copy_from_slice(&value);
+            Ok(value.len() as i64)
+        }
+    }
+}
+
+fn get(call: &Call<'_>, place: &Place<'_>) -> Served {
+    let (name, room) = (name(call)?, (call.args[3] as usize).min(65536));
+    let (client, task) = (call.client(), call.task());
+    let value = match place {
+        Place::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
+        Place::Path(target, follow) => {
+            client.getxattr(task, (target.at(), target.path, *follow), name, room)?
+        }
+    };
+    answer(value, call.args[2])
+}
+
+fn list(call: &Call<'_>, place: &Place<'_>) -> Served {
+    let room = (call.args[2] as usize).min(65536);
+    let (client, task) = (call.client(), call.task());
+    let value = match place {
+        Place::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
+        Place::Path(target, follow) => {
+            client.listxattr(task, target.at(), target.path, *follow, room)?
+        }
+    };
+    answer(value, call.args[1])
+}
+
+fn remove(call: &Call<'_>, place: &Place<'_>) -> Served {
+    let name = name(call)?;
+    let (client, task) = (call.client(), call.task());
+    match place {
+        Place::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
+        Place::Path(target, follow) => {
+            client.removexattr(task, (target.at(), target.path, *follow), name)?;
+        }
+    }
+    Ok(0)
+}

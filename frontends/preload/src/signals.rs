@@ -1,0 +1,147 @@
+//! Signals that arrive while our own code runs wait until it is done.
+//!
+//! A handler may call anything that the kernel serves, read(2) and open(2) among it, also while it
+//! interrupts such a call. So the handlers of the program are called by one of ours. Where it
+//! interrupts our code it takes a note, blocks all signals for the interrupted thread, and returns;
+//! at the end of our code the signal is sent again, with all that came with it. The usual way costs
+//! nothing but a look at a variable of the thread.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use defuse_fs::Errno;
+
+use crate::serve::{Call, Fail, Served};
+use crate::{entry, sys};
+
+/// The kernel's structure: handler, flags, restorer, mask.
+type Action = [u64; 4];
+
+const SIGINFO: u64 = libc::SA_SIGINFO as u64;
+const RESETHAND: u64 = libc::SA_RESETHAND as u64;
+
+/// What the program asked for, by signal.
+struct Wanted {
+    handler: AtomicU64,
+    flags: AtomicU64,
+}
+
+static WANTED: [Wanted; 65] =
+    [const { Wanted { handler: AtomicU64::new(0), flags: AtomicU64::new(0) } }; 65];
+
+/// A signal that waits, with the signals that were blocked before.
+struct Waiting {
+    number: Cell<c_int>,
+    mask: Cell<u64>,
+    info: UnsafeCell<[u64; 16]>,
+}
+
+thread_local! {
+    static WAITING: Waiting = const {
+        Waiting { number: Cell::new(0), mask: Cell::new(0), info: UnsafeCell::new([0; 16]) }
+    };
+}
+
+/// Whether a signal waits for the end of our code on this thread.
+pub fn waits() -> bool {
+    WAITING.with(|waiting| waiting.number.get() != 0)
+}
+
+/// Delivers what had to wait.
+#[inline]
+pub fn deliver() {
+    WAITING.with(|waiting| {
+        if waiting.number.get() != 0 {
+            send_again(waiting);
+        }
+    });
+}
+
+#[cold]
+fn send_again(waiting: &Waiting) {
+    let number = waiting.number.replace(0) as u64;
+    let (pid, tid) = (crate::process::pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
+    let tid = tid.unwrap_or(0) as u64;
+    let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
+    // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
+    unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
+    let mask = waiting.mask.get();
+    let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
+    // SAFETY: the kernel reads eight bytes. The signal arrives before this returns.
+    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+}
+
+/// rt_sigaction(2).
+pub fn action(call: &Call<'_>) -> Served {
+    let (number, new, old) = (call.int(0), call.args[1], call.args[2]);
+    let Some(wanted) = usize::try_from(number).ok().and_then(|number| WANTED.get(number)) else {
+        return Err(Fail::Pass);
+    };
+    let before = (wanted.handler.load(Ordering::Relaxed), wanted.flags.load(Ordering::Relaxed));
+    let mut args = *call.args;
+    let mut ours: Action = [0; 4];
+    if new != 0 {
+        ours = sys::load::<Action>(new)?;
+        if ours[0] > 1 {
+            wanted.flags.store(ours[1], Ordering::Relaxed);
+            wanted.handler.store(ours[0], Ordering::Release);
+            ours[0] = handle as *const () as u64;
+            ours[1] = (ours[1] | SIGINFO) & !RESETHAND;
+        }
+        args[1] = &raw const ours as u64;
+    }
+    let value = sys::pass(call.number, &args);
+    let _ = &ours;
+    if value < 0 {
+        wanted.flags.store(before.1, Ordering::Relaxed);
+        wanted.handler.store(before.0, Ordering::Release);
+    } else if old != 0 {
+        let mut seen = sys::load::<Action>(old).map_err(|_| Errno::EFAULT)?;
+        if seen[0] == handle as *const () as u64 {
+            (seen[0], seen[1]) = before;
+            sys::store(old, seen)?;
+        }
+    }
+    Ok(value)
+}
+
+/// The handler of all signals that the program handles.
+extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
+    let wanted = &WANTED[number as usize % WANTED.len()];
+    // What a thread does to itself cannot wait: it would do it again.
+    let own = matches!(
+        number,
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
+    );
+    if entry::is_inside() && !own {
+        WAITING.with(|waiting| wait(waiting, number, info, context.cast()));
+        return;
+    }
+    if wanted.flags.load(Ordering::Relaxed) & RESETHAND != 0 {
+        let none: Action = [0; 4];
+        let args = [number as u64, &raw const none as u64, 0, 8, 0, 0];
+        // SAFETY: the kernel reads the structure.
+        unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) };
+    }
+    // SAFETY: the type of a handler with all arguments; one that takes fewer does not look at them.
+    type Handler = unsafe extern "C" fn(c_int, *mut u64, *mut c_void);
+    let handler = wanted.handler.load(Ordering::Acquire);
+    // SAFETY: the program gave it to sigaction(2) as its handler for this signal.
+    let handler = unsafe { std::mem::transmute::<u64, Handler>(handler) };
+    // SAFETY: see above; the arguments are those of the kernel.
+    unsafe { handler(number, info, context) };
+}
+
+fn wait(waiting: &Waiting, number: c_int, info: *mut u64, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel passed both: 128 bytes about the signal, and the state of the interrupted
+    // thread, from which it takes the blocked signals when the handler returns. Until our code is
+    // done nothing else comes, so that one place is enough.
+    unsafe {
+        std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16);
+        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
+        waiting.mask.set(*mask);
+        *mask = u64::MAX;
+    }
+    waiting.number.set(number);
+}

@@ -1,0 +1,108 @@
+//! How the library begins: before `main`, in every program of a run.
+
+use std::ffi::CString;
+
+use defuse_preload_plan::{DIRECTORY, VARIABLE};
+
+use crate::process::{self, Process};
+use crate::shared::Shared;
+use crate::{handover, patch, serve, symbols, sys};
+
+/// Tells people something.
+pub fn say(text: &str) {
+    let text = format!("defuse: {text}\n");
+    let args = [2, text.as_ptr() as u64, text.len() as u64, 0, 0, 0];
+    sys::pass(libc::SYS_write as u64, &args);
+}
+
+/// Ends a program that cannot be what it was started as.
+fn fail(text: &str) -> ! {
+    say(text);
+    let _ = sys::plain(libc::SYS_exit_group, 125, 0, 0);
+    std::process::abort()
+}
+
+/// Begins, where a run says so in the environment.
+pub fn begin() {
+    let Some(value) = symbols::take_variable(VARIABLE) else { return };
+    let value = value.to_string_lossy().into_owned();
+    let mut numbers = value.split(':').map(|number| number.parse::<i32>().ok());
+    let Some(Some(memory_fd)) = numbers.next() else {
+        fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
+    };
+    let incoming = numbers.next().flatten().and_then(handover::read);
+    let Some((shared, plan)) = Shared::map(memory_fd) else {
+        fail("program and library are of different versions: build both together");
+    };
+    symbols::clean_preload(&plan.library);
+    let Some(inside) = crate::entry::Inside::enter() else { return };
+    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
+    let memory_fd = above(memory_fd, limits.0 as i32);
+    let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
+    if process.plan.report {
+        crate::entry::count_all();
+    }
+    let patched = patch::all(&process.plan.objects);
+    let process = process::install(process);
+    symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
+    if !symbols::is_patched() && process.plan.report {
+        say(
+            "this C library is not the one that was analysed: only calls of its functions are seen",
+        );
+    }
+    if let Some(incoming) = incoming {
+        incoming.apply(process);
+    }
+    if let Some(directory) = symbols::take_variable(DIRECTORY) {
+        let args = [directory.as_ptr() as u64, 0, 0, 0, 0, 0];
+        let call = serve::Call { process, number: libc::SYS_chdir as u64, args: &args };
+        if let Err(why) = serve::go_to(&call, directory.as_bytes()) {
+            fail(&format!("{}: {why}", directory.to_string_lossy()));
+        }
+    }
+    crate::entry::register();
+    crate::fork::mark();
+    symbols::follow_forks();
+    drop(inside);
+}
+
+/// The shared memory's descriptor among our own numbers.
+fn above(fd: i32, floor: i32) -> i32 {
+    if fd >= floor {
+        return fd;
+    }
+    match process::keep_above(fd, floor, false) {
+        Ok(kept) => {
+            process::close(fd);
+            kept
+        }
+        Err(_) => fd,
+    }
+}
+
+/// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
+/// told.
+pub fn refuses_fork() -> bool {
+    let Some(process) = process::get() else { return false };
+    match process.lost() {
+        None => false,
+        Some(mount) => {
+            say(&format!(
+                "{}: its files are in the memory of this process, which a child would have a copy \
+                 of: use --fork server or --fork reopen",
+                String::from_utf8_lossy(&mount.target)
+            ));
+            true
+        }
+    }
+}
+
+/// The path that dlopen(3) is to load instead of `path`, where that lies in a mount: the kernel's
+/// own path of the bytes, or a copy in memory.
+pub fn library(path: &[u8]) -> Option<CString> {
+    let process = process::get()?;
+    let _inside = crate::entry::Inside::enter()?;
+    let args = [0; 6];
+    let call = crate::serve::Call { process, number: 0, args: &args };
+    crate::serve::kernel_path(&call, path)
+}

@@ -1,0 +1,636 @@
+//! The exported functions: the whole list.
+//!
+//! Where the C library is patched, each goes on to the library's own function, whose `syscall` leads
+//! back to us: so locale, cancellation and errno are the library's. Where it is not, each makes the
+//! system call itself. All arguments are taken as 64 bits: on x86-64 integers and pointers are passed
+//! alike, in registers, also to functions with a variable number of arguments, and what lies above
+//! the 32 bits of an `int` is not looked at.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::{handover, patch, process, serve, sys};
+
+static PATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Says whether the C library leads to us by itself.
+pub fn set_patched(patched: bool) {
+    PATCHED.store(patched, Ordering::Relaxed);
+}
+
+/// Whether it does.
+pub fn is_patched() -> bool {
+    PATCHED.load(Ordering::Relaxed)
+}
+
+// SAFETY: the type of a function of the C library, called with what the program passed.
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
+
+/// A function of the libraries after ours.
+struct Next {
+    name: &'static CStr,
+    address: AtomicU64,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Next { name, address: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn address(&self) -> u64 {
+        match self.address.load(Ordering::Relaxed) {
+            0 => {
+                let found = patch::next(self.name);
+                self.address.store(found, Ordering::Relaxed);
+                found
+            }
+            found => found,
+        }
+    }
+
+    /// Calls it, as the program called us. `ENOSYS` where there is none.
+    #[inline]
+    fn call(&self, a: &[u64; 6]) -> i64 {
+        match self.address() {
+            0 => result(-i64::from(libc::ENOSYS)),
+            address => {
+                // SAFETY: the address is that of the function of this name; it gets what the program
+                // passed to us under the same name, in the same registers.
+                let function = unsafe { std::mem::transmute::<u64, Function>(address) };
+                // SAFETY: see above.
+                unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5]) }
+            }
+        }
+    }
+}
+
+/// The C library's way of returning: -1, and the error in errno.
+fn result(value: i64) -> i64 {
+    if !(-4095..0).contains(&value) {
+        return value;
+    }
+    // SAFETY: the C library gives every thread a place for errno.
+    unsafe { *libc::__errno_location() = -value as c_int };
+    -1
+}
+
+/// Makes the call where it is ours, and otherwise goes on.
+#[inline]
+fn serve(next: &Next, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
+    if is_patched() {
+        return next.call(original);
+    }
+    match serve::call(number as u64, &args) {
+        Some(value) => result(value),
+        None => next.call(original),
+    }
+}
+
+const CWD: u64 = libc::AT_FDCWD as u64;
+const NOFOLLOW: u64 = libc::AT_SYMLINK_NOFOLLOW as u64;
+
+/// Exports functions, each as the system call that it is.
+macro_rules! exports {
+    ($($name:ident($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident) = $number:ident[$($arg:expr),*];)*) => {
+        /// The names that are exported as system calls, each with the call.
+        #[cfg(test)]
+        pub const EXPORTS: &[(&str, i64)] = &[$((stringify!($name), libc::$number)),*];
+        $(
+            /// # Safety
+            ///
+            /// As the function of the C library of this name.
+            #[unsafe(no_mangle)]
+            // SAFETY: the arguments are the program's, for the function of this name.
+            pub unsafe extern "C" fn $name($a: u64, $b: u64, $c: u64, $d: u64, $e: u64, $f: u64) -> i64 {
+                const NAME: &str = concat!(stringify!($name), "\0");
+                static NEXT: Next = Next::new(match CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!(),
+                });
+                let mut args = [0; 6];
+                let list: &[u64] = &[$($arg),*];
+                args[..list.len()].copy_from_slice(list);
+                serve(&NEXT, &[$a, $b, $c, $d, $e, $f], libc::$number, args)
+            }
+        )*
+    };
+}
+
+exports! {
+    open(a b c d e f) = SYS_openat[CWD, a, b, c];
+    open64(a b c d e f) = SYS_openat[CWD, a, b, c];
+    __open(a b c d e f) = SYS_openat[CWD, a, b, c];
+    __open64(a b c d e f) = SYS_openat[CWD, a, b, c];
+    __open_2(a b c d e f) = SYS_openat[CWD, a, b];
+    __open64_2(a b c d e f) = SYS_openat[CWD, a, b];
+    openat(a b c d e f) = SYS_openat[a, b, c, d];
+    openat64(a b c d e f) = SYS_openat[a, b, c, d];
+    __openat_2(a b c d e f) = SYS_openat[a, b, c];
+    __openat64_2(a b c d e f) = SYS_openat[a, b, c];
+    creat(a b c d e f) = SYS_creat[a, b];
+    creat64(a b c d e f) = SYS_creat[a, b];
+    name_to_handle_at(a b c d e f) = SYS_name_to_handle_at[a, b, c, d, e];
+    close(a b c d e f) = SYS_close[a];
+    __close(a b c d e f) = SYS_close[a];
+    close_range(a b c d e f) = SYS_close_range[a, b, c];
+    read(a b c d e f) = SYS_read[a, b, c];
+    __read(a b c d e f) = SYS_read[a, b, c];
+    __read_chk(a b c d e f) = SYS_read[a, b, c];
+    write(a b c d e f) = SYS_write[a, b, c];
+    __write(a b c d e f) = SYS_write[a, b, c];
+    pread(a b c d e f) = SYS_pread64[a, b, c, d];
+    pread64(a b c d e f) = SYS_pread64[a, b, c, d];
+    __pread64(a b c d e f) = SYS_pread64[a, b, c, d];
+    __pread_chk(a b c d e f) = SYS_pread64[a, b, c, d];
+    __pread64_chk(a b c d e f) = SYS_pread64[a, b, c, d];
+    pwrite(a b c d e f) = SYS_pwrite64[a, b, c, d];
+    pwrite64(a b c d e f) = SYS_pwrite64[a, b, c, d];
+    __pwrite64(a b c d e f) = SYS_pwrite64[a, b, c, d];
+    readv(a b c d e f) = SYS_readv[a, b, c];
+    writev(a b c d e f) = SYS_writev[a, b, c];
+    preadv(a b c d e f) = SYS_preadv[a, b, c, d];
+    preadv64(a b c d e f) = SYS_preadv[a, b, c, d];
+    pwritev(a b c d e f) = SYS_pwritev[a, b, c, d];
+    pwritev64(a b c d e f) = SYS_pwritev[a, b, c, d];
+    preadv2(a b c d e f) = SYS_preadv2[a, b, c, d, 0, e];
+    preadv64v2(a b c d e f) = SYS_preadv2[a, b, c, d, 0, e];
+    pwritev2(a b c d e f) = SYS_pwritev2[a, b, c, d, 0, e];
+    pwritev64v2(a b c d e f) = SYS_pwritev2[a, b, c, d, 0, e];
+    lseek(a b c d e f) = SYS_lseek[a, b, c];
+    lseek64(a b c d e f) = SYS_lseek[a, b, c];
+    __lseek(a b c d e f) = SYS_lseek[a, b, c];
+    llseek(a b c d e f) = SYS_lseek[a, b, c];
+    copy_file_range(a b c d e f) = SYS_copy_file_range[a, b, c, d, e, f];
+    sendfile(a b c d e f) = SYS_sendfile[a, b, c, d];
+    sendfile64(a b c d e f) = SYS_sendfile[a, b, c, d];
+    splice(a b c d e f) = SYS_splice[a, b, c, d, e, f];
+    tee(a b c d e f) = SYS_tee[a, b, c, d];
+    vmsplice(a b c d e f) = SYS_vmsplice[a, b, c, d];
+    readahead(a b c d e f) = SYS_readahead[a, b, c];
+    ftruncate(a b c d e f) = SYS_ftruncate[a, b];
+    ftruncate64(a b c d e f) = SYS_ftruncate[a, b];
+    truncate(a b c d e f) = SYS_truncate[a, b];
+    truncate64(a b c d e f) = SYS_truncate[a, b];
+    fallocate(a b c d e f) = SYS_fallocate[a, b, c, d];
+    fallocate64(a b c d e f) = SYS_fallocate[a, b, c, d];
+    sync_file_range(a b c d e f) = SYS_sync_file_range[a, b, c, d];
+    fsync(a b c d e f) = SYS_fsync[a];
+    fdatasync(a b c d e f) = SYS_fdatasync[a];
+    syncfs(a b c d e f) = SYS_syncfs[a];
+    msync(a b c d e f) = SYS_msync[a, b, c];
+    dup(a b c d e f) = SYS_dup[a];
+    dup2(a b c d e f) = SYS_dup2[a, b];
+    __dup2(a b c d e f) = SYS_dup2[a, b];
+    dup3(a b c d e f) = SYS_dup3[a, b, c];
+    fcntl(a b c d e f) = SYS_fcntl[a, b, c];
+    fcntl64(a b c d e f) = SYS_fcntl[a, b, c];
+    __fcntl(a b c d e f) = SYS_fcntl[a, b, c];
+    ioctl(a b c d e f) = SYS_ioctl[a, b, c];
+    flock(a b c d e f) = SYS_flock[a, b];
+    stat(a b c d e f) = SYS_newfstatat[CWD, a, b, 0];
+    stat64(a b c d e f) = SYS_newfstatat[CWD, a, b, 0];
+    lstat(a b c d e f) = SYS_newfstatat[CWD, a, b, NOFOLLOW];
+    lstat64(a b c d e f) = SYS_newfstatat[CWD, a, b, NOFOLLOW];
+    fstat(a b c d e f) = SYS_fstat[a, b];
+    fstat64(a b c d e f) = SYS_fstat[a, b];
+    fstatat(a b c d e f) = SYS_newfstatat[a, b, c, d];
+    fstatat64(a b c d e f) = SYS_newfstatat[a, b, c, d];
+    statx(a b c d e f) = SYS_statx[a, b, c, d, e];
+    __xstat(a b c d e f) = SYS_newfstatat[CWD, b, c, 0];
+    __xstat64(a b c d e f) = SYS_newfstatat[CWD, b, c, 0];
+    __lxstat(a b c d e f) = SYS_newfstatat[CWD, b, c, NOFOLLOW];
+    __lxstat64(a b c d e f) = SYS_newfstatat[CWD, b, c, NOFOLLOW];
+    __fxstat(a b c d e f) = SYS_fstat[b, c];
+    __fxstat64(a b c d e f) = SYS_fstat[b, c];
+    __fxstatat(a b c d e f) = SYS_newfstatat[b, c, d, e];
+    __fxstatat64(a b c d e f) = SYS_newfstatat[b, c, d, e];
+    statfs(a b c d e f) = SYS_statfs[a, b];
+    statfs64(a b c d e f) = SYS_statfs[a, b];
+    __statfs(a b c d e f) = SYS_statfs[a, b];
+    fstatfs(a b c d e f) = SYS_fstatfs[a, b];
+    fstatfs64(a b c d e f) = SYS_fstatfs[a, b];
+    access(a b c d e f) = SYS_access[a, b];
+    eaccess(a b c d e f) = SYS_faccessat2[CWD, a, b, 0x200];
+    euidaccess(a b c d e f) = SYS_faccessat2[CWD, a, b, 0x200];
+    faccessat(a b c d e f) = SYS_faccessat2[a, b, c, d];
+    chmod(a b c d e f) = SYS_chmod[a, b];
+    fchmod(a b c d e f) = SYS_fchmod[a, b];
+    fchmodat(a b c d e f) = SYS_fchmodat[a, b, c];
+    chown(a b c d e f) = SYS_chown[a, b, c];
+    fchown(a b c d e f) = SYS_fchown[a, b, c];
+    lchown(a b c d e f) = SYS_lchown[a, b, c];
+    fchownat(a b c d e f) = SYS_fchownat[a, b, c, d, e];
+    utime(a b c d e f) = SYS_utime[a, b];
+    utimes(a b c d e f) = SYS_utimes[a, b];
+    futimesat(a b c d e f) = SYS_futimesat[a, b, c];
+    futimes(a b c d e f) = SYS_futimesat[a, 0, b];
+    utimensat(a b c d e f) = SYS_utimensat[a, b, c, d];
+    futimens(a b c d e f) = SYS_utimensat[a, 0, b, 0];
+    setxattr(a b c d e f) = SYS_setxattr[a, b, c, d, e];
+    lsetxattr(a b c d e f) = SYS_lsetxattr[a, b, c, d, e];
+    fsetxattr(a b c d e f) = SYS_fsetxattr[a, b, c, d, e];
+    getxattr(a b c d e f) = SYS_getxattr[a, b, c, d];
+    lgetxattr(a b c d e f) = SYS_lgetxattr[a, b, c, d];
+    fgetxattr(a b c d e f) = SYS_fgetxattr[a, b, c, d];
+    listxattr(a b c d e f) = SYS_listxattr[a, b, c];
+    llistxattr(a b c d e f) = SYS_llistxattr[a, b, c];
+    flistxattr(a b c d e f) = SYS_flistxattr[a, b, c];
+    removexattr(a b c d e f) = SYS_removexattr[a, b];
+    lremovexattr(a b c d e f) = SYS_lremovexattr[a, b];
+    fremovexattr(a b c d e f) = SYS_fremovexattr[a, b];
+    umask(a b c d e f) = SYS_umask[a];
+    mkdir(a b c d e f) = SYS_mkdir[a, b];
+    mkdirat(a b c d e f) = SYS_mkdirat[a, b, c];
+    rmdir(a b c d e f) = SYS_rmdir[a];
+    unlink(a b c d e f) = SYS_unlink[a];
+    unlinkat(a b c d e f) = SYS_unlinkat[a, b, c];
+    rename(a b c d e f) = SYS_rename[a, b];
+    renameat(a b c d e f) = SYS_renameat[a, b, c, d];
+    renameat2(a b c d e f) = SYS_renameat2[a, b, c, d, e];
+    link(a b c d e f) = SYS_link[a, b];
+    linkat(a b c d e f) = SYS_linkat[a, b, c, d, e];
+    symlink(a b c d e f) = SYS_symlink[a, b];
+    symlinkat(a b c d e f) = SYS_symlinkat[a, b, c];
+    readlink(a b c d e f) = SYS_readlink[a, b, c];
+    readlinkat(a b c d e f) = SYS_readlinkat[a, b, c, d];
+    __readlink_chk(a b c d e f) = SYS_readlink[a, b, c];
+    __readlinkat_chk(a b c d e f) = SYS_readlinkat[a, b, c, d];
+    mknod(a b c d e f) = SYS_mknod[a, b, c];
+    mknodat(a b c d e f) = SYS_mknodat[a, b, c, d];
+    mkfifo(a b c d e f) = SYS_mknod[a, b | 0o10000, 0];
+    mkfifoat(a b c d e f) = SYS_mknodat[a, b, c | 0o10000, 0];
+    chdir(a b c d e f) = SYS_chdir[a];
+    fchdir(a b c d e f) = SYS_fchdir[a];
+    chroot(a b c d e f) = SYS_chroot[a];
+    getdents64(a b c d e f) = SYS_getdents64[a, b, c];
+    mmap(a b c d e f) = SYS_mmap[a, b, c, d, e, f];
+    mmap64(a b c d e f) = SYS_mmap[a, b, c, d, e, f];
+    munmap(a b c d e f) = SYS_munmap[a, b];
+    poll(a b c d e f) = SYS_poll[a, b, c];
+    __poll(a b c d e f) = SYS_poll[a, b, c];
+    __poll_chk(a b c d e f) = SYS_poll[a, b, c];
+    select(a b c d e f) = SYS_select[a, b, c, d, e];
+    __select(a b c d e f) = SYS_select[a, b, c, d, e];
+    epoll_ctl(a b c d e f) = SYS_epoll_ctl[a, b, c, d];
+    inotify_add_watch(a b c d e f) = SYS_inotify_add_watch[a, b, c];
+    fanotify_mark(a b c d e f) = SYS_fanotify_mark[a, b, c, d, e];
+    execve(a b c d e f) = SYS_execve[a, b, c];
+    execveat(a b c d e f) = SYS_execveat[a, b, c, d, e];
+}
+
+/// The names that are exported for what is more than a system call.
+#[cfg(test)]
+pub const OTHERS: &[&str] =
+    &["syscall", "fork", "__fork", "_Fork", "vfork", "__vfork", "dlopen", "_exit", "_Exit"];
+
+/// # Safety
+///
+/// syscall(2). The sixth argument comes on the stack, as the caller of a function with a variable
+/// number of arguments puts it.
+#[unsafe(no_mangle)]
+// SAFETY: the arguments are the program's.
+pub unsafe extern "C" fn syscall(
+    number: u64,
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+    e: u64,
+    f: u64,
+) -> i64 {
+    // SAFETY: the type of syscall(2), called with what the program passed.
+    type Syscall = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
+    static NEXT: Next = Next::new(c"syscall");
+    if let Some(value) = serve::call(number, &[a, b, c, d, e, f]) {
+        return result(value);
+    }
+    match NEXT.address() {
+        0 => result(sys::pass(number, &[a, b, c, d, e, f])),
+        address => {
+            // SAFETY: the address is that of the C library's syscall, which takes these.
+            let next = unsafe { std::mem::transmute::<u64, Syscall>(address) };
+            // SAFETY: see above.
+            unsafe { next(number, a, b, c, d, e, f) }
+        }
+    }
+}
+
+/// # Safety
+///
+/// vfork(2), which POSIX lets be fork(2): a child that shares our memory would change our table.
+#[unsafe(no_mangle)]
+// SAFETY: as fork.
+pub unsafe extern "C" fn vfork() -> c_int {
+    // SAFETY: fork has no preconditions that vfork does not have.
+    unsafe { fork() }
+}
+
+/// # Safety
+///
+/// vfork(2) by its inner name.
+#[unsafe(no_mangle)]
+// SAFETY: as fork.
+pub unsafe extern "C" fn __vfork() -> c_int {
+    // SAFETY: see `vfork`.
+    unsafe { fork() }
+}
+
+/// # Safety
+///
+/// fork(2). `EPERM` where a file system is in the memory of this process and its policy is `deny`.
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn fork() -> c_int {
+    static NEXT: Next = Next::new(c"fork");
+    if crate::start::refuses_fork() {
+        return result(-i64::from(libc::EPERM)) as c_int;
+    }
+    NEXT.call(&[0; 6]) as c_int
+}
+
+/// # Safety
+///
+/// fork(2) by its inner name.
+#[unsafe(no_mangle)]
+// SAFETY: as fork.
+pub unsafe extern "C" fn __fork() -> c_int {
+    // SAFETY: the same function.
+    unsafe { fork() }
+}
+
+/// # Safety
+///
+/// fork(2) without the handlers of pthread_atfork(3): ours run all the same.
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn _Fork() -> c_int {
+    static NEXT: Next = Next::new(c"_Fork");
+    if crate::start::refuses_fork() {
+        return result(-i64::from(libc::EPERM)) as c_int;
+    }
+    before_fork();
+    let child = NEXT.call(&[0; 6]) as c_int;
+    if child == 0 {
+        in_child();
+    } else {
+        in_parent();
+    }
+    child
+}
+
+/// # Safety
+///
+/// _exit(2).
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn _exit(code: c_int) -> ! {
+    let args = [code as u64, 0, 0, 0, 0, 0];
+    let _ = serve::call(libc::SYS_exit_group as u64, &args);
+    sys::pass(libc::SYS_exit_group as u64, &args);
+    std::process::abort()
+}
+
+/// # Safety
+///
+/// _Exit(3), the same by its name in C.
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
+    // SAFETY: the same function.
+    unsafe { _exit(code) }
+}
+
+/// Where dlopen(3) goes on.
+static DLOPEN: AtomicU64 = AtomicU64::new(0);
+
+// The dynamic loader looks at who called dlopen(3): where its run path and its name space come from.
+// So the real function is jumped to, with the path replaced where it lies in a mount.
+std::arch::global_asm!(
+    ".globl dlopen",
+    ".type dlopen,@function",
+    "dlopen:",
+    ".cfi_startproc",
+    "push rsi",
+    ".cfi_def_cfa_offset 16",
+    "call {decide}",
+    "pop rsi",
+    ".cfi_def_cfa_offset 8",
+    "mov rdi, rax",
+    "jmp qword ptr [rip + {next}]",
+    ".cfi_endproc",
+    ".size dlopen, .-dlopen",
+    decide = sym decide_library,
+    next = sym DLOPEN,
+);
+
+extern "C" fn decide_library(path: *const c_char) -> *const c_char {
+    if DLOPEN.load(Ordering::Relaxed) == 0 {
+        DLOPEN.store(patch::next(c"dlopen"), Ordering::Relaxed);
+    }
+    let Ok(text) = sys::string(path as u64) else { return path };
+    if !text.contains(&b'/') {
+        return path;
+    }
+    match crate::start::library(text) {
+        // The loader keeps the name for as long as the library is loaded, which has no end here.
+        Some(other) => other.into_raw(),
+        None => path,
+    }
+}
+
+// SAFETY: defined above, called by the loader of programs alone.
+unsafe extern "C" {
+    fn dlopen();
+}
+
+/// Keeps what nothing else refers to.
+#[used]
+// SAFETY: see above.
+static KEPT: unsafe extern "C" fn() = dlopen;
+
+// ---- the environment ----------------------------------------------------------------------
+
+// SAFETY: the C library's list of variables, as environ(7) has it.
+unsafe extern "C" {
+    static mut environ: *mut *mut c_char;
+}
+
+/// The value of a variable, which is taken out: the program is not to see it. Before `main`, so that
+/// no other thread looks.
+pub fn take_variable(name: &str) -> Option<CString> {
+    let mut found = None;
+    edit(|text| {
+        let text = text.to_bytes();
+        match text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+            Some(value) => {
+                found = CString::new(value).ok();
+                false
+            }
+            None => true,
+        }
+    });
+    found
+}
+
+/// Takes the library out of LD_PRELOAD, and the variable where nothing else is in it.
+pub fn clean_preload(library: &[u8]) {
+    edit(|text| {
+        let Some(value) = text.to_bytes().strip_prefix(b"LD_PRELOAD=") else { return true };
+        let others: Vec<_> =
+            value.split(|b| b": ".contains(b)).filter(|o| !o.is_empty() && *o != library).collect();
+        if others.is_empty() {
+            return false;
+        }
+        let rest = others.join(&b':');
+        let start = text.as_ptr().cast_mut().wrapping_add(b"LD_PRELOAD=".len());
+        // SAFETY: the rest is no longer than the value that it replaces, which lies in the process's
+        // own environment block.
+        unsafe {
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), start.cast(), rest.len());
+            *start.add(rest.len()) = 0;
+        }
+        true
+    });
+}
+
+/// Keeps the variables for which `keep` says so.
+fn edit(mut keep: impl FnMut(&CStr) -> bool) {
+    // SAFETY: before `main` there is one thread, and the list is NULL-terminated.
+    unsafe {
+        let mut from = environ;
+        if from.is_null() {
+            return;
+        }
+        let mut to = from;
+        while !(*from).is_null() {
+            if keep(CStr::from_ptr(*from)) {
+                *to = *from;
+                to = to.add(1);
+            }
+            from = from.add(1);
+        }
+        *to = std::ptr::null_mut();
+    }
+}
+
+// ---- the life of the process --------------------------------------------------------------
+
+/// A clone(2) of the C library: of fork(3), which has called [`before_fork`], of a thread, or of
+/// posix_spawn(3), which calls nobody.
+pub fn before_clone(number: u64, args: &mut [u64; 6]) {
+    let spawns = crate::fork::unshare_memory(number, args);
+    if let Some(process) = process::get().filter(|_| spawns) {
+        let _inside = crate::entry::Inside::enter();
+        handover::share_all(process);
+        process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
+    }
+}
+
+extern "C" fn before_fork() {
+    if let Some(process) = process::get() {
+        {
+            let _inside = crate::entry::Inside::enter();
+            handover::share_all(process);
+            process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
+        }
+        crate::entry::stop_others();
+    }
+}
+
+extern "C" fn in_parent() {
+    if process::get().is_some() {
+        crate::entry::let_others_go_on();
+    }
+}
+
+extern "C" fn in_child() {
+    if let Some(process) = process::get() {
+        let _ = crate::fork::is_new_child();
+        crate::entry::alone();
+        let _inside = crate::entry::Inside::enter();
+        process.adopt();
+    }
+}
+
+// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
+// handlers these are, and NULL that they stay.
+unsafe extern "C" {
+    fn __register_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+        handle: *mut c_void,
+    ) -> c_int;
+}
+
+/// From now on children know what they have.
+pub fn follow_forks() {
+    // SAFETY: the functions are ours and stay.
+    unsafe {
+        __register_atfork(Some(before_fork), Some(in_parent), Some(in_child), std::ptr::null_mut());
+    }
+}
+
+extern "C" fn begin() {
+    crate::start::begin();
+}
+
+/// Runs [`begin`] when the library is loaded.
+#[used]
+// SAFETY: a function that takes nothing may stand where the loader passes arguments.
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use defuse_preload_plan::analysis::Binary;
+    use defuse_preload_plan::calls;
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_call_that_is_looked_at() {
+        for (name, number) in EXPORTS {
+            assert!(calls::name(*number as u16).is_some(), "{name} is {number}");
+        }
+        let names: BTreeSet<_> = EXPORTS.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), EXPORTS.len());
+    }
+
+    #[test]
+    fn the_c_library_of_this_machine_has_no_site_that_cannot_be_patched() {
+        let Ok(libc) = Binary::read(Path::new("/lib/x86_64-linux-gnu/libc.so.6")) else {
+            println!("skipped: the C library is elsewhere");
+            return;
+        };
+        assert_eq!(libc.unreachable, []);
+        let numbers: BTreeSet<_> = libc.sites.iter().filter_map(|site| site.number).collect();
+        // Those that the C library makes by other calls.
+        let other = [
+            "open",
+            "select",
+            "getdents",
+            "getrlimit",
+            "setrlimit",
+            "utime",
+            "utimes",
+            "futimesat",
+            "mknod",
+            "io_submit",
+            "io_uring_enter",
+            "io_uring_register",
+            "openat2",
+            "fchmodat2",
+            "exit_group",
+        ];
+        for (number, name) in calls::CALLS {
+            assert!(numbers.contains(number) || other.contains(name), "{name} has no site");
+        }
+        let missing: Vec<_> = OTHERS.iter().filter(|name| !libc.exports.contains(**name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

@@ -1,0 +1,178 @@
+//! System calls without the C library, and the memory of the program that calls us.
+//!
+//! What goes through here cannot be intercepted by ourselves.
+
+use std::arch::asm;
+
+use defuse_fs::Errno;
+
+/// Makes a system call; what comes back is the kernel's, negative for an error.
+///
+/// # Safety
+///
+/// The arguments have to be right for the call, as its manual page has it.
+#[inline]
+pub unsafe fn syscall(number: u64, args: &[u64; 6]) -> i64 {
+    let value: i64;
+    // SAFETY: the instruction itself clobbers rcx and r11 alone; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as i64 => value,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    value
+}
+
+/// A call of the program's own that the kernel gets as it is: what its arguments point to is the
+/// program's affair.
+#[inline]
+pub fn pass(number: u64, args: &[u64; 6]) -> i64 {
+    // SAFETY: the program made this very call; it would have got to the kernel without us.
+    unsafe { syscall(number, args) }
+}
+
+/// A call whose arguments are all numbers, and which changes no memory.
+pub fn plain(number: i64, a: u64, b: u64, c: u64) -> Result<i64, Errno> {
+    // SAFETY: no argument is taken for an address by the calls that are made this way: dup, fcntl,
+    // close, getpid, lseek, ftruncate and their kin.
+    check(unsafe { syscall(number as u64, &[a, b, c, 0, 0, 0]) })
+}
+
+/// The result of a call as a number or an error.
+pub fn check(value: i64) -> Result<i64, Errno> {
+    if (-4095..0).contains(&value) { Err(Errno::from_raw(-value as i32)) } else { Ok(value) }
+}
+
+/// The kernel's answer for an error.
+pub fn failure(errno: Errno) -> i64 {
+    -i64::from(errno.raw())
+}
+
+/// The least address that a program can have anything at (`vm.mmap_min_addr` is more than a page),
+/// and the first that is the kernel's.
+const ADDRESSES: std::ops::Range<u64> = 4096..0x7fff_ffff_f000;
+
+fn checked(address: u64, len: usize) -> Result<(), Errno> {
+    let end = address.checked_add(len as u64).ok_or(Errno::EFAULT)?;
+    let fits = ADDRESSES.contains(&address) && end <= ADDRESSES.end;
+    if fits { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// The bytes of a string of the program, without its NUL. `EFAULT` for what cannot be an address,
+/// `ENAMETOOLONG` where no NUL comes within `PATH_MAX`.
+pub fn string<'a>(address: u64) -> Result<&'a [u8], Errno> {
+    checked(address, 1)?;
+    // SAFETY: the program passed the address as that of a string; where it is none, the C library
+    // would have failed the same way, but for the addresses that were checked.
+    let len = unsafe { libc::strnlen(address as *const libc::c_char, 4096) };
+    if len == 4096 {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    // SAFETY: strnlen read these bytes just now.
+    Ok(unsafe { std::slice::from_raw_parts(address as *const u8, len) })
+}
+
+/// Memory of the program that a call reads. `EFAULT`.
+pub fn bytes<'a>(address: u64, len: usize) -> Result<&'a [u8], Errno> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    checked(address, len)?;
+    // SAFETY: the program passed it as memory to be read by this call, and waits for its end.
+    Ok(unsafe { std::slice::from_raw_parts(address as *const u8, len) })
+}
+
+/// Memory of the program that a call fills. `EFAULT`.
+pub fn room<'a>(address: u64, len: usize) -> Result<&'a mut [u8], Errno> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    checked(address, len)?;
+    // SAFETY: the program passed it as memory to be filled by this call, and waits for its end.
+    Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) })
+}
+
+/// Plain data: any bytes are a valid value.
+///
+/// # Safety
+///
+/// The type has no padding that matters, no references and no invalid values.
+pub unsafe trait Plain: Copy {}
+
+// SAFETY: structures of the kernel's interface, all of integers.
+unsafe impl Plain for u8 {}
+// SAFETY: see above.
+unsafe impl Plain for i32 {}
+// SAFETY: see above.
+unsafe impl Plain for u64 {}
+// SAFETY: see above.
+unsafe impl Plain for i64 {}
+// SAFETY: see above.
+unsafe impl Plain for libc::stat {}
+// SAFETY: see above.
+unsafe impl Plain for libc::statx {}
+// SAFETY: see above.
+unsafe impl Plain for libc::flock {}
+// SAFETY: see above.
+unsafe impl Plain for libc::timespec {}
+// SAFETY: see above.
+unsafe impl Plain for libc::timeval {}
+// SAFETY: see above.
+unsafe impl Plain for libc::utimbuf {}
+// SAFETY: see above.
+unsafe impl Plain for libc::pollfd {}
+// SAFETY: see above.
+unsafe impl Plain for libc::rlimit {}
+// SAFETY: see above; its pointers are addresses of the program, checked before they are used.
+unsafe impl Plain for libc::iovec {}
+// SAFETY: see above.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// All bytes 0.
+pub fn zeroed<T: Plain>() -> T {
+    // SAFETY: any bytes are a valid value of plain data.
+    unsafe { std::mem::zeroed() }
+}
+
+/// A value of the program. `EFAULT`.
+pub fn load<T: Plain>(address: u64) -> Result<T, Errno> {
+    checked(address, size_of::<T>())?;
+    // SAFETY: as for `bytes`; no alignment is asked for, and any bytes are a valid value.
+    Ok(unsafe { (address as *const T).read_unaligned() })
+}
+
+/// Puts a value where the program wants it. `EFAULT`.
+pub fn store<T: Plain>(address: u64, value: T) -> Result<(), Errno> {
+    checked(address, size_of::<T>())?;
+    // SAFETY: as for `room`; no alignment is asked for.
+    unsafe { (address as *mut T).write_unaligned(value) };
+    Ok(())
+}
+
+/// A NULL-terminated list of strings, as argv and envp are. `EFAULT`; `E2BIG` beyond 1,048,576.
+pub fn strings<'a>(address: u64) -> Result<Vec<&'a [u8]>, Errno> {
+    let mut all = Vec::new();
+    if address == 0 {
+        return Ok(all);
+    }
+    for at in 0..1u64 << 20 {
+        let string = load::<u64>(address + at * 8)?;
+        if string == 0 {
+            return Ok(all);
+        }
+        checked(string, 1)?;
+        // SAFETY: the program passed it as a string that ends with NUL.
+        all.push(unsafe { std::ffi::CStr::from_ptr(string as *const libc::c_char) }.to_bytes());
+    }
+    Err(Errno::E2BIG)
+}

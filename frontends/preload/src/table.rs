@@ -1,0 +1,130 @@
+//! Which descriptors of the process are ours: a table by number that is read without a lock.
+
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::{ArcSwapOption, Guard};
+use defuse_direct::Description;
+
+/// How many descriptors have their kind noted where one instruction finds it.
+pub const KINDS_LEN: usize = 1 << 16;
+/// The kind of a descriptor with which the kernel can do nothing.
+pub const PLACEHOLDER: u8 = 2;
+
+/// The kind of every descriptor: [`PLACEHOLDER`], or anything else where the kernel has the bytes.
+pub static KINDS: [AtomicU8; KINDS_LEN] = [const { AtomicU8::new(0) }; KINDS_LEN];
+
+fn note(fd: i32, kind: u8) {
+    if let Some(known) = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd)) {
+        known.store(kind, Ordering::Release);
+    }
+}
+
+const CHUNK: usize = 256;
+const CHUNKS: usize = 4096;
+
+/// What a descriptor of the process stands for.
+pub struct Entry {
+    /// The open file; `None` only while it is dropped.
+    file: Option<Arc<Description>>,
+    /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
+    /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
+    pub backed: bool,
+    /// As it was opened, absolute, for what has to name it again: another program after execve(2),
+    /// `/proc/self/fd`.
+    pub path: Vec<u8>,
+    /// Which of the plan's mounts.
+    pub cells: Option<u32>,
+}
+
+impl Entry {
+    /// A descriptor of `file`.
+    pub fn new(file: Arc<Description>, backed: bool, path: Vec<u8>, cells: Option<u32>) -> Self {
+        Entry { file: Some(file), backed, path, cells }
+    }
+
+    /// The open file.
+    #[inline]
+    pub fn file(&self) -> &Arc<Description> {
+        self.file.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let others = || Some(crate::process::get()?.shared.holders(self.cells?) > 1);
+        if let Some(file) = self.file.take() {
+            crate::compose::closing(others().unwrap_or(false), || drop(file));
+        }
+    }
+}
+
+/// A descriptor's entry, without counting a reference.
+pub type Found = Guard<Option<Arc<Entry>>>;
+
+type Chunk = Box<[ArcSwapOption<Entry>]>;
+
+/// The table.
+pub struct Table {
+    chunks: Box<[OnceLock<Chunk>]>,
+    /// One past the largest number that was ever set.
+    end: AtomicI32,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Table { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(), end: AtomicI32::new(0) }
+    }
+}
+
+impl Table {
+    #[inline]
+    fn slot(&self, fd: i32) -> Option<&ArcSwapOption<Entry>> {
+        let fd = usize::try_from(fd).ok()?;
+        self.chunks.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
+    }
+
+    /// What is at `fd`; `None` where the descriptor is the kernel's own affair.
+    #[inline]
+    pub fn get(&self, fd: i32) -> Option<Found> {
+        let guard = self.slot(fd)?.load();
+        guard.is_some().then_some(guard)
+    }
+
+    /// Whether `fd` is ours.
+    #[inline]
+    pub fn has(&self, fd: i32) -> bool {
+        self.get(fd).is_some()
+    }
+
+    /// Puts `entry` at `fd`; returns what was there. A number beyond the table (1,048,576) gives
+    /// the entry back as an error.
+    pub fn set(&self, fd: i32, entry: Arc<Entry>) -> Result<Option<Arc<Entry>>, Arc<Entry>> {
+        let Some(chunk) = usize::try_from(fd).ok().and_then(|fd| self.chunks.get(fd / CHUNK))
+        else {
+            return Err(entry);
+        };
+        let make = || (0..CHUNK).map(|_| ArcSwapOption::empty()).collect();
+        let slot = &chunk.get_or_init(make)[fd as usize % CHUNK];
+        self.end.fetch_max(fd + 1, Ordering::Relaxed);
+        note(fd, if entry.backed { 1 } else { PLACEHOLDER });
+        Ok(slot.swap(Some(entry)))
+    }
+
+    /// Takes out what is at `fd`.
+    pub fn remove(&self, fd: i32) -> Option<Arc<Entry>> {
+        let slot = self.slot(fd)?;
+        if slot.load().is_none() {
+            return None;
+        }
+        note(fd, 0);
+        slot.swap(None)
+    }
+
+    /// All numbers that are ours, with their entries.
+    pub fn all(&self) -> Vec<(i32, Arc<Entry>)> {
+        let end = self.end.load(Ordering::Relaxed);
+        let entry = |fd| self.get(fd).and_then(|found| found.clone().map(|entry| (fd, entry)));
+        (0..end).filter_map(entry).collect()
+    }
+}
