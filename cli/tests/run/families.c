@@ -91,6 +91,7 @@ int main(void) {
     FILE *out = popen("cat f | wc -c", "r"); fgets(buf, sizeof buf, out); pclose(out); printf("popen %s", buf); SAY(system("test -f f"));
     pid_t pid; char *argv[] = {"sh", "-c", "cat >&5", NULL}; posix_spawn_file_actions_t a; posix_spawn_file_actions_init(&a);
     posix_spawn_file_actions_addopen(&a, 0, "io", O_RDONLY, 0); posix_spawn_file_actions_addopen(&a, 5, "spawned", O_WRONLY | O_CREAT, 0644);
+    SAY(posix_spawnp(&pid, "no-such-program", NULL, NULL, argv, environ)); SAY(posix_spawn(&pid, "spawned", NULL, NULL, argv, environ));
     SAY(posix_spawnp(&pid, "sh", &a, NULL, argv, environ)); int status; waitpid(pid, &status, 0); printf("spawn %d\n", status); stat("spawned", &st); printf("spawned %ld\n", (long)st.st_size);
     SAY(fcntl(5, F_GETFD) < 0 ? 0 : 0);
     int big = open("big", O_RDWR | O_CREAT, 0644); ftruncate(big, 10000); char *m = mmap(NULL, 10000, PROT_READ | PROT_WRITE, MAP_SHARED, big, 0); memcpy(m + 5000, "mapped", 6);

@@ -5,7 +5,7 @@
 //! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before. One
 //! thing is different then: an execve(2) that fails is seen by the child alone, so that
 //! posix_spawn(3) succeeds and the child ends with code 127. Its commonest reason, a program that is
-//! not there, is looked for beforehand (`symbols.rs`).
+//! not there, is looked for beforehand (`spawn.rs`).
 //!
 //! A child knows itself by a page that the kernel empties in children (`MADV_WIPEONFORK`).
 

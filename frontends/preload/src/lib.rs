@@ -32,6 +32,7 @@ mod serve;
 mod shared;
 #[allow(unsafe_code)]
 mod signals;
+mod spawn;
 mod start;
 #[allow(unsafe_code)]
 mod symbols;

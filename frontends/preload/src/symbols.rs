@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{handover, patch, process, serve, sys};
+use crate::{handover, patch, process, serve, spawn, sys};
 
 static PATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -399,6 +399,38 @@ pub unsafe extern "C" fn _exit(code: c_int) -> ! {
 pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
     // SAFETY: the same function.
     unsafe { _exit(code) }
+}
+
+/// # Safety
+///
+/// posix_spawn(3).
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn posix_spawn(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
+    static NEXT: Next = Next::new(c"posix_spawn");
+    let refused = || spawn::refusal(sys::string(b).ok()?, c != 0);
+    match process::get().and_then(|_| refused()) {
+        Some(errno) => i64::from(errno.raw()),
+        None => NEXT.call(&[a, b, c, d, e, f]),
+    }
+}
+
+/// # Safety
+///
+/// posix_spawnp(3).
+#[unsafe(no_mangle)]
+// SAFETY: as the function of this name.
+pub unsafe extern "C" fn posix_spawnp(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
+    static NEXT: Next = Next::new(c"posix_spawnp");
+    let refused = || {
+        // Where it is not set, the C library has directories of its own.
+        let dirs = std::env::var_os("PATH")?;
+        spawn::search_refusal(sys::string(b).ok()?, &dirs, c != 0)
+    };
+    match process::get().and_then(|_| refused()) {
+        Some(errno) => i64::from(errno.raw()),
+        None => NEXT.call(&[a, b, c, d, e, f]),
+    }
 }
 
 /// Where dlopen(3) goes on.
