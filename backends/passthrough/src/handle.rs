@@ -17,6 +17,9 @@ pub(crate) struct Handle {
     bytes: Bytes,
 }
 
+/// `FILEID_INO32_GEN`: two numbers of 32 bits, of the inode and its generation.
+const INO32_GEN: i32 = 1;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bytes {
     Small(u8, [u8; SMALL]),
@@ -35,6 +38,23 @@ impl Handle {
             Bytes::Large(bytes.into())
         };
         Handle { kind, bytes }
+    }
+
+    /// The handle of the inode `ino` on ext4: the number and the generation, which tells it from its
+    /// predecessors, or 0 for whatever has the number now (`ext4_nfs_get_inode`). `None` for a number
+    /// that has no room in it.
+    pub(crate) fn ext4(ino: u64, generation: u32) -> Option<Self> {
+        let ino = u32::try_from(ino).ok()?;
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&ino.to_ne_bytes());
+        bytes[4..].copy_from_slice(&generation.to_ne_bytes());
+        Some(Handle::new(INO32_GEN, &bytes))
+    }
+
+    /// The generation in a handle as [`Handle::ext4`] makes them.
+    pub(crate) fn generation(&self) -> Option<u32> {
+        let generation = self.bytes().get(4..8).filter(|_| self.kind == INO32_GEN)?;
+        generation.try_into().ok().map(u32::from_ne_bytes)
     }
 
     /// `handle_type`.
@@ -70,7 +90,6 @@ impl Handle {
     /// Whether this is a handle of the inode with the number `ino`; `None` where the layout is not
     /// known. The layouts are those of the kernel's `enum fid_type` (exportfs.h) and mm/shmem.c.
     pub(crate) fn names(&self, f_type: u64, ino: u64) -> Option<bool> {
-        const INO32_GEN: i32 = 1;
         const BTRFS: [i32; 3] = [0x4d, 0x4e, 0x4f];
         const XFS_INO64: [i32; 2] = [0x81, 0x82];
         let bytes = self.bytes();

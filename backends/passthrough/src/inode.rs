@@ -40,6 +40,8 @@ pub(crate) struct Inode {
     /// handles do not work, and of what lost its last name (no handle finds it any more).
     pub(crate) pin: OnceLock<OwnedFd>,
     pub(crate) handle: Option<Handle>,
+    /// The generation, where `handle` was made of the number alone; 0 while it is not known.
+    pub(crate) generation: AtomicU32,
 }
 
 impl Inode {
@@ -67,6 +69,7 @@ impl Inode {
             without_capability: Lease::default(),
             pin: cell,
             handle,
+            generation: AtomicU32::new(0),
         }
     }
 }

@@ -32,6 +32,12 @@ impl Passthrough {
         if !mount.handles {
             return self.lookup_by_fd(likely, dir, name);
         }
+        if mount.by_number
+            && stat.birth().is_some()
+            && let Some(handle) = Handle::ext4(stat.ino(), 0)
+        {
+            return self.enter(index, &stat, Some(handle), None);
+        }
         let handle = handle_of(dir, name)?;
         if !same_inode(mount, &handle, &stat, dir, name)? {
             return self.lookup_by_fd(likely, dir, name);

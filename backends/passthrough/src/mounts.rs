@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use defuse_fs::{Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::handle::{fs_type, is_local};
+use crate::handle::{Handle, fs_type, is_local};
 use crate::lower::{MountId, OrErrno, Stat};
 use crate::options::FileHandles;
 use crate::sys;
@@ -24,13 +24,16 @@ pub(crate) struct Mount {
     pub(crate) f_type: u64,
     /// File handles work.
     pub(crate) handles: bool,
+    /// A handle can be made of a number alone ([`Handle::ext4`]), which spares a walk to the file.
+    pub(crate) by_number: bool,
 }
 
 impl Mount {
     /// The mount that the directory `dir` lies on. With handles it is an error where they do not
     /// work, otherwise they are not used then.
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
-        let id = Stat::of(dir)?.mount_id();
+        let stat = Stat::of(dir)?;
+        let id = stat.mount_id();
         let f_type = f_type(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
@@ -40,9 +43,12 @@ impl Mount {
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
-                Ok(Mount { id, fd: Some(fd), f_type, handles: false })
+                Ok(Mount { id, fd: Some(fd), f_type, handles: false, by_number: false })
             }
-            (_, Ok(())) => Ok(Mount { id, fd: Some(fd), f_type, handles: true }),
+            (_, Ok(())) => {
+                let by_number = f_type == fs_type::EXT && opens_by_number(fd.as_fd(), &stat);
+                Ok(Mount { id, fd: Some(fd), f_type, handles: true, by_number })
+            }
         }
     }
 
@@ -75,6 +81,13 @@ impl From<Errno> for MountError {
 fn probe(dir: BorrowedFd<'_>) -> Result<()> {
     let handle = sys::name_to_handle(dir, c"")?;
     sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).map(drop)
+}
+
+/// Whether `dir`, the inode of `stat`, is found by its number alone.
+fn opens_by_number(dir: BorrowedFd<'_>, stat: &Stat) -> bool {
+    let open = |handle| sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).ok();
+    let found = Handle::ext4(stat.ino(), 0).and_then(open);
+    found.and_then(|fd| Stat::of(fd.as_fd()).ok()).is_some_and(|found| found.ino() == stat.ino())
 }
 
 fn f_type(fd: BorrowedFd<'_>) -> Result<u64> {
@@ -123,7 +136,13 @@ impl MountTable {
                 MountError::NoHandles(errno) | MountError::Other(errno) => errno,
             })?
         } else {
-            Mount { id: stat.mount_id(), fd: None, f_type: f_type(fd)?, handles: false }
+            Mount {
+                id: stat.mount_id(),
+                fd: None,
+                f_type: f_type(fd)?,
+                handles: false,
+                by_number: false,
+            }
         };
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = self.find(mount.id, 0) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use defuse_fs::{Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags};
@@ -11,6 +12,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::SourceError;
 use crate::fd_cache::FdCache;
+use crate::handle::Handle;
 use crate::inode::{Inode, InodeTable};
 use crate::locks::LockTable;
 use crate::lower::{OrErrno, ProcPath, Stat, above};
@@ -190,7 +192,7 @@ impl Passthrough {
             }
             (Some(handle), None) => {
                 let mount = self.mounts.get(inode.key.mount)?.fd.as_ref().ok_or(Errno::ESTALE)?;
-                sys::open_by_handle(mount.as_fd(), handle, flags.bits())
+                open_by_handle(mount.as_fd(), inode, handle, flags)
             }
             (None, None) => Err(Errno::ESTALE),
         });
@@ -267,4 +269,34 @@ fn raise_nofile_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         log::warn!("the limit of open files cannot be raised: {error}");
     }
+}
+
+/// Opens `inode` by its handle. What was made of the number alone may be of a successor by now, so
+/// that nothing but its path is opened before its birth time has told; then the generation is known,
+/// and the handle as good as any.
+fn open_by_handle(
+    mount: BorrowedFd<'_>,
+    inode: &Inode,
+    handle: &Handle,
+    flags: OFlags,
+) -> Result<OwnedFd> {
+    if handle.generation() != Some(0) {
+        return sys::open_by_handle(mount, handle, flags.bits());
+    }
+    let generation = inode.generation.load(Ordering::Relaxed);
+    if generation != 0 {
+        let exact = Handle::ext4(inode.key.ino, generation).ok_or(Errno::ESTALE)?;
+        return sys::open_by_handle(mount, &exact, flags.bits());
+    }
+    let path = sys::open_by_handle(mount, handle, (OFlags::PATH | OFlags::CLOEXEC).bits())?;
+    let stat = Stat::of(path.as_fd())?;
+    if stat.ino() != inode.key.ino || stat.birth() != Some(inode.key.birth) {
+        return Err(Errno::ESTALE);
+    }
+    let exact = sys::name_to_handle(path.as_fd(), c"")?;
+    inode.generation.store(exact.generation().unwrap_or(0), Ordering::Relaxed);
+    if flags.contains(OFlags::PATH) {
+        return Ok(path);
+    }
+    sys::open_by_handle(mount, &exact, flags.bits())
 }
