@@ -15,7 +15,7 @@ use std::sync::Arc;
 use defuse_direct::Credentials;
 use defuse_passthrough::{Options, Passthrough};
 use ops::{Op, sequence};
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
 const USER: u32 = 5000;
 const GROUP: u32 = 6000;
@@ -105,11 +105,18 @@ fn check(who: &Credentials) {
     if !is_root() {
         return;
     }
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    // The same sequences at every run, which decides whether a change lands; others where a number of
+    // cases is asked for.
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    let cases = asked.unwrap_or(200);
     let config = Config { failure_persistence: None, cases, ..Config::default() };
+    let mut runner = match asked {
+        Some(_) => TestRunner::new(config),
+        None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
+    };
     let base = Path::new("/dev/shm");
     let run = |ops: Vec<Op>| compare(base, who, &ops).map_err(TestCaseError::fail);
-    if let Err(error) = TestRunner::new(config).run(&sequence(), run) {
+    if let Err(error) = runner.run(&sequence(), run) {
         panic!("{error}");
     }
 }

@@ -219,10 +219,18 @@ impl Client {
         if !(privileged || may_user && may_group) {
             return Err(Errno::EPERM.into());
         }
+        let kill_suidgid = here.node.kind() != FileKind::Directory;
+        // A change of neither owner still takes the bits away (chown_common in fs/open.c), which is a
+        // change of the mode; a file system learns of it as a change to what the owner is already.
+        let bits_alone = owner.uid.is_none() && owner.gid.is_none() && attr.mode() & 0o6000 != 0;
+        let only_kills = kill_suidgid && bits_alone;
+        if only_kills && !owns(&attr, who) {
+            return Err(Errno::EPERM.into());
+        }
         let set = SetAttr {
-            uid: owner.uid,
+            uid: if only_kills { Some(attr.uid) } else { owner.uid },
             gid: owner.gid,
-            kill_suidgid: here.node.kind() != FileKind::Directory,
+            kill_suidgid,
             ..SetAttr::default()
         };
         Ok(self.set_attr(here, fh, &set, who)?)
