@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 
 use crate::creds::keep_suidgid;
 use crate::inode::Inode;
-use crate::lower::{OrErrno, above};
+use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
 
@@ -69,11 +69,7 @@ impl Passthrough {
         // Who writes decides whether set-user-id goes, and past us nobody would ask.
         let keeps_bits =
             args.flags.writable() && rustix::fs::fstat(&fd).or_errno()?.st_mode & 0o6000 != 0;
-        let mut opened = self.opened(
-            inode.key.mount,
-            Arc::new(above(fd, self.options.descriptors_from)),
-            args.flags,
-        )?;
+        let mut opened = self.opened(inode.key.mount, Arc::new(self.placed(fd)), args.flags)?;
         if inode.kind == FileKind::Directory || keeps_bits {
             opened.backing = None;
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use defuse_fs::{CacheMode, DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
 use rustix::fs::{OFlags, SeekFrom};
 
-use crate::lower::{OrErrno, Stat, above, distinct_ino};
+use crate::lower::{OrErrno, Stat, distinct_ino};
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
 use crate::sys;
@@ -99,8 +99,7 @@ impl Passthrough {
             return Err(Errno::ENOTDIR);
         }
         let fd = self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let fh =
-            self.files.insert(OpenFile::directory(above(fd, self.options.descriptors_from)))?;
+        let fh = self.files.insert(OpenFile::directory(self.placed(fd)))?;
         // A cached listing is checked against the change time of the directory, so it is trusted no
         // longer than attributes are.
         let cache_dir = self.options.cache != CacheMode::Direct;

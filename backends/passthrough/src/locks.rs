@@ -19,7 +19,7 @@ use defuse_fs::{
 };
 use rustix::fs::{FlockOperation, OFlags};
 
-use crate::lower::{OrErrno, above};
+use crate::lower::OrErrno;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -132,7 +132,7 @@ impl Passthrough {
             }
             other => other?,
         };
-        let fd = above(fd, self.options.descriptors_from);
+        let fd = self.placed(fd);
         let mut owners = self.locks.owners();
         let of_inode = owners.entry(file.ino).or_default();
         Ok(Arc::clone(of_inode.entry(request.owner).or_insert_with(|| Arc::new(fd))))

@@ -8,7 +8,7 @@ use rustix::path::Arg;
 
 use crate::handle::Handle;
 use crate::inode::Key;
-use crate::lower::{OrErrno, ProcPath, Stat, above};
+use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::Mount;
 use crate::passthrough::Passthrough;
 use crate::sys;
@@ -100,7 +100,7 @@ impl Passthrough {
         pin: Option<OwnedFd>,
     ) -> Result<Entry> {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
-        let pin = pin.map(|fd| above(fd, self.options.descriptors_from));
+        let pin = pin.map(|fd| self.placed(fd));
         let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;
         self.entry(ino, index, stat)
     }
@@ -146,7 +146,7 @@ impl Passthrough {
         if inode.pin.get().is_none()
             && let Ok(fd) = self.open_inode(&inode, OFlags::PATH)
         {
-            self.inodes.pin(&inode, above(fd, self.options.descriptors_from));
+            self.inodes.pin(&inode, self.placed(fd));
             self.cache.remove(&inode);
             drop(self.recent.take(inode.number));
         }

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use crate::creds::{Owner, become_owner, creation_mode};
 use crate::inode::Inode;
-use crate::lower::{OrErrno, ProcPath, Stat, above};
+use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::passthrough::{InodeFd, Passthrough};
 
 /// How often create looks again for a file that comes and goes.
@@ -159,7 +159,7 @@ impl Passthrough {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
         let opened = self
-            .opened(mount, Arc::new(above(fd, self.options.descriptors_from)), flags)
+            .opened(mount, Arc::new(self.placed(fd)), flags)
             .inspect_err(|_| self.give_back(entry.ino, 1))?;
         Ok((entry, opened))
     }

@@ -174,7 +174,7 @@ impl Passthrough {
             return Ok(InodeFd::Cached(fd));
         }
         let fd = self.open_inode(inode, OFlags::PATH)?;
-        let fd = Arc::new(above(fd, self.options.descriptors_from));
+        let fd = Arc::new(self.placed(fd));
         // Lookups and creations need directories again and again; other inodes mostly once.
         self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
         Ok(InodeFd::Cached(fd))
@@ -201,6 +201,11 @@ impl Passthrough {
             self.inodes.unhash(inode);
         }
         result
+    }
+
+    /// A descriptor that is kept, under a number where the application has none of its own.
+    pub(crate) fn placed(&self, fd: OwnedFd) -> OwnedFd {
+        above(fd, self.options.descriptors_from)
     }
 
     /// Runs `open`, and once more with fewer descriptors in the cache if there were too many.
