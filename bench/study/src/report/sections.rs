@@ -196,23 +196,30 @@ pub fn requests(results: &Results) -> String {
                     operations. <em>bg</em>: share of those that went through the background queue.</p>\n"
         .to_owned();
     for row in analysis::rows(results) {
-        let mut content = String::new();
-        for config in analysis::compared(results) {
-            if let Some(measured) = analysis::typical(results, row.number, config) {
-                content.push_str(&requests_of(results, row, config, measured));
-            }
-        }
-        if !content.is_empty() {
-            let open = if row.number == results.rows[0] { " open" } else { "" };
-            let _ = write!(
-                text,
-                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
-                row.number,
-                escape(&row.name)
-            );
-        }
+        let of_config = |config: &str, measured: &_| requests_of(results, row, config, measured);
+        text.push_str(&foldable(results, row, String::new(), of_config));
     }
     text
+}
+
+/// What there is to say of a row, `content` and then each configuration, to be unfolded.
+fn foldable(
+    results: &Results,
+    row: &Row,
+    mut content: String,
+    of_config: impl Fn(&str, &Measured) -> String,
+) -> String {
+    for config in analysis::compared(results) {
+        if let Some(measured) = analysis::typical(results, row.number, config) {
+            content.push_str(&of_config(config, measured));
+        }
+    }
+    if content.is_empty() {
+        return content;
+    }
+    let open = if row.number == results.rows[0] { " open" } else { "" };
+    let (number, name) = (row.number, escape(&row.name));
+    format!("<details{open}><summary>{number} {name}</summary>\n{content}</details>\n")
 }
 
 fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) -> String {
@@ -277,21 +284,7 @@ pub fn latency(results: &Results) -> String {
                     is a power of two of nanoseconds; its height is the number of requests.</p>\n"
         .to_owned();
     for row in analysis::rows(results) {
-        let mut content = flowops(results, row);
-        for config in analysis::compared(results) {
-            if let Some(measured) = analysis::typical(results, row.number, config) {
-                content.push_str(&histograms(config, measured));
-            }
-        }
-        if !content.is_empty() {
-            let open = if row.number == results.rows[0] { " open" } else { "" };
-            let _ = write!(
-                text,
-                "<details{open}><summary>{} {}</summary>\n{content}</details>\n",
-                row.number,
-                escape(&row.name)
-            );
-        }
+        text.push_str(&foldable(results, row, flowops(results, row), histograms));
     }
     text
 }
