@@ -17,9 +17,22 @@ struct Seen {
     err: String,
 }
 
-fn finish(mut command: Command) -> Seen {
-    command.stdin(Stdio::null()).env("LC_ALL", "C").env("HOME", "/nonexistent");
-    let output = command.output().unwrap();
+/// Runs a command to its end. One that hangs is killed with all that it started, which fails the test
+/// instead of stopping all others.
+fn finish(command: Command) -> Seen {
+    let mut limited = Command::new("timeout");
+    limited.args(["-s", "KILL", "180"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        limited.current_dir(directory);
+    }
+    limited.stdin(Stdio::null()).env("LC_ALL", "C").env("HOME", "/nonexistent");
+    let output = limited.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Seen { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
@@ -256,6 +269,16 @@ fn a_thousand_forks_in_a_row_share_one_position() {
 #[test]
 fn many_threads_open_and_close_while_signals_arrive() {
     same_c("threads", include_str!("run/threads.c"), on_passthrough);
+}
+
+#[test]
+fn processes_are_made_while_threads_work() {
+    same_c("spawns", include_str!("run/spawns.c"), on_passthrough);
+}
+
+#[test]
+fn nothing_is_taken_from_the_heap_of_the_program() {
+    same_c("heap", include_str!("run/heap.c"), everywhere);
 }
 
 #[test]

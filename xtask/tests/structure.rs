@@ -33,12 +33,18 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
-    // Trampolines, and the signals and threads that meet them.
+    // What a trampoline leads to.
     "frontends/preload/src/entry.rs",
     // A page by which children know themselves.
     "frontends/preload/src/fork.rs",
     // Descriptors that are inherited by their numbers.
     "frontends/preload/src/handover.rs",
+    // Memory that is not from the program's heap.
+    "frontends/preload/src/heap.rs",
+    // States of other threads.
+    "frontends/preload/src/inside.rs",
+    // A lock that a child may take by force.
+    "frontends/preload/src/lock.rs",
     // Machine code of loaded libraries.
     "frontends/preload/src/patch.rs",
     // The one state of the process, and limits.
@@ -51,6 +57,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/preload/src/symbols.rs",
     // System calls, and the memory of the program that makes them.
     "frontends/preload/src/sys.rs",
+    // A key of the C library, to notice the end of a thread.
+    "frontends/preload/src/thread_exit.rs",
     // Record locks, mappings and child processes, for the POSIX cases.
     "testkit/src/posix/sys.rs",
 ];

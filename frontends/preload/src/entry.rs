@@ -5,13 +5,15 @@
 //! built for the baseline, whose vectors are xmm0 to xmm15). Where the call is not ours, the
 //! trampoline executes the instruction itself, on the program's own stack: so a blocking call is
 //! interrupted, cancelled and restarted as without us.
+//!
+//! A clone(2) that makes a process is executed here, because something has to be done after it, in
+//! both processes, and the child may begin on a stack of its own (posix_spawn(3) gives it one): with
+//! the registers and the stack that the program had, as it would have been without us; then the
+//! entry is entered once more.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
-use crate::{serve, sys, table};
+use crate::{fork, serve, sys, table};
 
 std::arch::global_asm!(
     ".globl defuse_entry",
@@ -69,9 +71,14 @@ std::arch::global_asm!(
     "cld",
     "mov rdi, rax",
     "mov rsi, rsp",
+    "mov rcx, [rip + {other_stack}]",
+    "test rcx, rcx",
+    "jnz 4f",
+    "5:",
     "call {serve}",
-    // The carry flag says that the kernel is to do it; nothing below changes it.
-    "bt edx, 0",
+    "6:",
+    // Free, as behind a `syscall`.
+    "mov ecx, edx",
     "movups xmm0, [rsp + 48]",
     "movups xmm1, [rsp + 64]",
     "movups xmm2, [rsp + 80]",
@@ -97,7 +104,38 @@ std::arch::global_asm!(
     "mov rsp, rbp",
     "pop rbp",
     ".cfi_def_cfa rsp, 8",
+    "bt ecx, 1",
+    "jc 3f",
+    // The carry flag says that the kernel is to do it.
+    "bt ecx, 0",
     "ret",
+    "3:",
+    // One thread at a time comes here. The trampoline stepped over the red zone, and will step back.
+    "pop rcx",
+    "mov [rip + {cloned_at}], rcx",
+    "lea rsp, [rsp + {red_zone}]",
+    "syscall",
+    "lea rsp, [rsp - {red_zone}]",
+    "push qword ptr [rip + {cloned_at}]",
+    "mov [rip + {cloned}], rax",
+    "test rax, rax",
+    "jnz 7f",
+    "mov rcx, [rip + {child_stack}]",
+    "mov [rip + {other_stack}], rcx",
+    "7:",
+    "mov rax, {after_clone}",
+    "jmp 2b",
+    // On the other stack, unless this is a handler that interrupted what runs there.
+    "4:",
+    "mov rax, rcx",
+    "sub rax, rsp",
+    "cmp rax, {stack_len}",
+    "jb 5b",
+    "mov [rcx - 8], rsp",
+    "lea rsp, [rcx - 16]",
+    "call {serve}",
+    "mov rsp, [rsp + 8]",
+    "jmp 6b",
     ".cfi_endproc",
     ".size defuse_entry, .-defuse_entry",
     serve = sym serve_site,
@@ -106,6 +144,13 @@ std::arch::global_asm!(
     kinds_len = const table::KINDS_LEN,
     placeholder = const table::PLACEHOLDER,
     counting = sym COUNTING,
+    cloned_at = sym CLONED_AT,
+    cloned = sym CLONED,
+    after_clone = const AFTER_CLONE,
+    red_zone = const 128,
+    other_stack = sym OTHER_STACK,
+    child_stack = sym CHILD_STACK,
+    stack_len = const STACK_LEN,
 );
 
 // SAFETY: defined above; only its address is taken here.
@@ -116,6 +161,22 @@ unsafe extern "C" {
 /// Calls below 21 that move data by their first argument: read 0, write 1, lseek 8, ioctl 16, and
 /// 17 to 20.
 const MOVES_DATA: u32 = 1 << 0 | 1 << 1 | 1 << 8 | 0b11111 << 16;
+
+/// Where the trampoline goes on after the clone(2) that this thread makes; the child has a copy.
+static CLONED_AT: AtomicU64 = AtomicU64::new(0);
+/// What that clone(2) returned.
+static CLONED: AtomicI64 = AtomicI64::new(0);
+/// The end of a stack for our code, in a child that has but a small one: posix_spawn(3) gives it
+/// 32 KiB. 0 in all other processes.
+static OTHER_STACK: AtomicU64 = AtomicU64::new(0);
+/// What the next child gets for [`OTHER_STACK`].
+static CHILD_STACK: AtomicU64 = AtomicU64::new(0);
+/// Where room for it was reserved.
+static SPARE_STACK: AtomicU64 = AtomicU64::new(0);
+/// Its length in bytes.
+const STACK_LEN: u64 = 1 << 20;
+/// The number by which the entry is entered after it: no call has it.
+const AFTER_CLONE: u64 = 0x7fff_ffff;
 
 /// Not 0 where every call is counted, so that none may be passed on unseen.
 static COUNTING: AtomicU8 = AtomicU8::new(0);
@@ -130,172 +191,52 @@ pub fn address() -> u64 {
     defuse_entry as *const () as u64
 }
 
+/// Reserves a stack for children. It costs no memory until one uses it.
+pub fn reserve_stack() {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    let args = [0, STACK_LEN, protection, kind, u64::MAX, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    if let Ok(at) = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }) {
+        SPARE_STACK.store(at as u64 + STACK_LEN, Ordering::Relaxed);
+    }
+}
+
+/// Whether the child that is made now has but a small stack.
+pub fn child_has_small_stack(small: bool) {
+    let stack = if small { SPARE_STACK.load(Ordering::Relaxed) } else { 0 };
+    CHILD_STACK.store(stack, Ordering::Relaxed);
+}
+
 /// rax and rdx as the entry expects them.
 #[repr(C)]
 struct Answer {
     value: i64,
-    passes: u64,
+    then: u64,
 }
+
+/// The call is served.
+const SERVED: u64 = 0;
+/// The kernel is to do it.
+const PASS: u64 = 1;
+/// It is a clone(2) to be made here.
+const CLONE: u64 = 2;
 
 extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
+    if number == AFTER_CLONE {
+        let value = CLONED.load(Ordering::Relaxed);
+        fork::after_clone(value);
+        return Answer { value, then: SERVED };
+    }
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
-        crate::symbols::before_clone(number, args);
-        return Answer { value: number as i64, passes: 1 };
+        return match fork::before_clone(number, args) {
+            Ok(true) => Answer { value: number as i64, then: CLONE },
+            Ok(false) => Answer { value: number as i64, then: PASS },
+            Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
+        };
     }
     match serve::call(number, args) {
-        Some(value) => Answer { value, passes: 0 },
-        None => Answer { value: number as i64, passes: 1 },
-    }
-}
-
-/// Addresses of the depths of all threads that were ever in our code, and still live.
-static THREADS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-
-/// A fork is under way: nobody begins, so that no lock is held in the copy that the child gets.
-static FORKING: AtomicU32 = AtomicU32::new(0);
-
-const WAIT: u64 = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
-const WAKE: u64 = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64;
-
-/// Takes the thread off the list when it ends.
-struct Listed;
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        let _ = DEPTH.try_with(|depth| {
-            begin(depth);
-            let own = std::ptr::from_ref(depth) as usize;
-            threads().retain(|other| *other != own);
-            depth.store(0, Ordering::Relaxed);
-        });
-    }
-}
-
-thread_local! {
-    /// How deep this thread is in our own code.
-    static DEPTH: AtomicU32 = const { AtomicU32::new(0) };
-    /// The signals that were blocked before this thread forked.
-    static MASK: Cell<u64> = const { Cell::new(0) };
-    static IS_LISTED: Cell<bool> = const { Cell::new(false) };
-    static LISTED: Listed = const { Listed };
-}
-
-fn threads() -> MutexGuard<'static, Vec<usize>> {
-    THREADS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Says that this thread is in our code; waits while another one forks. The store is seen by the one
-/// that forks before its look at it: membarrier(2) orders them, so that nothing has to be ordered
-/// here.
-#[inline]
-fn begin(depth: &AtomicU32) {
-    depth.store(1, Ordering::Relaxed);
-    compiler_fence(Ordering::SeqCst);
-    while FORKING.load(Ordering::Relaxed) != 0 {
-        depth.store(0, Ordering::Relaxed);
-        let word = &raw const FORKING as u64;
-        let _ = sys::plain(libc::SYS_futex, word, WAIT, 1);
-        if FORKING.load(Ordering::Relaxed) == 0 {
-            depth.store(1, Ordering::Relaxed);
-            compiler_fence(Ordering::SeqCst);
-        }
-    }
-}
-
-/// Our own code runs on this thread: what it calls is not intercepted, and signals wait.
-pub struct Inside(());
-
-impl Inside {
-    /// Begins; `None` where this thread is inside already, so that the call is one of our own.
-    #[inline]
-    pub fn enter() -> Option<Inside> {
-        DEPTH.with(|depth| {
-            if depth.load(Ordering::Relaxed) > 0 {
-                return None;
-            }
-            begin(depth);
-            if !IS_LISTED.get() {
-                list(depth);
-            }
-            Some(Inside(()))
-        })
-    }
-}
-
-#[cold]
-fn list(depth: &AtomicU32) {
-    IS_LISTED.set(true);
-    threads().push(std::ptr::from_ref(depth) as usize);
-    // So that it is taken off.
-    let _ = LISTED.try_with(|_| ());
-}
-
-impl Drop for Inside {
-    #[inline]
-    fn drop(&mut self) {
-        DEPTH.with(|depth| depth.store(0, Ordering::Release));
-        crate::signals::deliver();
-    }
-}
-
-/// Whether this thread runs our own code.
-#[inline]
-pub fn is_inside() -> bool {
-    DEPTH.with(|depth| depth.load(Ordering::Relaxed) > 0)
-}
-
-const MEMBARRIER_PRIVATE: u64 = 1 << 3;
-const MEMBARRIER_REGISTER: u64 = 1 << 4;
-
-/// Makes [`stop_others`] possible.
-pub fn register() {
-    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0);
-}
-
-/// Waits until no other thread is in our code, and keeps them out. A thread that waits in there for
-/// something of the kernel is waited for one second at most.
-pub fn stop_others() {
-    // A handler on this very thread would wait for the end of the fork.
-    MASK.set(change_mask(libc::SIG_BLOCK, u64::MAX));
-    while FORKING.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
-    }
-    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
-    let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
-    let end = Instant::now() + Duration::from_secs(1);
-    for other in threads().iter().filter(|other| **other != own) {
-        // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
-        // lock for that, which is held here.
-        let depth = unsafe { &*(*other as *const AtomicU32) };
-        while depth.load(Ordering::Acquire) > 0 && Instant::now() < end {
-            let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
-        }
-    }
-}
-
-/// The fork is done.
-pub fn let_others_go_on() {
-    FORKING.store(0, Ordering::SeqCst);
-    let word = &raw const FORKING as u64;
-    let all = i32::MAX as u64;
-    let _ = sys::plain(libc::SYS_futex, word, WAKE, all);
-    change_mask(libc::SIG_SETMASK, MASK.get());
-}
-
-/// Changes the signals that are blocked; returns those that were.
-fn change_mask(how: libc::c_int, mask: u64) -> u64 {
-    let mut before = 0u64;
-    let args = [how as u64, &raw const mask as u64, &raw mut before as u64, 8, 0, 0];
-    // SAFETY: the kernel reads and writes eight bytes each.
-    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
-    before
-}
-
-/// This is the child: the other threads are not here.
-pub fn alone() {
-    let own = DEPTH.with(|depth| std::ptr::from_ref(depth) as usize);
-    threads().retain(|other| *other == own);
-    if FORKING.load(Ordering::SeqCst) != 0 {
-        let_others_go_on();
+        Some(value) => Answer { value, then: SERVED },
+        None => Answer { value: number as i64, then: PASS },
     }
 }

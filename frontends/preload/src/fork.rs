@@ -2,16 +2,29 @@
 //!
 //! posix_spawn(3), popen(3) and system(3) make a child that shares its parent's memory until it
 //! executes a program (`CLONE_VM`). What such a child opened would be noted in the tables of both, so
-//! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before. One
-//! thing is different then: an execve(2) that fails is seen by the child alone, so that
+//! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a
+//! pipe that closes at exec where other threads would have to wait with it. One thing is different then: an execve(2) that fails is seen by the child alone, so that
 //! posix_spawn(3) succeeds and the child ends with code 127. Its commonest reason, a program that is
 //! not there, is looked for beforehand (`spawn.rs`).
 //!
-//! A child knows itself by a page that the kernel empties in children (`MADV_WIPEONFORK`).
+//! Before a process is made, all other threads leave our code, and they wait until it is there: the
+//! child gets our locks and our heap as nobody's. That is done around the very `syscall` instruction,
+//! not by pthread_atfork(3): the C library takes the locks of malloc(3) in between, and a thread that
+//! waits for the end of the fork in mmap(2) may hold one of them. Where the instruction is not
+//! patched, handlers of pthread_atfork(3) have to do ([`follow_handlers`]).
+//!
+//! A child that was made in another way knows itself by a page that the kernel empties in children
+//! (`MADV_WIPEONFORK`).
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use crate::sys;
+use defuse_fs::Errno;
+
+use crate::inside::{self, Inside};
+use crate::process::{self, Process};
+use crate::{handover, sys};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -40,18 +53,183 @@ pub fn is_new_child() -> bool {
     mark.load(Ordering::Relaxed) == 0 && mark.swap(1, Ordering::Relaxed) == 0
 }
 
-/// Takes `CLONE_VM` out of a clone(2) or clone3(2) that makes a process; returns whether it was one.
-pub fn unshare_memory(number: u64, args: &mut [u64; 6]) -> bool {
-    const BOTH: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
-    let change = |flags: u64| {
-        let process = flags & BOTH == BOTH && flags & libc::CLONE_THREAD as u64 == 0;
-        process.then_some(flags & !(libc::CLONE_VM as u64))
-    };
-    if number == libc::SYS_clone as u64 {
-        let changed = change(args[0]);
-        args[0] = changed.unwrap_or(args[0]);
-        return changed.is_some();
+/// No descriptor.
+const NONE: i32 = -1;
+
+thread_local! {
+    /// The ends of the pipe by which this thread waits for the child that it makes now, instead of by
+    /// `CLONE_VFORK`. The child has a copy.
+    static EXEC_PIPE: Cell<[i32; 2]> = const { Cell::new([NONE; 2]) };
+}
+
+/// The flags of a clone(2) or clone3(2).
+struct Flags<'a> {
+    args: &'a mut [u64; 6],
+    is_clone3: bool,
+}
+
+impl Flags<'_> {
+    fn get(&self) -> Option<u64> {
+        if self.is_clone3 { sys::load::<u64>(self.args[0]).ok() } else { Some(self.args[0]) }
     }
-    let changed = sys::load::<u64>(args[0]).ok().and_then(change);
-    changed.is_some_and(|flags| sys::store(args[0], flags).is_ok())
+
+    fn take(&mut self, flag: i32) {
+        let Some(flags) = self.get().map(|flags| flags & !(flag as u64)) else { return };
+        if self.is_clone3 {
+            // The record is the C library's, on its stack.
+            let _ = sys::store(self.args[0], flags);
+        } else {
+            self.args[0] = flags;
+        }
+    }
+}
+
+/// Before a clone(2) or clone3(2): true where it makes a process, and is to be followed by
+/// [`after_clone`]; false where it is none of our business, as that of a thread is. `EAGAIN` where a
+/// thread does not leave our code.
+pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
+    const THREAD: u64 = libc::CLONE_THREAD as u64;
+    const MEMORY: u64 = libc::CLONE_VM as u64;
+    const WAITS: u64 = libc::CLONE_VFORK as u64;
+    let Some(process) = process::get() else { return Ok(false) };
+    let mut flags = Flags { args, is_clone3: number == libc::SYS_clone3 as u64 };
+    let Some(asked) = flags.get() else { return Ok(false) };
+    if asked & THREAD != 0 || asked & (MEMORY | WAITS) == MEMORY || inside::is_inside() {
+        return Ok(false);
+    }
+    if asked & MEMORY != 0 {
+        flags.take(libc::CLONE_VM);
+    }
+    {
+        let _inside = Inside::enter();
+        if asked & WAITS != 0 && inside::has_others() && open_pipe(process) {
+            flags.take(libc::CLONE_VFORK);
+        }
+        share(process);
+    }
+    if inside::stop_others() {
+        crate::entry::child_has_small_stack(asked & MEMORY != 0);
+        return Ok(true);
+    }
+    let _inside = Inside::enter();
+    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
+    crate::start::say("fork: a file system has not answered another thread for ten seconds");
+    Err(Errno::EAGAIN)
+}
+
+/// After a clone(2) that [`before_clone`] has prepared, in both processes: it returned `value`.
+pub fn after_clone(value: i64) {
+    let Some(process) = process::get() else { return };
+    if value == 0 {
+        in_child_of(process);
+        return;
+    }
+    inside::let_others_go_on();
+    wait_for_exec();
+}
+
+/// Everything that is open gets one more process that has it.
+fn share(process: &'static Process) {
+    handover::share_all(process);
+    process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.before_fork());
+}
+
+fn in_child_of(process: &'static Process) {
+    let _ = is_new_child();
+    inside::alone();
+    let _inside = Inside::enter();
+    // The other end closes when this process executes a program, or ends.
+    process::close(EXEC_PIPE.replace([NONE; 2])[0]);
+    process.adopt();
+}
+
+fn open_pipe(process: &Process) -> bool {
+    let mut ends = [0i32; 2];
+    let args = [&raw mut ends as u64, libc::O_CLOEXEC as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel writes two numbers.
+    if sys::check(unsafe { sys::syscall(libc::SYS_pipe2 as u64, &args) }).is_err() {
+        return false;
+    }
+    // The program's numbers stay its own.
+    let kept = ends.map(|fd| process::keep_above(fd, process.floor, true).unwrap_or(NONE));
+    ends.into_iter().for_each(process::close);
+    let is_open = !kept.contains(&NONE);
+    if is_open {
+        EXEC_PIPE.set(kept);
+    } else {
+        kept.into_iter().for_each(process::close);
+    }
+    is_open
+}
+
+/// Waits as a parent does by `CLONE_VFORK`.
+fn wait_for_exec() {
+    let ends = EXEC_PIPE.replace([NONE; 2]);
+    if ends.contains(&NONE) {
+        return;
+    }
+    process::close(ends[1]);
+    let mut byte = 0u8;
+    let args = [ends[0] as u64, &raw mut byte as u64, 1, 0, 0, 0];
+    // SAFETY: the kernel writes one byte at most; nobody writes to the pipe.
+    while sys::check(unsafe { sys::syscall(libc::SYS_read as u64, &args) }) == Err(Errno::EINTR) {}
+    process::close(ends[0]);
+}
+
+extern "C" fn prepare() {
+    if let Some(process) = process::get() {
+        {
+            let _inside = Inside::enter();
+            share(process);
+        }
+        inside::stop_others();
+    }
+}
+
+extern "C" fn in_parent() {
+    inside::let_others_go_on();
+}
+
+extern "C" fn in_child() {
+    if let Some(process) = process::get() {
+        in_child_of(process);
+    }
+}
+
+// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
+// handlers these are, and NULL that they stay.
+unsafe extern "C" {
+    fn __register_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+        handle: *mut c_void,
+    ) -> c_int;
+}
+
+/// Whether forks are followed by handlers.
+static BY_HANDLERS: AtomicBool = AtomicBool::new(false);
+
+/// Makes a process by `_Fork`, which calls no handlers.
+pub fn without_handlers(make: impl FnOnce() -> i64) -> i64 {
+    if !BY_HANDLERS.load(Ordering::Relaxed) {
+        return make();
+    }
+    prepare();
+    let child = make();
+    if child == 0 {
+        in_child()
+    } else {
+        in_parent()
+    }
+    child
+}
+
+/// Follows fork(3) where the instruction in it is not patched.
+pub fn follow_handlers() {
+    BY_HANDLERS.store(true, Ordering::Relaxed);
+    // SAFETY: the functions are ours and stay.
+    unsafe {
+        __register_atfork(Some(prepare), Some(in_parent), Some(in_child), std::ptr::null_mut());
+    }
 }

@@ -22,6 +22,12 @@ mod entry;
 #[allow(unsafe_code)]
 mod fork;
 mod handover;
+#[allow(unsafe_code)]
+mod heap;
+#[allow(unsafe_code)]
+mod inside;
+#[allow(unsafe_code)]
+mod lock;
 mod mappings;
 #[allow(unsafe_code)]
 mod patch;
@@ -39,3 +45,5 @@ mod symbols;
 #[allow(unsafe_code)]
 mod sys;
 mod table;
+#[allow(unsafe_code)]
+mod thread_exit;

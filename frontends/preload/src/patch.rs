@@ -19,6 +19,8 @@ pub struct Patched {
     pub done: usize,
     /// Sites of libraries that are loaded.
     pub wanted: usize,
+    /// Whether the clone(2) in the C library's fork(3) is among them.
+    pub forks: bool,
 }
 
 /// A loaded library.
@@ -39,7 +41,9 @@ pub fn all(objects: &[ObjectSites]) -> Patched {
         };
         let Some(object) = objects.iter().find(same) else { continue };
         patched.wanted += object.sites.len();
-        patched.done += patch(&library, &object.sites).unwrap_or(0);
+        let done = patch(&library, &object.sites).unwrap_or_default();
+        patched.done += done.len();
+        patched.forks |= done.iter().any(|site| site.number == Some(libc::SYS_clone as u16));
     }
     patched
 }
@@ -94,7 +98,8 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 /// Room for one trampoline: two parts of a site, and 37 bytes of our own.
 const TRAMPOLINE: usize = 64;
 
-fn patch(library: &Loaded, sites: &[Site]) -> Option<usize> {
+/// Patches the sites of one library; returns those that were.
+fn patch<'a>(library: &Loaded, sites: &'a [Site]) -> Option<Vec<&'a Site>> {
     let code = sites.iter().filter(|site| is_as_expected(library, site)).collect::<Vec<_>>();
     let room = (16 + code.len() * TRAMPOLINE).next_multiple_of(4096);
     let (from, end) =
@@ -125,7 +130,7 @@ fn patch(library: &Loaded, sites: &[Site]) -> Option<usize> {
     for &(from, end) in &library.code {
         protect(from, end, libc::PROT_READ | libc::PROT_EXEC)?;
     }
-    Some(code.len())
+    Some(code)
 }
 
 fn is_as_expected(library: &Loaded, site: &Site) -> bool {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_fs::Errno;
 
 use crate::serve::{Call, Fail, Served};
-use crate::{entry, sys};
+use crate::{inside, sys};
 
 /// The kernel's structure: handler, flags, restorer, mask.
 type Action = [u64; 4];
@@ -114,7 +114,7 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
         number,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
     );
-    if entry::is_inside() && !own {
+    if inside::is_inside() && !own {
         WAITING.with(|waiting| wait(waiting, number, info, context.cast()));
         return;
     }

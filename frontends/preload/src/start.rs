@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use defuse_preload_plan::{DIRECTORY, VARIABLE};
 
+use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
 use crate::{handover, patch, serve, symbols, sys};
@@ -35,7 +36,9 @@ pub fn begin() {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
-    let Some(inside) = crate::entry::Inside::enter() else { return };
+    crate::thread_exit::begin();
+    crate::inside::register();
+    let Some(inside) = Inside::enter() else { return };
     let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
     let memory_fd = above(memory_fd, limits.0 as i32);
     let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
@@ -60,9 +63,11 @@ pub fn begin() {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
     }
-    crate::entry::register();
     crate::fork::mark();
-    symbols::follow_forks();
+    crate::entry::reserve_stack();
+    if !patched.forks {
+        crate::fork::follow_handlers();
+    }
     drop(inside);
 }
 
@@ -101,7 +106,7 @@ pub fn refuses_fork() -> bool {
 /// own path of the bytes, or a copy in memory.
 pub fn library(path: &[u8]) -> Option<CString> {
     let process = process::get()?;
-    let _inside = crate::entry::Inside::enter()?;
+    let _inside = Inside::enter()?;
     let args = [0; 6];
     let call = crate::serve::Call { process, number: 0, args: &args };
     crate::serve::kernel_path(&call, path)

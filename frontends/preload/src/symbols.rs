@@ -6,10 +6,10 @@
 //! alike, in registers, also to functions with a variable number of arguments, and what lies above
 //! the 32 bits of an `int` is not looked at.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{handover, patch, process, serve, spawn, sys};
+use crate::{patch, process, serve, spawn, sys};
 
 static PATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -361,7 +361,7 @@ pub unsafe extern "C" fn __fork() -> c_int {
 
 /// # Safety
 ///
-/// fork(2) without the handlers of pthread_atfork(3): ours run all the same.
+/// fork(2) without the handlers of pthread_atfork(3).
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn _Fork() -> c_int {
@@ -369,14 +369,7 @@ pub unsafe extern "C" fn _Fork() -> c_int {
     if crate::start::refuses_fork() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    before_fork();
-    let child = NEXT.call(&[0; 6]) as c_int;
-    if child == 0 {
-        in_child();
-    } else {
-        in_parent();
-    }
-    child
+    crate::fork::without_handlers(|| NEXT.call(&[0; 6])) as c_int
 }
 
 /// # Safety
@@ -547,62 +540,6 @@ fn edit(mut keep: impl FnMut(&CStr) -> bool) {
 }
 
 // ---- the life of the process --------------------------------------------------------------
-
-/// A clone(2) of the C library: of fork(3), which has called [`before_fork`], of a thread, or of
-/// posix_spawn(3), which calls nobody.
-pub fn before_clone(number: u64, args: &mut [u64; 6]) {
-    let spawns = crate::fork::unshare_memory(number, args);
-    if let Some(process) = process::get().filter(|_| spawns) {
-        let _inside = crate::entry::Inside::enter();
-        handover::share_all(process);
-        process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
-    }
-}
-
-extern "C" fn before_fork() {
-    if let Some(process) = process::get() {
-        {
-            let _inside = crate::entry::Inside::enter();
-            handover::share_all(process);
-            process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|r| r.before_fork());
-        }
-        crate::entry::stop_others();
-    }
-}
-
-extern "C" fn in_parent() {
-    if process::get().is_some() {
-        crate::entry::let_others_go_on();
-    }
-}
-
-extern "C" fn in_child() {
-    if let Some(process) = process::get() {
-        let _ = crate::fork::is_new_child();
-        crate::entry::alone();
-        let _inside = crate::entry::Inside::enter();
-        process.adopt();
-    }
-}
-
-// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
-// handlers these are, and NULL that they stay.
-unsafe extern "C" {
-    fn __register_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-        handle: *mut c_void,
-    ) -> c_int;
-}
-
-/// From now on children know what they have.
-pub fn follow_forks() {
-    // SAFETY: the functions are ours and stay.
-    unsafe {
-        __register_atfork(Some(before_fork), Some(in_parent), Some(in_child), std::ptr::null_mut());
-    }
-}
 
 extern "C" fn begin() {
     crate::start::begin();

@@ -185,6 +185,7 @@ pub fn take_lock(
     }
     let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
     while !pending.wait_timeout(Duration::from_millis(20)) {
+        crate::inside::let_forks();
         if crate::signals::waits() {
             pending.cancel();
         }

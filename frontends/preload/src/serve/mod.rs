@@ -18,7 +18,7 @@ use std::sync::Arc;
 use defuse_direct::{Client, Stop, Task};
 use defuse_fs::Errno;
 
-use crate::entry::Inside;
+use crate::inside::{self, Inside};
 use crate::process::{self, Process};
 use crate::shared::Fate;
 use crate::sys;
@@ -121,7 +121,7 @@ enum Handler {
 pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     let process = process::get()?;
     if crate::fork::is_new_child() {
-        crate::entry::alone();
+        inside::alone();
         let _inside = Inside::enter();
         process.adopt();
     }
@@ -131,7 +131,7 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         }
         return None;
     };
-    if crate::entry::is_inside() {
+    if inside::is_inside() {
         return None;
     }
     let served = match handler {

@@ -1,0 +1,134 @@
+//! Memory of our own.
+//!
+//! A program's handler of a signal may call open(2) while the handler has interrupted malloc(3) of
+//! the program: served from the C library's heap, such a call would wait for a lock that its own
+//! thread holds. A fork(2) takes the locks of that heap, too. So nothing here uses it: all that this
+//! library allocates comes from a heap of its own, which is only entered while signals wait and forks
+//! stay out ([`Inside`]).
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use dlmalloc::Dlmalloc;
+
+use crate::inside::Inside;
+use crate::lock::Lock;
+use crate::sys;
+
+/// Where the heap has its pages from: the kernel, without the C library between.
+struct Pages;
+
+fn map(args: &[u64; 6]) -> Option<*mut u8> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, args) }).ok().map(|at| at as *mut u8)
+}
+
+// SAFETY: what is returned are fresh mappings, page by page, which belong to the heap until it gives
+// them back.
+unsafe impl dlmalloc::Allocator for Pages {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        match map(&[0, size as u64, protection, kind, u64::MAX, 0]) {
+            Some(at) => (at, size, 0),
+            None => (std::ptr::null_mut(), 0, 0),
+        }
+    }
+
+    fn remap(&self, ptr: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
+        let flags = if can_move { libc::MREMAP_MAYMOVE as u64 } else { 0 };
+        let args = [ptr as u64, old as u64, new as u64, flags, 0, 0];
+        // SAFETY: the mapping is the heap's own, which asks for it to be moved or changed in length.
+        let moved = sys::check(unsafe { sys::syscall(libc::SYS_mremap as u64, &args) });
+        moved.map_or(std::ptr::null_mut(), |at| at as *mut u8)
+    }
+
+    fn free_part(&self, ptr: *mut u8, old: usize, new: usize) -> bool {
+        self.free(ptr.wrapping_add(new), old - new)
+    }
+
+    fn free(&self, ptr: *mut u8, size: usize) -> bool {
+        sys::plain(libc::SYS_munmap, ptr as u64, size as u64, 0).is_ok()
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        true
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        4096
+    }
+}
+
+static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages));
+
+/// The heap, entered as every part of our own code.
+struct Heap;
+
+// SAFETY: Dlmalloc is an allocator; one thread at a time uses it, and no handler of a signal can run
+// on a thread that holds its lock.
+unsafe impl GlobalAlloc for Heap {
+    // SAFETY: the trait's own promises.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _inside = Inside::enter();
+        // SAFETY: the caller's promises are those that Dlmalloc asks for.
+        unsafe { HEAP.lock().malloc(layout.size(), layout.align()) }
+    }
+
+    // SAFETY: see `alloc`.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let _inside = Inside::enter();
+        // SAFETY: see `alloc`.
+        unsafe { HEAP.lock().calloc(layout.size(), layout.align()) }
+    }
+
+    // SAFETY: see `alloc`.
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        let _inside = Inside::enter();
+        // SAFETY: see `alloc`; the memory came from this heap, the only one there is.
+        unsafe { HEAP.lock().free(ptr, layout.size(), layout.align()) }
+    }
+
+    // SAFETY: see `alloc`.
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new: usize) -> *mut u8 {
+        let _inside = Inside::enter();
+        // SAFETY: see `dealloc`.
+        unsafe { HEAP.lock().realloc(ptr, layout.size(), layout.align(), new) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Heap = Heap;
+
+/// In a child with one thread: the heap is free, as nobody was in it when the process forked.
+pub fn reset() {
+    HEAP.reset();
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn memory_is_kept_grown_and_given_back() {
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                scope.spawn(move || {
+                    let mut all = Vec::new();
+                    for size in (0..2000usize).map(|at| at * 37 % 5000) {
+                        let mut bytes = vec![thread; size];
+                        bytes.extend_from_slice(&[thread; 100]);
+                        all.push(bytes);
+                        if size % 3 == 0 {
+                            all.remove(0);
+                        }
+                    }
+                    assert!(all.iter().flatten().all(|byte| *byte == thread));
+                });
+            }
+        });
+        let big = vec![0u64; 1 << 20];
+        assert!(big.iter().all(|word| *word == 0));
+    }
+}

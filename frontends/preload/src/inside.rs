@@ -1,0 +1,222 @@
+//! Which threads are in our own code, and how a fork(2) waits for them.
+//!
+//! While a thread is inside, what it calls is not intercepted and signals wait (see
+//! [`crate::signals`]). A child gets a copy of all locks and heaps of ours as they are at the moment
+//! of the fork, and none of the threads that hold them: so a fork waits until no other thread is
+//! inside, and lets nobody in until it is done. Going in and out costs two stores: membarrier(2)
+//! makes the fork see them.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
+use std::time::{Duration, Instant};
+
+use crate::lock::{self, Held, Lock};
+use crate::{sys, thread_exit};
+
+/// A thread is not in our code.
+const OUTSIDE: u32 = 0;
+/// It is, and a fork waits for it.
+const INSIDE: u32 = 1;
+/// It is, but holds nothing that a child would need: signals wait, and a fork does not.
+const AT_THE_GATE: u32 = 2;
+
+thread_local! {
+    /// Where this thread is.
+    static STATE: AtomicU32 = const { AtomicU32::new(OUTSIDE) };
+    /// Whether it is among [`THREADS`].
+    static IS_LISTED: Cell<bool> = const { Cell::new(false) };
+    /// Whether it forks: it holds the lock of [`THREADS`], and nobody goes in.
+    static FORKS: Cell<bool> = const { Cell::new(false) };
+    /// How often its end has begun.
+    static ENDS: Cell<u32> = const { Cell::new(0) };
+    /// The signals that were blocked before it forked.
+    static MASK: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Addresses of the states of all threads that were ever inside, and still live. Whoever forks holds
+/// the lock until that is done: no thread begins or ends in between.
+static THREADS: Lock<Vec<usize>> = Lock::new(Vec::new());
+
+/// How many these are, for those who must not wait for the lock: a fork that holds it waits for them.
+static LISTED: AtomicUsize = AtomicUsize::new(0);
+
+/// Not 0 while a fork is under way: nobody goes in.
+static CLOSED: AtomicU32 = AtomicU32::new(0);
+
+/// Our own code runs on this thread: what it calls is not intercepted, and signals wait.
+pub struct Inside(());
+
+impl Inside {
+    /// Begins; `None` where this thread is inside already, so that the call is one of our own.
+    #[inline]
+    pub fn enter() -> Option<Inside> {
+        STATE.with(|state| {
+            if state.load(Ordering::Relaxed) != OUTSIDE {
+                return None;
+            }
+            if !IS_LISTED.get() {
+                list(state);
+            }
+            go_in(state, OUTSIDE);
+            Some(Inside(()))
+        })
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        STATE.with(|state| state.store(OUTSIDE, Ordering::Release));
+        crate::signals::deliver();
+    }
+}
+
+/// Whether this thread runs our own code.
+#[inline]
+pub fn is_inside() -> bool {
+    STATE.with(|state| state.load(Ordering::Relaxed) != OUTSIDE)
+}
+
+/// Says that this thread is inside; while the gate is closed it waits in the state `meanwhile`.
+#[inline]
+fn go_in(state: &AtomicU32, meanwhile: u32) {
+    state.store(INSIDE, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    while CLOSED.load(Ordering::Relaxed) != 0 && !FORKS.get() {
+        state.store(meanwhile, Ordering::Relaxed);
+        lock::wait(&CLOSED, 1);
+        state.store(INSIDE, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// Lets a fork happen, where one waits: for a thread inside that waits for others itself, and that
+/// holds nothing at this moment.
+pub fn let_forks() {
+    if CLOSED.load(Ordering::Relaxed) != 0 {
+        STATE.with(|state| {
+            if state.load(Ordering::Relaxed) == INSIDE {
+                state.store(AT_THE_GATE, Ordering::Release);
+                go_in(state, AT_THE_GATE);
+            }
+        });
+    }
+}
+
+#[cold]
+fn list(state: &AtomicU32) {
+    // From here on nothing interrupts, so that the lock cannot be waited for by its own thread.
+    state.store(AT_THE_GATE, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    IS_LISTED.set(true);
+    // Destructors of the program may bring an ending thread back. The C library calls ours four times
+    // at most; a thread that comes after that is not waited for.
+    if ENDS.get() < 3 {
+        // The list may grow by memory of our heap, in which nobody forks while the lock is held.
+        THREADS.lock().push(std::ptr::from_ref(state) as usize);
+        LISTED.fetch_add(1, Ordering::Relaxed);
+        thread_exit::arm();
+    }
+}
+
+/// Takes this thread off the list, at its end: it is not inside.
+pub fn forget() {
+    ENDS.set(ENDS.get() + 1);
+    STATE.with(|state| {
+        state.store(AT_THE_GATE, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        let own = std::ptr::from_ref(state) as usize;
+        THREADS.lock().retain(|other| *other != own);
+        LISTED.fetch_sub(usize::from(IS_LISTED.replace(false)), Ordering::Relaxed);
+        state.store(OUTSIDE, Ordering::Release);
+    });
+    crate::signals::deliver();
+}
+
+const MEMBARRIER_PRIVATE: u64 = 1 << 3;
+const MEMBARRIER_REGISTER: u64 = 1 << 4;
+
+/// Makes [`stop_others`] possible.
+pub fn register() {
+    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0);
+}
+
+/// How long a fork waits: for a file system that answers nobody it does not wait for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait
+/// on this one. False, and nothing has changed, where somebody did not come out.
+pub fn stop_others() -> bool {
+    if FORKS.get() {
+        return true;
+    }
+    // A handler on this very thread would wait for the end of the fork.
+    MASK.set(change_mask(libc::SIG_BLOCK, u64::MAX));
+    let threads = THREADS.lock();
+    CLOSED.store(1, Ordering::SeqCst);
+    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
+    FORKS.set(true);
+    let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
+    let began = Instant::now();
+    for other in threads.iter().filter(|other| **other != own) {
+        // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
+        // lock for that, which is held here.
+        let state = unsafe { &*(*other as *const AtomicU32) };
+        let mut looks = 0u32;
+        while state.load(Ordering::Acquire) == INSIDE {
+            looks += 1;
+            if looks < 1000 {
+                let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+                continue;
+            }
+            if began.elapsed() > PATIENCE {
+                threads.keep();
+                let_others_go_on();
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    threads.keep();
+    true
+}
+
+/// The fork is done.
+pub fn let_others_go_on() {
+    if !FORKS.replace(false) {
+        return;
+    }
+    CLOSED.store(0, Ordering::SeqCst);
+    lock::wake(&CLOSED, i32::MAX);
+    Held::release_of(&THREADS);
+    change_mask(libc::SIG_SETMASK, MASK.get());
+}
+
+/// Whether other threads have been inside, and still live.
+pub fn has_others() -> bool {
+    LISTED.load(Ordering::Relaxed) > 1
+}
+
+/// This is the child: the other threads are not here.
+pub fn alone() {
+    // Where the program forked in a way of its own, others may have held these.
+    crate::heap::reset();
+    THREADS.reset();
+    let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
+    let forks = FORKS.replace(false);
+    CLOSED.store(0, Ordering::SeqCst);
+    THREADS.lock().retain(|other| *other == own);
+    LISTED.store(1, Ordering::Relaxed);
+    if forks {
+        change_mask(libc::SIG_SETMASK, MASK.get());
+    }
+}
+
+/// Changes the signals that are blocked; returns those that were.
+fn change_mask(how: libc::c_int, mask: u64) -> u64 {
+    let mut before = 0u64;
+    let args = [how as u64, &raw const mask as u64, &raw mut before as u64, 8, 0, 0];
+    // SAFETY: the kernel reads and writes eight bytes each.
+    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+    before
+}

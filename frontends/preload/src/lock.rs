@@ -1,0 +1,155 @@
+//! A lock of our own, made of nothing but a word and futex(2).
+//!
+//! What fork(2) copies has to be usable in the child, also where a program forks in a way of its own
+//! while other threads hold locks: so this one can be taken by force there ([`Lock::reset`]).
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys;
+
+const WAIT: u64 = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
+const WAKE: u64 = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64;
+
+/// Waits while `word` is `value`, until somebody wakes.
+pub fn wait(word: &AtomicU32, value: u32) {
+    let _ = sys::plain(libc::SYS_futex, word.as_ptr() as u64, WAIT, u64::from(value));
+}
+
+/// Wakes `count` threads that wait.
+pub fn wake(word: &AtomicU32, count: i32) {
+    let _ = sys::plain(libc::SYS_futex, word.as_ptr() as u64, WAKE, count as u64);
+}
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may wait.
+const AWAITED: u32 = 2;
+
+/// How often a thread looks before it sleeps: what is done under these locks takes a moment.
+const LOOKS: u32 = 100;
+
+/// A value for one thread at a time.
+pub struct Lock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is used by whoever holds the lock, one thread at a time.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Self {
+        Lock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub fn lock(&self) -> Held<'_, T> {
+        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.lock_slowly();
+        }
+        Held { lock: self }
+    }
+
+    #[cold]
+    fn lock_slowly(&self) {
+        for _ in 0..LOOKS {
+            let state = self.state.load(Ordering::Relaxed);
+            let free = state == FREE;
+            if free
+                && self
+                    .state
+                    .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return;
+            }
+            if state == AWAITED {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
+            wait(&self.state, AWAITED);
+        }
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        if self.state.swap(FREE, Ordering::Release) == AWAITED {
+            wake(&self.state, 1);
+        }
+    }
+
+    /// Frees the lock whoever held it: for a child that has one thread, after a fork(2) during which
+    /// this thread held the lock, or nobody did.
+    pub fn reset(&self) {
+        self.state.store(FREE, Ordering::Release);
+    }
+}
+
+/// The lock is held.
+pub struct Held<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Held<'_, T> {
+    /// Keeps the lock until [`Held::release_of`].
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+
+    /// Frees a lock that this thread kept.
+    pub fn release_of(lock: &Lock<T>) {
+        lock.unlock();
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread holds the lock, and `self` is borrowed by the caller alone.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time() {
+        static SUM: Lock<(u64, u64)> = Lock::new((0, 0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let mut sum = SUM.lock();
+                        sum.0 += 1;
+                        sum.1 += 1;
+                        assert_eq!(sum.0, sum.1);
+                    }
+                });
+            }
+        });
+        assert_eq!(*SUM.lock(), (160_000, 160_000));
+    }
+}

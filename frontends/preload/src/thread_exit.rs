@@ -1,0 +1,87 @@
+//! What is done when a thread ends.
+//!
+//! The standard library registers destructors of thread-local variables by the C library's
+//! `__cxa_thread_atexit_impl`, which takes memory from the heap of the program; a handler of a signal
+//! that interrupts malloc(3) may be what uses such a variable for the first time. So the function of
+//! that name that is linked into this library, and seen by it alone, is this one: it notes what is to
+//! be called in room that the thread has already, and has it called by a key of pthread_key_create(3).
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::inside::Inside;
+
+std::arch::global_asm!(
+    ".globl __cxa_thread_atexit_impl",
+    ".hidden __cxa_thread_atexit_impl",
+    ".type __cxa_thread_atexit_impl,@function",
+    "__cxa_thread_atexit_impl:",
+    "jmp {note}",
+    ".size __cxa_thread_atexit_impl, .-__cxa_thread_atexit_impl",
+    note = sym note,
+);
+
+type Destructor = extern "C" fn(*mut u8);
+
+/// How many variables with a destructor a thread can have: this library has a handful.
+const ROOM: usize = 32;
+
+/// No key.
+const NONE: u32 = u32::MAX;
+
+static KEY: AtomicU32 = AtomicU32::new(NONE);
+
+thread_local! {
+    static NOTED: [Cell<Option<(Destructor, *mut u8)>>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Makes [`arm`] possible, before the program's first thread begins. A key among the first 32 costs
+/// no memory of the C library's heap.
+pub fn begin() {
+    let mut key = 0;
+    // SAFETY: the function is ours and stays.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(run)) } == 0 {
+        KEY.store(key, Ordering::Release);
+        // For what was noted before there was a key.
+        arm();
+    }
+}
+
+/// Has the end of this thread noticed.
+pub fn arm() {
+    let key = KEY.load(Ordering::Acquire);
+    if key != NONE {
+        // SAFETY: the key was made by `begin`; the value only has to be another than NULL.
+        unsafe { libc::pthread_setspecific(key, std::ptr::dangling()) };
+    }
+}
+
+extern "C" fn note(destructor: Destructor, object: *mut u8, _library: *mut c_void) -> c_int {
+    let at = COUNT.get();
+    // One that is not called leaks what the thread had: not more than that.
+    if at < ROOM {
+        COUNT.set(at + 1);
+        NOTED.with(|noted| noted[at].set(Some((destructor, object))));
+        arm();
+    }
+    0
+}
+
+/// Runs at the end of a thread; again where a destructor has noted another one.
+extern "C" fn run(_: *mut c_void) {
+    let inside = Inside::enter();
+    NOTED.with(|noted| {
+        while let Some(last) = COUNT.get().checked_sub(1) {
+            COUNT.set(last);
+            if let Some((destructor, object)) = noted[last].take() {
+                destructor(object);
+            }
+        }
+    });
+    if inside.is_some() {
+        drop(inside);
+        crate::inside::forget();
+    }
+}
