@@ -36,6 +36,9 @@ pub struct WorkloadArgs {
     /// For which device a row of the table is meant
     #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
     device: Device,
+    /// Run a file that never says `run` for so many seconds; 0: until its threads end
+    #[arg(long, value_name = "SECS")]
+    run: Option<u32>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -74,7 +77,7 @@ pub fn run(args: &WorkloadArgs) -> Result {
     };
     let plan = load(name, args)?;
     if !plan.runs() {
-        warn(&format!("{name} never says `run`: nothing will be measured"));
+        warn(&format!("{name} never says `run`: nothing will be measured; --run SECS runs it"));
     }
     let show = Show::new(args);
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
@@ -105,8 +108,13 @@ fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
     if let Some(dir) = &args.dir {
         variables.push(directory(dir)?);
     }
-    let options =
-        Options { variables, scale: args.scale, seed: args.seed, allow_system: args.allow_system };
+    let options = Options {
+        variables,
+        scale: args.scale,
+        seed: args.seed,
+        allow_system: args.allow_system,
+        run_seconds: args.run.map(u64::from),
+    };
     defuse_wml::load(&text, &file, &options).map_err(|mistake: Diagnostic| Failure::usage(mistake))
 }
 
