@@ -1,5 +1,8 @@
 //! `defuse workload`.
 
+mod direct;
+
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -24,6 +27,10 @@ pub struct WorkloadArgs {
     /// The directory for the files: the variable $dir
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Work on a file system in this process, such as memory: or passthrough:/srv,OPTION=VALUE,
+    /// which the kernel never hears of
+    #[arg(long, value_name = "SOURCE")]
+    direct: Option<OsString>,
     /// A variable that takes the place of one that the file sets
     #[arg(short = 'D', value_name = "VAR=VALUE")]
     define: Vec<String>,
@@ -81,7 +88,13 @@ pub fn run(args: &WorkloadArgs) -> Result {
     }
     let show = Show::new(args);
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
-    let outcome = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show);
+    let outcome = match &args.direct {
+        Some(source) => {
+            let direct = direct::Direct::new(source, &plan)?;
+            defuse_wml::execute(&plan, &direct, settings, &show)
+        }
+        None => defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show),
+    };
     show.clear();
     let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
     if args.json {
