@@ -1,5 +1,8 @@
 //! `defuse workload`.
 
+mod direct;
+
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -24,6 +27,10 @@ pub struct WorkloadArgs {
     /// The directory for the files: the variable $dir
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Work on a file system in this process, such as memory: or passthrough:/srv,OPTION=VALUE,
+    /// which the kernel never hears of
+    #[arg(long, value_name = "SOURCE")]
+    direct: Option<OsString>,
     /// A variable that takes the place of one that the file sets
     #[arg(short = 'D', value_name = "VAR=VALUE")]
     define: Vec<String>,
@@ -36,6 +43,9 @@ pub struct WorkloadArgs {
     /// For which device a row of the table is meant
     #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
     device: Device,
+    /// Run a file that never says `run` for so many seconds; 0: until its threads end
+    #[arg(long, value_name = "SECS")]
+    run: Option<u32>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -74,11 +84,17 @@ pub fn run(args: &WorkloadArgs) -> Result {
     };
     let plan = load(name, args)?;
     if !plan.runs() {
-        warn(&format!("{name} never says `run`: nothing will be measured"));
+        warn(&format!("{name} never says `run`: nothing will be measured; --run SECS runs it"));
     }
     let show = Show::new(args);
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
-    let outcome = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show);
+    let outcome = match &args.direct {
+        Some(source) => {
+            let direct = direct::Direct::new(source, &plan)?;
+            defuse_wml::execute(&plan, &direct, settings, &show)
+        }
+        None => defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show),
+    };
     show.clear();
     let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
     if args.json {
@@ -105,8 +121,13 @@ fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
     if let Some(dir) = &args.dir {
         variables.push(directory(dir)?);
     }
-    let options =
-        Options { variables, scale: args.scale, seed: args.seed, allow_system: args.allow_system };
+    let options = Options {
+        variables,
+        scale: args.scale,
+        seed: args.seed,
+        allow_system: args.allow_system,
+        run_seconds: args.run.map(u64::from),
+    };
     defuse_wml::load(&text, &file, &options).map_err(|mistake: Diagnostic| Failure::usage(mistake))
 }
 

@@ -57,3 +57,89 @@ fn every_workload_and_row_is_listed() {
         serde_json::from_slice(&defuse(&["--list", "--json"]).stdout).unwrap();
     assert_eq!(json["rows"].as_array().unwrap().len(), 45);
 }
+
+/// A small file server whose work is the same every time: each thread works on a set of its own,
+/// so often and no longer.
+const FILE_SERVER: &str = "set $dir=/tmp
+set mode quit alldone
+define fileset name=one,path=$dir,entries=40,size=6k,dirwidth=5,prealloc=50
+define fileset name=logs,path=$dir,entries=1,size=1k,prealloc
+define fileset name=none,path=$dir,entries=1
+define fileset name=dirs,path=$dir,entries=1,leafdirs=6
+define process name=p { thread name=t,memsize=64k {
+    flowop makedir name=mk,filesetname=dirs,iters=4
+    flowop createfile name=create,filesetname=one,fd=1,indexed=7
+    flowop writewholefile name=write,fd=1,iosize=4k
+    flowop closefile name=close1,fd=1
+    flowop openfile name=open,filesetname=one,fd=1
+    flowop appendfilerand name=append,fd=1,iosize=8k
+    flowop fsync name=sync,fd=1
+    flowop readwholefile name=readall,fd=1,iosize=16k
+    flowop read name=readsome,fd=1,iosize=1k,random,iters=20
+    flowop write name=writesome,fd=1,iosize=1k,iters=20
+    flowop closefile name=close2,fd=1
+    flowop deletefile name=delete,filesetname=one,iters=3
+    flowop statfile name=stat,filesetname=one,iters=30
+    flowop listdir name=list,filesetname=one,iters=5
+    flowop appendfile name=log,filesetname=logs,iosize=100,iters=9
+    flowop removedir name=rm,filesetname=dirs,iters=2
+    flowop statfile name=end,filesetname=none } }
+run
+";
+
+#[test]
+fn a_file_system_in_this_process_does_the_same_work_as_system_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let file = at("server.f");
+    std::fs::write(&file, FILE_SERVER).unwrap();
+    let work = |words: &[&str]| {
+        let ran = defuse(&[&[file.as_str(), "--json", "--quiet"], words].concat());
+        assert!(ran.status.success(), "{words:?}: {}", text(&ran.stderr));
+        let reports: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+        let flowops = reports[0]["flowops"].as_array().unwrap();
+        let of = |flowop: &serde_json::Value, what: &str| flowop[what].as_u64().unwrap();
+        let counts = flowops.iter().map(|flowop| {
+            let name = flowop["name"].as_str().unwrap().to_owned();
+            assert!(name == "end" || of(flowop, "p99_ns") >= of(flowop, "p50_ns"), "{flowop}");
+            (name, of(flowop, "operations"), of(flowop, "bytes"))
+        });
+        (counts.collect::<Vec<_>>(), files(dir.path()))
+    };
+    std::fs::create_dir(at("lower")).unwrap();
+    let (by_calls, made) = work(&["--dir", &at("native")]);
+    assert_eq!(by_calls.len(), 17);
+    assert!(by_calls.iter().all(|(name, count, _)| *count > 0 || name == "end"), "{by_calls:?}");
+    assert!(made > 10, "{made}");
+    let (in_memory, still) = work(&["--direct", "memory:", "--dir", &at("nowhere")]);
+    assert_eq!(in_memory, by_calls);
+    assert_eq!(still, made, "no file of the kernel has come of it");
+    let passthrough = format!("passthrough:{}", at("lower"));
+    let (passed, doubled) = work(&["--direct", &passthrough, "--dir", &at("nowhere")]);
+    assert_eq!(passed, by_calls);
+    assert_eq!(doubled, 2 * made);
+}
+
+/// How many files are below the directories `native` and `lower`.
+fn files(dir: &std::path::Path) -> usize {
+    let count = |entry: std::fs::DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => files(&entry.path()),
+        false => usize::from(entry.file_name() != "server.f"),
+    };
+    std::fs::read_dir(dir).unwrap().map(|entry| count(entry.unwrap())).sum()
+}
+
+#[test]
+fn a_direct_file_system_that_cannot_be_had_is_told() {
+    for (words, wanted) in [
+        (["--direct", "mem:", "--dir", "/x"], "mem"),
+        (["--direct", "memory:,sise=1G", "--dir", "/x"], "sise"),
+        (["--direct", "memory:", "--dir", "/"], "which is not /"),
+        (["--direct", "memory:,ro", "--dir", "/x"], "Read-only"),
+        (["--direct", "passthrough:/no/where", "--dir", "/x"], "/no/where"),
+    ] {
+        let ran = defuse(&[&["files-cr-1th", "--scale", "0.0001"], &words[..]].concat());
+        assert!(!ran.status.success(), "{words:?}");
+        assert!(text(&ran.stderr).contains(wanted), "{words:?}: {}", text(&ran.stderr));
+    }
+}

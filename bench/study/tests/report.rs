@@ -134,6 +134,35 @@ fn the_table_has_the_classes_and_the_published_counts() {
 }
 
 #[test]
+fn runs_that_overlap_with_native_ones_are_called_noise() {
+    let mut results = results();
+    let of = |results: &Results, row: u8, config: &str, run: u32| {
+        let found = |cell: &&Cell| (cell.row, cell.run) == (row, run) && cell.config == config;
+        results.cells.iter().find(found).unwrap().measured.clone()
+    };
+    // Row 1 with base is as fast as native, run by run; row 30 is slower in every run.
+    for run in 1..=2 {
+        let native = of(&results, 1, "native", run);
+        let cell = |cell: &&mut Cell| (cell.row, cell.run) == (1, run) && cell.config == "base";
+        results.cells.iter_mut().find(cell).unwrap().measured = native;
+    }
+    let table = report::table(&results);
+    let line = |name: &str| table.lines().find(|line| line.contains(name)).unwrap().to_owned();
+    assert!(line("seq-rd-4KB-1th-1f").contains("+0.0%+?~"), "{}", line("seq-rd-4KB-1th-1f"));
+    assert!(!line("rnd-wr-32KB-1th-1f").contains('?'), "{}", line("rnd-wr-32KB-1th-1f"));
+    assert!(table.contains("2 runs: median"));
+    assert!(!table.contains("throughput says nothing"));
+    results.scale = Scale::Tiny;
+    results.program += NOT_OPTIMISED;
+    let table = report::table(&results);
+    assert!(table.contains("without optimisation: throughput says nothing"), "{table}");
+    results.runs = 1;
+    results.cells.retain(|cell| cell.run == 1);
+    let single = report::table(&results);
+    assert!(!single.contains('?') && !single.contains('~'), "one run cannot tell: {single}");
+}
+
+#[test]
 fn results_survive_being_written_and_another_schema_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let results = results();

@@ -64,6 +64,9 @@ pub fn facts(results: &Results) -> String {
         let _ = writeln!(text, "<dt>{}</dt><dd>{}</dd>", escape(&config.name), escape(&how));
     }
     text.push_str("</dl>\n");
+    if let Some(caution) = analysis::caution(results) {
+        let _ = writeln!(text, "<p><strong>{}</strong></p>", escape(&caution));
+    }
     if results.interrupted {
         text.push_str("<p><strong>The study was interrupted; what follows is what was measured.</strong></p>\n");
     }
@@ -151,6 +154,14 @@ pub fn throughput(results: &Results) -> String {
          the published change ({}).</p>\n",
         media.name().to_uppercase()
     );
+    if results.runs > 1 {
+        let _ = writeln!(
+            text,
+            "<p>Medians of {} runs; ±: half the distance of the best and the worst run. <em>(noise)</em>: runs here and \
+             natively overlap, so the difference is not to be believed.</p>",
+            results.runs
+        );
+    }
     for row in analysis::rows(results) {
         let native = Figure::of(results, row.number, NATIVE);
         let native = native.map_or("native was not measured".into(), |figure| {
@@ -179,7 +190,8 @@ fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
     let published = Stackfs::of_name(config)
         .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
-    let value = format!("{} {change:+.0} %{}{beside}", class.mark(), spread(&figure));
+    let noise = if figure.noise { " (noise)" } else { "" };
+    let value = format!("{} {change:+.0} %{}{noise}{beside}", class.mark(), spread(&figure));
     let told =
         published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
     let label = format!("{} {config}: {change:+.1} %, {}{told}", row.name, class.name());
