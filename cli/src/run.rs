@@ -1,10 +1,11 @@
 //! `defuse run`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use defuse_compose::{Settings, Source, open_text};
 use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
 use crate::error::{Failure, Result};
@@ -76,7 +78,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         Failure::Failed(format!("{}: {error}: is it installed, and in PATH?", program.display()))
     })?;
     let uid = rustix::process::getuid().as_raw();
-    let _ = std::fs::remove_dir_all(layout::node_directory(uid, run_id()));
+    let _ = fs::remove_dir_all(layout::node_directory(uid, run_id()));
     if args.report {
         report(&memory);
     }
@@ -153,6 +155,7 @@ fn library() -> Result<PathBuf> {
 /// The C library of this machine, and what the program is made of beside it: libraries and programs
 /// that make system calls of their own have sites as well.
 fn objects(program: &OsStr) -> Vec<ObjectSites> {
+    let cache = Cache::of_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
@@ -162,7 +165,7 @@ fn objects(program: &OsStr) -> Vec<ObjectSites> {
             continue;
         }
         // What is no ELF file, such as a script, has no sites.
-        if let Ok(binary) = Binary::read_sites(&path) {
+        if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             if !binary.sites.is_empty() && !is_loader(&path) {
@@ -185,11 +188,11 @@ pub fn is_loader(path: &Path) -> bool {
 /// The file that the kernel would execute for a program's name.
 pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
-        return std::fs::canonicalize(program).ok();
+        return fs::canonicalize(program).ok();
     }
     let path = std::env::var_os("PATH")?;
     let files = std::env::split_paths(&path).map(|folder| folder.join(program));
-    files.filter_map(|file| std::fs::canonicalize(file).ok()).find(|file| file.is_file())
+    files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
 /// The memory that all processes of the run share.
@@ -197,13 +200,11 @@ fn memory(plan: &Plan) -> Result<OwnedFd> {
     let failed = |error: std::io::Error| Failure::Failed(format!("no shared memory: {error}"));
     let none = rustix::fs::MemfdFlags::empty();
     let fd = rustix::fs::memfd_create("defuse-run", none).map_err(|error| failed(error.into()))?;
-    let mut file = File::from(fd);
-    let bytes = layout::image(&plan.encode(), run_id());
+    let (file, plan) = (File::from(fd), plan.encode());
     // What is between the beginning and the plan is not written, so that it takes no memory.
-    file.set_len(bytes.len() as u64).map_err(failed)?;
-    file.write_all(&bytes[..layout::COUNTERS]).map_err(failed)?;
-    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[layout::PLAN..], layout::PLAN as u64)
-        .map_err(failed)?;
+    file.set_len((layout::PLAN + plan.len()) as u64).map_err(failed)?;
+    file.write_all_at(&layout::head(&plan, run_id()), 0).map_err(failed)?;
+    file.write_all_at(&plan, layout::PLAN as u64).map_err(failed)?;
     Ok(file.into())
 }
 
@@ -256,7 +257,7 @@ pub fn inside(args: &InsideArgs) -> Result {
 fn report(memory: &OwnedFd) {
     let mut bytes = vec![0; layout::REFERENCES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
-    if std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).is_err() {
+    if file.read_exact_at(&mut bytes, 0).is_err() {
         return;
     }
     let mut text = format!("{:<20} {:>12} {:>12} {:>8}\n", "call", "served", "passed", "missed");
