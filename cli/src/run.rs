@@ -136,20 +136,45 @@ fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
     Ok(servers)
 }
 
-/// The library: beside the program, or where cargo leaves what the program depends on.
+/// The variable that names the library, for whoever keeps it elsewhere.
+const LIBRARY_VARIABLE: &str = "DEFUSE_PRELOAD_LIBRARY";
+
+/// The library: where the variable says, or in one of the places that belong to the program.
 fn library() -> Result<PathBuf> {
     let program = std::env::current_exe().map_err(Failure::failed)?;
+    let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty());
+    find_library(&program, named.as_deref())
+}
+
+fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
-    let places = places.into_iter().chain([folder.join("../lib/defuse").join(LIBRARY)]);
-    let places: Vec<PathBuf> = places.collect();
-    places.iter().find(|place| place.exists()).cloned().ok_or_else(|| {
-        let folder = folder.display();
-        Failure::Failed(format!(
-            "{LIBRARY} is not in {folder}: build it by `cargo build -p defuse-preload`, or install \
-             it beside the program"
-        ))
-    })
+    let places = match named {
+        Some(named) => vec![PathBuf::from(named)],
+        None => vec![
+            // Where cargo leaves what a program depends on. What else it may have put beside the
+            // program would be older.
+            folder.join("deps").join(LIBRARY),
+            folder.join(LIBRARY),
+            folder.join("../lib/defuse").join(LIBRARY),
+        ],
+    };
+    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+    let Some(library) = found.filter(|library| library.is_file()) else {
+        let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        return Err(Failure::Failed(format!(
+            "the library for programs is not there: looked for {}: install it by `cargo xtask \
+             install`, or name it in {LIBRARY_VARIABLE}",
+            places.join(", ")
+        )));
+    };
+    if library.as_os_str().as_bytes().iter().any(|byte| b": $".contains(byte)) {
+        return Err(Failure::Failed(format!(
+            "{}: LD_PRELOAD can name no library with a space, a colon or a dollar sign in its path: \
+             put it elsewhere, and name it in {LIBRARY_VARIABLE}",
+            library.display()
+        )));
+    }
+    Ok(library)
 }
 
 /// The C library of this machine, and what the program is made of beside it: libraries and programs
@@ -284,6 +309,36 @@ mod tests {
         let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
         assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
         assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
+    }
+
+    #[test]
+    fn the_library_is_found_where_it_is_built_installed_or_said_to_be() {
+        let place = tempfile::tempdir().unwrap();
+        let place = fs::canonicalize(place.path()).unwrap();
+        let program = place.join("bin/defuse");
+        let put = |folder: &str| {
+            let path = place.join(folder).join(LIBRARY);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        fs::create_dir_all(place.join("bin")).unwrap();
+        let error = find_library(&program, None).unwrap_err().to_string();
+        for part in ["bin/deps/", "bin/libdefuse", "../lib/defuse/", "xtask install"] {
+            assert!(error.contains(part), "{error}");
+        }
+        // Each is preferred to those before.
+        for folder in ["lib/defuse", "bin", "bin/deps"] {
+            let path = put(folder);
+            assert_eq!(find_library(&program, None).unwrap(), path);
+        }
+        let named = put("else where");
+        let error = find_library(&program, Some(named.as_os_str())).unwrap_err().to_string();
+        assert!(error.contains("LD_PRELOAD can name"), "{error}");
+        let named = put("elsewhere");
+        assert_eq!(find_library(&program, Some(named.as_os_str())).unwrap(), named);
+        let error = find_library(&program, Some(OsStr::new("/no/such"))).unwrap_err().to_string();
+        assert!(error.contains("/no/such") && !error.contains("deps"), "{error}");
     }
 
     #[test]
