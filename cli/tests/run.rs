@@ -326,6 +326,11 @@ fn many_threads_open_and_close_while_signals_arrive() {
 }
 
 #[test]
+fn threads_end_with_the_stacks_of_others_to_unmap() {
+    same_c("endings", include_str!("run/endings.c"), everywhere);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), on_passthrough);
 }
