@@ -58,6 +58,16 @@ const FILES: &[(&str, &str)] = &[
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (
+        "../lib/defuse/libdefuse_preload.so",
+        "What `defuse run` loads into programs, seen from the program's own directory; or beside the \
+      program. The variable DEFUSE_PRELOAD_LIBRARY names another one.",
+    ),
+    (
+        "~/.cache/defuse",
+        "Which places of libraries `defuse run` patches, by build id; in $XDG_CACHE_HOME where that \
+      is set. It may be removed at any time.",
+    ),
+    (
         "/sbin/mount.fuse.defuse",
         "For mount(8) and fstab(5): a symbolic link to the program \
       (ln -s /usr/bin/defuse /sbin/mount.fuse.defuse). Its exit codes are those of mount(8): 1 for \

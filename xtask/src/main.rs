@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `fuzz` and `bpf`.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `install`, `fuzz` and `bpf`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -12,6 +12,7 @@ mod bpf;
 mod command;
 mod demo;
 mod fuzz;
+mod install;
 mod packages;
 mod rings;
 mod suite;
@@ -41,6 +42,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    Install(install::InstallArgs),
     Fuzz(fuzz::FuzzArgs),
     Bpf(bpf::BpfArgs),
 }
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Task::Test(args) => suite::run(&args),
         Task::Demo(args) => demo::run(&args).map(done),
         Task::Bench { args } => bench(&args).map(done),
+        Task::Install(args) => install::run(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
     };
