@@ -332,7 +332,12 @@ fn threads_end_with_the_stacks_of_others_to_unmap() {
 
 #[test]
 fn processes_are_made_while_threads_work() {
-    same_c("spawns", include_str!("run/spawns.c"), on_passthrough);
+    same_c("spawns", include_str!("run/spawns.c"), everywhere);
+}
+
+#[test]
+fn children_that_are_killed_take_nothing_from_their_parent() {
+    same_c("kills", include_str!("run/kills.c"), everywhere);
 }
 
 #[test]
