@@ -14,6 +14,7 @@ fn nothing_fails_that_native_ext4_passes() {
         println!("skipped: {reason}");
         return;
     }
+    // Those without a mount are a step of `cargo xtask test`, whose runner is built for speed.
     let plain: Vec<&Config> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
     for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::Programs] {
         if let Err(error) = suite.install() {

@@ -15,6 +15,7 @@ mod fuzz;
 mod install;
 mod packages;
 mod rings;
+mod runs;
 mod suite;
 
 use std::ffi::OsString;

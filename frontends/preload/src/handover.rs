@@ -244,15 +244,21 @@ pub fn leave(call: &Call<'_>) {
     }
 }
 
-/// A node of the kernel for a fifo or device of a mount, made at the first open: all processes of
-/// the run find it under the same name.
-pub fn node(process: &Process, stat: &Stat) -> Option<CString> {
+/// Where the kernel has what a fifo, device or socket of a mount stands for: all processes of the run
+/// find it under the same name.
+pub fn node_path(process: &Process, stat: &Stat) -> Option<CString> {
     let uid = sys::plain(libc::SYS_getuid, 0, 0, 0).ok()? as u32;
     let directory = layout::node_directory(uid, process.shared.id());
     let path = format!("{directory}/{:x}-{:x}-{:x}", stat.dev, stat.attr.st_ino, stat.attr.rdev);
-    let (directory, path) = (CString::new(directory).ok()?, CString::new(path).ok()?);
-    let mode = stat.attr.kind.mode_bits() | 0o600;
+    let directory = CString::new(directory).ok()?;
     let _ = sys::plain(libc::SYS_mkdir, directory.as_ptr() as u64, 0o700, 0);
+    CString::new(path).ok()
+}
+
+/// A node of the kernel for a fifo or device of a mount, made at the first open.
+pub fn node(process: &Process, stat: &Stat) -> Option<CString> {
+    let path = node_path(process, stat)?;
+    let mode = stat.attr.kind.mode_bits() | 0o600;
     let (path_at, rdev) = (path.as_ptr() as u64, stat.attr.rdev);
     match sys::plain(libc::SYS_mknod, path_at, u64::from(mode), rdev) {
         Ok(_) | Err(Errno::EEXIST) => Some(path),

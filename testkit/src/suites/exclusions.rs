@@ -76,18 +76,34 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Posix,
-        configs: &["run-*"],
-        case: "special::a_socket_can_be_bound_and_connected",
-        hangs: false,
-        reason: "bind(2) of a name takes a directory of the kernel's, and it has none of the mount.",
-    },
-    Exclusion {
-        suite: Suite::Posix,
         configs: &["run-passthrough*"],
         case: "xattrs::a_default_list_is_inherited_in_place_of_the_umask",
         hangs: false,
         reason: "The umask belongs to the process, all of whose threads make files: it cannot be \
                  taken away for the moment in which one of them makes a file below a default list.",
+    },
+    Exclusion {
+        suite: Suite::Pjdfstest,
+        configs: &["run-*"],
+        case: "rmdir::ebusy",
+        hangs: false,
+        reason: "Nothing of the kernel can be mounted on a directory that it does not know \
+                 (EOPNOTSUPP).",
+    },
+    Exclusion {
+        suite: Suite::Pjdfstest,
+        configs: &["run-passthrough-backing_off", "run-memory"],
+        case: "open::etxtbsy",
+        hangs: false,
+        reason: "What is executed is a copy in memory, because the kernel has no file to execute: \
+                 whoever writes to the file does not disturb it.",
+    },
+    Exclusion {
+        suite: Suite::Pjdfstest,
+        configs: &["run-passthrough-backing_off", "run-memory"],
+        case: "truncate::etxtbsy",
+        hangs: false,
+        reason: "As open::etxtbsy: what is executed is a copy in memory.",
     },
 ];
 

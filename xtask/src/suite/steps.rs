@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::packages::Tool;
-use crate::{bpf, demo, fuzz, rings};
+use crate::{bpf, demo, fuzz, rings, runs};
 
 /// When a step runs unless it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +115,10 @@ pub const STEPS: &[Step] = &[
     Step {
         when: When::Always,
         ..full("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test)
+    },
+    Step {
+        when: When::Always,
+        ..full("run", "the POSIX suites on programs without a mount", TEST_TOOLS, runs::test)
     },
     cargo(
         "shuttle",

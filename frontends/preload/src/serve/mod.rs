@@ -10,6 +10,7 @@ mod names;
 mod open;
 mod path;
 mod poll;
+mod sockets;
 mod xattrs;
 
 use std::ffi::CString;
@@ -290,6 +291,9 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_poll | libc::SYS_ppoll => Any(poll::poll),
         libc::SYS_select | libc::SYS_pselect6 => Any(poll::select),
         libc::SYS_epoll_ctl => Any(poll::epoll_ctl),
+
+        libc::SYS_bind => Any(sockets::bind),
+        libc::SYS_connect => Any(sockets::connect),
 
         libc::SYS_execve | libc::SYS_execveat => Any(exec::exec),
         libc::SYS_exit_group => Any(exec::exit),

@@ -48,6 +48,15 @@ fn both<'a>(
     empty: bool,
 ) -> Result<[super::path::Target<'a>; 2], Fail> {
     let [from, to] = two(call, plain);
+    for (one, other) in [(from, to), (to, from)] {
+        // What is no path fails, whatever file system the other one leads to.
+        if let Err(errno) = sys::string(call.args[one.1]) {
+            let target = call.target(other.0, other.1, empty)?;
+            let found = call.client().stat(call.task(), target.at(), target.path, false);
+            let outside = matches!(found, Err(defuse_direct::Stop::Outside(_)));
+            return Err(if outside { Fail::Pass } else { errno.into() });
+        }
+    }
     match (call.target(from.0, from.1, empty), call.target(to.0, to.1, false)) {
         (Ok(from), Ok(to)) => Ok([from, to]),
         (Err(_), Err(_)) => Err(Fail::Pass),

@@ -1,0 +1,77 @@
+//! Sockets with a name in a mount: the name is the file system's, and what listens there the
+//! kernel's, in the run's directory of nodes.
+
+use std::ffi::CString;
+
+use defuse_direct::{Access, At};
+use defuse_fs::{Errno, FileKind};
+
+use super::{Call, Served};
+use crate::sys;
+
+const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
+/// The path in `struct sockaddr_un`.
+const PATH_MAX: usize = 108;
+
+/// The path in the address of a call; `None` for another family, and for names without one.
+fn path<'a>(call: &Call<'a>) -> Option<&'a [u8]> {
+    let len = usize::try_from(call.args[2]).ok().filter(|len| *len <= 2 + PATH_MAX)?;
+    let path = sys::bytes(call.args[1], len).ok()?.strip_prefix(&FAMILY)?;
+    let path = path.split(|&byte| byte == 0).next()?;
+    (!path.is_empty()).then_some(path)
+}
+
+/// Makes the call with the node of the socket at `path` in place of the address.
+fn with_node(call: &Call<'_>, path: &[u8], before: impl FnOnce(&CString)) -> Result<i64, Errno> {
+    let stat = call.client().stat(call.task(), At::Cwd, path, true);
+    let stat = stat.map_err(|_| Errno::ENOENT)?;
+    if stat.attr.kind != FileKind::Socket {
+        return Err(Errno::from_raw(libc::ECONNREFUSED));
+    }
+    let node = crate::handover::node_path(call.process, &stat).ok_or(Errno::ENOENT)?;
+    before(&node);
+    let mut address = FAMILY.to_vec();
+    address.extend_from_slice(node.as_bytes_with_nul());
+    if address.len() > 2 + PATH_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let mut args = *call.args;
+    (args[1], args[2]) = (address.as_ptr() as u64, address.len() as u64);
+    Ok(sys::pass(call.number, &args))
+}
+
+pub fn bind(call: &Call<'_>) -> Served {
+    let Some(path) = path(call) else { return Err(super::Fail::Pass) };
+    let (client, task) = (call.client(), call.task());
+    let mode = FileKind::Socket.mode_bits() | 0o777;
+    match client.mknod(task, At::Cwd, path, mode, 0) {
+        Ok(()) => {}
+        Err(defuse_direct::Stop::Errno(Errno::EEXIST)) => {
+            return Err(Errno::from_raw(libc::EADDRINUSE).into());
+        }
+        Err(defuse_direct::Stop::Errno(errno)) => return Err(errno.into()),
+        Err(defuse_direct::Stop::Outside(_)) => return Err(super::Fail::Pass),
+    }
+    // The inode may have had the number of a socket that is gone.
+    let clear = |node: &CString| {
+        let _ = sys::plain(libc::SYS_unlink, node.as_ptr() as u64, 0, 0);
+    };
+    let value = with_node(call, path, clear).unwrap_or_else(sys::failure);
+    if value < 0 {
+        let _ = client.unlink(task, At::Cwd, path);
+    }
+    Ok(value)
+}
+
+pub fn connect(call: &Call<'_>) -> Served {
+    let Some(path) = path(call) else { return Err(super::Fail::Pass) };
+    match call.client().access(call.task(), At::Cwd, path, Access::WRITE, (true, true)) {
+        Ok(()) => Ok(with_node(call, path, |_| ()).unwrap_or_else(|errno| match errno {
+            // Nobody has bound it in this run.
+            Errno::ENOENT => -i64::from(libc::ECONNREFUSED),
+            errno => sys::failure(errno),
+        })),
+        Err(defuse_direct::Stop::Errno(errno)) => Err(errno.into()),
+        Err(defuse_direct::Stop::Outside(_)) => Err(super::Fail::Pass),
+    }
+}
