@@ -341,6 +341,11 @@ fn children_that_are_killed_take_nothing_from_their_parent() {
 }
 
 #[test]
+fn a_full_table_of_descriptors_is_full_at_the_same_number() {
+    same_c("full", include_str!("run/full.c"), everywhere);
+}
+
+#[test]
 fn who_asks_is_a_matter_of_the_thread() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");

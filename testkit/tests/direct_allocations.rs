@@ -1,0 +1,78 @@
+//! Reads and writes of the in-process client take no memory from the heap.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Place, Task};
+use defuse_fs::FileSystem;
+use defuse_memory::Memory;
+use defuse_passthrough::Passthrough;
+
+/// The system's allocator, which counts what each thread asks for.
+struct Counting;
+
+thread_local! {
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system allocator's; a thread's own number is counted up beside.
+unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the trait's own promises.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.set(TAKEN.get() + 1);
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    // SAFETY: see `alloc`.
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: see `alloc`; the memory came from there.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn taken(run: impl FnOnce()) -> u64 {
+    let before = TAKEN.get();
+    run();
+    TAKEN.get() - before
+}
+
+#[test]
+fn reads_and_writes_allocate_nothing() {
+    // That something is counted at all.
+    assert_eq!(taken(|| drop(std::hint::black_box(vec![1u8]))), 1);
+    let dir = tempfile::tempdir().unwrap();
+    let options = defuse_passthrough::Options {
+        credentials: defuse_passthrough::Credentials::Restore,
+        ..Default::default()
+    };
+    let backends: [(&str, Arc<dyn FileSystem>); 2] = [
+        ("memory", Arc::new(Memory::new(Default::default()))),
+        ("passthrough", Arc::new(Passthrough::new(dir.path(), options).unwrap())),
+    ];
+    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    for (name, fs) in backends {
+        let client = Client::new(Options::default());
+        client.mount(b"/data", fs, &MountArgs::default()).unwrap();
+        let how = How { flags: 0o102, mode: 0o644, ..How::default() };
+        let file = client.open(&task, At::Cwd, b"/data/file", how).unwrap();
+        let mut bytes = vec![7u8; 64 << 10];
+        // Pages of a file are taken once, and cells of the thread's statistics.
+        assert_eq!(client.pwrite(&task, &file, &bytes, 0), Ok(bytes.len()));
+        let mut round = || {
+            assert_eq!(client.lseek(&task, &file, 0, 0), Ok(0));
+            assert_eq!(client.write(&task, &file, &bytes[..4096]), Ok(4096));
+            assert_eq!(client.pwrite(&task, &file, &bytes, 0), Ok(bytes.len()));
+            assert_eq!(client.read(&task, &file, &mut bytes[..4096]), Ok(4096));
+            let all = bytes.len();
+            assert_eq!(client.pread(&task, &file, &mut bytes, 0), Ok(all));
+        };
+        round();
+        // As many as are needed for every sixteenth to have been timed.
+        assert_eq!(taken(|| (0..100).for_each(|_| round())), 0, "{name}");
+    }
+}
