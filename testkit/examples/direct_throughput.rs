@@ -1,8 +1,10 @@
 //! What a call of the in-process client costs: `cargo run --release -p defuse-testkit --example
 //! direct_throughput`. 4 KiB reads and writes of a file of 4 MiB in tmpfs, natively and through the
 //! client on passthrough and memory, in turns; and a file system that does nothing, for the share
-//! of the client itself.
+//! of the client itself. Beside them memory behind a socket, and behind a mount of the kernel with
+//! `direct_io` where one can be made.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +14,11 @@ use defuse_fs::layer::Method;
 use defuse_fs::{
     Context, File, FileSystem, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf, delegate,
 };
+use defuse_fuse::client::{Client as Connection, ClientOptions};
+use defuse_fuse::{Server, ServerOptions};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
+use defuse_testkit::mounted::{self, Mount};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
@@ -85,7 +90,7 @@ fn direct(
     Target { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
 }
 
-fn native(dir: &Path) -> Target {
+fn native(name: &'static str, dir: &Path) -> Target {
     let mut file = std::fs::File::options();
     file.read(true).write(true).create(true).truncate(true);
     let file = Arc::new(file.open(dir.join("native")).expect("a file in /dev/shm"));
@@ -96,7 +101,7 @@ fn native(dir: &Path) -> Target {
     let write = move |bytes: &[u8], at: u64| {
         rustix::io::pwrite(&*other, bytes, at).expect("write");
     };
-    Target { name: "native", read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
+    Target { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
 }
 
 fn main() {
@@ -111,12 +116,19 @@ fn main() {
     };
     let passthrough = Passthrough::new(dir.path(), options).expect("a source");
     let memory = || Memory::new(defuse_memory::Options::default());
-    let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
+    let socket = dir.path().join("socket");
+    let server = Server::bind(&socket, Arc::new(memory()), ServerOptions::default());
+    let server = Arc::new(server.expect("a socket"));
+    let running = Arc::clone(&server);
+    std::thread::spawn(move || running.run());
+    let over = Connection::connect(&socket, ClientOptions::default()).expect("a connection");
+    let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 4] = [
         ("passthrough", b"p:", Arc::new(passthrough)),
         ("memory", b"m:", Arc::new(memory())),
         ("dummy", b"d:", Arc::new(Dummy { inner: memory() })),
+        ("socket", b"s:", Arc::new(over)),
     ];
-    let mut targets = vec![native(dir.path())];
+    let mut targets = vec![native("native", dir.path())];
     for (name, target, fs) in mounts {
         client.mount(target, fs, &MountArgs::default()).expect("mount");
         let path = [target, b"/file"].concat();
@@ -124,6 +136,11 @@ fn main() {
         let file = client.open(&task, At::Cwd, &path, how).expect("open");
         targets.push(direct(name, &client, &task, file));
     }
+    let mount = match mounted::why_not() {
+        None => Mount::new(OsStr::new("memory:"), dir.path(), &["-o", "direct_io"]).ok(),
+        Some(_) => None,
+    };
+    targets.extend(mount.as_ref().map(|mount| native("kernel mount", mount.path())));
     let mut block = vec![7u8; BLOCK];
     for round in 0..ROUNDS {
         for target in &mut targets {
@@ -155,4 +172,5 @@ fn main() {
         share(0),
         share(1)
     );
+    drop((targets, mount));
 }
