@@ -162,4 +162,51 @@ mod tests {
             answer(round as u8, &answers);
         }
     }
+
+    /// One good answer to each call, as the target `answers` takes them, with a file for each. Run as
+    /// fuzz/README.md says.
+    #[test]
+    #[ignore = "writes files where FUZZ_SEEDS says"]
+    fn write_answer_seeds() {
+        let dir = std::env::var_os("FUZZ_SEEDS").expect("FUZZ_SEEDS is set");
+        let dir = std::path::PathBuf::from(dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let attr = abi::Attr { ino: 5, mode: 0o100_644, nlink: 1, ..abi::Attr::default() };
+        let entry = abi::EntryOut { nodeid: 5, attr, ..abi::EntryOut::default() };
+        let attr = abi::AttrOut { attr, ..abi::AttrOut::default() };
+        let open = abi::OpenOut { fh: 3, ..abi::OpenOut::default() };
+        let (entry, attr, open) = (entry.as_bytes(), attr.as_bytes(), open.as_bytes());
+        let created = [entry, open].concat();
+        // Inode, next position, length of the name, type, the name, and what fills eight bytes.
+        let words = [5_u64.to_ne_bytes(), 1_u64.to_ne_bytes()].concat();
+        let name = [4_u32.to_ne_bytes(), 8_u32.to_ne_bytes()].concat();
+        let listed = [&words[..], &name, b"name\0\0\0\0"].concat();
+        let good: [&[u8]; 16] = [
+            entry,
+            attr,
+            attr,
+            &created,
+            entry,
+            b"target",
+            b"value",
+            b"user.x\0",
+            &listed,
+            &[entry, &listed].concat(),
+            b"data",
+            &[0; 32],
+            &[0; 24],
+            &[0; 80],
+            &created,
+            open,
+        ];
+        for (choice, body) in good.into_iter().enumerate() {
+            let head = [choice as u8, body.len() as u8, 0, 255];
+            let notified = [head[0], 40, 0, 1];
+            let seed = [&head[..], body].concat();
+            std::fs::write(dir.join(format!("call{choice}")), &seed).unwrap();
+            // The same after a notification.
+            let seed = [&notified[..], &[0; 40], &head[1..], body].concat();
+            std::fs::write(dir.join(format!("notified{choice}")), seed).unwrap();
+        }
+    }
 }
