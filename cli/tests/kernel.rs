@@ -4,19 +4,21 @@
 mod common;
 #[path = "common/foreign.rs"]
 mod foreign;
+#[path = "common/terminal.rs"]
+mod terminal;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Place, Said, eventually, said};
 use defuse_probe::{Op, Snapshot, Stage};
 use foreign::{Foreign, has};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use terminal::Terminal;
 
 /// A snapshot of the kernel's side that was taken while `work` ran; `None` with a word where BPF is
 /// not permitted.
@@ -399,56 +401,6 @@ fn top_prints_every_connection_for_scripts() {
     let row = rows.iter().find(|row| row["mount"] == mnt.to_str().unwrap()).unwrap();
     assert_eq!((row["daemon"].as_str(), row["congested"].as_bool()), (Some("defuse"), Some(false)));
     place.fails(2, &["top"], "no terminal");
-}
-
-/// The program on a terminal of its own.
-struct Terminal {
-    child: Child,
-    master: OwnedFd,
-    shown: String,
-}
-
-impl Terminal {
-    fn start(place: &Place, arguments: &[&str]) -> Terminal {
-        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
-        let size = rustix::termios::Winsize { ws_row: 24, ws_col: 140, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&master, size).unwrap();
-        let slave = || File::options().read(true).write(true).open(&name).unwrap();
-        let mut command = place.command(arguments);
-        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
-        rustix::io::ioctl_fionbio(&master, true).unwrap();
-        Terminal { child, master, shown: String::new() }
-    }
-
-    /// Reads until `text` is shown.
-    fn shows(&mut self, text: &str) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !self.shown.contains(text) {
-            assert!(Instant::now() < deadline, "{text:?} is not in {:.2000?}", self.shown);
-            let mut part = [0; 4096];
-            match rustix::io::read(&self.master, &mut part) {
-                Ok(len) => self.shown.push_str(&String::from_utf8_lossy(&part[..len])),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-
-    fn types(&mut self, keys: &[u8]) {
-        self.shown.clear();
-        rustix::io::write(&self.master, keys).unwrap();
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// What leaves the screen of full-screen programs.
