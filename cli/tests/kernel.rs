@@ -6,6 +6,8 @@ mod common;
 mod foreign;
 #[path = "common/terminal.rs"]
 mod terminal;
+#[path = "../../trace/tests/trace_format/mod.rs"]
+mod trace_format;
 
 use std::fs;
 use std::io::Read;
@@ -312,24 +314,36 @@ fn a_trace_lets_through_what_it_is_asked_for() {
 }
 
 #[test]
-fn a_timeline_for_perfetto_is_complete() {
+fn a_timeline_for_perfetto_is_complete_and_well_formed() {
     let Some(place) = Place::to_mount() else { return };
     let Some(_mount) = Foreign::bindfs(&place) else { return };
-    let mut trace = place.command(&["trace", "mnt", "--perfetto", "timeline.json"]);
-    let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut trace = until_it_looks(trace);
-    fs::write(place.path("mnt/file"), "x").unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(ended(&mut trace).code, Some(0));
-    let text = fs::read_to_string(place.path("timeline.json")).unwrap();
-    let timeline: Value = serde_json::from_str(&text).unwrap();
-    let events = timeline["traceEvents"].as_array().unwrap();
-    let served = events.iter().filter(|event| event["ph"] == "X");
-    assert!(served.clone().any(|event| event["name"] == "CREATE"), "{text}");
-    for event in served {
-        let thread = &event["tid"];
-        let is_name = |other: &&Value| other["ph"] == "M" && other["tid"] == *thread;
-        assert!(events.iter().any(|other| is_name(&other)), "{event} has a track with a name");
+    for via in ["bpf", "tracefs"] {
+        let mut trace =
+            place.command(&["trace", "mnt", "--via", via, "--perfetto", "timeline.json"]);
+        let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut trace = until_it_looks(trace);
+        // Several threads at once, so that requests overlap; data, so that some read ahead.
+        std::thread::scope(|scope| {
+            for name in ["one", "two", "three"] {
+                let file = place.path("mnt").join(format!("{name}-{via}"));
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        fs::write(&file, vec![7; 300 << 10]).unwrap();
+                        assert_eq!(fs::read(&file).unwrap().len(), 300 << 10);
+                    }
+                });
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let ended = ended(&mut trace);
+        if ended.code != Some(0) {
+            println!("skipped: {via} is not permitted here: {}", ended.err);
+            continue;
+        }
+        let text = fs::read_to_string(place.path("timeline.json")).unwrap();
+        let slices = trace_format::check(&text);
+        assert!(slices > 60, "{via}: {slices}");
+        assert!(text.contains("\"CREATE\""), "{via}");
     }
 }
 
