@@ -336,6 +336,11 @@ fn small_stacks_are_enough() {
 }
 
 #[test]
+fn shared_mappings_of_a_file_are_one() {
+    same_c("mappings", include_str!("run/mappings.c"), everywhere);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), on_passthrough);
 }
