@@ -331,6 +331,16 @@ fn threads_end_with_the_stacks_of_others_to_unmap() {
 }
 
 #[test]
+fn small_stacks_are_enough() {
+    same_c("stacks", include_str!("run/stacks.c"), everywhere);
+}
+
+#[test]
+fn shared_mappings_of_a_file_are_one() {
+    same_c("mappings", include_str!("run/mappings.c"), everywhere);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), everywhere);
 }

@@ -112,7 +112,7 @@ fn list(state: &AtomicU32) {
     // What an ending thread still calls may bring it back: destructors of the program, and the C
     // library itself, which unmaps stacks at the very end. Then nobody would take it off any more, so
     // it is not listed, and not waited for.
-    if ENDS.get() < LAST_END {
+    if !has_ended() {
         // The list may grow by memory of our heap, in which nobody forks while the lock is held.
         THREADS.lock().push(std::ptr::from_ref(state) as usize);
         LISTED.fetch_add(1, Ordering::Relaxed);
@@ -124,10 +124,17 @@ fn list(state: &AtomicU32) {
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
 const LAST_END: u32 = 3;
 
+/// Whether this thread was told its end for the last time: what it has from now on stays.
+pub fn has_ended() -> bool {
+    ENDS.get() >= LAST_END
+}
+
 /// Takes this thread off the list, at its end: it is not inside.
 pub fn forget() {
     ENDS.set(ENDS.get() + 1);
-    if ENDS.get() < LAST_END {
+    if has_ended() {
+        crate::entry::drop_stack();
+    } else {
         // Whatever the thread does from here to there is forgotten then.
         thread_exit::arm();
     }
