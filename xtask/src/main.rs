@@ -1,4 +1,5 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `fuzz` and `bpf`.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `fuzz`, `bpf` and
+//! `library`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -12,6 +13,7 @@ mod bpf;
 mod command;
 mod demo;
 mod fuzz;
+mod library;
 mod packages;
 mod rings;
 mod suite;
@@ -43,6 +45,7 @@ enum Task {
     },
     Fuzz(fuzz::FuzzArgs),
     Bpf(bpf::BpfArgs),
+    Library(library::LibraryArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Bench { args } => bench(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
+        Task::Library(args) => library::run(&args).map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");
