@@ -123,6 +123,39 @@ fn the_first_example_compiles_and_runs() {
     assert_eq!(run(&mut program), "hello, world\n");
 }
 
+/// What a tour printed, and its statistics apart.
+fn toured(command: &mut Command) -> (Vec<String>, Vec<String>) {
+    let lines = run(command).lines().map(str::to_owned).collect::<Vec<_>>();
+    lines.into_iter().partition(|line| !line.starts_with("statistics"))
+}
+
+#[test]
+fn the_tours_in_c_and_in_rust_show_the_same() {
+    let Some((dir, mut program)) = program("examples/tour.c", &[]) else { return };
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let (shown, statistics) = toured(program.arg(&data));
+    let expected = [
+        "mounted mem:",
+        "mounted scratch:",
+        "mounted /data",
+        "mounted /more",
+        "copied 262144 bytes from mem:/one to scratch:/two",
+        "copied 262144 bytes from scratch:/two to /data/three",
+        "/data has three",
+        "read 4 pieces of /more/three at once: the same bytes",
+    ];
+    assert_eq!(shown, expected);
+    assert!(statistics.len() == 4 && statistics[2].contains("\"bytes\":262144"), "{statistics:?}");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["run", "--offline", "--quiet", "--package", "defuse-testkit", "--example"]);
+    let again = dir.path().join("again");
+    std::fs::create_dir(&again).unwrap();
+    let (shown, statistics) = toured(cargo.args(["direct_tour", "--"]).arg(&again));
+    assert_eq!(shown, expected);
+    assert!(statistics.len() == 4 && statistics[2].contains("262144 bytes"), "{statistics:?}");
+}
+
 #[test]
 fn the_calls_do_in_c_what_their_manual_pages_say() {
     let Some((dir, mut program)) = program("tests/c/calls.c", &["-D_GNU_SOURCE"]) else { return };
