@@ -25,9 +25,10 @@
 extern "C" {
 #endif
 
-/* Of <time.h> and <sys/stat.h>, where a feature test macro asks for them. */
+/* Of <time.h> and <sys/stat.h>, where a feature test macro asks for them, and <linux/openat2.h>. */
 struct timespec;
 struct statx;
+struct open_how;
 
 /* ---- mount file systems into this process: defuse_mount(3) ---- */
 
@@ -80,6 +81,13 @@ int defuse_openat(int dir, const char *path, int flags, ...);
  * Makes a file and opens it for writing, creat(2).
  */
 int defuse_creat(const char *path, mode_t mode);
+
+/**
+ * Opens a file with restrictions of the walk, openat2(2): `how` is a `struct open_how` of
+ * <linux/openat2.h>, `size` its size. EINVAL for bits that it does not know and for another size,
+ * EXDEV, ELOOP and EAGAIN as its manual page has them.
+ */
+int defuse_openat2(int dir, const char *path, const struct open_how *how, size_t size);
 
 /**
  * Closes a descriptor, close(2).

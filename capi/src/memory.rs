@@ -22,6 +22,12 @@ pub fn set_errno(number: i32) {
     unsafe { *libc::__errno_location() = number };
 }
 
+/// `errno` of this thread.
+pub fn errno() -> i32 {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() }
+}
+
 /// A C string, or NULL.
 #[repr(transparent)]
 pub struct Text(*const c_char);

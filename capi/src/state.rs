@@ -8,6 +8,7 @@ use defuse_direct::{
 use defuse_fs::Errno;
 
 use crate::aio::Contexts;
+use crate::memory;
 
 /// One for the process.
 pub struct State {
@@ -54,17 +55,20 @@ impl<T> Returned for *mut T {
     const FAILED: *mut T = std::ptr::null_mut();
 }
 
-/// Runs a call; where it panics, that is `EIO`.
+/// Runs a call; where it panics, that is `EIO`. Leaves `errno` as it was, whatever the file system did
+/// to it: readdir(3) tells the end from an error by that.
 fn guarded<T>(run: impl FnOnce(&'static State) -> Result<T>) -> Result<T, Errno> {
+    let before = memory::errno();
     let run = std::panic::AssertUnwindSafe(|| run(state()?));
     let result = std::panic::catch_unwind(run).unwrap_or(Err(Stop::Errno(Errno::EIO)));
+    memory::set_errno(before);
     result.map_err(|stop| stop.errno())
 }
 
 /// Runs a call; what fails sets `errno` and gives -1, or NULL.
 pub fn call<T: Returned>(run: impl FnOnce(&'static State) -> Result<T>) -> T {
     guarded(run).unwrap_or_else(|errno| {
-        crate::memory::set_errno(errno.raw());
+        memory::set_errno(errno.raw());
         T::FAILED
     })
 }

@@ -7,12 +7,12 @@
 
 use std::ffi::c_int;
 
-use defuse_direct::{FdFlags, How, Result};
+use defuse_direct::{FdFlags, How, Resolve, Result};
 use defuse_fs::Errno;
 
 use super::locks;
 use crate::explain::explained;
-use crate::memory::Text;
+use crate::memory::{In, Text};
 use crate::state::{State, call, done};
 
 /// Opens a file, open(2). `mode` counts with O_CREAT and O_TMPFILE.
@@ -44,10 +44,40 @@ pub(super) fn open(
     flags: c_int,
     mode: libc::mode_t,
 ) -> Result<c_int> {
-    let how = How { flags: flags as u32, mode, ..How::default() };
+    open_how(state, dir, path, How { flags: flags as u32, mode, ..How::default() })
+}
+
+fn open_how(state: &State, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
     let start = state.start(dir, path, 0);
     let opened = start.and_then(|start| state.client.open(&state.task, start.at(), path, how));
-    state.give(explained("open", path, opened)?, flags & libc::O_CLOEXEC != 0)
+    state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
+}
+
+/// Opens a file with restrictions of the walk, openat2(2): `how` is a `struct open_how` of
+/// <linux/openat2.h>, `size` its size. EINVAL for bits that it does not know and for another size,
+/// EXDEV, ELOOP and EAGAIN as its manual page has them.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_openat2(
+    dir: c_int,
+    path: Text,
+    how: In<libc::open_how>,
+    size: usize,
+) -> c_int {
+    call(|state| {
+        if size != size_of::<libc::open_how>() {
+            return Err(Errno::EINVAL.into());
+        }
+        let (path, how) = (path.get()?, how.get()?);
+        let (Ok(flags), Ok(mode)) = (u32::try_from(how.flags), u32::try_from(how.mode)) else {
+            return Err(Errno::EINVAL.into());
+        };
+        let makes = flags & (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32 != 0;
+        if mode & !0o7777 != 0 || mode != 0 && !makes {
+            return Err(Errno::EINVAL.into());
+        }
+        open_how(state, dir, path, How { flags, mode, resolve: Resolve(how.resolve) })
+    })
 }
 
 /// Closes a descriptor, close(2).

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <limits.h>
+#include <linux/openat2.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -134,6 +135,7 @@ static void attributes(const char *mount) {
 
 static void names(const char *mount) {
     char text[PATH_MAX], *full;
+    struct open_how how = {.flags = O_RDONLY, .resolve = RESOLVE_BENEATH};
     struct stat st;
     int dir, fd;
     CHECK(defuse_mkdir(P("/n"), 0700) == 0 && (dir = defuse_open(P("/n"), O_RDONLY)) >= 0);
@@ -160,6 +162,12 @@ static void names(const char *mount) {
     FAILS(defuse_renameat2(dir, "hard", dir, "file2", RENAME_NOREPLACE), EEXIST);
     CHECK(defuse_renameat2(dir, "sub", dir, "file2", RENAME_EXCHANGE) == 0);
     CHECK(defuse_fstatat(dir, "file2", &st, 0) == 0 && S_ISDIR(st.st_mode));
+    CHECK(defuse_symlinkat("/", dir, "out") == 0 && how.resolve == RESOLVE_BENEATH);
+    CHECK((fd = defuse_openat2(dir, "file", &how, sizeof how)) >= 0 && defuse_close(fd) == 0);
+    FAILS(defuse_openat2(dir, "out", &how, sizeof how), EXDEV);
+    FAILS(defuse_openat2(dir, "file", &how, 8), EINVAL);
+    how.mode = 0600;
+    FAILS(defuse_openat2(dir, "file", &how, sizeof how), EINVAL);
     FAILS(defuse_unlink(P("/n/file2")), EISDIR);
     FAILS(defuse_rmdir(P("/n")), ENOTEMPTY);
     CHECK(defuse_unlink(P("/n/sub")) == 0 && defuse_rmdir(P("/n/file2")) == 0);

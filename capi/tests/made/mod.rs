@@ -100,7 +100,7 @@ fn in_c(name: &str, source: &str) -> String {
         documentation: true,
         ..Default::default()
     };
-    let structures = ["stat", "statx", "statvfs", "iovec", "dirent", "timespec"];
+    let structures = ["stat", "statx", "statvfs", "iovec", "dirent", "timespec", "open_how"];
     let mut rename = |name: &str, to: &str| config.export.rename.insert(name.into(), to.into());
     for name in structures {
         rename(name, &format!("struct {name}"));
@@ -175,9 +175,10 @@ const PREAMBLE: &str = "\
 extern \"C\" {
 #endif
 
-/* Of <time.h> and <sys/stat.h>, where a feature test macro asks for them. */
+/* Of <time.h> and <sys/stat.h>, where a feature test macro asks for them, and <linux/openat2.h>. */
 struct timespec;
 struct statx;
+struct open_how;
 ";
 
 const END: &str = "
