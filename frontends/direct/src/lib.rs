@@ -44,7 +44,7 @@ mod walk;
 mod xattrs;
 
 pub use access::Access;
-pub use asynchronous::Pending;
+pub use asynchronous::{Callback, Pending};
 pub use attributes::{Owner, Stat, Times};
 pub use client::{Client, MountArgs, MountInfo, Options};
 pub use credentials::{Credentials, cap};

@@ -84,6 +84,10 @@ const TEST_TOOLS: &[Tool] = &[
         "/usr/share/doc/libfuse3-dev/examples/hello.c",
         "libfuse's examples over a socket",
     ),
+    Tool::package_for("g++", "c++", "the header of libdefuse as C++"),
+    Tool::package_for("groff", "groff", "manual pages without warnings"),
+    Tool::package_for("binutils", "readelf", "the symbols of libdefuse and their versions"),
+    Tool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 
