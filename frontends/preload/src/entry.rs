@@ -146,7 +146,7 @@ std::arch::global_asm!(
     "jmp 2b",
     "8:",
     "mov [rsp + 304], rax",
-    "call {make_stack}",
+    "call {new_stack}",
     "mov rdi, [rsp + 304]",
     "mov rsi, rsp",
     "mov rcx, rax",
@@ -167,7 +167,7 @@ std::arch::global_asm!(
     cloned = sym CLONED,
     after_clone = const AFTER_CLONE,
     red_zone = const 128,
-    make_stack = sym make_stack,
+    new_stack = sym make_stack,
     stack_len = const STACK_LEN,
 );
 
