@@ -23,8 +23,7 @@ pub mod measure;
 pub mod peers;
 pub mod report;
 pub mod runner;
-pub mod stats;
 pub mod target;
 pub mod workloads;
 
-pub use defuse_measure::{caches, command, cpu};
+pub use defuse_measure::{caches, command, cpu, stats};

@@ -64,6 +64,8 @@ fn ended_early(child: &mut Child) -> Failure {
 pub fn detach() -> Result<Ready> {
     // Fails only for the leader of a group, which a process that was just started is not.
     let _ = rustix::process::setsid();
+    // Started as /proc/self/exe, it would be `exe` in ps(1) and top(1).
+    let _ = rustix::thread::set_name(c"defuse");
     std::env::set_current_dir("/").map_err(Failure::failed)?;
     Ok(Ready::Parent)
 }

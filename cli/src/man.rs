@@ -58,6 +58,16 @@ const FILES: &[(&str, &str)] = &[
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (
+        "../lib/defuse/libdefuse_preload.so",
+        "What `defuse run` loads into programs, seen from the program's own directory; or beside the \
+      program. The variable DEFUSE_PRELOAD_LIBRARY names another one.",
+    ),
+    (
+        "~/.cache/defuse",
+        "Which places of libraries `defuse run` patches, by build id; in $XDG_CACHE_HOME where that \
+      is set. It may be removed at any time.",
+    ),
+    (
         "/sbin/mount.fuse.defuse",
         "For mount(8) and fstab(5): a symbolic link to the program \
       (ln -s /usr/bin/defuse /sbin/mount.fuse.defuse). Its exit codes are those of mount(8): 1 for \
@@ -89,8 +99,7 @@ pub fn run(args: &ManArgs) -> Result {
     fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
     let mut command = built();
     write(dir, "defuse.1", &main_page(&mut command)?)?;
-    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = format!("defuse-{}", subcommand.get_name());
+    for (name, subcommand) in pages(&command, "defuse") {
         // Roff would run the lines of the tables together.
         let page = subcommand
             .clone()
@@ -140,6 +149,17 @@ pub fn main_help() -> String {
         let _ = writeln!(text, "  {code}  {meaning}");
     }
     text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
+}
+
+/// Commands with a page of their own, and those within them, by the names of their pages.
+fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
+    let mut pages = Vec::new();
+    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = format!("{name}-{}", subcommand.get_name());
+        pages.extend(self::pages(subcommand, &name));
+        pages.push((name, subcommand));
+    }
+    pages
 }
 
 fn built() -> Command {
@@ -233,6 +253,17 @@ mod tests {
         for (form, _) in options::parts().into_iter().flat_map(|(_, options)| options) {
             assert!(page.contains(&roff(&form)), "{form}");
         }
+    }
+
+    #[test]
+    fn commands_within_commands_have_pages() {
+        let command = built();
+        let names: Vec<String> =
+            pages(&command, "defuse").into_iter().map(|(name, _)| name).collect();
+        for expected in ["defuse-mount", "defuse-bench", "defuse-bench-direct"] {
+            assert!(names.iter().any(|name| name == expected), "{names:?}");
+        }
+        assert!(!names.iter().any(|name| name.contains("worker")), "{names:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ impl Entry {
 impl Found {
     /// The control socket beside the entry.
     pub fn socket(&self) -> PathBuf {
-        self.file.with_extension("sock")
+        socket_beside(&self.file)
     }
 
     /// Removes the entry and its socket, unless a later daemon has put its own there.
@@ -133,6 +133,15 @@ pub fn process_start(pid: u32) -> Option<u64> {
     parse_start(&String::from_utf8_lossy(&stat))
 }
 
+/// How long a process has existed; `None` where it has ended.
+pub fn process_age(pid: u32) -> Option<Duration> {
+    let start = process_start(pid)?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let start =
+        Duration::from_secs_f64(start as f64 / rustix::param::clock_ticks_per_second() as f64);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).checked_sub(start).or(Some(Duration::ZERO))
+}
+
 fn parse_start(stat: &str) -> Option<u64> {
     // The name of the program is in parentheses, and may have some itself.
     let fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
@@ -144,11 +153,21 @@ fn parse_start(stat: &str) -> Option<u64> {
     if ended { None } else { start.parse().ok() }
 }
 
-/// Writes the entry of this process.
-pub fn write(entry: &Entry) -> Result<Found> {
+/// Where the entry of a connection of this user is to lie; its directory is made.
+pub fn place(connection: u32) -> Result<PathBuf> {
     let dir = own_dir()?;
     make_dir(&dir)?;
-    let file = dir.join(format!("{}.json", entry.connection));
+    Ok(dir.join(format!("{connection}.json")))
+}
+
+/// The control socket beside an entry.
+pub fn socket_beside(file: &Path) -> PathBuf {
+    file.with_extension("sock")
+}
+
+/// Writes the entry of this process.
+pub fn write(entry: &Entry) -> Result<Found> {
+    let file = place(entry.connection)?;
     let failed = |error: &dyn std::fmt::Display| {
         Failure::Failed(format!("cannot register the mount in {}: {error}", file.display()))
     };
@@ -160,7 +179,6 @@ pub fn write(entry: &Entry) -> Result<Found> {
 
 /// All entries that this user may see, by mount point. Those that are gone are removed.
 pub fn all() -> Vec<Found> {
-    let mounts = fuse_mounts().unwrap_or_default();
     let mut dirs: Vec<PathBuf> = own_dir().into_iter().collect();
     if std::env::var_os(DIR_VARIABLE).is_none()
         && !dirs.iter().any(|dir| dir == Path::new(SYSTEM_DIR))
@@ -169,8 +187,12 @@ pub fn all() -> Vec<Found> {
     }
     let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     let files = files.map(|file| file.path()).filter(|path| is_entry(path));
+    let entries: Vec<(Entry, PathBuf)> =
+        files.filter_map(|file| Some((read(&file)?, file))).collect();
+    // Looked at last, because an entry is written when its mount is there.
+    let mounts = fuse_mounts().unwrap_or_default();
     let mut found: Vec<Found> =
-        files.filter_map(|file| Some(judge(read(&file)?, file, &mounts))).collect();
+        entries.into_iter().map(|(entry, file)| judge(entry, file, &mounts)).collect();
     for gone in found.extract_if(.., |found| found.state == State::Gone) {
         gone.remove();
     }

@@ -1,10 +1,11 @@
 //! `defuse run`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use defuse_compose::{Settings, Source, open_text};
 use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
 use crate::error::{Failure, Result};
@@ -76,7 +78,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         Failure::Failed(format!("{}: {error}: is it installed, and in PATH?", program.display()))
     })?;
     let uid = rustix::process::getuid().as_raw();
-    let _ = std::fs::remove_dir_all(layout::node_directory(uid, run_id()));
+    let _ = fs::remove_dir_all(layout::node_directory(uid, run_id()));
     if args.report {
         report(&memory);
     }
@@ -134,25 +136,51 @@ fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
     Ok(servers)
 }
 
-/// The library: beside the program, or where cargo leaves what the program depends on.
+/// The variable that names the library, for whoever keeps it elsewhere.
+const LIBRARY_VARIABLE: &str = "DEFUSE_PRELOAD_LIBRARY";
+
+/// The library: where the variable says, or in one of the places that belong to the program.
 fn library() -> Result<PathBuf> {
     let program = std::env::current_exe().map_err(Failure::failed)?;
+    let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty());
+    find_library(&program, named.as_deref())
+}
+
+fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
-    let places = places.into_iter().chain([folder.join("../lib/defuse").join(LIBRARY)]);
-    let places: Vec<PathBuf> = places.collect();
-    places.iter().find(|place| place.exists()).cloned().ok_or_else(|| {
-        let folder = folder.display();
-        Failure::Failed(format!(
-            "{LIBRARY} is not in {folder}: build it by `cargo build -p defuse-preload`, or install \
-             it beside the program"
-        ))
-    })
+    let places = match named {
+        Some(named) => vec![PathBuf::from(named)],
+        None => vec![
+            // Where cargo leaves what a program depends on. What else it may have put beside the
+            // program would be older.
+            folder.join("deps").join(LIBRARY),
+            folder.join(LIBRARY),
+            folder.join("../lib/defuse").join(LIBRARY),
+        ],
+    };
+    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+    let Some(library) = found.filter(|library| library.is_file()) else {
+        let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        return Err(Failure::Failed(format!(
+            "the library for programs is not there: looked for {}: install it by `cargo xtask \
+             install`, or name it in {LIBRARY_VARIABLE}",
+            places.join(", ")
+        )));
+    };
+    if library.as_os_str().as_bytes().iter().any(|byte| b": $".contains(byte)) {
+        return Err(Failure::Failed(format!(
+            "{}: LD_PRELOAD can name no library with a space, a colon or a dollar sign in its path: \
+             put it elsewhere, and name it in {LIBRARY_VARIABLE}",
+            library.display()
+        )));
+    }
+    Ok(library)
 }
 
 /// The C library of this machine, and what the program is made of beside it: libraries and programs
 /// that make system calls of their own have sites as well.
 fn objects(program: &OsStr) -> Vec<ObjectSites> {
+    let cache = Cache::of_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
@@ -162,7 +190,7 @@ fn objects(program: &OsStr) -> Vec<ObjectSites> {
             continue;
         }
         // What is no ELF file, such as a script, has no sites.
-        if let Ok(binary) = Binary::read_sites(&path) {
+        if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             if !binary.sites.is_empty() && !is_loader(&path) {
@@ -185,11 +213,11 @@ pub fn is_loader(path: &Path) -> bool {
 /// The file that the kernel would execute for a program's name.
 pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
-        return std::fs::canonicalize(program).ok();
+        return fs::canonicalize(program).ok();
     }
     let path = std::env::var_os("PATH")?;
     let files = std::env::split_paths(&path).map(|folder| folder.join(program));
-    files.filter_map(|file| std::fs::canonicalize(file).ok()).find(|file| file.is_file())
+    files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
 /// The memory that all processes of the run share.
@@ -197,13 +225,11 @@ fn memory(plan: &Plan) -> Result<OwnedFd> {
     let failed = |error: std::io::Error| Failure::Failed(format!("no shared memory: {error}"));
     let none = rustix::fs::MemfdFlags::empty();
     let fd = rustix::fs::memfd_create("defuse-run", none).map_err(|error| failed(error.into()))?;
-    let mut file = File::from(fd);
-    let bytes = layout::image(&plan.encode(), run_id());
+    let (file, plan) = (File::from(fd), plan.encode());
     // What is between the beginning and the plan is not written, so that it takes no memory.
-    file.set_len(bytes.len() as u64).map_err(failed)?;
-    file.write_all(&bytes[..layout::COUNTERS]).map_err(failed)?;
-    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[layout::PLAN..], layout::PLAN as u64)
-        .map_err(failed)?;
+    file.set_len((layout::PLAN + plan.len()) as u64).map_err(failed)?;
+    file.write_all_at(&layout::head(&plan, run_id()), 0).map_err(failed)?;
+    file.write_all_at(&plan, layout::PLAN as u64).map_err(failed)?;
     Ok(file.into())
 }
 
@@ -256,7 +282,7 @@ pub fn inside(args: &InsideArgs) -> Result {
 fn report(memory: &OwnedFd) {
     let mut bytes = vec![0; layout::REFERENCES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
-    if std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).is_err() {
+    if file.read_exact_at(&mut bytes, 0).is_err() {
         return;
     }
     let mut text = format!("{:<20} {:>12} {:>12} {:>8}\n", "call", "served", "passed", "missed");
@@ -283,6 +309,36 @@ mod tests {
         let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
         assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
         assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
+    }
+
+    #[test]
+    fn the_library_is_found_where_it_is_built_installed_or_said_to_be() {
+        let place = tempfile::tempdir().unwrap();
+        let place = fs::canonicalize(place.path()).unwrap();
+        let program = place.join("bin/defuse");
+        let put = |folder: &str| {
+            let path = place.join(folder).join(LIBRARY);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        fs::create_dir_all(place.join("bin")).unwrap();
+        let error = find_library(&program, None).unwrap_err().to_string();
+        for part in ["bin/deps/", "bin/libdefuse", "../lib/defuse/", "xtask install"] {
+            assert!(error.contains(part), "{error}");
+        }
+        // Each is preferred to those before.
+        for folder in ["lib/defuse", "bin", "bin/deps"] {
+            let path = put(folder);
+            assert_eq!(find_library(&program, None).unwrap(), path);
+        }
+        let named = put("else where");
+        let error = find_library(&program, Some(named.as_os_str())).unwrap_err().to_string();
+        assert!(error.contains("LD_PRELOAD can name"), "{error}");
+        let named = put("elsewhere");
+        assert_eq!(find_library(&program, Some(named.as_os_str())).unwrap(), named);
+        let error = find_library(&program, Some(OsStr::new("/no/such"))).unwrap_err().to_string();
+        assert!(error.contains("/no/such") && !error.contains("deps"), "{error}");
     }
 
     #[test]

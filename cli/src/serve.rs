@@ -89,16 +89,13 @@ impl Companions {
     fn start(plan: &Plan, session: &Session, mountpoint: PathBuf, caught: Signals) -> Companions {
         let connection = connection_id(&mountpoint);
         let registered = connection.and_then(|connection| {
-            let found = register(plan, connection, &mountpoint);
+            // The socket first: who finds the entry may ask at once.
+            let found = registry::place(connection).and_then(|file| {
+                listen(&registry::socket_beside(&file), session);
+                register(plan, connection, &mountpoint)
+            });
             found.map_err(|failure| log::warn!("{failure}")).ok()
         });
-        if let Some(found) = &registered {
-            let agreement = Agreement::from(session.negotiated());
-            let socket = found.socket();
-            if let Err(error) = control::serve(&socket, session.statistics(), agreement) {
-                log::warn!("no control socket {}: {error}", socket.display());
-            }
-        }
         let stats_file = plan.args.stats_file.as_deref();
         let stats_file = stats_file.map(|path| StatsFile::start(path, session.statistics()));
         let target = signals::Target { mountpoint, connection, statistics: session.statistics() };
@@ -116,6 +113,13 @@ impl Companions {
         if let Some(found) = self.registered {
             found.remove();
         }
+    }
+}
+
+fn listen(socket: &Path, session: &Session) {
+    let agreement = Agreement::from(session.negotiated());
+    if let Err(error) = control::serve(socket, session.statistics(), agreement) {
+        log::warn!("no control socket {}: {error}", socket.display());
     }
 }
 

@@ -19,7 +19,7 @@ pub struct StudyArgs {
     /// Which rows, such as 1-12,37 [default: all]
     #[arg(long, value_name = "LIST", value_parser = rows::parse_numbers, default_value = "1-45", hide_default_value = true)]
     rows: std::vec::Vec<u8>,
-    /// How large they are: tiny (request counts), small (12 s a cell) or paper (60 GiB, and hours)
+    /// How large they are: tiny (request counts), small (5 s a cell) or paper (60 GiB, and hours)
     #[arg(long, default_value = "small")]
     scale: Scale,
     /// What is compared: native, base, opt, default

@@ -1,6 +1,8 @@
 //! Which FUSE connection a command is about: any on the machine, by its mount point or its number.
 
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
 use defuse_trace::{Connection, Mount};
@@ -8,6 +10,9 @@ use defuse_trace::{Connection, Mount};
 use crate::error::{Failure, Result};
 use crate::paths;
 use crate::registry::{self, Found};
+
+/// How long after its start a daemon may not be registered yet.
+const SETTLING: Duration = Duration::from_secs(2);
 
 /// What a command is about.
 #[derive(Debug)]
@@ -37,8 +42,25 @@ impl Target {
     }
 
     fn of(id: u32) -> Result<Target> {
-        let ours = registry::all().into_iter().find(|found| found.entry.connection == id);
-        Ok(Target { connection: one(id)?, ours })
+        let registered = || registry::all().into_iter().find(|found| found.entry.connection == id);
+        let mut target = Target { connection: one(id)?, ours: registered() };
+        // A mount can be seen a moment before its daemon has agreed with the kernel and registered.
+        let begun = Instant::now();
+        while target.ours.is_none() && begun.elapsed() < SETTLING && target.is_settling() {
+            thread::sleep(Duration::from_millis(2));
+            target.ours = registered();
+        }
+        Ok(target)
+    }
+
+    /// Whether it is served by this program, which has begun just now.
+    fn is_settling(&self) -> bool {
+        let is_young = |pid: u32| {
+            let age = registry::process_age(pid);
+            age.is_some_and(|age| age < SETTLING)
+        };
+        let processes = &self.connection.processes;
+        processes.iter().any(|process| process.comm == "defuse" && is_young(process.pid))
     }
 
     /// Whether it is still mounted or served.

@@ -1,5 +1,8 @@
 //! `defuse workload`.
 
+mod direct;
+
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -24,6 +27,10 @@ pub struct WorkloadArgs {
     /// The directory for the files: the variable $dir
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Work on a file system in this process, such as memory: or passthrough:/srv,OPTION=VALUE,
+    /// which the kernel never hears of
+    #[arg(long, value_name = "SOURCE")]
+    direct: Option<OsString>,
     /// A variable that takes the place of one that the file sets
     #[arg(short = 'D', value_name = "VAR=VALUE")]
     define: Vec<String>,
@@ -36,6 +43,9 @@ pub struct WorkloadArgs {
     /// For which device a row of the table is meant
     #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
     device: Device,
+    /// Run a file that never says `run` for so many seconds; 0: until its threads end
+    #[arg(long, value_name = "SECS")]
+    run: Option<u32>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -74,11 +84,17 @@ pub fn run(args: &WorkloadArgs) -> Result {
     };
     let plan = load(name, args)?;
     if !plan.runs() {
-        warn(&format!("{name} never says `run`: nothing will be measured"));
+        warn(&format!("{name} never says `run`: nothing will be measured; --run SECS runs it"));
     }
     let show = Show::new(args);
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
-    let outcome = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show);
+    let outcome = match &args.direct {
+        Some(source) => {
+            let direct = direct::Direct::new(source, &plan)?;
+            defuse_wml::execute(&plan, &direct, settings, &show)
+        }
+        None => defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show),
+    };
     show.clear();
     let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
     if args.json {
@@ -105,8 +121,13 @@ fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
     if let Some(dir) = &args.dir {
         variables.push(directory(dir)?);
     }
-    let options =
-        Options { variables, scale: args.scale, seed: args.seed, allow_system: args.allow_system };
+    let options = Options {
+        variables,
+        scale: args.scale,
+        seed: args.seed,
+        allow_system: args.allow_system,
+        run_seconds: args.run.map(u64::from),
+    };
     defuse_wml::load(&text, &file, &options).map_err(|mistake: Diagnostic| Failure::usage(mistake))
 }
 
@@ -159,6 +180,10 @@ fn list(json: bool) -> Result<String> {
         let _ = writeln!(text, "{:>2} {:22} {} {variables}", row.number, row.name, row.workload);
     }
     Ok(text)
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Shows on a terminal what happens, and periods of `psrun` to everybody who reads.
@@ -217,16 +242,30 @@ impl Observer for Show {
         bar.set_position(done);
     }
 
-    fn begin(&self) {
-        if let Some(bar) = &self.bar {
-            bar.set_style(ProgressStyle::default_spinner());
+    fn begin(&self, limit: Option<Duration>) {
+        let Some(bar) = &self.bar else { return };
+        let timed = ProgressStyle::with_template("{msg} [{wide_bar}] {percent}%");
+        match (limit, timed) {
+            (Some(limit), Ok(style)) => {
+                bar.set_style(style);
+                bar.set_length(milliseconds(limit));
+            }
+            // Nobody knows how long it takes: a bar would lie.
+            _ => {
+                bar.set_style(ProgressStyle::default_spinner());
+                bar.unset_length();
+            }
         }
+        bar.set_message("running");
+        bar.set_position(0);
     }
 
     fn running(&self, seconds: f64, operations: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
-            bar.tick();
+        let Some(bar) = &self.bar else { return };
+        bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
+        match bar.length() {
+            Some(_) => bar.set_position((seconds * 1e3) as u64),
+            None => bar.tick(),
         }
     }
 

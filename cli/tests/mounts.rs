@@ -329,3 +329,44 @@ fn more_files_can_be_open_than_the_usual_limit() {
     assert_eq!(words.next(), words.next(), "{line}");
     place.ok(&["umount", "mnt"]);
 }
+
+/// A mount is in /proc/self/mountinfo before its daemon has agreed with the kernel and registered. A
+/// `stat` that came in between took it for somebody else's and looked into the kernel instead.
+#[test]
+fn a_mount_that_can_be_seen_is_known_at_once() {
+    let Some(place) = Place::to_mount() else { return };
+    for round in 0..6 {
+        let foreground = round % 2 == 0;
+        let mut child = match foreground {
+            true => {
+                let mut command = place.command(&["mount", "-f", "memory:", "mnt"]);
+                let child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+                while !place.is_mounted() {
+                    std::hint::spin_loop();
+                }
+                Some(child)
+            }
+            false => {
+                place.ok(&["mount", "memory:", "mnt"]);
+                assert_eq!(place.list()[0]["state"], "serving");
+                None
+            }
+        };
+        let negotiated = place.ok(&["stat", "mnt", "--negotiated"]);
+        assert!(negotiated.starts_with("protocol 7."), "{negotiated}");
+        place.ok(&["umount", "mnt"]);
+        if let Some(child) = &mut child {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+}
+
+#[test]
+fn the_daemon_has_the_name_of_the_program() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let pid = place.pid().as_raw_nonzero();
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+    assert_eq!(read("comm").trim(), "defuse");
+    assert!(read("cmdline").starts_with("defuse\0mount\0"), "{}", read("cmdline"));
+}

@@ -217,6 +217,60 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
     assert_eq!((seen.out.as_str(), seen.err.as_str(), seen.code), (expected, "", Some(0)));
 }
 
+/// What an earlier run found is used; what became of its files does not matter to a program.
+#[test]
+fn what_a_run_keeps_for_the_next_may_be_damaged_or_somebody_elses() {
+    let place = Place::new();
+    let (cache, source) = (place.path("cache"), place.path("src"));
+    fs::write(source.join("x"), "inside").unwrap();
+    let mount = format!("/defuse-test=passthrough:{}", source.display());
+    // printf and read use stdio's and the shell's own calls, which only patched libraries lead to us.
+    let run = || {
+        let mut run = place.command(&["run", "--mount", &mount, "--", "bash", "-c"]);
+        run.arg("read -r line < /defuse-test/x; echo $line").env("XDG_CACHE_HOME", &cache);
+        let seen = finish(run);
+        assert_eq!((seen.out.as_str(), seen.err.as_str(), seen.code), ("inside\n", "", Some(0)));
+    };
+    let kept = || {
+        let entries = fs::read_dir(cache.join("defuse")).unwrap();
+        let mut kept: Vec<_> = entries.map(|e| e.unwrap().path()).collect();
+        kept.sort();
+        kept
+    };
+    let read = || kept().iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>();
+    run();
+    let good = read();
+    assert!(!good.is_empty(), "libraries have build ids");
+    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let before: Vec<_> = kept().iter().map(|path| changed(path)).collect();
+    run();
+    let after: Vec<_> = kept().iter().map(|path| changed(path)).collect();
+    assert_eq!(before, after, "nothing is found out twice");
+    for path in kept() {
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    run();
+    assert_eq!(read(), good, "what is damaged is written anew");
+    for path in kept() {
+        fs::write(&path, b"dfsites0 of another version").unwrap();
+    }
+    run();
+    assert_eq!(read(), good);
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of other users: needs root");
+        return;
+    }
+    for path in kept() {
+        fs::write(&path, b"").unwrap();
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+    }
+    run();
+    assert!(read().iter().all(Vec::is_empty), "what is somebody else's is not touched");
+}
+
 #[test]
 fn the_exit_code_is_that_of_the_program() {
     let place = Place::new();
@@ -272,8 +326,28 @@ fn many_threads_open_and_close_while_signals_arrive() {
 }
 
 #[test]
+fn threads_end_with_the_stacks_of_others_to_unmap() {
+    same_c("endings", include_str!("run/endings.c"), everywhere);
+}
+
+#[test]
+fn small_stacks_are_enough() {
+    same_c("stacks", include_str!("run/stacks.c"), everywhere);
+}
+
+#[test]
+fn shared_mappings_of_a_file_are_one() {
+    same_c("mappings", include_str!("run/mappings.c"), everywhere);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
-    same_c("spawns", include_str!("run/spawns.c"), on_passthrough);
+    same_c("spawns", include_str!("run/spawns.c"), everywhere);
+}
+
+#[test]
+fn children_that_are_killed_take_nothing_from_their_parent() {
+    same_c("kills", include_str!("run/kills.c"), everywhere);
 }
 
 #[test]

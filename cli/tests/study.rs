@@ -235,3 +235,45 @@ fn mistakes_are_told_before_anything_starts() {
     }
     assert!(!place.path("out").exists(), "nothing was begun");
 }
+
+/// What a study says of a device of its own is what the block layer's throttle is told; with several
+/// runs it shows how far they are apart.
+#[test]
+fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
+    let Some(place) = place() else { return };
+    let out = place.path("out");
+    let mut command = Command::new(PROGRAM);
+    command.args(["study", "--scale", "tiny", "--rows", "5,20", "--configs", "native,opt"]);
+    command.args(["--device", "hdd", "--runs", "2", "--no-kernel-stages", "--json", "--work"]);
+    let output = command.arg(place.path("src")).arg("--out").arg(&out).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() && (told.contains("throttle") || told.contains("cgroup")) {
+        println!("skipped: no device can be throttled here: {told}");
+        return;
+    }
+    assert!(output.status.success(), "{told}");
+    assert!(!told.contains("-0 s left"), "{told}");
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(results["device"]["emulated"], "hdd");
+    assert_eq!(results["device"]["limits"]["read_iops"], 1200);
+    let cells = results["cells"].as_array().unwrap();
+    let runs = |row: u64, config: &str| {
+        let of = |cell: &&Value| cell["row"] == row && cell["config"] == config;
+        cells.iter().filter(of).map(|cell| cell["run"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    for row in [5, 20] {
+        for config in ["native", "opt"] {
+            let mut found = runs(row, config);
+            found.sort();
+            assert_eq!(found, [1, 2], "row {row} {config}");
+        }
+    }
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("emulated HDD") && page.contains("Medians of 2 runs"));
+    assert!(page.contains("throughput says nothing"), "tiny cells are no measure of speed");
+    let table = Command::new(PROGRAM).args(["study", "--report"]).arg(&out).output().unwrap();
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains("emulated HDD") && table.contains("2 runs: median"), "{table}");
+    let row = table.lines().find(|line| line.contains("rnd-rd-1MB-32th-1f")).unwrap();
+    assert!(row.matches('~').count() == 2, "{row}");
+}

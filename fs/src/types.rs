@@ -494,6 +494,21 @@ pub struct ReleaseArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
+impl LockOwner {
+    const PROCESS: u64 = 1 << 40;
+
+    /// The process `pid`, as frontends without a kernel name it. Owners that stand for an open file
+    /// leave that bit zero there, so that both can be told apart. The kernel's own say nothing.
+    pub fn of_process(pid: u32) -> Self {
+        LockOwner(u64::from(pid) | Self::PROCESS)
+    }
+
+    /// Whether it came from [`of_process`](LockOwner::of_process).
+    pub fn is_process(self) -> bool {
+        self.0 & Self::PROCESS != 0
+    }
+}
+
 /// The two families of locks, which ignore each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockKind {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage, clock};
+use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage};
 
 /// Collects what all threads of a session measure. Clones are the same recorder.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// A recorder that has counted nothing. Calibrates the clock where nobody has yet.
+    /// A recorder that has counted nothing.
     pub fn new() -> Self {
         Recorder::counting(true)
     }
@@ -48,7 +48,6 @@ impl Recorder {
     }
 
     fn counting(counts: bool) -> Self {
-        clock::calibrate();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Recorder {
             shared: Arc::new(Shared {

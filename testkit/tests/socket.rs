@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use defuse_fs::{
-    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
-    OpenFlags, ReadArgs, ReadBuf, Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf,
-    delegate,
+    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
+    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs,
+    Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
 };
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_fuse::{Admission, Server, ServerOptions};
@@ -116,7 +116,7 @@ fn what_one_client_writes_another_one_reads() {
 }
 
 #[test]
-fn a_family_keeps_its_files_until_its_last_connection_ends_and_others_never_see_them() {
+fn a_child_has_what_its_parent_had_and_others_never_see_it() {
     let served = Served::memory();
     let parent = served.client();
     let (entry, file) = create(&parent, "kept");
@@ -131,15 +131,121 @@ fn a_family_keeps_its_files_until_its_last_connection_ends_and_others_never_see_
     assert_eq!(read(&child, file, 0, 10), Ok(b"kept".to_vec()));
 }
 
+/// It was the other way round once: whatever one of both gave back was gone for the other, or for
+/// neither as long as one of them lived.
 #[test]
-fn two_hundred_clients_are_served_at_once() {
+fn parent_and_child_give_back_what_they_have_each_by_itself() {
     let served = Served::memory();
-    let clients: Vec<_> = (0..200).map(|_| served.client()).collect();
+    let (cx, free) = (context(), || served.client().statfs(&context(), Ino::ROOT).unwrap().files);
+    let parent = served.client();
+    let (entry, file) = create(&parent, "both");
+    let child = parent.sibling().unwrap();
+    let close = |client: &Client| {
+        client.release(&cx, file, ReleaseArgs { flags: OpenFlags(0), flock_owner: None })
+    };
+    // The child closes the file, and is closed it; its parent is not.
+    assert_eq!(write(&child, file, 0, b"x"), Ok(1));
+    close(&child).unwrap();
+    assert_eq!(write(&child, file, 0, b"x"), Err(Errno::EBADF));
+    assert_eq!(write(&parent, file, 0, b"y"), Ok(1));
+    // What either opens after the fork is its own.
+    let (other, own) = create(&parent, "own");
+    assert_eq!(read(&child, own, 0, 1), Err(Errno::ESTALE));
+    // An inode without a name goes when the last of both has given it back.
+    for (entry, name) in [(entry, "both"), (other, "own")] {
+        parent.unlink(&cx, Ino::ROOT, Name::new(name.as_bytes()).unwrap()).unwrap();
+        assert!(parent.getattr(&cx, entry.ino, None).is_ok());
+    }
+    close(&parent).unwrap();
+    let before = free();
+    drop(parent);
+    wait_until(|| free() > before || served.server.connections() <= 2);
+    assert!(child.getattr(&cx, entry.ino, None).is_ok(), "the child has it still");
+    assert_eq!(child.getattr(&cx, other.ino, None), Err(Errno::ESTALE));
+}
+
+/// Waits for what a server does when a connection has ended.
+fn wait_until(done: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !done() && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
+    let served = Served::memory();
+    let (parent, other, cx) = (served.client(), served.client(), context());
+    let (entry, file) = create(&parent, "locked");
+    let opened = other
+        .open(
+            &cx,
+            other.lookup(&cx, Ino::ROOT, Name::new(b"locked").unwrap()).unwrap().ino,
+            OpenArgs::default(),
+        )
+        .unwrap();
+    let others = File { ino: entry.ino, fh: opened.fh };
+    let request = |kind, owner, range: (u64, u64)| LockRequest {
+        kind,
+        owner,
+        lock: Lock { typ: LockType::Write, start: range.0, end: range.1, pid: 1 },
+        wait: false,
+    };
+    let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+    parent.setlk(&cx, file, &request(LockKind::Flock, open_file, (0, u64::MAX))).unwrap();
+    parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
+    parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
+    let child = parent.sibling().unwrap();
+    // As at exit: the file is closed in the parent.
+    for owner in [process, open_file] {
+        parent.flush(&cx, file, owner).unwrap();
+    }
+    let release = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(open_file) };
+    parent.release(&cx, file, release).unwrap();
+    let stranger = LockOwner(99);
+    let take = |kind, range| other.setlk(&cx, others, &request(kind, stranger, range));
+    assert_eq!(take(LockKind::Posix, (20, 29)), Ok(()), "the parent's own");
+    assert_eq!(take(LockKind::Posix, (0, 9)), Err(Errno::EAGAIN), "the open file's");
+    assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Err(Errno::EAGAIN), "the open file's");
+    // Without a word: its connection ends as that of a process that was killed.
+    drop(child);
+    wait_until(|| take(LockKind::Posix, (0, 9)).is_ok());
+    assert_eq!(take(LockKind::Posix, (0, 9)), Ok(()));
+    assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Ok(()));
+}
+
+#[test]
+fn a_thousand_clients_are_served_at_once() {
+    let served = Served::memory();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+    // Each takes a few descriptors of this process, at either end.
+    let most = raised.current.unwrap_or(u64::MAX).min(1 << 20) / 8;
+    let clients: Vec<_> = (0..most.min(1000)).map(|_| served.client()).collect();
     for (number, client) in clients.iter().enumerate() {
         let (_, file) = create(client, &format!("file{number}"));
         assert_eq!(write(client, file, 0, &[number as u8]), Ok(1));
     }
     assert_eq!(served.server.connections(), clients.len());
+}
+
+/// A server that is gone is told as such, to those who wait and to those who ask later.
+#[test]
+fn a_server_that_dies_leaves_nobody_waiting() {
+    let served = Served::memory();
+    let client = served.client();
+    let (_, file) = create(&client, "file");
+    let asking = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| (0..).find_map(|_| write(&client, file, 0, b"x").err())))
+            .collect();
+        served.server.shut_down();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(asking, [Some(Errno::ENOTCONN); 8]);
+    assert_eq!(write(&client, file, 0, b"x"), Err(Errno::ENOTCONN));
+    assert!(client.is_dead() && client.sibling().is_err());
 }
 
 /// The credentials of a thread are its own, so that one thread can be another user's client.
@@ -172,6 +278,18 @@ fn who_is_not_root_acts_for_nobody_else() {
         assert_eq!(client.getattr(&as_uid(0), Ino::ROOT, None), Err(Errno::EPERM));
         let give = SetAttr { uid: Some(0), ..SetAttr::default() };
         assert_eq!(client.setattr(&as_uid(4321), Ino::ROOT, None, &give), Err(Errno::EPERM));
+        // A process that has become another user since: its child acts for whom it was.
+        let child = std::thread::scope(|scope| {
+            let become_another = || {
+                let uid = rustix::process::Uid::from_raw(4322);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                client.sibling().unwrap()
+            };
+            scope.spawn(become_another).join().unwrap()
+        });
+        assert!(child.getattr(&as_uid(4321), Ino::ROOT, None).is_ok());
+        assert_eq!(child.getattr(&as_uid(4322), Ino::ROOT, None), Err(Errno::EPERM));
+        drop(child);
         drop(client);
         server.shut_down();
     });

@@ -4,13 +4,13 @@
 //! script of its own, beside which no linker takes another one with named versions.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::command;
+use crate::install::Installation;
 
 /// Build libdefuse for C and install it with header, pkg-config file and manual pages
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     let profile = if args.debug { "debug" } else { "release" };
     command::run(if args.debug { &mut cargo } else { cargo.arg("--release") })?;
     let built = target.join(profile).join("libdefuse.a");
-    install(&built, &prefix).with_context(|| format!("cannot install to {}", prefix.display()))?;
+    install(&built, &prefix, &Installation::new(&prefix, None))?;
     println!("installed libdefuse {VERSION} to {}", prefix.display());
     println!(
         "a program is compiled by: cc program.c $(PKG_CONFIG_PATH={0}/lib/pkgconfig pkg-config --cflags \
@@ -51,36 +51,31 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     Ok(())
 }
 
-fn install(built: &Path, prefix: &Path) -> Result<()> {
-    let (lib, capi) = (prefix.join("lib"), command::root().join("capi"));
-    fs::create_dir_all(lib.join("pkgconfig"))?;
-    fs::create_dir_all(prefix.join("include"))?;
+/// Links the library of the static one, and puts everything that belongs to it where `at` says; it
+/// will be found below `prefix`.
+pub fn install(built: &Path, prefix: &Path, at: &Installation) -> Result<()> {
+    let capi = command::root().join("capi");
+    let linked = built.with_extension("so.linked");
+    link(built, &capi.join("libdefuse.map"), &linked)?;
     let real = format!("libdefuse.so.{VERSION}");
-    link(built, &capi.join("libdefuse.map"), &lib.join(&real))?;
-    for (name, to) in [(SONAME, real.as_str()), ("libdefuse.so", SONAME)] {
-        let name = lib.join(name);
-        if name.symlink_metadata().is_ok() {
-            fs::remove_file(&name)?;
-        }
-        symlink(to, name)?;
-    }
-    fs::copy(built, lib.join("libdefuse.a"))?;
-    fs::copy(capi.join("include/defuse.h"), prefix.join("include/defuse.h"))?;
-    fs::write(lib.join("pkgconfig/defuse.pc"), pkg_config(prefix))?;
-    manual(&capi.join("man"), &prefix.join("share/man/man3"))
+    at.copy(&linked, &format!("lib/{real}"), 0o755)?;
+    fs::remove_file(&linked)?;
+    at.link(&format!("lib/{SONAME}"), &real)?;
+    at.link("lib/libdefuse.so", SONAME)?;
+    at.copy(built, "lib/libdefuse.a", 0o644)?;
+    at.copy(&capi.join("include/defuse.h"), "include/defuse.h", 0o644)?;
+    at.write("lib/pkgconfig/defuse.pc", pkg_config(prefix).as_bytes(), 0o644)?;
+    manual(&capi.join("man"), at)
 }
 
-/// Links under another name first, because a program may run with the one that is there.
 fn link(built: &Path, versions: &Path, library: &Path) -> Result<()> {
-    let made = library.with_extension("new");
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.args(["-shared", "-fPIC", "-o"]).arg(&made);
+    cc.args(["-shared", "-fPIC", "-o"]).arg(library);
     cc.arg(format!("-Wl,-soname,{SONAME}"));
     cc.arg(format!("-Wl,--version-script={}", versions.display()));
     cc.args(["-Wl,--gc-sections", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now"]);
     cc.arg("-Wl,--whole-archive").arg(built).arg("-Wl,--no-whole-archive").args(NEEDED);
-    command::run(&mut cc)?;
-    Ok(fs::rename(made, library)?)
+    command::run(&mut cc)
 }
 
 fn pkg_config(prefix: &Path) -> String {
@@ -98,17 +93,17 @@ fn pkg_config(prefix: &Path) -> String {
 }
 
 /// Copies the pages, and makes one for each further name, which leads to its page.
-fn manual(pages: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
+fn manual(pages: &Path, at: &Installation) -> Result<()> {
     for page in fs::read_dir(pages)? {
         let page = page?;
         let file = page.file_name().to_string_lossy().into_owned();
-        fs::copy(page.path(), to.join(&file))?;
+        at.copy(&page.path(), &format!("share/man/man3/{file}"), 0o644)?;
         let text = fs::read_to_string(page.path())?;
         let names = text.lines().skip_while(|line| *line != ".SH NAME").nth(1);
         let names = names.and_then(|line| line.split(" \\- ").next()).unwrap_or("");
         for name in names.split(", ").filter(|name| format!("{name}.3") != file) {
-            fs::write(to.join(format!("{name}.3")), format!(".so man3/{file}\n"))?;
+            let page = format!(".so man3/{file}\n");
+            at.write(&format!("share/man/man3/{name}.3"), page.as_bytes(), 0o644)?;
         }
     }
     Ok(())

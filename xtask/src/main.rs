@@ -1,5 +1,5 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `fuzz`, `bpf` and
-//! `library`.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `install`, `library`, `fuzz` and
+//! `bpf`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -13,6 +13,7 @@ mod bpf;
 mod command;
 mod demo;
 mod fuzz;
+mod install;
 mod library;
 mod packages;
 mod rings;
@@ -43,6 +44,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    Install(install::InstallArgs),
     Fuzz(fuzz::FuzzArgs),
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Task::Test(args) => suite::run(&args),
         Task::Demo(args) => demo::run(&args).map(done),
         Task::Bench { args } => bench(&args).map(done),
+        Task::Install(args) => install::run(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
         Task::Library(args) => library::run(&args).map(done),

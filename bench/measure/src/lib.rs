@@ -1,4 +1,4 @@
-//! What everyone who measures needs: CPU clocks, cold caches, and other programs.
+//! What everyone who measures needs: CPU clocks, context switches, cold caches, other programs, and medians.
 //!
 //! What it is: the ground that the benchmark (`defuse-bench`) and the study (`defuse-study`) share. What it is not: it
 //! has no workload, mounts nothing and reports nothing.
@@ -9,3 +9,5 @@ pub mod caches;
 pub mod command;
 pub mod cpu;
 pub mod limits;
+pub mod stats;
+pub mod switches;

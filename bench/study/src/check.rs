@@ -13,7 +13,7 @@ use crate::options::{DeviceChoice, Kind, Options};
 use crate::sizes::Estimate;
 
 /// What the directory of a study is called, before the number of its process.
-pub const WORK_PREFIX: &str = "defuse-study-";
+const WORK_PREFIX: &str = "defuse-study-";
 const MIB: u64 = 1 << 20;
 
 /// Refuses what cannot work. Nothing has been made by then.
@@ -22,26 +22,12 @@ pub fn before_start(
     estimate: &Estimate,
     hierarchies: &Hierarchies,
 ) -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "root is needed to make file systems, mount them, and drop caches: run it with sudo"
-    );
+    can_make_and_mount()?;
     ensure!(
         !options.rows.is_empty() && !options.configs.is_empty(),
         "nothing to measure: name rows and configurations"
     );
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
-    for (program, package) in [("mkfs.ext4", "e2fsprogs"), ("losetup", "mount"), ("mount", "mount")]
-    {
-        ensure!(find(program), "{program} is missing: install the package {package}");
-    }
-    for device in ["/dev/fuse", "/dev/loop-control"] {
-        ensure!(
-            crate::cell::can_open(Path::new(device)),
-            "{device} cannot be opened: load the kernel module ({})",
-            if device.contains("fuse") { "modprobe fuse" } else { "modprobe loop" }
-        );
-    }
     for config in &options.configs {
         if let Kind::Command(words) = &config.kind {
             let program = &words[0];
@@ -67,17 +53,37 @@ pub fn before_start(
 }
 
 /// Whether a directory has room.
-fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
+pub fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
     let stat = rustix::fs::statvfs(dir).with_context(|| {
         format!("{} cannot be used: name another directory with {option}", dir.display())
     })?;
     let free = stat.f_bavail * stat.f_frsize;
     if free < bytes {
         bail!(
-            "{} has {} MiB free, and {} MiB are needed: name a larger place with {option}, or take fewer rows or a smaller --scale",
+            "{} has {} MiB free, and {} MiB are needed: name a larger place with {option}, or take less with a smaller --scale",
             dir.display(),
             free / MIB,
             bytes.div_ceil(MIB)
+        );
+    }
+    Ok(())
+}
+
+/// What everything needs that makes file systems and mounts them.
+pub fn can_make_and_mount() -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "root is needed to make file systems, mount them, and drop caches: run it with sudo"
+    );
+    for (program, package) in [("mkfs.ext4", "e2fsprogs"), ("losetup", "mount"), ("mount", "mount")]
+    {
+        ensure!(find(program), "{program} is missing: install the package {package}");
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        ensure!(
+            crate::cell::can_open(Path::new(device)),
+            "{device} cannot be opened: load the kernel module ({})",
+            if device.contains("fuse") { "modprobe fuse" } else { "modprobe loop" }
         );
     }
     Ok(())
@@ -107,12 +113,20 @@ pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf>
     for folder in &removed {
         cgroup::remove(folder);
     }
+    removed.extend(clear_directories(work, WORK_PREFIX));
+    removed
+}
+
+/// Removes directories of the dead that are called `prefix` and a number, with what is mounted in them. Returns what it
+/// removed.
+pub fn clear_directories(work: &Path, prefix: &str) -> Vec<PathBuf> {
+    let mut removed = Vec::new();
     for entry in fs::read_dir(work).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(WORK_PREFIX).and_then(|rest| rest.parse().ok());
+        let pid = name.strip_prefix(prefix).and_then(|rest| rest.parse().ok());
         if pid.is_some_and(|pid| !is_alive(pid)) {
-            for mountpoint in ["mnt", "ext4"] {
-                let _ = rustix::mount::unmount(entry.path().join(mountpoint), UnmountFlags::DETACH);
+            for mountpoint in mounts_below(&entry.path()) {
+                let _ = rustix::mount::unmount(mountpoint, UnmountFlags::DETACH);
             }
             if fs::remove_dir_all(entry.path()).is_ok() {
                 removed.push(entry.path());
@@ -120,6 +134,17 @@ pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf>
         }
     }
     removed
+}
+
+/// What is mounted below a directory, the latest first.
+fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
+    let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(&dir)).collect();
+    points.reverse();
+    points
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -133,7 +158,12 @@ pub struct Work(PathBuf);
 impl Work {
     /// Makes it.
     pub fn create(parent: &Path) -> Result<Work> {
-        let dir = parent.join(format!("{WORK_PREFIX}{}", std::process::id()));
+        Work::called(parent, WORK_PREFIX)
+    }
+
+    /// Makes one that is called `prefix` and the number of this process.
+    pub fn called(parent: &Path, prefix: &str) -> Result<Work> {
+        let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| {
             format!("cannot make {}: name another place with --work", dir.display())
         })?;

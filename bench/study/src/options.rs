@@ -13,7 +13,7 @@ use crate::rows::Media;
 pub enum Scale {
     /// Under a second a cell: for request counts, not for speed.
     Tiny,
-    /// About 12 seconds a cell.
+    /// About 5 seconds a cell.
     Small,
     /// As published: 60 GiB of data, and hours.
     Paper,

@@ -14,6 +14,9 @@ use crate::options::{Config, Scale};
 use crate::rows::Media;
 use crate::throttle::Limits;
 
+/// What a version says of a build without optimisation.
+pub const NOT_OPTIMISED: &str = "(not optimised)";
+
 /// Which meaning the fields have.
 pub const SCHEMA: &str = "defuse-study/1";
 /// The name of the file in the directory of results.
@@ -24,7 +27,7 @@ pub const FILE: &str = "results.json";
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: String,
-    /// The version of this program.
+    /// The version of this program, with [`NOT_OPTIMISED`] where that is so.
     pub program: String,
     /// When it began, in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::interrupt::Interrupt;
 use crate::kernel::KernelStages;
 use crate::options::{Config, DeviceChoice, Options};
-use crate::results::{Cell, DeviceFacts, Machine, Results, SCHEMA};
+use crate::results::{Cell, DeviceFacts, Machine, NOT_OPTIMISED, Results, SCHEMA};
 use crate::rows::Row;
 use crate::sizes::{self, Estimate, Sizes};
 use crate::throttle::{self, Limits};
@@ -106,7 +106,7 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
     };
     Results {
         schema: SCHEMA.into(),
-        program: env!("CARGO_PKG_VERSION").into(),
+        program: version(),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
         machine: Machine::this(),
         scale: options.scale,
@@ -189,7 +189,8 @@ fn all_cells(
             results.interrupted = true;
             break;
         }
-        left -= expected(*row);
+        // The last one may leave less than nothing, by rounding.
+        left = (left - expected(*row)).max(0.0);
         let remaining = left * begun.elapsed().as_secs_f64() / (all - left).max(1e-3);
         tell(&progress(place + 1, cells.len(), *row, config, &outcome, remaining));
         let (measured, error) = match outcome {
@@ -200,6 +201,11 @@ fn all_cells(
         results.write(&options.out)?;
     }
     results.write(&options.out)
+}
+
+fn version() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    if cfg!(debug_assertions) { format!("{version} {NOT_OPTIMISED}") } else { version.into() }
 }
 
 fn progress(

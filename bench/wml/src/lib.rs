@@ -6,7 +6,8 @@
 //! it. docs/workloads.md explains the language and where this differs from Filebench.
 //!
 //! What it is not: it knows no frontend and no backend. What a workload does goes through
-//! [`Driver`], and [`SystemCalls`] is the one that asks the kernel.
+//! [`Driver`]; [`SystemCalls`] is the one that asks the kernel, and the program has one for a file
+//! system in its own process.
 //!
 //! ```no_run
 //! let plan = defuse_wml::load("run 1", "my.f", &defuse_wml::Options::default())?;

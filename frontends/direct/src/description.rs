@@ -20,7 +20,8 @@ use crate::walk::Here;
 pub struct OpenCells {
     position: AtomicU64,
     flags: AtomicU32,
-    /// 0 free, 1 taken, 2 taken while others wait. Across processes, hence a futex.
+    /// 0 free, otherwise the process that has taken it, with [`AWAITED`] while others wait. Across
+    /// processes, hence a futex; whoever waits for a process that is gone takes the lock over.
     lock: AtomicU32,
 }
 
@@ -30,6 +31,14 @@ pub trait Arena: Send + Sync {
     fn take(&self) -> Option<&'static OpenCells>;
     /// The file is closed in this process.
     fn give_back(&self, cells: &'static OpenCells);
+    /// A number of this process that no other one has that uses the arena: not 0, below 2^31.
+    fn process(&self) -> u32 {
+        std::process::id()
+    }
+    /// Whether the process of that number still lives. It is asked where one holds a lock for long.
+    fn is_alive(&self, _process: u32) -> bool {
+        true
+    }
     /// Whether cells that were taken just now belong to an open file already, which this process
     /// takes over from another one: then they stay as they are.
     fn is_taken_over(&self, _cells: &'static OpenCells) -> bool {
@@ -187,7 +196,12 @@ impl Description {
     #[inline]
     pub(crate) fn with_position<T>(&self, run: impl FnOnce(u64) -> (u64, T)) -> T {
         let cells = self.cells();
-        let _held = cells.acquire();
+        let _held = match &self.cells {
+            Cells::Own(cells) => cells.acquire(1, &|_| true),
+            Cells::Arena(cells, arena) => {
+                cells.acquire(arena.process(), &|process| arena.is_alive(process))
+            }
+        };
         let (position, value) = run(cells.position.load(Ordering::Relaxed));
         cells.position.store(position, Ordering::Relaxed);
         value
@@ -255,21 +269,51 @@ impl std::fmt::Debug for Description {
 
 struct Held<'a>(&'a AtomicU32);
 
+/// Others wait for the lock.
+const AWAITED: u32 = 1 << 31;
+/// How long one waits before it looks whether the process that holds the lock still lives.
+const PATIENCE: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 impl OpenCells {
     #[inline]
-    fn acquire(&self) -> Held<'_> {
-        if self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.wait();
+    fn acquire(&self, own: u32, is_alive: &dyn Fn(u32) -> bool) -> Held<'_> {
+        if self.lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait(own, is_alive);
         }
         Held(&self.lock)
     }
 
     #[cold]
-    fn wait(&self) {
-        while self.lock.swap(2, Ordering::Acquire) != 0 {
+    fn wait(&self, own: u32, is_alive: &dyn Fn(u32) -> bool) {
+        loop {
+            let now = self.lock.load(Ordering::Relaxed);
+            let awaited = now | AWAITED;
+            let change =
+                |to| self.lock.compare_exchange(now, to, Ordering::Acquire, Ordering::Relaxed);
+            if now == 0 {
+                // Others may wait, too: that is not known any more.
+                if change(own | AWAITED).is_ok() {
+                    return;
+                }
+                continue;
+            }
+            if now != awaited && change(awaited).is_err() {
+                continue;
+            }
             // Not private: others may have it mapped in another process. Woken, interrupted or
             // refused, the word is looked at again.
-            let _ = futex::wait(&self.lock, futex::Flags::empty(), 2, None);
+            let waited = futex::wait(&self.lock, futex::Flags::empty(), awaited, Some(&PATIENCE));
+            if waited == Err(rustix::io::Errno::TIMEDOUT) && !is_alive(now & !AWAITED) {
+                let taken = self.lock.compare_exchange(
+                    awaited,
+                    own | AWAITED,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                );
+                if taken.is_ok() {
+                    return;
+                }
+            }
         }
     }
 }
@@ -277,8 +321,48 @@ impl OpenCells {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.0.swap(0, Ordering::Release) == 2 {
+        if self.0.swap(0, Ordering::Release) & AWAITED != 0 {
             let _ = futex::wake(self.0, futex::Flags::empty(), 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_taken_over_from_a_process_that_is_gone_and_from_nobody_else() {
+        let cells = OpenCells::default();
+        std::mem::forget(cells.acquire(7, &|_| true));
+        let asked = std::cell::Cell::new(0);
+        // It lives for two looks, and is gone at the third.
+        let is_alive = |process| {
+            assert_eq!(process, 7);
+            asked.set(asked.get() + 1);
+            asked.get() < 3
+        };
+        let held = cells.acquire(8, &is_alive);
+        assert_eq!((asked.get(), cells.lock.load(Ordering::Relaxed) & !AWAITED), (3, 8));
+        drop(held);
+        assert_eq!(cells.lock.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn one_thread_at_a_time_has_the_position() {
+        let (cells, inside) = (OpenCells::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for own in 1..=4 {
+                let (cells, inside) = (&cells, &inside);
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let _held = cells.acquire(own, &|_| true);
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(cells.lock.load(Ordering::Relaxed), 0);
     }
 }

@@ -115,7 +115,7 @@ impl Task {
 
     /// The owner of this process's record locks.
     pub(crate) fn lock_owner(&self) -> LockOwner {
-        LockOwner(u64::from(self.pid.load(Relaxed)) | 1 << 40)
+        LockOwner::of_process(self.pid.load(Relaxed))
     }
 
     pub(crate) fn raw_file_size_limit(&self) -> u64 {

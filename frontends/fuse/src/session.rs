@@ -242,7 +242,13 @@ impl Shared {
             },
             line,
             clone_fd: options.clone_fd && max > 1 && line == Line::Device,
-            begun: clock::now(),
+            begun: {
+                // A kernel's mount lives long enough for it; a connection may not.
+                if line == Line::Device {
+                    clock::calibrate();
+                }
+                clock::now()
+            },
             backlog_ns: AtomicU64::new(0),
             spin_ns,
             device: Arc::clone(device),

@@ -1,16 +1,16 @@
 //! The one place where this frontend meets backends: how a file system of the plan is made.
 
-use std::cell::Cell;
 use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, open_text};
 use defuse_direct::MountArgs;
-use defuse_fs::{Context, Errno, File, FileSystem, Ino, ReleaseArgs, delegate};
+use defuse_fs::{FileSystem, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan};
 
@@ -29,60 +29,26 @@ pub struct Composed {
 /// A file system in another process, which every process of the run reaches by a connection of its
 /// own.
 ///
-/// After a fork parent and child have the same inodes and open files, which the server knows once. So
-/// an open file is given back by the last process that has it, and inodes by neither: the server
-/// takes them back when the last connection of the family ends.
+/// That of a child is made by its parent, while no other thread of it is at work: it begins with all
+/// that the parent's has, inodes and open files, and from then on each of both gives back its own.
 pub struct Relay {
     inner: Current,
-    forked: AtomicBool,
+    /// For the child that is being made.
+    next: ArcSwapOption<Client>,
 }
 
 impl FileSystem for Relay {
-    delegate!(to inner, except forget, release, releasedir);
-
-    fn forget(&self, ino: Ino, lookups: u64) {
-        if !self.forked.load(Ordering::Relaxed) {
-            self.inner.forget(ino, lookups);
-        }
-    }
-
-    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<(), Errno> {
-        if OTHERS_HAVE_IT.get() { Ok(()) } else { self.inner.release(cx, file, args) }
-    }
-
-    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<(), Errno> {
-        if OTHERS_HAVE_IT.get() { Ok(()) } else { self.inner.releasedir(cx, dir) }
-    }
+    delegate!(to inner);
 }
 
-thread_local! {
-    static OTHERS_HAVE_IT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `drop`, which closes an open file in this process; `others` says that another process has it
-/// too, so that the server keeps it.
-pub fn closing<T>(others: bool, drop: impl FnOnce() -> T) -> T {
-    let before = OTHERS_HAVE_IT.replace(others);
-    let value = drop();
-    OTHERS_HAVE_IT.set(before);
-    value
-}
-
-/// The connection of this process. Those of parents stay, because a copy that ends would end the
-/// original.
-struct Current(RwLock<&'static Client>);
-
-impl Current {
-    fn get(&self) -> &'static Client {
-        *self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// The connection of this process.
+struct Current(ArcSwap<&'static Client>);
 
 impl std::ops::Deref for Current {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        self.get()
+        **self.0.load()
     }
 }
 
@@ -91,21 +57,36 @@ impl Relay {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
         let options = ClientOptions { descriptors_from: floor, ..ClientOptions::default() };
         let client = Client::connect(Path::new(path), options);
-        let client = Box::leak(Box::new(client.map_err(|error| error.to_string())?));
-        Ok(Arc::new(Relay { forked: AtomicBool::new(false), inner: Current(RwLock::new(client)) }))
+        let client: &Client = Box::leak(Box::new(client.map_err(|error| error.to_string())?));
+        let inner = Current(ArcSwap::from_pointee(client));
+        Ok(Arc::new(Relay { inner, next: ArcSwapOption::empty() }))
     }
 
-    /// Before a fork: from now on somebody else has the same inodes.
+    /// Before a fork, while no other thread is at work. Where this fails the child says so.
     pub fn before_fork(&self) {
-        self.forked.store(true, Ordering::Relaxed);
+        self.next.store(self.inner.sibling().ok().map(Arc::new));
     }
 
-    /// In a child: a connection of its own, through which the inodes and open files of the parent are
-    /// valid as they are.
+    /// In the parent, after a fork or in place of one.
+    pub fn after_fork(&self) {
+        if let Some(next) = self.next.swap(None).and_then(Arc::into_inner) {
+            next.leave();
+        }
+    }
+
+    /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
-        let mut current = self.inner.0.write().unwrap_or_else(PoisonError::into_inner);
-        let own = current.sibling().map_err(|error| error.to_string())?;
-        *current = Box::leak(Box::new(own));
+        let next = match self.next.swap(None).and_then(Arc::into_inner) {
+            Some(next) => next,
+            // Nobody saw that it was made.
+            None => self.inner.sibling().map_err(|error| error.to_string())?,
+        };
+        next.adopt();
+        // The parent's would not end with the parent. What it is made of stays, because it may have
+        // been in use when the process was copied.
+        let parents = self.inner.as_fd().as_raw_fd();
+        self.inner.0.store(Arc::new(Box::leak(Box::new(next))));
+        crate::process::close(parents);
         Ok(())
     }
 }

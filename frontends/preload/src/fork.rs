@@ -105,10 +105,9 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         if asked & WAITS != 0 && inside::has_others() && open_pipe(process) {
             flags.take(libc::CLONE_VFORK);
         }
-        share(process);
     }
     if inside::stop_others() {
-        crate::entry::child_has_small_stack(asked & MEMORY != 0);
+        share(process);
         return Ok(true);
     }
     let _inside = Inside::enter();
@@ -124,14 +123,31 @@ pub fn after_clone(value: i64) {
         in_child_of(process);
         return;
     }
+    shared(process, value > 0);
     inside::let_others_go_on();
-    wait_for_exec();
+    if value > 0 {
+        wait_for_exec();
+    } else {
+        EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
+    }
 }
 
-/// Everything that is open gets one more process that has it.
+/// Everything that is open gets one more process that has it. To be called while no other thread is
+/// at work: what one closes or opens meanwhile would be counted for a child that never has it, or not
+/// counted for one that does.
 fn share(process: &'static Process) {
-    handover::share_all(process);
+    let _inside = Inside::enter();
+    handover::all_cells(process, |cells| process.shared.share(cells));
     process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.before_fork());
+}
+
+/// In the parent, after [`share`]; without a child nobody has more than before.
+fn shared(process: &'static Process, has_child: bool) {
+    let _inside = Inside::enter();
+    process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.after_fork());
+    if !has_child {
+        handover::all_cells(process, |cells| process.shared.unshare(cells));
+    }
 }
 
 fn in_child_of(process: &'static Process) {
@@ -178,15 +194,16 @@ fn wait_for_exec() {
 
 extern "C" fn prepare() {
     if let Some(process) = process::get() {
-        {
-            let _inside = Inside::enter();
-            share(process);
-        }
         inside::stop_others();
+        share(process);
     }
 }
 
 extern "C" fn in_parent() {
+    if let Some(process) = process::get() {
+        // The C library does not tell handlers whether there is a child.
+        shared(process, true);
+    }
     inside::let_others_go_on();
 }
 

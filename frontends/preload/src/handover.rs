@@ -222,14 +222,12 @@ impl Record {
     }
 }
 
-/// After fork(2) both processes have all open files.
-pub fn share_all(process: &'static Process) {
+/// Runs `note` with the cells of all that is open, each once: a fork gives them to one process more.
+pub fn all_cells(process: &'static Process, note: impl FnMut(u32)) {
     let mut seen = std::collections::BTreeSet::new();
-    for (_, entry) in process.view().table.all() {
-        if let Some(cells) = entry.cells.filter(|&cells| seen.insert(cells)) {
-            process.shared.share(cells);
-        }
-    }
+    let all = process.view().table.all();
+    let cells = all.iter().filter_map(|(_, entry)| entry.cells);
+    cells.filter(|&cells| seen.insert(cells)).for_each(note);
 }
 
 /// The end of this process: its mappings are written back, and its open files given back.

@@ -109,9 +109,10 @@ fn list(state: &AtomicU32) {
     state.store(AT_THE_GATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     IS_LISTED.set(true);
-    // Destructors of the program may bring an ending thread back. The C library calls ours four times
-    // at most; a thread that comes after that is not waited for.
-    if ENDS.get() < 3 {
+    // What an ending thread still calls may bring it back: destructors of the program, and the C
+    // library itself, which unmaps stacks at the very end. Then nobody would take it off any more, so
+    // it is not listed, and not waited for.
+    if !has_ended() {
         // The list may grow by memory of our heap, in which nobody forks while the lock is held.
         THREADS.lock().push(std::ptr::from_ref(state) as usize);
         LISTED.fetch_add(1, Ordering::Relaxed);
@@ -119,9 +120,24 @@ fn list(state: &AtomicU32) {
     }
 }
 
+/// How often the C library is made to tell the end of a thread: four times at most
+/// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
+const LAST_END: u32 = 3;
+
+/// Whether this thread was told its end for the last time: what it has from now on stays.
+pub fn has_ended() -> bool {
+    ENDS.get() >= LAST_END
+}
+
 /// Takes this thread off the list, at its end: it is not inside.
 pub fn forget() {
     ENDS.set(ENDS.get() + 1);
+    if has_ended() {
+        crate::entry::drop_stack();
+    } else {
+        // Whatever the thread does from here to there is forgotten then.
+        thread_exit::arm();
+    }
     STATE.with(|state| {
         state.store(AT_THE_GATE, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);

@@ -105,11 +105,6 @@ impl Shared {
         TAKEN_OVER.set(None);
     }
 
-    /// How many processes have the open file.
-    pub fn holders(&self, index: u32) -> u32 {
-        self.words().get(index as usize).map_or(0, |word| word.load(Ordering::Acquire))
-    }
-
     /// One more process has the open file.
     pub fn share(&self, index: u32) {
         if let Some(word) = self.words().get(index as usize) {
@@ -130,6 +125,26 @@ thread_local! {
 }
 
 impl Arena for Shared {
+    fn process(&self) -> u32 {
+        let known = crate::process::get().map(|process| process.pid.load(Ordering::Relaxed));
+        known.unwrap_or_else(crate::process::pid) as u32
+    }
+
+    /// One that has ended and that nobody has waited for counts as gone.
+    fn is_alive(&self, process: u32) -> bool {
+        match sys::plain(libc::SYS_pidfd_open, u64::from(process), 0, 0) {
+            Ok(fd) => {
+                let mut state = libc::pollfd { fd: fd as i32, events: libc::POLLIN, revents: 0 };
+                let args = [&raw mut state as u64, 1, 0, 0, 0, 0];
+                // SAFETY: the kernel writes to the structure.
+                let ended = sys::check(unsafe { sys::syscall(libc::SYS_poll as u64, &args) });
+                crate::process::close(fd as i32);
+                ended != Ok(1)
+            }
+            Err(errno) => errno.raw() != libc::ESRCH,
+        }
+    }
+
     fn is_taken_over(&self, cells: &'static OpenCells) -> bool {
         TAKEN_OVER.get() == Some(self.index(cells))
     }

@@ -25,8 +25,8 @@ const CHUNKS: usize = 4096;
 
 /// What a descriptor of the process stands for.
 pub struct Entry {
-    /// The open file; `None` only while it is dropped.
-    file: Option<Arc<Description>>,
+    /// The open file.
+    file: Arc<Description>,
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
@@ -40,22 +40,13 @@ pub struct Entry {
 impl Entry {
     /// A descriptor of `file`.
     pub fn new(file: Arc<Description>, backed: bool, path: Vec<u8>, cells: Option<u32>) -> Self {
-        Entry { file: Some(file), backed, path, cells }
+        Entry { file, backed, path, cells }
     }
 
     /// The open file.
     #[inline]
     pub fn file(&self) -> &Arc<Description> {
-        self.file.as_ref().expect("it is there until it is dropped")
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let others = || Some(crate::process::get()?.shared.holders(self.cells?) > 1);
-        if let Some(file) = self.file.take() {
-            crate::compose::closing(others().unwrap_or(false), || drop(file));
-        }
+        &self.file
     }
 }
 

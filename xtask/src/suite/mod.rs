@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the steps that decide whether a change lands.
 
+mod limit;
 mod steps;
 
 use std::process::ExitCode;
@@ -23,6 +24,9 @@ pub struct TestArgs {
     #[arg(long)]
     list: bool,
 }
+
+/// What a step of every run may take. The longest takes a third of it on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(25 * 60);
 
 /// What became of a step.
 enum Outcome {
@@ -93,7 +97,9 @@ fn prepare(steps: &[&Step]) {
 fn perform(step: &'static Step) -> Report {
     println!("\n==== {}: {}", step.name, step.what);
     let begun = Instant::now();
+    let limit = (step.when == When::Always).then(|| limit::Limit::new(step.name, PATIENCE));
     let outcome = attempt(step);
+    drop(limit);
     let took = begun.elapsed();
     println!("---- {}: {} ({:.1} s)", step.name, word(&outcome), took.as_secs_f64());
     Report { step, outcome, took }

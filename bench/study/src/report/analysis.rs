@@ -1,6 +1,7 @@
 //! From cells to statements: medians, changes against native, classes.
 
-use crate::results::{Measured, Results};
+use crate::options::Scale;
+use crate::results::{Measured, NOT_OPTIMISED, Results};
 use crate::rows::{Class, Row};
 
 /// Name of the configuration that all others are compared with.
@@ -15,6 +16,9 @@ pub struct Figure {
     pub spread_pct: Option<f64>,
     /// The change against native, in per cent; none for native and where that was not measured.
     pub change_pct: Option<f64>,
+    /// Whether some run was as fast as some native run, or slower and another one faster: then several
+    /// runs have not shown a difference. Never for single runs, which cannot tell.
+    pub noise: bool,
 }
 
 impl Figure {
@@ -24,11 +28,17 @@ impl Figure {
         let ops_per_s = median(&rates)?;
         let (least, most) =
             rates.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
-        let native = median(&rates_unless_same(results, row, config));
+        let native = rates_unless_same(results, row, config);
+        let several = rates.len() > 1 && native.len() > 1;
+        let noise = several
+            && native.iter().any(|&rate| rate >= least)
+            && native.iter().any(|&rate| rate <= most);
+        let native = median(&native);
         Some(Figure {
             ops_per_s,
             spread_pct: (rates.len() > 1).then(|| 50.0 * (most - least) / ops_per_s.max(1e-9)),
             change_pct: native.map(|native| 100.0 * (ops_per_s / native.max(1e-9) - 1.0)),
+            noise,
         })
     }
 
@@ -44,6 +54,19 @@ fn rates(results: &Results, row: u8, config: &str) -> Vec<f64> {
 
 fn rates_unless_same(results: &Results, row: u8, config: &str) -> Vec<f64> {
     if config == NATIVE { Vec::new() } else { rates(results, row, NATIVE) }
+}
+
+/// Why throughput is not to be believed, where it is not.
+pub fn caution(results: &Results) -> Option<String> {
+    let mut reasons = Vec::new();
+    if results.scale == Scale::Tiny {
+        reasons.push("cells of scale tiny last a moment");
+    }
+    if results.program.contains(NOT_OPTIMISED) {
+        reasons.push("the program was built without optimisation");
+    }
+    (!reasons.is_empty())
+        .then(|| format!("{}: throughput says nothing, request counts do.", reasons.join(", and ")))
 }
 
 /// The middle value; `None` of nothing.

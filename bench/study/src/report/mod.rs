@@ -1,8 +1,8 @@
 //! What was measured, for people: a table for the terminal and one HTML file that needs nothing else.
 
 mod analysis;
-mod html;
-mod plot;
+pub(crate) mod html;
+pub(crate) mod plot;
 mod sections;
 mod table;
 mod verdict;

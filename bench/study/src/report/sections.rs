@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use defuse_probe::{Histogram, Stage};
 
 use super::analysis::{self, Figure, NATIVE};
-use super::html::escape;
+use super::html::{self, escape, legend, line, wide_table};
 use super::plot::{self, Part};
 use super::{table, verdict};
 use crate::results::{Measured, Results};
@@ -15,17 +15,8 @@ use crate::rows::{Class, Row, Stackfs};
 /// Where and how it was measured.
 pub fn facts(results: &Results) -> String {
     let machine = &results.machine;
-    let seconds = results.started_unix_ms / 1000;
     let facts = [
-        (
-            "Machine",
-            format!(
-                "{} × {}, {}",
-                machine.cpus,
-                machine.cpu,
-                plot::bytes(machine.memory_bytes as f64)
-            ),
-        ),
+        ("Machine", html::machine(machine)),
         ("Kernel", machine.kernel.clone()),
         ("Program", format!("defuse {}", results.program)),
         (
@@ -46,12 +37,9 @@ pub fn facts(results: &Results) -> String {
                 results.seed
             ),
         ),
-        ("Begun", format!("{} UTC", date(seconds))),
+        ("Begun", html::date(results.started_unix_ms / 1000)),
     ];
-    let mut text = "<dl class=\"facts\">\n".to_owned();
-    for (name, value) in facts {
-        let _ = writeln!(text, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
-    }
+    let mut facts: Vec<(&str, String)> = facts.into();
     for config in &results.configs {
         let how = serde_json::to_value(&config.kind).ok().and_then(|kind| {
             let words = kind.get("how")?.as_array()?.iter().filter_map(|word| word.as_str());
@@ -61,9 +49,12 @@ pub fn facts(results: &Results) -> String {
         let how = how.unwrap_or_else(|| {
             if config.name == NATIVE { "ext4 itself" } else { "as it is mounted by default" }.into()
         });
-        let _ = writeln!(text, "<dt>{}</dt><dd>{}</dd>", escape(&config.name), escape(&how));
+        facts.push((&config.name, how));
     }
-    text.push_str("</dl>\n");
+    let mut text = html::facts(&facts);
+    if let Some(caution) = analysis::caution(results) {
+        let _ = writeln!(text, "<p><strong>{}</strong></p>", escape(&caution));
+    }
     if results.interrupted {
         text.push_str("<p><strong>The study was interrupted; what follows is what was measured.</strong></p>\n");
     }
@@ -122,27 +113,6 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
     line(name, &plot::stacked(&parts, most, &label), &told.join(" "))
 }
 
-/// A line with a name, a picture and a value.
-fn line(name: &str, picture: &str, value: &str) -> String {
-    let name = escape(name);
-    format!(
-        "<div class=\"line\"><span class=\"name\">{name}</span>{picture}<span class=\"value\">{}</span></div>\n",
-        escape(value)
-    )
-}
-
-fn legend(entries: &[(&str, &str)]) -> String {
-    let mut text = "<ul class=\"legend\">".to_owned();
-    for (class, meaning) in entries {
-        let _ = write!(
-            text,
-            "<li><svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"10\" height=\"10\"/></svg>{}</li>",
-            escape(meaning)
-        );
-    }
-    text + "</ul>\n"
-}
-
 /// The rows with their changes, and what was published.
 pub fn throughput(results: &Results) -> String {
     let media = table::media(results);
@@ -151,6 +121,14 @@ pub fn throughput(results: &Results) -> String {
          the published change ({}).</p>\n",
         media.name().to_uppercase()
     );
+    if results.runs > 1 {
+        let _ = writeln!(
+            text,
+            "<p>Medians of {} runs; ±: half the distance of the best and the worst run. <em>(noise)</em>: runs here and \
+             natively overlap, so the difference is not to be believed.</p>",
+            results.runs
+        );
+    }
     for row in analysis::rows(results) {
         let native = Figure::of(results, row.number, NATIVE);
         let native = native.map_or("native was not measured".into(), |figure| {
@@ -179,7 +157,8 @@ fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
     let published = Stackfs::of_name(config)
         .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
-    let value = format!("{} {change:+.0} %{}{beside}", class.mark(), spread(&figure));
+    let noise = if figure.noise { " (noise)" } else { "" };
+    let value = format!("{} {change:+.0} %{}{noise}{beside}", class.mark(), spread(&figure));
     let told =
         published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
     let label = format!("{} {config}: {change:+.1} %, {}{told}", row.name, class.name());
@@ -352,14 +331,6 @@ fn flowops(results: &Results, row: &Row) -> String {
     if text.is_empty() { text } else { wide_table("What the application waits for", &head, &text) }
 }
 
-fn wide_table(caption: &str, head: &[&str], body: &str) -> String {
-    let head: String = head.iter().map(|name| format!("<th scope=\"col\">{name}</th>")).collect();
-    format!(
-        "<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table><caption class=\"soft\">{caption}\
-         </caption><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
-    )
-}
-
 /// CPU time of one operation: application, daemon, and what else the machine did.
 pub fn cpu(results: &Results) -> String {
     let entries = [("a", "application"), ("b", "daemon"), ("e", "rest of the system")];
@@ -504,32 +475,4 @@ pub fn figures(results: &Results) -> String {
         );
     }
     text
-}
-
-/// A date and time, from seconds since 1970 UTC.
-fn date(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days are counted in eras of 400 years that begin in March, so that the leap day comes last.
-    let z = days + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let place = (5 * day_of_year + 2) / 153;
-    let (day, month) =
-        (day_of_year - (153 * place + 2) / 5 + 1, if place < 10 { place + 3 } else { place - 9 });
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {:02}:{:02}", rest / 3600, rest / 60 % 60)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates() {
-        assert_eq!(date(0), "1970-01-01 00:00");
-        assert_eq!(date(951_827_696), "2000-02-29 12:34");
-        assert_eq!(date(1_704_067_199), "2023-12-31 23:59");
-    }
 }

@@ -19,6 +19,9 @@ pub fn table(results: &Results) -> String {
         results.memory,
         results.scale.name()
     );
+    if let Some(caution) = analysis::caution(results) {
+        let _ = writeln!(text, "{caution}");
+    }
     let _ = write!(text, "{:>2} {:<21}{:>13}", "#", "workload", "native ops/s");
     for config in &configs {
         let published = Stackfs::of_name(config).map_or("", |_| "(paper)");
@@ -32,10 +35,16 @@ pub fn table(results: &Results) -> String {
     for config in &configs {
         let _ = writeln!(text, "{}", counts_line(results, config, media));
     }
-    let _ = writeln!(
-        text,
-        "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %   ~ spread of the runs\n"
-    );
+    let _ = writeln!(text, "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %");
+    if results.runs > 1 {
+        let _ = writeln!(
+            text,
+            "{} runs: median; ~N: half the distance of the best and the worst is N % of it; ?: not to be told from \
+             noise, as runs here and natively overlap",
+            results.runs
+        );
+    }
+    text.push('\n');
     for verdict in verdict::all(results) {
         let _ = writeln!(text, "{}: {}\n", verdict.family.name(), verdict.text);
     }
@@ -58,7 +67,8 @@ fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media
         let change = figure.as_ref().map_or("-".into(), |figure| {
             match (figure.change_pct, figure.class()) {
                 (Some(change), Some(class)) => {
-                    format!("{change:+.1}%{}{}", class.mark(), spread(figure))
+                    let noise = if figure.noise { "?" } else { "" };
+                    format!("{change:+.1}%{}{noise}{}", class.mark(), spread(figure))
                 }
                 _ => format!("{:.1}", figure.ops_per_s),
             }

@@ -35,6 +35,16 @@ fn of_config(results: &Results, family: Family, config: &str) -> Option<String> 
     changes.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (&(worst, worst_pct), &(_, best_pct)) = (changes.first()?, changes.last()?);
     let mut text = format!("{config}: {}", cost(changes.len(), worst, worst_pct, best_pct));
+    let noisy = |(row, _): &&(u8, f64)| {
+        analysis::Figure::of(results, *row, config).is_some_and(|figure| figure.noise)
+    };
+    match changes.iter().filter(noisy).count() {
+        0 => {}
+        all if all == changes.len() => text.push_str(", but runs overlap with native ones: noise"),
+        some => {
+            let _ = write!(text, ", of which {some} of {} rows may be noise", changes.len());
+        }
+    }
     if let Some(why) = explanation(results, worst, config) {
         let _ = write!(text, "; in row {worst}, {why}");
     }

@@ -530,7 +530,7 @@ impl<D: Driver> Worker<'_, D> {
         let amount = self.number(step.value).max(1);
         let began = self.begin();
         match step.kind {
-            Kind::Block => meetings.block(step.statistics, &stopped),
+            Kind::Block => meetings.block(step.statistics, self.number, &stopped),
             Kind::SemBlock => meetings.take(step.statistics, self.number, amount, &stopped),
             Kind::Wakeup => step.targets.iter().for_each(|row| meetings.wakeup(*row)),
             _ => {

@@ -1,5 +1,6 @@
 //! Flowops that wait for each other: block and wakeup, semblock and sempost.
 
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ struct Semaphore {
 struct Row {
     /// How often a wakeup has come.
     wakeups: u64,
+    /// How many of them each thread that blocked here has seen.
+    seen: BTreeMap<usize, u64>,
     semaphores: Vec<(usize, Semaphore)>,
 }
 
@@ -72,10 +75,16 @@ impl Meetings {
         }
     }
 
-    /// Waits for the next wakeup of `row`.
-    pub fn block(&self, row: usize, stopped: &dyn Fn() -> bool) {
-        let before = self.lock()[row].wakeups;
-        self.until(stopped, |rows| rows[row].wakeups > before);
+    /// Waits for a wakeup of `row` that this thread has not seen yet.
+    ///
+    /// One that comes just before the thread blocks is not lost: two threads that hand work to each
+    /// other would both block for ever then, only because one of them was slow for a moment.
+    pub fn block(&self, row: usize, thread: usize, stopped: &dyn Fn() -> bool) {
+        self.until(stopped, |rows| {
+            let Row { wakeups, seen, .. } = &mut rows[row];
+            let before = seen.entry(thread).or_default();
+            std::mem::replace(before, *wakeups) < *wakeups
+        });
     }
 
     pub fn wakeup(&self, row: usize) {

@@ -50,8 +50,11 @@ pub trait Observer: Sync {
     fn echo(&self, text: &str) {
         let _ = text;
     }
-    /// The measured part of a run is about to begin; the files are made.
-    fn begin(&self) {}
+    /// The measured part of a run is about to begin; the files are made. It ends after `limit` at
+    /// the latest, where it has one.
+    fn begin(&self, limit: Option<Duration>) {
+        let _ = limit;
+    }
 }
 
 /// The observer that does nothing.
@@ -92,7 +95,7 @@ pub fn execute<D: Driver>(
             Action::System(line) => shell(line)?,
             Action::Sleep(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
             Action::Run(run) => {
-                observer.begin();
+                observer.begin(run::limit_of(run, settings));
                 reports.push(run::run(plan, run, &sets, driver, settings, observer)?);
             }
         }

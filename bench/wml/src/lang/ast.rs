@@ -22,12 +22,27 @@ pub enum Value {
     Text(Vec<Part>),
     /// A variable.
     Variable(String),
+    /// Two numbers and what is done with them, as in older versions of the language.
+    Arithmetic(Box<[(Value, Place); 2]>, Operator),
     /// `randvar(...)`.
     RandomVariable(Vec<Attribute>),
     /// `cvar(...)`.
     CustomVariable(Vec<Attribute>),
     /// The table of a tabular random variable: rows of percent, lower and upper bound.
     Table(Vec<[(Value, Place); 3]>),
+}
+
+/// What is done with two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operator {
+    /// `+`
+    Plus,
+    /// `-`
+    Minus,
+    /// `*`
+    Times,
+    /// `/`, rounded towards zero.
+    By,
 }
 
 /// `name` or `name=value`.

@@ -94,7 +94,7 @@ impl Lexer {
         let place = self.place;
         let Some(first) = self.peek() else { return Ok((Token::End, place)) };
         let token = match first {
-            '{' | '}' | '=' | ',' | '(' | ')' => {
+            '{' | '}' | '=' | ',' | '(' | ')' | '*' | '+' => {
                 self.advance();
                 Token::Symbol(first)
             }

@@ -1,6 +1,8 @@
 //! Tokens to statements.
 
-use super::ast::{Attribute, Command, FlowopUse, QuitMode, Statement, ThreadDefinition, Value};
+use super::ast::{
+    Attribute, Command, FlowopUse, Operator, QuitMode, Statement, ThreadDefinition, Value,
+};
 use super::diagnostic::Mistake;
 use super::lex::{Token, tokens};
 use super::schema::{self, Schema};
@@ -26,6 +28,18 @@ const COMMANDS: &[&str] = &[
     "system",
     "usage",
     "version",
+];
+
+/// Statements of Filebench, mostly of older versions, that are refused, and what to do instead.
+const REFUSED: &[(&str, &str)] = &[
+    ("foreach", "`define process`, `run` and so on for each value, or a loop around -D VAR=VALUE"),
+    ("fscheck", "no check of the file system: use its own program when the run is over"),
+    ("fsflush", "`create files`, which lets the page cache forget what was made"),
+    ("help", "nothing interactive: docs/workloads.md lists the language"),
+    ("list", "nothing interactive: docs/workloads.md lists the flowops"),
+    ("log", "`echo \"...\"`"),
+    ("stats", "`run SECONDS` or `psrun`, which measure and print by themselves"),
+    ("warmup", "a `run SECONDS` whose result is left aside, before the one that counts"),
 ];
 
 /// The statements of `text`; `file` is its name in messages.
@@ -143,8 +157,17 @@ impl Parser {
             "version" => Ok(Command::Version),
             "quit" | "exit" => Ok(Command::Quit),
             "domultisync" => Err(several_clients(place, &name)),
-            _ => Err(Mistake::new(place, format!("found `{name}`"), "a command")
-                .like(&name, COMMANDS.iter().copied())),
+            _ => {
+                let found = format!("found `{name}`");
+                if let Some((_, instead)) = REFUSED.iter().find(|(known, _)| *known == name) {
+                    return Err(Mistake::new(
+                        place,
+                        format!("{found}, which is refused"),
+                        *instead,
+                    ));
+                }
+                Err(Mistake::new(place, found, "a command").like(&name, COMMANDS.iter().copied()))
+            }
         }
     }
 
@@ -252,7 +275,7 @@ impl Parser {
 
     /// What may follow `set $name=`.
     fn assigned(&mut self) -> Result<Value> {
-        let Token::Word(word) = self.peek().clone() else { return self.value() };
+        let Token::Word(word) = self.peek().clone() else { return self.arithmetic() };
         let schema = match word.as_str() {
             "randvar" => &schema::RANDVAR,
             "cvar" => &schema::CVAR,
@@ -267,6 +290,27 @@ impl Parser {
         } else {
             Value::RandomVariable(attributes)
         })
+    }
+
+    /// A value, or an operation on two numbers.
+    fn arithmetic(&mut self) -> Result<Value> {
+        let (left_place, left) = (self.place(), self.value()?);
+        // A minus that touches a number belongs to it, and a path may begin with a slash.
+        let operator = match self.peek() {
+            Token::Symbol('+') => Operator::Plus,
+            Token::Symbol('*') => Operator::Times,
+            Token::Word(word) if word == "-" => Operator::Minus,
+            Token::Word(word) if word == "/" => Operator::By,
+            _ => return Ok(left),
+        };
+        self.advance();
+        let place = self.place();
+        match self.peek() {
+            Token::Integer(_) | Token::Variable(_) => {}
+            _ => return self.wrong("a number or a $variable"),
+        }
+        let right = self.value()?;
+        Ok(Value::Arithmetic(Box::new([(left, left_place), (right, place)]), operator))
     }
 
     /// A value of an attribute.

@@ -24,11 +24,20 @@ pub struct Options {
     pub seed: u64,
     /// Whether `system` is allowed.
     pub allow_system: bool,
+    /// For how many seconds to run a file that has no `run` of its own, as those that are made for
+    /// the prompt of older versions of Filebench.
+    pub run_seconds: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { variables: Vec::new(), scale: 1.0, seed: 1, allow_system: false }
+        Options {
+            variables: Vec::new(),
+            scale: 1.0,
+            seed: 1,
+            allow_system: false,
+            run_seconds: None,
+        }
     }
 }
 
@@ -165,9 +174,15 @@ impl Builder<'_> {
                 other => self.statement(other, *place)?,
             }
         }
+        let runs = |action: &Action| matches!(action, Action::Run(_));
+        if let Some(seconds) = self.options.run_seconds.filter(|_| !self.actions.iter().any(runs)) {
+            self.create_once(&mut definitions)?;
+            let place = statements.last().map(|last| last.place).unwrap_or_default();
+            self.add_run(seconds, 0, false, place)?;
+        }
         // What is wrong in definitions that nothing uses is still wrong.
         self.filesets_of(&mut definitions)?;
-        if self.processes.is_empty() || !self.actions.iter().any(|a| matches!(a, Action::Run(_))) {
+        if self.processes.is_empty() || !self.actions.iter().any(runs) {
             self.threads()?;
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rand_distr::{Exp, Gamma, LogNormal, Normal, Triangular, Uniform, Weibull};
 
 use crate::lang::Place;
-use crate::lang::ast::{Attribute, Part, Value};
+use crate::lang::ast::{Attribute, Operator, Part, Value};
 use crate::lang::diagnostic::Mistake;
 use crate::random::{RandomVariable, Shape};
 
@@ -71,6 +71,9 @@ impl Variables {
             Value::Boolean(flag) => Ok(Known::Boolean(*flag)),
             Value::Variable(name) => self.get(name, place),
             Value::Text(parts) => self.text(parts).map(Known::Text),
+            Value::Arithmetic(operands, operator) => {
+                self.arithmetic(operands, *operator).map(Known::Integer)
+            }
             Value::RandomVariable(attributes) => {
                 self.randvar(attributes, place).map(|v| Known::Random(Arc::new(v)))
             }
@@ -79,6 +82,24 @@ impl Variables {
             }
             Value::Table(_) => Err(Mistake::new(place, "found a table", "a number or a word")),
         }
+    }
+
+    fn arithmetic(&self, operands: &[(Value, Place); 2], operator: Operator) -> Result<i64> {
+        let integer = |(value, place): &(Value, Place)| match self.resolve(value, *place)? {
+            Known::Integer(number) => Ok(number),
+            other => Err(Mistake::new(*place, format!("found {}", other.describe()), "a number")),
+        };
+        let [left, right] = [integer(&operands[0])?, integer(&operands[1])?];
+        let result = match operator {
+            Operator::Plus => left.checked_add(right),
+            Operator::Minus => left.checked_sub(right),
+            Operator::Times => left.checked_mul(right),
+            Operator::By => left.checked_div(right),
+        };
+        result.ok_or_else(|| {
+            let found = format!("{left} and {right} have no such result");
+            Mistake::new(operands[1].1, found, "a result below 2^63, and no division by 0")
+        })
     }
 
     /// A quoted string with the values of its variables in it.

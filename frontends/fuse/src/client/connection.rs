@@ -5,8 +5,8 @@
 //! another one lead. A single caller so pays one send and one receive, and wakes nobody.
 
 use std::io::IoSlice;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub(super) struct Connection {
     incoming: Mutex<Incoming>,
     dead: AtomicBool,
     /// Numbers make no sense to two processes that share a socket.
-    process: u32,
+    process: AtomicU32,
     /// How long an answer may take before the server counts as dead.
     timeout: Option<Duration>,
     on_notification: OnNotification,
@@ -80,7 +80,7 @@ impl Connection {
             // Untouched pages of it cost nothing.
             incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
-            process: std::process::id(),
+            process: AtomicU32::new(std::process::id()),
             timeout,
             on_notification,
             no_interrupt: AtomicBool::new(false),
@@ -91,9 +91,18 @@ impl Connection {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// True in the process that made the connection, and in no child of it.
+    /// From now on the process `pid` may use the connection, and nobody else.
+    pub(super) fn belongs_to(&self, pid: u32) {
+        self.process.store(pid, Ordering::Relaxed);
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// True in the process that the connection belongs to, and in no child of it.
     pub(super) fn is_own(&self) -> bool {
-        self.process == std::process::id()
+        self.process.load(Ordering::Relaxed) == std::process::id()
     }
 
     /// Sends a request and waits for its answer, whose body `decode` reads where it lies. `head` has

@@ -47,25 +47,35 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_HAS_EXPIRE_ONLY
     | FUSE_NO_EXPORT_SUPPORT;
 
-/// Where a client puts the number of its family in INIT: the kernel leaves these words zero.
-const FAMILY_AT: usize = 7;
+/// Where a client puts the numbers of connections in INIT: the kernel leaves these words zero.
+const NAMES_AT: usize = 3;
 
-/// Names those connections that share what they were given: see [`super::Client::sibling`].
-/// 0 for none.
-pub(crate) type Family = u128;
+/// A number by which a connection is named to its server, and which nobody can guess: whoever knows
+/// it may have what the connection has. 0 for none.
+pub(crate) type Number = u128;
 
-/// The family that a client says it belongs to.
-pub(crate) fn family_of(init: &InitIn) -> Family {
-    let words = &init.unused[FAMILY_AT..];
-    words.iter().fold(0, |all, &word| all << 32 | Family::from(word))
+/// What a client says of its connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// The one of which it begins as a copy: see [`super::Client::sibling`].
+    pub(crate) copy_of: Number,
+    /// Its own.
+    pub(crate) own: Number,
+}
+
+/// What a client says of its connection.
+pub(crate) fn names_of(init: &InitIn) -> Names {
+    let number = |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
+    let (copy_of, own) = init.unused[NAMES_AT..].split_at(4);
+    Names { copy_of: number(copy_of), own: number(own) }
 }
 
 /// What is sent to a server.
-pub(super) fn init_in(family: Family) -> InitIn {
+pub(super) fn init_in(names: Names) -> InitIn {
     let mut unused = [0; 11];
-    for (at, word) in unused[FAMILY_AT..].iter_mut().rev().enumerate() {
-        *word = (family >> (32 * at)) as u32;
-    }
+    let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
+    unused[NAMES_AT..][..4].copy_from_slice(&words(names.copy_of));
+    unused[NAMES_AT..][4..].copy_from_slice(&words(names.own));
     InitIn {
         major: FUSE_KERNEL_VERSION,
         minor: FUSE_KERNEL_MINOR_VERSION,
@@ -155,11 +165,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_survives_the_way_through_init() {
-        for family in [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10] {
-            assert_eq!(family_of(&init_in(family)), family);
+    fn the_names_of_connections_survive_the_way_through_init() {
+        let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
+        for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
+            let names = Names { copy_of, own };
+            assert_eq!(names_of(&init_in(names)), names);
         }
-        assert_eq!(family_of(&InitIn::default()), 0);
+        assert_eq!(names_of(&InitIn::default()), Names::default());
     }
 
     #[test]

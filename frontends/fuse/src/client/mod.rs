@@ -40,7 +40,7 @@ use encode::Request;
 use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
-use init::{Agreement, Family};
+use init::{Agreement, Names, Number};
 use notices::Notices;
 pub use program::{Program, ProgramError};
 
@@ -115,7 +115,7 @@ struct Shared {
     listening: AtomicBool,
     options: ClientOptions,
     path: Option<PathBuf>,
-    family: Family,
+    names: Names,
     /// What has to end with the client.
     program: Mutex<Option<Program>>,
 }
@@ -126,21 +126,22 @@ impl Client {
         path: &Path,
         options: ClientOptions,
     ) -> std::result::Result<Client, ClientError> {
-        Client::connect_as(path, options, new_family().map_err(ClientError::Socket)?)
+        Client::connect_as(path, options, 0)
     }
 
     fn connect_as(
         path: &Path,
         options: ClientOptions,
-        family: Family,
+        copy_of: Number,
     ) -> std::result::Result<Client, ClientError> {
+        let names = Names { copy_of, own: new_number().map_err(ClientError::Socket)? };
         let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
         let socket = match options.descriptors_from {
             0 => socket,
             floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
         };
-        Client::start(socket, options, Some(path.to_path_buf()), family, None)
+        Client::start(socket, options, Some(path.to_path_buf()), names, None)
     }
 
     /// Speaks to the server at the other end of `socket`, which is of type `SOCK_SEQPACKET`.
@@ -148,7 +149,7 @@ impl Client {
         socket: OwnedFd,
         options: ClientOptions,
     ) -> std::result::Result<Client, ClientError> {
-        Client::start(socket, options, None, 0, None)
+        Client::start(socket, options, None, Names::default(), None)
     }
 
     /// Starts `program`, which serves as long as the client lives.
@@ -157,7 +158,7 @@ impl Client {
         options: ClientOptions,
     ) -> std::result::Result<Client, ProgramError> {
         let socket = program.take_socket();
-        match Client::start(socket, options, None, 0, None) {
+        match Client::start(socket, options, None, Names::default(), None) {
             Ok(client) => {
                 *lock(&client.shared.program) = Some(program);
                 Ok(client)
@@ -166,21 +167,35 @@ impl Client {
         }
     }
 
-    /// Another connection to the same server, for a child process: a parent makes it before fork(2),
-    /// and the child uses it in place of its parent's. Inodes and open files of either are valid
-    /// through both, and what the server has given away it takes back only when the last connection
-    /// of the family has ended. Errors: [`ClientError::NoPath`] for a client that was not made by
+    /// Another connection to the same server, which begins with all that this one has: inodes and
+    /// open files are valid through both, each gives them back by itself, and the file system gets
+    /// back what nobody has any more. It acts for the user who made the first connection, also where
+    /// the process has become another one.
+    ///
+    /// It is for a child process. A parent makes it before fork(2), while no other thread asks for
+    /// anything; then the child [adopts](Client::adopt) it, and the parent
+    /// [leaves](Client::leave) it. Errors: [`ClientError::NoPath`] for a client that was not made by
     /// [`connect`](Client::connect).
     pub fn sibling(&self) -> std::result::Result<Client, ClientError> {
         let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        Client::connect_as(path, self.shared.options, self.shared.family)
+        Client::connect_as(path, self.shared.options, self.shared.names.own)
+    }
+
+    /// In a child: this process uses the connection from now on.
+    pub fn adopt(&self) {
+        self.shared.connection.belongs_to(std::process::id());
+    }
+
+    /// In the parent: another process uses the connection, which stays as it is when this is dropped.
+    pub fn leave(self) {
+        self.shared.connection.belongs_to(0);
     }
 
     fn start(
         socket: OwnedFd,
         options: ClientOptions,
         path: Option<PathBuf>,
-        family: Family,
+        names: Names,
         program: Option<Program>,
     ) -> std::result::Result<Client, ClientError> {
         let notices = Arc::new(Notices::default());
@@ -189,7 +204,7 @@ impl Client {
         let timeout = options.timeout;
         let connection = Connection::new(socket, timeout, on_notification);
         let connection = connection.map_err(ClientError::Socket)?;
-        let agreement = introduce(&connection, family)?;
+        let agreement = introduce(&connection, names)?;
         log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
         let shared = Arc::new(Shared {
             connection,
@@ -202,7 +217,7 @@ impl Client {
             listening: AtomicBool::new(false),
             options,
             path,
-            family,
+            names,
             program: Mutex::new(program),
         });
         shared.notices.reach(&shared);
@@ -218,6 +233,12 @@ impl Client {
     /// True once the server has gone, or was given up.
     pub fn is_dead(&self) -> bool {
         self.shared.connection.is_dead()
+    }
+}
+
+impl std::os::fd::AsFd for Client {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.shared.connection.as_fd()
     }
 }
 
@@ -332,12 +353,9 @@ fn is_remembered(opcode: Opcode) -> bool {
     )
 }
 
-fn introduce(
-    connection: &Connection,
-    family: Family,
-) -> std::result::Result<Agreement, ClientError> {
+fn introduce(connection: &Connection, names: Names) -> std::result::Result<Agreement, ClientError> {
     let cx = Context::new(Caller::default());
-    let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(family));
+    let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(names));
     let body = connection.ask_within(INIT_PATIENCE, &cx, request.finish(0), |body| {
         Ok(body[..body.len().min(size_of::<abi::InitOut>())].to_vec())
     });
@@ -361,11 +379,10 @@ pub(crate) fn address(path: &Path) -> Result<SocketAddrUnix> {
     }
 }
 
-/// A number that nobody can guess: whoever knows it may use what the family has open.
-fn new_family() -> Result<Family> {
+fn new_number() -> Result<Number> {
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(Family::from_ne_bytes(bytes) | 1)
+    Ok(Number::from_ne_bytes(bytes) | 1)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

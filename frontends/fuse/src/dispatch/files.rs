@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs,
-    Result, Whence,
+    IoctlArgs, LockKind, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle,
+    ReleaseArgs, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -16,6 +16,7 @@ use crate::abi;
 use crate::backing::Offer;
 use crate::reply::CreateOut;
 use crate::request::Extensions;
+use crate::server::drop_locks;
 use crate::transport::{Deferred, Reply};
 
 impl Dispatcher {
@@ -128,8 +129,9 @@ impl Dispatcher {
     fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
-        let _ = self.note_closed(file);
-        let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
+        if self.note_closed(file, None).is_ok_and(|closed| closed.release) {
+            let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
+        }
     }
 
     fn close_backing(&self, file: File) {
@@ -146,13 +148,19 @@ impl Dispatcher {
     ) -> Result<Done> {
         let unlock = args.release_flags & abi::FUSE_RELEASE_FLOCK_UNLOCK != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let args = ReleaseArgs {
-            flags: convert::open_flags(args.flags),
-            flock_owner: unlock.then_some(LockOwner(args.lock_owner)),
-        };
-        self.note_closed(file)?;
+        let owner = unlock.then_some(LockOwner(args.lock_owner));
+        let flags = convert::open_flags(args.flags);
+        let closed = self.note_closed(file, owner)?;
         self.close_backing(file);
-        done(self.fs.release(&call.cx, file, args), reply)
+        let flock_owner = owner.filter(|_| closed.unlock);
+        if closed.release {
+            let args = ReleaseArgs { flags, flock_owner };
+            return done(self.fs.release(&call.cx, file, args), reply);
+        }
+        if let Some(owner) = flock_owner {
+            drop_locks(&*self.fs, file, LockKind::Flock, owner);
+        }
+        done(Ok(()), reply)
     }
 
     pub(super) fn flush(
@@ -162,7 +170,11 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        done(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
+        let owner = LockOwner(args.lock_owner);
+        if !self.note_flushed(file, owner) {
+            return done(Ok(()), reply);
+        }
+        done(self.fs.flush(&call.cx, file, owner), reply)
     }
 
     pub(super) fn fsync(
@@ -191,8 +203,9 @@ impl Dispatcher {
         let out = self.open_out(&opened);
         let dir = File { ino: call.ino, fh: opened.fh };
         self.note_opened(dir, true, convert::open_flags(args.flags));
-        if reply.send(&[out.as_bytes()]).is_err() {
-            let _ = self.note_closed(dir);
+        if reply.send(&[out.as_bytes()]).is_err()
+            && self.note_closed(dir, None).is_ok_and(|closed| closed.release)
+        {
             let _ = self.fs.releasedir(&call.cx, dir);
         }
         Ok(Done::Sent)

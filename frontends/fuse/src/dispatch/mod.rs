@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockRequest, Name,
-    OpenFlags, Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockOwner,
+    LockRequest, Name, OpenFlags, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -29,7 +29,7 @@ use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::request::{Body, Payload, Request};
-use crate::server::Peer;
+use crate::server::{Closed, Peer};
 use crate::transport::Reply;
 use convert::Timeouts;
 use deferred::DeferredTable;
@@ -197,8 +197,8 @@ impl Dispatcher {
             Body::Readdirplus(args) => self.readdir(call, args, true, reply),
             Body::Releasedir(args) => {
                 let dir = File { ino, fh: Fh(args.fh) };
-                self.note_closed(dir)?;
-                done(self.fs.releasedir(cx, dir), reply)
+                let kept = !self.note_closed(dir, None)?.release;
+                done(if kept { Ok(()) } else { self.fs.releasedir(cx, dir) }, reply)
             }
             Body::Fsyncdir(args) => {
                 let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
@@ -287,10 +287,16 @@ impl Dispatcher {
         }
     }
 
-    /// Notes that a handle comes back; `EBADF` where it was not given.
-    fn note_closed(&self, file: File) -> Result<()> {
-        let given = self.peer.as_ref().is_none_or(|peer| peer.ledger.closed(file));
-        if given { Ok(()) } else { Err(Errno::EBADF) }
+    /// Notes that a handle comes back, with the locks of `owner`; `EBADF` where it was not given.
+    fn note_closed(&self, file: File, owner: Option<LockOwner>) -> Result<Closed> {
+        let all = Closed { release: true, unlock: true };
+        let closed = self.peer.as_ref().map_or(Some(all), |peer| peer.ledger.closed(file, owner));
+        closed.ok_or(Errno::EBADF)
+    }
+
+    /// Notes that the record locks of `owner` are given up. False where others have them, too.
+    fn note_flushed(&self, file: File, owner: LockOwner) -> bool {
+        self.peer.as_ref().is_none_or(|peer| peer.ledger.flushed(file, owner))
     }
 
     /// Notes whose locks have to go when the client does.

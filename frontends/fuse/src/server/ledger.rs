@@ -1,8 +1,13 @@
-//! What a family of connections was given: lookups, open files, locks. The kernel keeps these books
-//! for a mount; clients in user space may lose theirs at any moment, or lie.
+//! What a connection was given: lookups, open files, locks. The kernel keeps these books for a mount;
+//! clients in user space may lose theirs at any moment, or lie.
+//!
+//! A process that forks has a connection for its child, whose books begin as a copy of its own
+//! ([`Ledger::copy`]). Both then have what the file system gave once. So all connections that come
+//! from one have books in common beside their own: what the file system gave, and how often the
+//! connections have it. What nobody has any more goes back.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
     Caller, Context, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType,
@@ -11,127 +16,261 @@ use defuse_fs::{
 
 const SHARDS: usize = 16;
 
-/// The books of one family.
+/// The books of one connection.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    shards: [Mutex<Shard>; SHARDS],
+    own: Shards<Own>,
+    family: Arc<Shards<Family>>,
 }
 
+type Shards<T> = [Mutex<T>; SHARDS];
+
+/// Whose locks may be on an inode.
+type LockKey = (Ino, LockKind, LockOwner);
+
+/// What one connection has.
 #[derive(Default)]
-struct Shard {
+struct Own {
     lookups: HashMap<Ino, u64>,
+    open: HashMap<(Ino, Fh), u64>,
+    locks: HashSet<LockKey>,
+}
+
+/// What those connections have that come from one.
+#[derive(Default)]
+struct Family {
+    lookups: HashMap<Ino, Count>,
     open: HashMap<(Ino, Fh), Open>,
+    /// How many of the connections have the owner's locks.
+    locks: HashMap<LockKey, u64>,
+}
+
+/// How often the file system gave something that has not gone back, and how often it is had.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    given: u64,
+    held: u64,
+}
+
+impl Count {
+    fn give(&mut self) {
+        self.given += 1;
+        self.held += 1;
+    }
+
+    /// So many less are held; returns how many go back for that.
+    fn drop(&mut self, count: u64) -> u64 {
+        self.held = self.held.saturating_sub(count);
+        let back = self.given.saturating_sub(self.held);
+        self.given -= back;
+        back
+    }
 }
 
 /// All opens of one inode that got the same handle.
 struct Open {
-    count: u64,
+    count: Count,
     dir: bool,
     flags: OpenFlags,
-    /// Whose locks may be on it.
-    owners: Vec<(LockKind, LockOwner)>,
+}
+
+/// What is to be done when a connection closes a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Closed {
+    /// The file system's handle is closed; otherwise others have it, too.
+    pub(crate) release: bool,
+    /// The locks of the open file go; otherwise others have it, too.
+    pub(crate) unlock: bool,
 }
 
 impl Ledger {
+    /// The books of a connection that has all that this one has, but the locks of its process.
+    pub(crate) fn copy(&self) -> Ledger {
+        let copy = Ledger { own: Shards::default(), family: Arc::clone(&self.family) };
+        for at in 0..SHARDS {
+            let (own, mut family) = (lock(&self.own[at]), lock(&self.family[at]));
+            let mut new = lock(&copy.own[at]);
+            for (ino, &count) in &own.lookups {
+                family.lookups.entry(*ino).or_default().held += count;
+            }
+            for (key, &count) in &own.open {
+                if let Some(open) = family.open.get_mut(key) {
+                    open.count.held += count;
+                }
+            }
+            for &key in own.locks.iter().filter(|(.., owner)| !owner.is_process()) {
+                *family.locks.entry(key).or_default() += 1;
+                new.locks.insert(key);
+            }
+            (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
+        }
+        copy
+    }
+
     /// One lookup of `ino` was given.
     pub(crate) fn looked_up(&self, ino: Ino) {
         if ino != Ino::ROOT {
-            *self.shard(ino).lookups.entry(ino).or_default() += 1;
+            let (mut own, mut family) = self.shard(ino);
+            *own.lookups.entry(ino).or_default() += 1;
+            family.lookups.entry(ino).or_default().give();
         }
     }
 
-    /// `lookups` of `ino` come back. Returns how many of them there were: nobody gives back what
-    /// others hold.
+    /// `lookups` of `ino` come back. Returns how many of them the file system gets: nobody gives
+    /// back what others hold.
     pub(crate) fn forgotten(&self, ino: Ino, lookups: u64) -> u64 {
-        let mut shard = self.shard(ino);
-        let Some(held) = shard.lookups.get_mut(&ino) else { return 0 };
+        let (mut own, mut family) = self.shard(ino);
+        let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
         let back = lookups.min(*held);
         *held -= back;
         if *held == 0 {
-            shard.lookups.remove(&ino);
+            own.lookups.remove(&ino);
         }
-        back
+        family.forget(ino, back)
     }
 
-    /// Whether the family may name `ino`.
+    /// Whether the connection may name `ino`.
     pub(crate) fn holds(&self, ino: Ino) -> bool {
-        ino == Ino::ROOT || self.shard(ino).lookups.contains_key(&ino)
+        ino == Ino::ROOT || lock(&self.own[place(ino)]).lookups.contains_key(&ino)
     }
 
     /// A file or directory was opened.
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) {
-        let mut shard = self.shard(file.ino);
-        let fresh = Open { count: 0, dir, flags, owners: Vec::new() };
-        shard.open.entry((file.ino, file.fh)).or_insert(fresh).count += 1;
+        let (mut own, mut family) = self.shard(file.ino);
+        let key = (file.ino, file.fh);
+        *own.open.entry(key).or_default() += 1;
+        let fresh = Open { count: Count::default(), dir, flags };
+        family.open.entry(key).or_insert(fresh).count.give();
     }
 
-    /// It is closed. False where it was not open.
-    pub(crate) fn closed(&self, file: File) -> bool {
-        let mut shard = self.shard(file.ino);
-        let Some(open) = shard.open.get_mut(&(file.ino, file.fh)) else { return false };
-        open.count -= 1;
-        if open.count == 0 {
-            shard.open.remove(&(file.ino, file.fh));
+    /// It is closed, with the locks of `owner`. `None` where it was not open.
+    pub(crate) fn closed(&self, file: File, owner: Option<LockOwner>) -> Option<Closed> {
+        let (mut own, mut family) = self.shard(file.ino);
+        let key = (file.ino, file.fh);
+        let count = own.open.get_mut(&key)?;
+        *count -= 1;
+        if *count == 0 {
+            own.open.remove(&key);
         }
-        true
+        let unlock = owner.is_some_and(|owner| {
+            let key = (file.ino, LockKind::Flock, owner);
+            // Locks that were never taken are dropped at no cost.
+            !own.locks.remove(&key) || family.unlock(&key)
+        });
+        let release = family.close(key).is_some_and(|(back, _)| back > 0);
+        Some(Closed { release, unlock })
     }
 
-    /// Whether the family has it open.
+    /// Whether the connection has it open.
     pub(crate) fn is_open(&self, file: File) -> bool {
-        self.shard(file.ino).open.contains_key(&(file.ino, file.fh))
+        lock(&self.own[place(file.ino)]).open.contains_key(&(file.ino, file.fh))
     }
 
     /// A lock is asked for.
     pub(crate) fn locks(&self, file: File, request: &LockRequest) {
-        let mut shard = self.shard(file.ino);
-        let who = (request.kind, request.owner);
-        if let Some(open) = shard.open.get_mut(&(file.ino, file.fh))
-            && request.lock.typ != LockType::Unlock
-            && !open.owners.contains(&who)
-        {
-            open.owners.push(who);
+        let (mut own, mut family) = self.shard(file.ino);
+        let key = (file.ino, request.kind, request.owner);
+        let takes = request.lock.typ != LockType::Unlock;
+        if takes && own.open.contains_key(&(file.ino, file.fh)) && own.locks.insert(key) {
+            *family.locks.entry(key).or_default() += 1;
         }
     }
 
-    /// Gives everything back to `fs`: nobody is left to use it.
+    /// The record locks of `owner` are given up. False where another connection has them, too, as
+    /// those of an open file that a child has inherited.
+    pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
+        let (mut own, mut family) = self.shard(file.ino);
+        let key = (file.ino, LockKind::Posix, owner);
+        !own.locks.remove(&key) || family.unlock(&key)
+    }
+
+    /// Gives everything back to `fs` that nobody else has: the connection is over.
     pub(crate) fn take_back(&self, fs: &dyn FileSystem) {
-        for shard in &self.shards {
-            let Shard { lookups, open } = std::mem::take(&mut *lock(shard));
-            for ((ino, fh), open) in open {
-                open.close(fs, File { ino, fh });
+        for (at, own) in self.own.iter().enumerate() {
+            let own = std::mem::take(&mut *lock(own));
+            let mut family = lock(&self.family[at]);
+            let gone: Vec<_> = own.locks.iter().filter(|key| family.unlock(key)).collect();
+            let closed = own.open.iter().flat_map(|(&(ino, fh), &count)| {
+                let closed = (0..count).filter_map(|_| family.close((ino, fh)));
+                let (back, dir, flags) = closed
+                    .fold((0, false, OpenFlags(0)), |all, (n, open)| (all.0 + n, open.0, open.1));
+                (0..back).map(move |_| (File { ino, fh }, dir, flags))
+            });
+            let closed: Vec<_> = closed.collect();
+            let forgotten: Vec<_> =
+                own.lookups.iter().map(|(&ino, &count)| (ino, family.forget(ino, count))).collect();
+            drop(family);
+            for &(ino, kind, owner) in gone {
+                let fh = own.open.keys().find(|key| key.0 == ino).map(|key| key.1);
+                if let Some(fh) = fh {
+                    drop_locks(fs, File { ino, fh }, kind, owner);
+                }
             }
-            for (ino, count) in lookups {
+            // As the kernel does for a process that was killed. Nobody hears of an error.
+            let cx = Context::new(Caller::default());
+            for (file, dir, flags) in closed {
+                if dir {
+                    let _ = fs.releasedir(&cx, file);
+                } else {
+                    let _ = fs.release(&cx, file, ReleaseArgs { flags, flock_owner: None });
+                }
+            }
+            for (ino, count) in forgotten.into_iter().filter(|(_, count)| *count > 0) {
                 fs.forget(ino, count);
             }
         }
     }
 
-    fn shard(&self, ino: Ino) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[ino.0 as usize % SHARDS])
+    fn shard(&self, ino: Ino) -> (MutexGuard<'_, Own>, MutexGuard<'_, Family>) {
+        (lock(&self.own[place(ino)]), lock(&self.family[place(ino)]))
     }
 }
 
-impl Open {
-    /// Closes as the kernel does for a process that was killed. Nobody hears of an error.
-    fn close(self, fs: &dyn FileSystem, file: File) {
-        let cx = Context::new(Caller::default());
-        let (posix, flock): (Vec<_>, Vec<_>) =
-            self.owners.into_iter().partition(|(kind, _)| *kind == LockKind::Posix);
-        for (kind, owner) in posix {
-            let lock = Lock { typ: LockType::Unlock, start: 0, end: i64::MAX as u64, pid: 0 };
-            let _ = fs.setlk(&cx, file, &LockRequest { kind, owner, lock, wait: false });
-            let _ = fs.flush(&cx, file, owner);
+impl Family {
+    fn forget(&mut self, ino: Ino, lookups: u64) -> u64 {
+        let Some(count) = self.lookups.get_mut(&ino) else { return 0 };
+        let back = count.drop(lookups);
+        if count.held == 0 {
+            self.lookups.remove(&ino);
         }
-        let mut flock = flock.into_iter().map(|(_, owner)| owner);
-        for _ in 0..self.count {
-            if self.dir {
-                let _ = fs.releasedir(&cx, file);
-            } else {
-                let args = ReleaseArgs { flags: self.flags, flock_owner: flock.next() };
-                let _ = fs.release(&cx, file, args);
-            }
-        }
+        back
     }
+
+    /// One connection has closed it once; returns how many closes the file system gets for that,
+    /// whether it is a directory, and its flags.
+    fn close(&mut self, key: (Ino, Fh)) -> Option<(u64, (bool, OpenFlags))> {
+        let open = self.open.get_mut(&key)?;
+        let (back, what) = (open.count.drop(1), (open.dir, open.flags));
+        if open.count.held == 0 {
+            self.open.remove(&key);
+        }
+        Some((back, what))
+    }
+
+    /// One connection less has the locks. True where that was the last one.
+    fn unlock(&mut self, key: &LockKey) -> bool {
+        let Some(count) = self.locks.get_mut(key) else { return true };
+        *count -= 1;
+        let last = *count == 0;
+        if last {
+            self.locks.remove(key);
+        }
+        last
+    }
+}
+
+/// Drops all locks of `owner`.
+pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner: LockOwner) {
+    let cx = Context::new(Caller::default());
+    let lock = Lock { typ: LockType::Unlock, start: 0, end: i64::MAX as u64, pid: 0 };
+    let _ = fs.setlk(&cx, file, &LockRequest { kind, owner, lock, wait: false });
+    if kind == LockKind::Posix {
+        let _ = fs.flush(&cx, file, owner);
+    }
+}
+
+fn place(ino: Ino) -> usize {
+    ino.0 as usize % SHARDS
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -141,6 +280,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FILE: File = File { ino: Ino(5), fh: Fh(0) };
+    const KEPT: Closed = Closed { release: false, unlock: false };
+    const GONE: Closed = Closed { release: true, unlock: false };
 
     #[test]
     fn nobody_gives_back_what_they_do_not_hold() {
@@ -155,10 +298,52 @@ mod tests {
     #[test]
     fn a_handle_that_was_given_twice_is_closed_twice() {
         let ledger = Ledger::default();
-        let file = File { ino: Ino(5), fh: Fh(0) };
-        ledger.opened(file, false, OpenFlags(0));
-        ledger.opened(file, false, OpenFlags(0));
-        assert!(ledger.closed(file) && ledger.is_open(file));
-        assert!(ledger.closed(file) && !ledger.is_open(file) && !ledger.closed(file));
+        ledger.opened(FILE, false, OpenFlags(0));
+        ledger.opened(FILE, false, OpenFlags(0));
+        assert!(ledger.closed(FILE, None) == Some(GONE) && ledger.is_open(FILE));
+        assert!(ledger.closed(FILE, None) == Some(GONE) && !ledger.is_open(FILE));
+        assert_eq!(ledger.closed(FILE, None), None);
+    }
+
+    #[test]
+    fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
+        let parent = Ledger::default();
+        parent.looked_up(Ino(5));
+        parent.opened(FILE, false, OpenFlags(0));
+        let child = parent.copy();
+        // What comes later is of one of them alone.
+        parent.looked_up(Ino(5));
+        parent.opened(FILE, false, OpenFlags(0));
+        child.looked_up(Ino(6));
+        assert!(!parent.holds(Ino(6)));
+        assert_eq!((child.forgotten(Ino(6), 1), child.forgotten(Ino(5), 1)), (1, 0));
+        assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
+        assert_eq!(child.closed(FILE, None), Some(KEPT));
+        assert_eq!(child.closed(FILE, None), None);
+        assert_eq!(parent.closed(FILE, None), Some(GONE));
+        assert_eq!(parent.closed(FILE, None), Some(GONE));
+        assert_eq!(parent.forgotten(Ino(5), 9), 2);
+    }
+
+    #[test]
+    fn locks_of_an_open_file_stay_while_a_copy_has_it_and_those_of_a_process_go_with_it() {
+        let parent = Ledger::default();
+        parent.opened(FILE, false, OpenFlags(0));
+        let taken = |kind, owner| LockRequest {
+            kind,
+            owner,
+            lock: Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 },
+            wait: false,
+        };
+        let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+        parent.locks(FILE, &taken(LockKind::Flock, open_file));
+        parent.locks(FILE, &taken(LockKind::Posix, open_file));
+        parent.locks(FILE, &taken(LockKind::Posix, process));
+        let child = parent.copy();
+        assert!(parent.flushed(FILE, process));
+        assert!(!parent.flushed(FILE, open_file) && child.flushed(FILE, open_file));
+        assert_eq!(parent.closed(FILE, Some(open_file)), Some(KEPT));
+        let last = Closed { release: true, unlock: true };
+        assert_eq!(child.closed(FILE, Some(open_file)), Some(last));
     }
 }

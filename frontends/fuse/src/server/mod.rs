@@ -1,8 +1,8 @@
 //! A file system for other processes: a Unix socket, and a session for each connection.
 //!
 //! All connections serve one instance, so that what one client writes another one reads. What a
-//! client was given and has not given back when its connection ends (or that of the last of its
-//! family) is taken back, as the kernel does for a process that was killed.
+//! client was given and has not given back when its connection ends is taken back, as the kernel does
+//! for a process that was killed.
 
 mod ledger;
 mod peer;
@@ -22,11 +22,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
 use crate::client;
-use crate::client::init::{Family, family_of};
+use crate::client::init::{Names, Number, names_of};
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
-use ledger::Ledger;
+pub(crate) use ledger::{Closed, drop_locks};
 use peer::Credentials;
 pub(crate) use peer::Peer;
 
@@ -77,6 +77,10 @@ impl Default for ServerOptions {
 
 /// How long a client may take to say INIT.
 const INIT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long that may take for one that is not admitted.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
+/// Most of those at once.
+const MOST_STRANGERS: usize = 64;
 /// How long connections may take to end when the server does.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -102,8 +106,10 @@ struct Shared {
 struct Clients {
     /// Connections by number, each with its socket and, once it has said INIT, its statistics.
     connections: HashMap<u64, (Arc<OwnedFd>, Option<Statistics>)>,
-    /// By user and number of the family: its books, and how many connections use them.
-    families: HashMap<(u32, Family), (Arc<Ledger>, usize)>,
+    /// By the number that a client chose: who it is, and what it has.
+    named: HashMap<Number, Peer>,
+    /// How many have connected that are not admitted, and have yet to show the number of one who is.
+    strangers: usize,
     /// What connections have measured that are gone.
     past: Option<Snapshot>,
 }
@@ -248,9 +254,7 @@ impl Shared {
             Err(errno) => return log::warn!("a connection whose user is not known ({errno})"),
         };
         let (pid, uid) = (credentials.pid, credentials.uid);
-        if !self.is_admitted(uid) {
-            return log::warn!("process {pid} of user {uid} is not admitted");
-        }
+        let admitted = self.is_admitted(uid);
         let socket = Arc::new(socket);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         {
@@ -259,16 +263,26 @@ impl Shared {
                 let most = self.options.max_connections;
                 return log::warn!("process {pid} is one connection too many: there are {most}");
             }
+            // A process that has become another user since it connected makes a connection for its
+            // child: it knows the number of its own.
+            if !admitted && clients.strangers >= MOST_STRANGERS {
+                return log::warn!("process {pid} of user {uid} is not admitted");
+            }
+            clients.strangers += usize::from(!admitted);
             clients.connections.insert(number, (Arc::clone(&socket), None));
         }
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
         let started = thread.stack_size(256 * 1024).spawn(move || {
-            shared.serve(number, &socket, credentials);
+            match shared.welcome(&socket, credentials, admitted) {
+                Ok((peer, name)) => shared.serve(number, &socket, peer, name),
+                Err(why) => log::warn!("process {pid} of user {uid} {why}"),
+            }
             shared.gone(number);
         });
         if let Err(error) = started {
             log::warn!("process {pid} cannot be served: {error}");
+            lock(&self.clients).strangers -= usize::from(!admitted);
             self.gone(number);
         }
     }
@@ -282,19 +296,41 @@ impl Shared {
         uid == own || uid == 0 || named
     }
 
-    /// Serves one connection until it ends.
-    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, credentials: Credentials) {
-        let (pid, uid) = (credentials.pid, credentials.uid);
-        if !says_something(socket) {
-            return log::warn!("process {pid} has connected and does not say INIT");
+    /// Waits for INIT; returns who has connected, and the number by which the connection is known.
+    fn welcome(
+        &self,
+        socket: &OwnedFd,
+        credentials: Credentials,
+        admitted: bool,
+    ) -> Result<(Peer, Number), &'static str> {
+        let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
+        let names = says_something(socket, patience).then(|| peek_names(socket));
+        let mut clients = lock(&self.clients);
+        clients.strangers -= usize::from(!admitted);
+        let Names { copy_of, own } =
+            names.ok_or("has connected and does not say INIT")?.unwrap_or_default();
+        if clients.named.contains_key(&own) {
+            return Err("has chosen a number that is taken");
         }
-        let family = match peek_family(socket) {
-            Some(family) if family != 0 => family,
-            // A family of its own: numbers that clients choose are never that small.
-            _ => Family::from(number) << 1,
+        let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
+            Some(peer) => {
+                let credentials = Arc::clone(&peer.credentials);
+                Peer { credentials, ledger: Arc::new(peer.ledger.copy()) }
+            }
+            None if !admitted => return Err("is not admitted"),
+            None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
+            None => Peer { credentials: Arc::new(credentials), ledger: Arc::default() },
         };
-        let ledger = self.join(uid, family);
-        let peer = Peer { credentials: Arc::new(credentials), ledger };
+        if own != 0 {
+            clients.named.insert(own, peer.clone());
+        }
+        Ok((peer, own))
+    }
+
+    /// Serves one connection until it ends.
+    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: Peer, name: Number) {
+        let (pid, uid) = (peer.credentials.pid, peer.credentials.uid);
+        let ledger = Arc::clone(&peer.ledger);
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
             let fs = Arc::clone(&self.fs);
             let options = &self.options.session;
@@ -311,28 +347,8 @@ impl Shared {
             }
             Err(error) => log::warn!("process {pid} is not served: {error}"),
         }
-        self.leave(uid, family);
-    }
-
-    /// The books of a family, for one connection more.
-    fn join(&self, uid: u32, family: Family) -> Arc<Ledger> {
-        let mut clients = lock(&self.clients);
-        let (ledger, count) = clients.families.entry((uid, family)).or_default();
-        *count += 1;
-        Arc::clone(ledger)
-    }
-
-    /// One connection less; with the last one, the family's books are closed.
-    fn leave(&self, uid: u32, family: Family) {
-        let mut clients = lock(&self.clients);
-        let Some((ledger, count)) = clients.families.get_mut(&(uid, family)) else { return };
-        *count -= 1;
-        if *count > 0 {
-            return;
-        }
-        let ledger = Arc::clone(ledger);
-        clients.families.remove(&(uid, family));
-        drop(clients);
+        // From here on nobody begins as a copy of it.
+        lock(&self.clients).named.remove(&name);
         ledger.take_back(&*self.fs);
     }
 
@@ -371,20 +387,20 @@ impl Shared {
 }
 
 /// Waits until the first message is there.
-fn says_something(socket: &OwnedFd) -> bool {
+fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let patience = Timespec { tv_sec: INIT_PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
 }
 
-/// The family of whoever said INIT, which stays to be received.
-fn peek_family(socket: &OwnedFd) -> Option<Family> {
+/// What whoever said INIT says of the connection; the message stays to be received.
+fn peek_names(socket: &OwnedFd) -> Option<Names> {
     use crate::request::{Body, DecodeOptions, Request};
     let mut room = [0; 256];
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     let (len, _) = rustix::net::recv(socket, &mut room, flags).ok()?;
     match Request::parse(&room[..len], &DecodeOptions::default()) {
-        Ok(Request { body: Body::Init(init), .. }) => Some(family_of(&init)),
+        Ok(Request { body: Body::Init(init), .. }) => Some(names_of(&init)),
         _ => None,
     }
 }

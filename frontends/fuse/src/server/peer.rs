@@ -67,7 +67,7 @@ fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
     }
 }
 
-/// A client: who it is, and what its family has been given.
+/// A client: who it is, and what it has been given.
 #[derive(Clone)]
 pub(crate) struct Peer {
     pub(crate) credentials: Arc<Credentials>,

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::read::{ReadCache, ReadRef};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 
+use crate::cache::{Cache, Stamp};
 use crate::calls;
 use crate::plan::{ObjectSites, Site};
 use crate::scan::{self, Found};
@@ -64,6 +66,8 @@ pub struct Binary {
     pub sites: Vec<Site>,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
+    /// Addresses of those whose number cannot be told.
+    pub unknown: Vec<u64>,
 }
 
 impl Binary {
@@ -83,6 +87,31 @@ impl Binary {
         Self::parse_sites(&file, &bytes).ok_or_else(foreign)
     }
 
+    /// What a run has to know of a file. What `cache` has of it is believed, and then
+    /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are not told; what it
+    /// has not is found and put there.
+    pub fn read_for_run(path: &Path, cache: Option<&Cache>) -> Result<Self, Error> {
+        let failed = |error| Error::Io(path.to_owned(), error);
+        let file = File::open(path).map_err(failed)?;
+        let stamp = Stamp::of(&file.metadata().map_err(failed)?);
+        // Reads what is looked at: little of the file, unless its code is.
+        let data = ReadCache::new(file);
+        let foreign = || Error::Foreign(path.to_owned());
+        let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
+        let mut binary = Self::parse_outline(&file, &data).ok_or_else(foreign)?;
+        binary.path = path.to_owned();
+        match cache.and_then(|cache| cache.sites(&binary.build_id, stamp)) {
+            Some(sites) => binary.sites = sites,
+            None => {
+                binary.find_calls(&file);
+                if let Some(cache) = cache {
+                    cache.keep(&binary.build_id, stamp, &binary.sites);
+                }
+            }
+        }
+        Ok(binary)
+    }
+
     fn parse(bytes: &[u8]) -> Option<Self> {
         let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
         let mut binary = Self::parse_sites(&file, bytes)?;
@@ -95,45 +124,56 @@ impl Binary {
     }
 
     fn parse_sites(file: &ElfFile64<'_, LittleEndian>, bytes: &[u8]) -> Option<Self> {
-        let header = file.elf_header();
-        if header.e_machine(LittleEndian) != elf::EM_X86_64 {
+        let mut binary = Self::parse_outline(file, bytes)?;
+        binary.find_calls(file);
+        Some(binary)
+    }
+
+    /// All but symbols and calls.
+    fn parse_outline<'d, R: ReadRef<'d>>(
+        file: &ElfFile64<'d, LittleEndian, R>,
+        data: R,
+    ) -> Option<Self> {
+        if file.elf_header().e_machine(LittleEndian) != elf::EM_X86_64 {
             return None;
         }
         let mut binary = Binary {
             build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
             ..Binary::default()
         };
-        binary.read_dynamic(file, bytes);
-        for found in calls_of(file) {
-            binary.add(found);
-        }
+        binary.read_dynamic(file, data);
         Some(binary)
     }
 
-    fn read_dynamic(&mut self, file: &ElfFile64<'_, LittleEndian>, bytes: &[u8]) {
+    fn find_calls<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile64<'d, LittleEndian, R>) {
+        for found in calls_of(file) {
+            self.add(found);
+        }
+    }
+
+    fn read_dynamic<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile64<'d, LittleEndian, R>, data: R) {
         let header: &FileHeader64<LittleEndian> = file.elf_header();
-        let Ok(segments) = header.program_headers(LittleEndian, bytes) else { return };
+        let Ok(segments) = header.program_headers(LittleEndian, data) else { return };
         for segment in segments {
-            if let Ok(Some(path)) = segment.interpreter(LittleEndian, bytes) {
+            if let Ok(Some(path)) = segment.interpreter(LittleEndian, data) {
                 self.interpreter = Some(String::from_utf8_lossy(path).into_owned().into());
             }
         }
         let is_program = header.e_type(LittleEndian) == elf::ET_EXEC;
-        let dynamic = header.section_headers(LittleEndian, bytes).ok().and_then(|headers| {
-            let strings = header.section_strings_index(LittleEndian, bytes).ok()?;
-            let _ = strings;
-            let table = header.sections(LittleEndian, bytes).ok()?;
-            let (entries, link) = table.dynamic(LittleEndian, bytes).ok().flatten()?;
-            let strings = table.strings(LittleEndian, bytes, link).ok()?;
-            let _ = headers;
-            Some((entries, strings))
+        let table = file.elf_section_table();
+        let dynamic = table.dynamic(LittleEndian, data).ok().flatten();
+        let dynamic = dynamic.and_then(|(entries, link)| {
+            Some((entries, table.strings(LittleEndian, data, link).ok()?))
         });
         let mut pie = false;
-        for entry in dynamic.iter().flat_map(|(entries, _)| entries.iter()) {
-            let strings = dynamic.as_ref().map(|(_, strings)| *strings).unwrap_or_default();
+        for (entry, strings) in dynamic
+            .iter()
+            .flat_map(|(entries, strings)| entries.iter().map(|entry| (entry, *strings)))
+        {
             let tag = entry.tag32(LittleEndian).unwrap_or(0);
             let text = || {
-                let bytes = entry.string(LittleEndian, strings).unwrap_or_default();
+                let at = entry.val32(LittleEndian).unwrap_or(u32::MAX);
+                let bytes = strings.get(at).unwrap_or_default();
                 String::from_utf8_lossy(bytes).into_owned()
             };
             match tag {
@@ -152,6 +192,9 @@ impl Binary {
 
     fn add(&mut self, found: Found) {
         self.raw_calls.push(found.number);
+        if found.number.is_none() {
+            self.unknown.push(found.address);
+        }
         let Some(number) = found.number.filter(|&number| calls::name(number).is_some()) else {
             return;
         };
@@ -159,6 +202,16 @@ impl Binary {
             Some(site) => self.sites.push(site),
             None => self.unreachable.push((found.address, number)),
         }
+    }
+
+    /// The object file at `path`, to look at in another way.
+    pub(crate) fn with_file<T>(
+        path: &Path,
+        look: impl FnOnce(&ElfFile64<'_, LittleEndian>) -> T,
+    ) -> Result<T, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes);
+        file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
     }
 
     /// What is to be patched in it.
@@ -191,9 +244,10 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
 
 /// All `syscall` instructions, function by function as the unwind tables delimit them. Without such
 /// tables everything executable is taken for one function.
-fn calls_of(file: &ElfFile64<'_, LittleEndian>) -> Vec<Found> {
+fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
     let functions = functions(file);
     let mut found = Vec::new();
+    let mut decoded_to = 0;
     for section in file.sections() {
         let object::SectionFlags::Elf { sh_flags } = section.flags() else { continue };
         if sh_flags & u64::from(elf::SHF_EXECINSTR) == 0 {
@@ -204,7 +258,7 @@ fn calls_of(file: &ElfFile64<'_, LittleEndian>) -> Vec<Found> {
         for at in code.windows(2).enumerate().filter(|(_, w)| *w == [0x0f, 0x05]).map(|(at, _)| at)
         {
             let address = start + at as u64;
-            if found.last().is_some_and(|last: &Found| last.address >= address) {
+            if address < decoded_to {
                 continue;
             }
             let place = functions.partition_point(|&(from, _)| from <= address);
@@ -215,6 +269,7 @@ fn calls_of(file: &ElfFile64<'_, LittleEndian>) -> Vec<Found> {
                     let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
                     let part = &code[(from - start) as usize..end];
                     found.extend(scan::function(part, from));
+                    decoded_to = from + part.len() as u64;
                 }
                 // Between functions: a call by the look of it, which nothing is known about.
                 None => found.push(Found { address, number: None, site: None }),
@@ -225,7 +280,9 @@ fn calls_of(file: &ElfFile64<'_, LittleEndian>) -> Vec<Found> {
 }
 
 /// First and last address (exclusive) of every function, in their order, from `.eh_frame`.
-fn functions(file: &ElfFile64<'_, LittleEndian>) -> Vec<(u64, u64)> {
+pub(crate) fn functions<'d, R: ReadRef<'d>>(
+    file: &ElfFile64<'d, LittleEndian, R>,
+) -> Vec<(u64, u64)> {
     let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());

@@ -54,13 +54,12 @@ pub fn counts(bytes: &[u8], number: usize) -> Counts {
     Counts { served: at(0), passed: at(1), missed: at(2) }
 }
 
-/// The beginning of the memory, up to and with the plan.
-pub fn image(plan: &[u8], run_id: u64) -> Vec<u8> {
-    let mut bytes = vec![0; PLAN];
+/// The beginning of the memory of a run with this plan, which itself belongs at [`PLAN`].
+pub fn head(plan: &[u8], run_id: u64) -> [u8; 24] {
+    let mut bytes = [0; 24];
     bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
     bytes[PLAN_LEN..PLAN_LEN + 8].copy_from_slice(&(plan.len() as u64).to_le_bytes());
     bytes[RUN_ID..RUN_ID + 8].copy_from_slice(&run_id.to_le_bytes());
-    bytes.extend_from_slice(plan);
     bytes
 }
 

@@ -2,7 +2,8 @@
 //!
 //! What it is: the [`Plan`] (mounts, and the system call sites to patch) with its encoding, the
 //! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
-//! programs and libraries that finds those sites before anything runs ([`analysis`]).
+//! programs and libraries that finds those sites before anything runs ([`analysis`]), with a cache of
+//! what it found ([`cache`]).
 //!
 //! What it is not: it maps nothing, patches nothing and intercepts nothing; that is the library's
 //! part. The two are apart because a program that links the library would intercept itself.
@@ -10,10 +11,12 @@
 #![forbid(unsafe_code)]
 
 pub mod analysis;
+pub mod cache;
 pub mod calls;
 mod codec;
 pub mod layout;
 mod plan;
+pub mod reach;
 mod scan;
 mod unwind;
 

@@ -104,8 +104,7 @@ impl Plan {
         out.number(self.objects.len() as u64);
         for object in &self.objects {
             out.string(&object.build_id);
-            out.number(object.sites.len() as u64);
-            object.sites.iter().for_each(|site| encode_site(&mut out, site));
+            encode_sites(&mut out, &object.sites);
         }
         out.bytes
     }
@@ -135,6 +134,15 @@ fn decode_mount(from: &mut Reader<'_>) -> Result<MountPlan, Malformed> {
 /// No number.
 const UNKNOWN: u64 = u16::MAX as u64;
 
+pub(crate) fn encode_sites(out: &mut Writer, sites: &[Site]) {
+    out.number(sites.len() as u64);
+    sites.iter().for_each(|site| encode_site(out, site));
+}
+
+pub(crate) fn decode_sites(from: &mut Reader<'_>) -> Result<Vec<Site>, Malformed> {
+    (0..from.count(32)?).map(|_| decode_site(from)).collect()
+}
+
 fn encode_site(out: &mut Writer, site: &Site) {
     out.number(site.address);
     let number = site.number.map_or(UNKNOWN, u64::from);
@@ -143,9 +151,7 @@ fn encode_site(out: &mut Writer, site: &Site) {
 }
 
 fn decode_object(from: &mut Reader<'_>) -> Result<ObjectSites, Malformed> {
-    let build_id = from.string()?.to_vec();
-    let sites = (0..from.count(32)?).map(|_| decode_site(from)).collect::<Result<_, _>>()?;
-    Ok(ObjectSites { build_id, sites })
+    Ok(ObjectSites { build_id: from.string()?.to_vec(), sites: decode_sites(from)? })
 }
 
 fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {

@@ -222,6 +222,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_mmap => Any(data::mmap),
         libc::SYS_rt_sigaction => Any(crate::signals::action),
         libc::SYS_munmap => Any(data::munmap),
+        libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
         libc::SYS_ioctl => Fd(true, data::ioctl),
         libc::SYS_flock => Fd(true, data::flock),

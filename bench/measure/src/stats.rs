@@ -1,9 +1,9 @@
-//! Medians, spreads and the verdict.
+//! Medians, spreads and verdicts.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A median with its quartiles.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The middle value.
     pub median: f64,

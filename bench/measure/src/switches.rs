@@ -1,0 +1,67 @@
+//! Context switches, as the kernel counts them for each thread.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// How often threads left their processor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switches {
+    /// Because they waited for something.
+    pub voluntary: u64,
+    /// Because somebody else was given it.
+    pub involuntary: u64,
+}
+
+impl Switches {
+    /// Of the living threads of a process; a process that has gone has none. `self` is a name for this one.
+    pub fn of(process: &str) -> Switches {
+        let mut sum = Switches::default();
+        for entry in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+            let text = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+            let thread = Switches::parse(&text).unwrap_or_default();
+            sum.voluntary += thread.voluntary;
+            sum.involuntary += thread.involuntary;
+        }
+        sum
+    }
+
+    /// Those since `earlier`. A thread that ended meanwhile takes its own along.
+    pub fn since(&self, earlier: &Switches) -> Switches {
+        Switches {
+            voluntary: self.voluntary.saturating_sub(earlier.voluntary),
+            involuntary: self.involuntary.saturating_sub(earlier.involuntary),
+        }
+    }
+
+    /// From the text of a `/proc/PID/task/TID/status`.
+    fn parse(text: &str) -> Option<Switches> {
+        let field =
+            |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok();
+        Some(Switches {
+            voluntary: field("voluntary_ctxt_switches:")?,
+            involuntary: field("nonvoluntary_ctxt_switches:")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_are_told_apart() {
+        let text = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
+        let switches = Switches::parse(text).unwrap();
+        assert_eq!(switches, Switches { voluntary: 12, involuntary: 3 });
+        assert_eq!(Switches::parse("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn who_sleeps_switches() {
+        let before = Switches::of("self");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(Switches::of("self").since(&before).voluntary > 0);
+        assert_eq!(Switches::of("no-such-process"), Switches::default());
+    }
+}

@@ -1,0 +1,296 @@
+//! What an analysis found, kept for the next run.
+//!
+//! One file for every object file, named by the build id, in a directory that belongs to the user.
+//! All numbers are u64 in little-endian order:
+//!
+//! | what | length |
+//! |---|---|
+//! | [`MAGIC`] | 8 |
+//! | digest (FNV-1a) of all that follows | 8 |
+//! | build id, with its length before it | 8 and its length |
+//! | size, seconds and nanoseconds of the last change of the object file | 24 |
+//! | number of sites | 8 |
+//! | sites, as in the plan | 32 each |
+//!
+//! A cache is never needed: what cannot be read, is of another version, is damaged or is about an
+//! object file that was changed, is as if it were not there, and is written anew. What others than
+//! root and the user could have written is not looked at, and then nothing is written either.
+
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::codec::{Malformed, Reader, Writer};
+use crate::plan::{Site, decode_sites, encode_sites};
+
+/// What a file begins with. Another analysis, another number.
+const MAGIC: &[u8; 8] = b"dfsites1";
+/// Most files of the cache; beyond it the half that was written first goes.
+const MOST_FILES: usize = 1024;
+/// Most bytes of a file that are read.
+const MOST_BYTES: u64 = 16 << 20;
+/// Most bytes of a build id: linkers make 20.
+const MOST_ID: usize = 64;
+
+/// By what a changed object file differs from what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    size: u64,
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+impl Stamp {
+    /// That of a file.
+    pub fn of(meta: &Metadata) -> Self {
+        Stamp { size: meta.size(), seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() }
+    }
+
+    fn numbers(self) -> [u64; 3] {
+        [self.size, self.seconds as u64, self.nanoseconds as u64]
+    }
+}
+
+/// A directory with what was found.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+impl Cache {
+    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made where it is not there.
+    /// `None` where neither variable is an absolute path, where the directory cannot be made, or where
+    /// others could have written it.
+    pub fn of_user() -> Option<Self> {
+        let variable = |name: &str| {
+            let path = PathBuf::from(std::env::var_os(name)?);
+            path.is_absolute().then_some(path)
+        };
+        let base = variable("XDG_CACHE_HOME");
+        let base = base.or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
+        Self::at(&base.join("defuse"))
+    }
+
+    /// The cache in `directory`, as [`of_user`](Cache::of_user).
+    pub fn at(directory: &Path) -> Option<Self> {
+        let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        // One that is there and cannot be written is still good to read.
+        let meta = fs::symlink_metadata(directory).ok()?;
+        let good = meta.is_dir() && is_trusted(&meta);
+        good.then(|| Cache { directory: directory.to_owned() })
+    }
+
+    /// The sites of the object file with this build id and stamp; `None` where they are not known.
+    pub fn sites(&self, build_id: &[u8], stamp: Stamp) -> Option<Vec<Site>> {
+        let mut file = open(&self.path(build_id)?)?;
+        let meta = file.metadata().ok()?;
+        if !meta.is_file() || !is_trusted(&meta) || meta.size() > MOST_BYTES {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(meta.size() as usize);
+        file.read_to_end(&mut bytes).ok()?;
+        decode(&bytes, build_id, stamp).ok()
+    }
+
+    /// Keeps the sites of an object file. Where that fails the next run looks for them again.
+    pub fn keep(&self, build_id: &[u8], stamp: Stamp, sites: &[Site]) {
+        let Some(path) = self.path(build_id) else { return };
+        if fs::symlink_metadata(&path).is_ok_and(|meta| !is_trusted(&meta)) {
+            return;
+        }
+        self.make_room();
+        // Whoever reads it sees all of it, or what was there before.
+        let new = self.directory.join(format!("new-{}", std::process::id()));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let _ = fs::remove_file(&new);
+        let Ok(fd) = rustix::fs::open(&new, flags, Mode::from_raw_mode(0o600)) else { return };
+        let written = File::from(fd).write_all(&encode(build_id, stamp, sites));
+        if written.and_then(|()| fs::rename(&new, &path)).is_err() {
+            let _ = fs::remove_file(&new);
+        }
+    }
+
+    fn path(&self, build_id: &[u8]) -> Option<PathBuf> {
+        if build_id.is_empty() || build_id.len() > MOST_ID {
+            return None;
+        }
+        let name: String = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(self.directory.join(name))
+    }
+
+    /// Whoever builds programs has a new build id each time: those of old ones go.
+    fn make_room(&self) {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return };
+        let entries: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        if entries.len() < MOST_FILES {
+            return;
+        }
+        let age = |path: &PathBuf| fs::symlink_metadata(path).and_then(|meta| meta.modified());
+        let mut all: Vec<(SystemTime, PathBuf)> =
+            entries.into_iter().filter_map(|path| Some((age(&path).ok()?, path))).collect();
+        all.sort();
+        for (_, path) in &all[..all.len() / 2] {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Opens a file to read, unless it is a symbolic link or would make us wait.
+fn open(path: &Path) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
+}
+
+/// Whether nobody but root and this user can have written it.
+fn is_trusted(meta: &Metadata) -> bool {
+    let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+    own && meta.mode() & 0o022 == 0
+}
+
+fn encode(build_id: &[u8], stamp: Stamp, sites: &[Site]) -> Vec<u8> {
+    let mut body = Writer::default();
+    body.string(build_id);
+    stamp.numbers().into_iter().for_each(|number| body.number(number));
+    encode_sites(&mut body, sites);
+    [MAGIC, &digest(&body.bytes).to_le_bytes()[..], &body.bytes].concat()
+}
+
+fn decode(bytes: &[u8], build_id: &[u8], stamp: Stamp) -> Result<Vec<Site>, Malformed> {
+    let mut from = Reader { bytes: bytes.strip_prefix(MAGIC).ok_or(Malformed)? };
+    if from.number()? != digest(from.bytes) || from.string()? != build_id {
+        return Err(Malformed);
+    }
+    for number in stamp.numbers() {
+        if from.number()? != number {
+            return Err(Malformed);
+        }
+    }
+    let sites = decode_sites(&mut from)?;
+    if from.bytes.is_empty() { Ok(sites) } else { Err(Malformed) }
+}
+
+/// FNV-1a of 64 bits: it tells what was damaged, and nobody is kept out by it.
+fn digest(bytes: &[u8]) -> u64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    const ID: &[u8] = &[0xab, 1, 2];
+    const STAMP: Stamp = Stamp { size: 9, seconds: -4, nanoseconds: 5 };
+
+    fn sites() -> Vec<Site> {
+        let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
+        vec![site, Site { number: None, ..site }]
+    }
+
+    /// A cache that knows [`sites`], and where its file is.
+    fn cache() -> (tempfile::TempDir, Cache, PathBuf) {
+        let place = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&place.path().join("below/defuse")).unwrap();
+        cache.keep(ID, STAMP, &sites());
+        let path = cache.directory.join("ab0102");
+        (place, cache, path)
+    }
+
+    #[test]
+    fn what_was_found_is_found_again() {
+        let (_place, cache, path) = cache();
+        assert_eq!(cache.sites(ID, STAMP), Some(sites()));
+        assert_eq!(cache.sites(&[0xab, 1, 3], STAMP), None);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(&cache.directory).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_file_that_changed_and_kept_its_build_id_is_not_known() {
+        let (_place, cache, _path) = cache();
+        for other in [
+            Stamp { size: 8, ..STAMP },
+            Stamp { seconds: -5, ..STAMP },
+            Stamp { nanoseconds: 6, ..STAMP },
+        ] {
+            assert_eq!(cache.sites(ID, other), None);
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_or_of_another_version_is_ignored_and_written_anew() {
+        let (_place, cache, path) = cache();
+        let good = fs::read(&path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            fs::write(&path, &bad).unwrap();
+            assert_eq!(cache.sites(ID, STAMP), None, "byte {at}");
+            fs::write(&path, &good[..at]).unwrap();
+            assert_eq!(cache.sites(ID, STAMP), None, "{at} bytes");
+        }
+        fs::write(&path, [&good[..], b"x"].concat()).unwrap();
+        assert_eq!(cache.sites(ID, STAMP), None, "a byte too many");
+        // What another version writes is whole, and begins otherwise.
+        fs::write(&path, [b"dfsites0", &good[8..]].concat()).unwrap();
+        assert_eq!(cache.sites(ID, STAMP), None);
+        cache.keep(ID, STAMP, &sites());
+        assert_eq!(cache.sites(ID, STAMP), Some(sites()));
+    }
+
+    #[test]
+    fn what_others_could_have_written_is_refused() {
+        let (_place, cache, path) = cache();
+        let directory = cache.directory.clone();
+        for (what, mode) in [(&path, 0o620), (&path, 0o602)] {
+            fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(cache.sites(ID, STAMP), None, "{mode:o}");
+            cache.keep(ID, STAMP, &[]);
+            assert_eq!(fs::metadata(what).unwrap().mode() & 0o777, mode, "it is left as it is");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(cache.sites(ID, STAMP), Some(sites()));
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Cache::at(&directory).is_none());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(Cache::at(&directory).is_some());
+        if chown(&path, Some(65534), None).is_err() {
+            println!("skipped: files of other users: needs root");
+            return;
+        }
+        assert_eq!(cache.sites(ID, STAMP), None);
+        chown(&directory, Some(65534), None).unwrap();
+        assert!(Cache::at(&directory).is_none());
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let (place, cache, path) = cache();
+        let moved = place.path().join("moved");
+        fs::rename(&path, &moved).unwrap();
+        symlink(&moved, &path).unwrap();
+        assert_eq!(cache.sites(ID, STAMP), None);
+        let link = place.path().join("link");
+        symlink(&cache.directory, &link).unwrap();
+        assert!(Cache::at(&link).is_none());
+    }
+
+    #[test]
+    fn the_files_of_old_programs_go() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = Cache::at(place.path()).unwrap();
+        for number in 0..MOST_FILES as u64 + 10 {
+            cache.keep(&number.to_le_bytes(), STAMP, &[]);
+        }
+        let left = fs::read_dir(place.path()).unwrap().count();
+        assert!((MOST_FILES / 4..MOST_FILES).contains(&left), "{left}");
+        let newest = (MOST_FILES as u64 + 9).to_le_bytes();
+        assert_eq!(cache.sites(&newest, STAMP), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,142 @@
+//! `cargo xtask install`: everything that a user of the project has, where others look for it.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{command, library};
+
+/// Build in release and install: program, libraries, header, manual pages and completions
+#[derive(clap::Args)]
+pub struct InstallArgs {
+    /// What the installed files are below
+    #[arg(long, default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// Write below this directory instead of /, for whoever makes a package
+    #[arg(long, value_name = "DIR")]
+    destdir: Option<PathBuf>,
+}
+
+/// Builds and installs.
+pub fn run(args: &InstallArgs) -> Result<()> {
+    ensure!(args.prefix.is_absolute(), "{}: give an absolute prefix", args.prefix.display());
+    let build = ["build", "--release", "-p", "defuse", "-p", "defuse-capi"];
+    command::run(command::cargo().args(build))?;
+    let built = command::target_dir()?.join("release");
+    let at = Installation::new(&args.prefix, args.destdir.as_deref());
+    at.copy(&built.join("defuse"), "bin/defuse", 0o755)?;
+    let preload = built.join("deps/libdefuse_preload.so");
+    at.copy(&preload, "lib/defuse/libdefuse_preload.so", 0o755)?;
+    library::install(&built.join("libdefuse.a"), &args.prefix, &at)?;
+    texts(&at, &built.join("defuse"))
+}
+
+/// What the program says about itself.
+fn texts(at: &Installation, program: &Path) -> Result<()> {
+    let pages = command::target_dir()?.join("man");
+    command::run(Command::new(program).arg("man").arg(&pages))?;
+    for page in fs::read_dir(&pages)? {
+        let page = page?.path();
+        let name = page.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let section = name.rsplit('.').next().unwrap_or("1");
+        at.copy(&page, &format!("share/man/man{section}/{name}"), 0o644)?;
+    }
+    for (shell, to) in [
+        ("bash", "share/bash-completion/completions/defuse"),
+        ("zsh", "share/zsh/site-functions/_defuse"),
+        ("fish", "share/fish/vendor_completions.d/defuse.fish"),
+    ] {
+        let script = command::output(Command::new(program).args(["completions", shell]))?;
+        at.write(to, script.as_bytes(), 0o644)?;
+    }
+    Ok(())
+}
+
+/// Where files go.
+pub struct Installation {
+    base: PathBuf,
+}
+
+impl Installation {
+    /// Below `prefix`, an absolute path, or below the same in `destdir`.
+    pub fn new(prefix: &Path, destdir: Option<&Path>) -> Self {
+        let below: PathBuf =
+            prefix.components().filter(|part| *part != Component::RootDir).collect();
+        Installation { base: destdir.unwrap_or(Path::new("/")).join(below) }
+    }
+
+    /// Puts a copy of a file there.
+    pub fn copy(&self, from: &Path, name: &str, mode: u32) -> Result<()> {
+        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.write(name, &bytes, mode)
+    }
+
+    /// Puts a file there as a whole: what runs from the old one goes on undisturbed.
+    pub fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
+        let (path, new) = self.places(name)?;
+        let put = || -> std::io::Result<()> {
+            fs::write(&new, bytes)?;
+            fs::set_permissions(&new, fs::Permissions::from_mode(mode))?;
+            fs::rename(&new, &path)
+        };
+        put().with_context(|| {
+            format!("cannot write {}: name another place by --prefix", path.display())
+        })?;
+        println!("{}", path.display());
+        Ok(())
+    }
+
+    /// Puts a link to `target` there.
+    pub fn link(&self, name: &str, target: &str) -> Result<()> {
+        let (path, new) = self.places(name)?;
+        symlink(target, &new)
+            .and_then(|()| fs::rename(&new, &path))
+            .with_context(|| format!("cannot link {}", path.display()))?;
+        println!("{} -> {target}", path.display());
+        Ok(())
+    }
+
+    fn places(&self, name: &str) -> Result<(PathBuf, PathBuf)> {
+        let path = self.base.join(name);
+        let folder = path.parent().unwrap_or(&self.base);
+        fs::create_dir_all(folder).with_context(|| {
+            format!("cannot make {}: name another place by --prefix", folder.display())
+        })?;
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let new = folder.join(format!(".{file}.new"));
+        let _ = fs::remove_file(&new);
+        Ok((path, new))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn installation(destdir: Option<&str>) -> Installation {
+        Installation::new(Path::new("/usr"), destdir.map(Path::new))
+    }
+
+    #[test]
+    fn a_package_is_made_below_another_root() {
+        assert_eq!(installation(None).base, Path::new("/usr"));
+        assert_eq!(installation(Some("/tmp/x")).base, Path::new("/tmp/x/usr"));
+    }
+
+    #[test]
+    fn files_are_replaced_as_a_whole() {
+        let place = std::env::temp_dir().join(format!("xtask-install-{}", std::process::id()));
+        let at = Installation { base: place.clone() };
+        for text in ["one", "other"] {
+            at.write("lib/x.so.0", text.as_bytes(), 0o755).unwrap();
+            at.link("lib/x.so", "x.so.0").unwrap();
+            assert_eq!(fs::read_to_string(place.join("lib/x.so")).unwrap(), text);
+        }
+        let mode = fs::metadata(place.join("lib/x.so")).unwrap().permissions().mode();
+        assert_eq!((mode & 0o777, fs::read_dir(place.join("lib")).unwrap().count()), (0o755, 2));
+        fs::remove_dir_all(&place).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! An end for steps that hang: what they started is named and killed, so that the step fails and the
+//! others have their turn.
+
+use std::collections::HashMap;
+use std::fs;
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Watches over one step until it is dropped.
+pub struct Limit {
+    done: Option<Sender<()>>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl Limit {
+    /// After `time`, everything that this process has started is killed.
+    pub fn new(step: &'static str, time: Duration) -> Self {
+        let (done, end) = channel();
+        let watcher = std::thread::spawn(move || {
+            if end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                println!("{step}: not done after {} minutes; killed:", time.as_secs() / 60);
+                kill_descendants();
+            }
+        });
+        Limit { done: Some(done), watcher: Some(watcher) }
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        drop(self.done.take());
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+fn kill_descendants() {
+    // What is killed first cannot start more: parents before children.
+    for pid in descendants(std::process::id(), &parents()) {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&words).replace('\0', " ");
+        println!("  {pid} {}", line.trim());
+        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+    }
+}
+
+/// The parent of every process.
+fn parents() -> HashMap<u32, u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // After the name, which may have anything in it, come the state and the parent.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    numbers.filter_map(|pid| Some((pid, parent(pid)?))).collect()
+}
+
+fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(parents.iter().filter(|&(_, of)| *of == parent).map(|(&pid, _)| pid));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descendants_are_children_and_theirs() {
+        let parents = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 9)]);
+        let mut found = descendants(2, &parents);
+        found.sort_unstable();
+        assert_eq!(found, [3, 4]);
+        assert!(parents_of_this_process());
+    }
+
+    fn parents_of_this_process() -> bool {
+        parents().contains_key(&std::process::id())
+    }
+
+    #[test]
+    fn what_hangs_is_killed_and_what_ends_is_not() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let limit = Limit::new("a test", Duration::from_millis(50));
+        assert!(!child.wait().unwrap().success());
+        drop(limit);
+        let limit = Limit::new("a test", Duration::from_secs(600));
+        assert!(Command::new("true").status().unwrap().success());
+        drop(limit);
+    }
+}
