@@ -6,8 +6,11 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Description, How, MountArgs, Options, Result, Task};
-use defuse_fs::{FileKind, FileSystem, OpenFlags};
+use defuse_direct::{
+    At, Client, Description, How, MountArgs, Options, Outcome, Queue, QueueOptions, Result, Stop,
+    Task,
+};
+use defuse_fs::{Errno, FileKind, FileSystem, OpenFlags};
 use defuse_memory::Memory;
 use defuse_passthrough::{Credentials, Options as PassthroughOptions, Passthrough};
 
@@ -62,17 +65,25 @@ impl Tour {
         Ok(dir.close(&self.task)?)
     }
 
-    /// Several reads are started before one is waited for.
-    fn read_later(&self, path: &str, expected: &[u8]) -> Result<()> {
+    /// Several reads at once; their ends come in any order.
+    fn read_later(self: &Arc<Self>, path: &str, expected: &[u8]) -> Result<()> {
         let file = self.open(path, READ)?;
-        let starts = (0..PIECES)
-            .map(|piece| self.client.start_read(&self.task, &file, PIECE, (piece * PIECE) as u64));
-        let under_way = starts.collect::<Result<Vec<_>>>()?;
-        let mut memory = Vec::new();
-        for pending in under_way {
-            let (result, bytes) = pending.wait();
-            result?;
-            memory.extend(bytes);
+        let queue = Queue::new(QueueOptions::default())?;
+        for piece in 0..PIECES {
+            let (tour, file) = (Arc::clone(self), Arc::clone(&file));
+            let work = move || {
+                let mut room = vec![0; PIECE];
+                let offset = (piece * PIECE) as u64;
+                let count = tour.client.pread(&tour.task, &file, &mut room, offset)?;
+                room.truncate(count);
+                Ok::<_, Stop>(room)
+            };
+            queue.submit(piece as u64, Box::new(work), None)?;
+        }
+        let mut memory = vec![0; SIZE];
+        for (piece, outcome) in queue.collect(PIECES, PIECES, None)? {
+            let Outcome::Done(bytes) = outcome else { return Err(Errno::EIO.into()) };
+            memory[piece as usize * PIECE..][..PIECE].copy_from_slice(&bytes?);
         }
         let same = if memory == expected { "the same bytes" } else { "other bytes" };
         println!("read {PIECES} pieces of {path} at once: {same}");
@@ -95,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let dir =
         std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: direct_tour DIRECTORY")?;
     let client = Client::new(Options::default());
-    let tour = Tour { client, task: Task::of_this_process()? };
+    let tour = Arc::new(Tour { client, task: Task::of_this_process()? });
     // The threads are the program's own: nothing of them may stay changed.
     let options = PassthroughOptions { credentials: Credentials::Restore, ..Default::default() };
     tour.mount("mem:", Memory::new(Default::default()))?;

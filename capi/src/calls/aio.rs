@@ -9,12 +9,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 
-use defuse_direct::{IoFlags, Result};
+use defuse_direct::{IoFlags, Result, Then};
 use defuse_fs::Errno;
 
 use super::data::position;
-use crate::aio::{Job, Work};
+use crate::aio::{failed, result};
 use crate::memory::{In, Out, Pieces, Vectors};
 use crate::state::{State, call, done};
 
@@ -94,9 +95,9 @@ pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c
         let context = s.contexts.get(aio)?;
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
         for started in 0..count {
-            let begun = ops.nth(started).and_then(|op| {
-                Ok(context.submit(Job::new(op.data, op.callback, work(s, &op)?))?)
-            });
+            let begun = ops
+                .nth(started)
+                .and_then(|op| Ok(context.submit(op.data, work(s, &op)?, then(op.callback))?));
             match begun {
                 Ok(()) => {}
                 Err(stop) if started == 0 => return Err(stop),
@@ -105,6 +106,20 @@ pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c
         }
         Ok(count as c_int)
     })
+}
+
+/// How C is told.
+fn then(callback: defuse_aio_callback) -> Option<Then<i64>> {
+    let callback = callback?;
+    Some(Box::new(move |data, outcome| {
+        callback(&defuse_aio_event { data, result: result(outcome) })
+    }))
+}
+
+type Work = Box<dyn FnOnce() -> i64 + Send>;
+
+fn ended(moved: Result<usize>) -> i64 {
+    moved.map_or_else(|stop| failed(stop.errno()), |count| count as i64)
 }
 
 /// What an operation does, with all that it needs.
@@ -125,19 +140,19 @@ fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
             Box::new(move || {
                 // SAFETY: C leaves the memory to the operation until its end.
                 let mut rooms = unsafe { pieces.rooms() };
-                s.client.preadv2(&s.task, &file, &mut rooms, at, flags)
+                ended(s.client.preadv2(&s.task, &file, &mut rooms, at, flags))
             })
         }
         DEFUSE_AIO_WRITE | DEFUSE_AIO_WRITEV => {
             let pieces = if op.opcode == DEFUSE_AIO_WRITE { one() } else { several() }?;
             Box::new(move || {
                 // SAFETY: C leaves the memory to the operation until its end.
-                s.client.pwritev2(&s.task, &file, &unsafe { pieces.slices() }, at, flags)
+                ended(s.client.pwritev2(&s.task, &file, &unsafe { pieces.slices() }, at, flags))
             })
         }
         DEFUSE_AIO_FSYNC | DEFUSE_AIO_FDATASYNC => {
             let datasync = op.opcode == DEFUSE_AIO_FDATASYNC;
-            Box::new(move || s.client.fsync(&s.task, &file, datasync).map(|()| 0))
+            Box::new(move || ended(s.client.fsync(&s.task, &file, datasync).map(|()| 0)))
         }
         _ => return Err(Errno::EINVAL.into()),
     })
@@ -165,10 +180,11 @@ pub extern "C" fn defuse_aio_getevents(
         }
         let limit = if timeout.is_null() { None } else { Some(duration(timeout.get()?)?) };
         let found = context.collect(min, max, limit)?;
-        for (index, event) in found.iter().enumerate() {
-            events.put_nth(index, *event)?;
+        let count = found.len() as c_int;
+        for (index, (data, outcome)) in found.into_iter().enumerate() {
+            events.put_nth(index, defuse_aio_event { data, result: result(outcome) })?;
         }
-        Ok(found.len() as c_int)
+        Ok(count)
     })
 }
 
@@ -184,7 +200,7 @@ fn duration(time: libc::timespec) -> Result<std::time::Duration> {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_eventfd(aio: c_int) -> c_int {
-    call(|s| Ok(s.contexts.get(aio)?.eventfd()))
+    call(|s| Ok(s.contexts.get(aio)?.eventfd().as_raw_fd()))
 }
 
 /// Takes an operation with this `data` back that has not begun: its end is told, with -ECANCELED.

@@ -15,5 +15,3 @@ mod status;
 mod storage;
 mod workdir;
 mod xattrs;
-
-pub use aio::{defuse_aio_callback, defuse_aio_event};
