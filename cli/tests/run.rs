@@ -380,6 +380,9 @@ fn a_check_tells_what_is_intercepted() {
 #[test]
 fn no_program_is_told_by_its_name() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../frontends/preload/src");
+    // A test names the programs whose calls it looks at.
+    let root = fs::read_to_string(folder.join("lib.rs")).unwrap();
+    assert!(root.contains("#[cfg(test)]\nmod coverage;"));
     let mut folders = vec![folder];
     let names =
         ["bash", "git", "tar", "rsync", "python", "perl", "gcc", "make", "vim", "sqlite3", "comm"];
@@ -388,6 +391,9 @@ fn no_program_is_told_by_its_name() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
+                continue;
+            }
+            if path.ends_with("coverage.rs") {
                 continue;
             }
             let text = fs::read_to_string(&path).unwrap();
