@@ -348,6 +348,20 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
 }
 
 #[test]
+fn a_breakdown_without_requests_tells_why() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
+    let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
+    place.fails(1, &failing, "the command ended with exit status: 3; no CREATE ended");
+    for (op, told) in [("reed", "is it read?"), ("LOKUP", "is it lookup?"), ("xyz", "such as read")]
+    {
+        let said = place.run(&["breakdown", "mnt", "--op", op, "--", "true"]);
+        assert!(said.code == Some(2) && said.err.contains(told), "{}", said.err);
+    }
+}
+
+#[test]
 fn a_breakdown_runs_a_command_and_adds_up() {
     let Some(place) = Place::to_mount() else { return };
     let Some(_mount) = Foreign::bindfs(&place) else { return };

@@ -79,6 +79,15 @@ pub fn execute<D: Driver>(
     for action in &plan.actions {
         match action {
             Action::CreateFiles => {
+                let missing: Vec<&Fileset> = sets
+                    .iter()
+                    .zip(&made)
+                    .filter(|(_, made)| !**made)
+                    .map(|(set, _)| set)
+                    .collect();
+                if !settings.adopt {
+                    files::check_room(driver, &missing)?;
+                }
                 for (set, made) in sets.iter().zip(&mut made).filter(|(_, made)| !**made) {
                     let progress = |done, total| observer.making(&set.plan.name, done, total);
                     files::create(driver, set, plan.seed, settings.adopt, &progress)?;
