@@ -19,6 +19,8 @@ const OUTSIDE: u32 = 0;
 const INSIDE: u32 = 1;
 /// It is, but holds nothing that a child would need: signals wait, and a fork does not.
 const AT_THE_GATE: u32 = 2;
+/// It is, although its end was told for the last time: a fork waits for all such threads together.
+const INSIDE_AT_ITS_END: u32 = 3;
 
 thread_local! {
     /// Where this thread is.
@@ -40,6 +42,9 @@ static THREADS: Lock<Vec<usize>> = Lock::new(Vec::new());
 /// How many these are, for those who must not wait for the lock: a fork that holds it waits for them.
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 
+/// How many threads are inside that are not listed, because their end was told for the last time.
+static AT_THEIR_END: AtomicUsize = AtomicUsize::new(0);
+
 /// Not 0 while a fork is under way: nobody goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
@@ -55,6 +60,10 @@ impl Inside {
                 return None;
             }
             if !IS_LISTED.get() {
+                if has_ended() {
+                    go_in_at_its_end(state);
+                    return Some(Inside(()));
+                }
                 list(state);
             }
             go_in(state, OUTSIDE);
@@ -66,7 +75,12 @@ impl Inside {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        STATE.with(|state| state.store(OUTSIDE, Ordering::Release));
+        STATE.with(|state| {
+            if state.load(Ordering::Relaxed) == INSIDE_AT_ITS_END {
+                AT_THEIR_END.fetch_sub(1, Ordering::SeqCst);
+            }
+            state.store(OUTSIDE, Ordering::Release);
+        });
         crate::signals::deliver();
     }
 }
@@ -109,15 +123,28 @@ fn list(state: &AtomicU32) {
     state.store(AT_THE_GATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     IS_LISTED.set(true);
-    // What an ending thread still calls may bring it back: destructors of the program, and the C
-    // library itself, which unmaps stacks at the very end. Then nobody would take it off any more, so
-    // it is not listed, and not waited for.
-    if !has_ended() {
-        // The list may grow by memory of our heap, in which nobody forks while the lock is held.
-        THREADS.lock().push(std::ptr::from_ref(state) as usize);
-        LISTED.fetch_add(1, Ordering::Relaxed);
-        thread_exit::arm();
+    // The list may grow by memory of our heap, in which nobody forks while the lock is held.
+    THREADS.lock().push(std::ptr::from_ref(state) as usize);
+    LISTED.fetch_add(1, Ordering::Relaxed);
+    thread_exit::arm();
+}
+
+/// Goes in on a thread that nobody would take off the list any more: destructors of the program may
+/// come late, and the C library itself unmaps stacks at the very end.
+#[cold]
+fn go_in_at_its_end(state: &AtomicU32) {
+    state.store(AT_THE_GATE, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    loop {
+        AT_THEIR_END.fetch_add(1, Ordering::SeqCst);
+        if CLOSED.load(Ordering::SeqCst) == 0 || FORKS.get() {
+            break;
+        }
+        AT_THEIR_END.fetch_sub(1, Ordering::SeqCst);
+        lock::wait(&CLOSED, 1);
     }
+    state.store(INSIDE_AT_ITS_END, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
 }
 
 /// How often the C library is made to tell the end of a thread: four times at most
@@ -174,26 +201,36 @@ pub fn stop_others() -> bool {
     FORKS.set(true);
     let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
     let began = Instant::now();
-    for other in threads.iter().filter(|other| **other != own) {
+    let mut others = threads.iter().filter(|other| **other != own);
+    let came_out = others.all(|other| {
         // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
         // lock for that, which is held here.
         let state = unsafe { &*(*other as *const AtomicU32) };
-        let mut looks = 0u32;
-        while state.load(Ordering::Acquire) == INSIDE {
-            looks += 1;
-            if looks < 1000 {
-                let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
-                continue;
-            }
-            if began.elapsed() > PATIENCE {
-                threads.keep();
-                let_others_go_on();
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_while(began, || state.load(Ordering::Acquire) == INSIDE)
+    });
+    if !came_out || !wait_while(began, || AT_THEIR_END.load(Ordering::SeqCst) > 0) {
+        threads.keep();
+        let_others_go_on();
+        return false;
     }
     threads.keep();
+    true
+}
+
+/// Waits while `inside` says so; false where that takes too long.
+fn wait_while(began: Instant, inside: impl Fn() -> bool) -> bool {
+    let mut looks = 0u32;
+    while inside() {
+        looks += 1;
+        if looks < 1000 {
+            let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+            continue;
+        }
+        if began.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
     true
 }
 
@@ -223,6 +260,7 @@ pub fn alone() {
     CLOSED.store(0, Ordering::SeqCst);
     THREADS.lock().retain(|other| *other == own);
     LISTED.store(1, Ordering::Relaxed);
+    AT_THEIR_END.store(0, Ordering::SeqCst);
     if forks {
         change_mask(libc::SIG_SETMASK, MASK.get());
     }
