@@ -271,6 +271,26 @@ fn what_a_run_keeps_for_the_next_may_be_damaged_or_somebody_elses() {
     assert!(read().iter().all(Vec::is_empty), "what is somebody else's is not touched");
 }
 
+/// Calls are counted twice: by their number, and by the function of the C library that made them.
+#[test]
+fn a_report_tells_calls_and_functions() {
+    let place = Place::new();
+    let mount = format!("/defuse-test=passthrough:{},backing=off", place.path("src").display());
+    let script =
+        "mkdir /defuse-test/d; mkdir /defuse-test/e; mkdir /defuse-test/d 2>/dev/null; cd /";
+    let run = ["run", "--report", "--mount", &mount, "--", "sh", "-c", script];
+    let seen = finish(place.command(&run));
+    let (calls, functions) = seen.err.split_once("\n\n").expect("two tables");
+    let row = |table: &str, name: &str| -> Vec<u64> {
+        let mut lines = table.lines().map(str::split_whitespace);
+        let row = lines.find_map(|mut words| (words.next() == Some(name)).then_some(words));
+        row.unwrap_or_else(|| panic!("no {name} in {table}")).map(|n| n.parse().unwrap()).collect()
+    };
+    assert_eq!(row(calls, "mkdir"), [3, 0, 0]);
+    assert_eq!(row(functions, "mkdir"), [3, 0, 0]);
+    assert_eq!(row(calls, "chdir"), row(functions, "chdir"));
+}
+
 #[test]
 fn the_exit_code_is_that_of_the_program() {
     let place = Place::new();
@@ -393,6 +413,10 @@ fn no_program_is_told_by_its_name() {
                 folders.push(path);
                 continue;
             }
+<<<<<<< HEAD
+=======
+            // Tests alone, about which programs are looked at.
+>>>>>>> start
             if path.ends_with("coverage.rs") {
                 continue;
             }

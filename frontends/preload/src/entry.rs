@@ -92,6 +92,8 @@ std::arch::global_asm!(
     "jz 8f",
     // Our own stack, unless this is a call from there.
     "4:",
+    // Where the trampoline goes on tells which it is.
+    "mov rdx, [rbp + 8]",
     "mov rax, rcx",
     "sub rax, rsp",
     "cmp rax, {stack_len}",
@@ -149,6 +151,7 @@ std::arch::global_asm!(
     "call {new_stack}",
     "mov rdi, [rsp + 304]",
     "mov rsi, rsp",
+    "mov rdx, [rbp + 8]",
     "mov rcx, rax",
     "test rcx, rcx",
     "jnz 4b",
@@ -167,7 +170,11 @@ std::arch::global_asm!(
     cloned = sym CLONED,
     after_clone = const AFTER_CLONE,
     red_zone = const 128,
+<<<<<<< HEAD
     new_stack = sym make_stack,
+=======
+    new_stack = sym new_stack,
+>>>>>>> start
     stack_len = const STACK_LEN,
 );
 
@@ -224,7 +231,7 @@ fn stack_slot() -> *mut u64 {
 ///
 /// What a program has may be too small: the C library gives the threads of aio_write(3) and the
 /// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
-extern "C" fn make_stack() -> u64 {
+extern "C" fn new_stack() -> u64 {
     if inside::has_ended() {
         return 0;
     }
@@ -249,7 +256,7 @@ extern "C" fn make_stack() -> u64 {
 
 /// Gives this thread's stack for our code back, at its end. Not to be called on that stack.
 pub fn drop_stack() {
-    // SAFETY: as in `make_stack`.
+    // SAFETY: as in `new_stack`.
     let end = unsafe { stack_slot().replace(0) };
     if end != 0 {
         let _ = sys::plain(libc::SYS_munmap, end - STACK_LEN, STACK_LEN, 0);
@@ -270,7 +277,7 @@ const PASS: u64 = 1;
 /// It is a clone(2) to be made here.
 const CLONE: u64 = 2;
 
-extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
+extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer {
     if number == AFTER_CLONE {
         let value = CLONED.load(Ordering::Relaxed);
         fork::after_clone(value);
@@ -283,7 +290,12 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
             Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
         };
     }
-    match serve::call(number, args) {
+    let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
+    let served = serve::call(number, args);
+    if counts {
+        serve::count_site(number, args, from, served.is_some());
+    }
+    match served {
         Some(value) => Answer { value, then: SERVED },
         None => Answer { value: number as i64, then: PASS },
     }
