@@ -371,6 +371,15 @@ fn children_that_are_killed_take_nothing_from_their_parent() {
 }
 
 #[test]
+fn who_asks_is_a_matter_of_the_thread() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    same_c("users", include_str!("run/users.c"), everywhere);
+}
+
+#[test]
 fn nothing_is_taken_from_the_heap_of_the_program() {
     same_c("heap", include_str!("run/heap.c"), everywhere);
 }
@@ -413,10 +422,6 @@ fn no_program_is_told_by_its_name() {
                 folders.push(path);
                 continue;
             }
-<<<<<<< HEAD
-=======
-            // Tests alone, about which programs are looked at.
->>>>>>> start
             if path.ends_with("coverage.rs") {
                 continue;
             }

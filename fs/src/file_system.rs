@@ -76,6 +76,11 @@ pub trait FileSystem: Send + Sync {
     /// and leaves such things in place until others take theirs.
     fn trim(&self) {}
 
+    /// The threads that call may have fewer privileges from now on than those that made the file
+    /// system: what it could do because of them, for inodes that it has given out too, it is to be able
+    /// to do without. Called by frontends in an application, before that changes its credentials.
+    fn without_privileges(&self) {}
+
     /// Makes a file, device, fifo or socket; one lookup more. `EEXIST` where the name is taken.
     fn mknod(
         &self,

@@ -156,6 +156,13 @@ impl InodeTable {
         if let Some(known) = find(shard, hash, &key) {
             known.lookups.fetch_add(1, Ordering::Relaxed);
             let ino = known.ino();
+            if let Some(fd) = inode.pin.take()
+                && let Err(needless) = known.pin.set(fd).map(|()| {
+                    self.pinned.fetch_add(1, Ordering::Relaxed);
+                })
+            {
+                let _ = inode.pin.set(needless);
+            }
             // The descriptor that is not needed is closed outside the lock.
             drop(guard);
             drop(inode);
@@ -231,6 +238,15 @@ impl InodeTable {
         if shard.slab.get(place).is_some() && inode.pin.set(fd).is_ok() {
             self.pinned.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// All that frontends know.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        let shards = (0..SHARDS).flat_map(|index| {
+            let shard = self.read(index);
+            shard.slab.values().cloned().collect::<Vec<_>>()
+        });
+        shards.collect()
     }
 
     /// Descriptors that are kept until their inode is forgotten.

@@ -24,12 +24,17 @@ impl Passthrough {
             return self.lookup_by_fd(likely, dir, name);
         };
         let mount = self.mounts.get(index)?;
+        let kept = self.keeps_descriptors();
+        let is_usable = |key: &Key| {
+            !kept || self.inodes.peek(key).is_some_and(|inode| inode.pin.get().is_some())
+        };
         if let Some(key) = mount.key(index, &stat, None)
+            && is_usable(&key)
             && let Some(ino) = self.inodes.acquire(&key)
         {
             return self.entry(ino, index, &stat);
         }
-        if !mount.handles {
+        if !mount.handles || kept {
             return self.lookup_by_fd(likely, dir, name);
         }
         if mount.by_number
@@ -57,7 +62,7 @@ impl Passthrough {
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd) -> Result<Entry> {
         let stat = Stat::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
-        let pin = if handle.is_some() { None } else { Some(fd) };
+        let pin = if handle.is_some() && !self.keeps_descriptors() { None } else { Some(fd) };
         self.enter(index, &stat, handle, pin)
     }
 
@@ -66,7 +71,8 @@ impl Passthrough {
         let stat = Stat::of(fd)?;
         let (index, handle) = self.identify(likely, fd, &stat)?;
         // A file without a name is found by no handle.
-        let pin = if handle.is_some() && stat.nlink() > 0 {
+        let by_handle = handle.is_some() && !self.keeps_descriptors();
+        let pin = if by_handle && stat.nlink() > 0 {
             None
         } else {
             let path = ProcPath::new(fd);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::{Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags};
@@ -36,6 +36,8 @@ pub struct Passthrough {
     pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
+    /// See [`Passthrough::keep_descriptors`].
+    by_descriptor: AtomicBool,
 }
 
 /// What a [`Passthrough`] holds at a moment.
@@ -135,6 +137,7 @@ impl Passthrough {
             )),
             files: OpenFiles::new(),
             locks: LockTable::new(),
+            by_descriptor: AtomicBool::new(false),
             options,
         })
     }
@@ -161,6 +164,24 @@ impl Passthrough {
     /// True where inodes of the source are found again by file handles.
     pub fn uses_file_handles(&self) -> bool {
         self.mounts.get(0).is_ok_and(|mount| mount.handles)
+    }
+
+    /// From now on every inode that a frontend knows keeps a descriptor: open_by_handle_at(2) takes a
+    /// privilege (`CAP_DAC_READ_SEARCH`) that the threads of an application may give up.
+    pub(crate) fn keep_descriptors(&self) {
+        if self.by_descriptor.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        for inode in self.inodes.all().iter().filter(|inode| inode.pin.get().is_none()) {
+            if let Ok(fd) = self.open_inode(inode, OFlags::PATH) {
+                self.inodes.pin(inode, self.placed(fd));
+            }
+        }
+    }
+
+    /// Whether every inode keeps a descriptor although it has a handle.
+    pub(crate) fn keeps_descriptors(&self) -> bool {
+        self.by_descriptor.load(Ordering::Relaxed)
     }
 
     // ---- from inode to descriptor ---------------------------------------------------------

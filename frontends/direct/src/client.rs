@@ -170,6 +170,14 @@ impl Client {
         self.mounts.load().iter().map(info).collect()
     }
 
+    /// To be called before a thread of this process gives up privileges: file systems then need none
+    /// any more, also for what is open.
+    pub fn without_privileges(&self) {
+        for mount in self.mounts.load().iter() {
+            mount.without_privileges();
+        }
+    }
+
     /// What was measured on the mount at `target`; `EINVAL` where there is none.
     pub fn statistics(&self, target: &[u8]) -> Result<Snapshot, Errno> {
         let table = self.mounts.load_full();

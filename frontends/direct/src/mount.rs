@@ -99,6 +99,10 @@ impl Mount {
         result
     }
 
+    pub(crate) fn without_privileges(&self) {
+        self.core.fs.without_privileges();
+    }
+
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.core.recorder
     }

@@ -18,6 +18,12 @@ pub struct Task {
     gid: AtomicU32,
     pid: AtomicU32,
     keeps_suid: AtomicBool,
+    process: Arc<Process>,
+}
+
+/// What all threads of a process have in common.
+#[derive(Debug)]
+struct Process {
     umask: AtomicU32,
     file_size_limit: AtomicU64,
     cwd: ArcSwap<Place>,
@@ -26,15 +32,28 @@ pub struct Task {
 impl Task {
     /// A task of `credentials` that stands in `cwd`, with the umask 022 and no limit.
     pub fn new(credentials: Credentials, cwd: Place) -> Self {
+        let process = Process {
+            umask: AtomicU32::new(0o022),
+            file_size_limit: AtomicU64::new(u64::MAX),
+            cwd: ArcSwap::from_pointee(cwd),
+        };
+        Task::made_of(credentials, Arc::new(process))
+    }
+
+    /// A thread of this process that has `credentials` of its own: umask, limit and working directory
+    /// stay common to both.
+    pub fn with_credentials(&self, credentials: Credentials) -> Self {
+        Task::made_of(credentials, Arc::clone(&self.process))
+    }
+
+    fn made_of(credentials: Credentials, process: Arc<Process>) -> Self {
         let task = Task {
             credentials: ArcSwap::from_pointee(credentials.clone()),
             uid: AtomicU32::new(0),
             gid: AtomicU32::new(0),
             pid: AtomicU32::new(0),
             keeps_suid: AtomicBool::new(false),
-            umask: AtomicU32::new(0o022),
-            file_size_limit: AtomicU64::new(u64::MAX),
-            cwd: ArcSwap::from_pointee(cwd),
+            process,
         };
         task.set_credentials(credentials);
         task
@@ -68,33 +87,33 @@ impl Task {
 
     /// The umask, 0 to 0o777.
     pub fn umask(&self) -> u32 {
-        self.umask.load(Relaxed)
+        self.process.umask.load(Relaxed)
     }
 
     /// Sets the umask; returns the one before, umask(2).
     pub fn set_umask(&self, umask: u32) -> u32 {
-        self.umask.swap(umask & 0o777, Relaxed)
+        self.process.umask.swap(umask & 0o777, Relaxed)
     }
 
     /// Most bytes that a file may be made to have. Beyond it calls fail with `EFBIG`, and the
     /// caller sends the `SIGXFSZ` that goes with it.
     pub fn file_size_limit(&self) -> Option<u64> {
-        Some(self.file_size_limit.load(Relaxed)).filter(|&limit| limit != u64::MAX)
+        Some(self.process.file_size_limit.load(Relaxed)).filter(|&limit| limit != u64::MAX)
     }
 
     /// Sets the limit, `RLIMIT_FSIZE`; `None` for none.
     pub fn set_file_size_limit(&self, limit: Option<u64>) {
-        self.file_size_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
+        self.process.file_size_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
     }
 
     /// The working directory.
     pub fn cwd(&self) -> Arc<Place> {
-        self.cwd.load_full()
+        self.process.cwd.load_full()
     }
 
     /// Goes to another working directory. [`Client::chdir`](crate::Client::chdir) checks before.
     pub fn set_cwd(&self, place: Place) {
-        self.cwd.store(Arc::new(place));
+        self.process.cwd.store(Arc::new(place));
     }
 
     /// What file systems are told of the caller; no lock and no reference count.
@@ -119,7 +138,7 @@ impl Task {
     }
 
     pub(crate) fn raw_file_size_limit(&self) -> u64 {
-        self.file_size_limit.load(Relaxed)
+        self.process.file_size_limit.load(Relaxed)
     }
 }
 

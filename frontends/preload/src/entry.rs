@@ -170,11 +170,7 @@ std::arch::global_asm!(
     cloned = sym CLONED,
     after_clone = const AFTER_CLONE,
     red_zone = const 128,
-<<<<<<< HEAD
-    new_stack = sym make_stack,
-=======
     new_stack = sym new_stack,
->>>>>>> start
     stack_len = const STACK_LEN,
 );
 

@@ -107,8 +107,8 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 fn text(call: &Call<'_>) -> String {
     let process = call.process;
     let view = process.view();
-    let cwd = match &*view.task.cwd() {
-        Place::Inside(_) => process.client.getcwd(&view.task).unwrap_or_default(),
+    let cwd = match &*call.task().cwd() {
+        Place::Inside(_) => process.client.getcwd(call.task()).unwrap_or_default(),
         Place::Outside(_) => Vec::new(),
     };
     let limit = process.limit.load(Ordering::Relaxed);
@@ -118,7 +118,8 @@ fn text(call: &Call<'_>) -> String {
         if flags.is_ok_and(|flags| flags & i64::from(libc::FD_CLOEXEC) != 0) {
             continue;
         }
-        let ino = process.client.fstat(&view.task, entry.file()).map_or(0, |stat| stat.attr.st_ino);
+        let ino =
+            process.client.fstat(call.task(), entry.file()).map_or(0, |stat| stat.attr.st_ino);
         let mut open = entry.file().flags().0;
         if entry.file().kind() == FileKind::Directory {
             open |= libc::O_DIRECTORY as u32;
@@ -159,7 +160,7 @@ impl Incoming {
     pub fn apply(&self, process: &'static Process) {
         let view = process.view();
         if !self.cwd.is_empty() {
-            let _ = process.client.chdir(&view.task, &self.cwd);
+            let _ = process.client.chdir(process.task(), &self.cwd);
         }
         // Duplicates of one open file share it: they have the same cells.
         let mut known: Vec<(u32, Arc<Entry>)> = Vec::new();
@@ -210,10 +211,10 @@ impl Record {
         if let Some(cells) = self.cells {
             process.shared.take_over(cells);
         }
-        let file = process.client.open(&process.view().task, At::Cwd, &self.path, how);
+        let file = process.client.open(process.task(), At::Cwd, &self.path, how);
         process.shared.end_take_over();
         let file = file.ok()?;
-        let stat = process.client.fstat(&process.view().task, &file).ok()?;
+        let stat = process.client.fstat(process.task(), &file).ok()?;
         if stat.attr.st_ino != self.ino {
             return None;
         }
@@ -238,7 +239,7 @@ pub fn leave(call: &Call<'_>) {
         if let Some(entry) = view.table.remove(fd)
             && !entry.backed
         {
-            let _ = entry.file().close(&view.task);
+            let _ = entry.file().close(call.task());
         }
     }
 }

@@ -49,3 +49,5 @@ mod sys;
 mod table;
 #[allow(unsafe_code)]
 mod thread_exit;
+#[allow(unsafe_code)]
+mod users;

@@ -1,5 +1,6 @@
 //! The state of this process: its mounts, its open files, and who it is.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -24,8 +25,8 @@ pub struct Mounted {
 
 /// What every process has of its own. No child shares our memory: see [`crate::fork`].
 pub struct View {
-    /// Who asks, and from where.
-    pub task: Task,
+    /// Who asks, and from where, but for threads with credentials of their own.
+    task: Task,
     /// Descriptors.
     pub table: Table,
 }
@@ -170,7 +171,7 @@ impl Process {
                 ));
             }
         }
-        self.refresh_credentials();
+        self.adopt_credentials();
     }
 
     /// A mount whose state neither a child nor another program would have.
@@ -184,10 +185,41 @@ impl Process {
         fd >= self.floor && fd < self.floor + ZONE as i32
     }
 
-    /// Takes the credentials of the process anew, after a call that changed them.
-    pub fn refresh_credentials(&'static self) {
-        if let Ok(credentials) = Credentials::of_this_process() {
-            self.view().task.set_credentials(credentials);
+    /// Who asks on this thread, and from where.
+    #[inline]
+    pub fn task(&'static self) -> &'static Task {
+        if CHANGES.load(Ordering::Acquire) != SEEN.get() {
+            self.look_at_credentials();
+        }
+        // SAFETY: it is null, or the task that `look_at_credentials` made for this thread, which
+        // lives until the thread ends; what is made of it here is used by this thread alone.
+        unsafe { OWN.get().as_ref() }.unwrap_or(&self.view.task)
+    }
+
+    /// Takes note of what this thread may do now. The kernel has credentials for every thread; the C
+    /// library sees to it that all threads of a process change theirs together, so that most never
+    /// differ.
+    #[cold]
+    fn look_at_credentials(&'static self) {
+        SEEN.set(CHANGES.load(Ordering::Acquire));
+        let Some(now) = credentials() else { return };
+        // SAFETY: as in `task`.
+        match unsafe { OWN.get().as_ref() } {
+            Some(own) => own.set_credentials(now),
+            None if now == *self.view.task.credentials() => {}
+            None => OWN.set(Box::into_raw(Box::new(self.view.task.with_credentials(now)))),
+        }
+    }
+
+    /// In a child, whose one thread is a copy of the one that made it.
+    fn adopt_credentials(&'static self) {
+        if let Some(now) = credentials() {
+            // SAFETY: as in `task`.
+            if let Some(own) = unsafe { OWN.get().as_ref() } {
+                own.set_credentials(now.clone());
+            }
+            self.view.task.set_credentials(now);
+            SEEN.set(CHANGES.load(Ordering::Acquire));
         }
     }
 
@@ -199,9 +231,70 @@ impl Process {
         let len = unsafe { sys::syscall(libc::SYS_getcwd as u64, &args) };
         if len > 0 {
             let path = room[..len as usize - 1].to_vec();
-            self.view().task.set_cwd(Place::Outside(path));
+            self.task().set_cwd(Place::Outside(path));
         }
     }
+}
+
+/// How often a thread of this process has changed its credentials: each looks at its own when it
+/// sees another number than before.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static SEEN: Cell<u32> = const { Cell::new(0) };
+    /// The task of a thread whose credentials differed once from those of the process.
+    static OWN: Cell<*const Task> = const { Cell::new(std::ptr::null()) };
+}
+
+/// After a call that changes the credentials of its thread.
+pub fn credentials_changed() {
+    CHANGES.fetch_add(1, Ordering::AcqRel);
+}
+
+/// At the end of this thread.
+pub fn end_of_thread() {
+    let own = OWN.replace(std::ptr::null()).cast_mut();
+    // One that comes back looks again.
+    SEEN.set(0);
+    if !own.is_null() {
+        // SAFETY: `look_at_credentials` made it by `Box::into_raw`, and nobody else has the address;
+        // no call is under way on this thread.
+        drop(unsafe { Box::from_raw(own) });
+    }
+}
+
+/// Those of this thread, credentials(7), by which the kernel decides about files: of the file-system
+/// ids, which setfsuid(2) sets.
+fn credentials() -> Option<Credentials> {
+    let three = |call: i64| {
+        let mut ids = [0u32; 3];
+        let at = ids.as_mut_ptr();
+        let args = [at as u64, at.wrapping_add(1) as u64, at.wrapping_add(2) as u64, 0, 0, 0];
+        // SAFETY: getresuid(2) and getresgid(2) write three numbers.
+        sys::check(unsafe { sys::syscall(call as u64, &args) }).ok().map(|_| ids)
+    };
+    let (uids, gids) = (three(libc::SYS_getresuid)?, three(libc::SYS_getresgid)?);
+    // Of what is no id, these calls change nothing and say what is set.
+    let present = |call| sys::plain(call, u64::from(u32::MAX), 0, 0).ok().map(|id| id as u32);
+    let count = sys::plain(libc::SYS_getgroups, 0, 0, 0).ok()?;
+    let mut groups = vec![0u32; count as usize];
+    let room = [groups.len() as u64, groups.as_mut_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel writes as many groups as there is room for.
+    sys::check(unsafe { sys::syscall(libc::SYS_getgroups as u64, &room) }).ok()?;
+    const VERSION_3: u64 = 0x2008_0522;
+    let (header, mut caps) = ([VERSION_3, 0], [[0u32; 3]; 2]);
+    let args = [header.as_ptr() as u64, caps.as_mut_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel reads a version and a process (0: this thread), and writes two records.
+    sys::check(unsafe { sys::syscall(libc::SYS_capget as u64, &args) }).ok()?;
+    Some(Credentials {
+        uid: present(libc::SYS_setfsuid)?,
+        gid: present(libc::SYS_setfsgid)?,
+        real_uid: uids[0],
+        real_gid: gids[0],
+        groups: groups.into(),
+        caps: u64::from(caps[0][0]) | u64::from(caps[1][0]) << 32,
+        pid: pid() as u32,
+    })
 }
 
 fn placeholder(floor: i32) -> Result<i32, Errno> {

@@ -27,13 +27,13 @@ pub fn is_patched() -> bool {
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
 
 /// A function of the libraries after ours.
-struct Next {
+pub struct Next {
     name: &'static CStr,
     address: AtomicU64,
 }
 
 impl Next {
-    const fn new(name: &'static CStr) -> Self {
+    pub const fn new(name: &'static CStr) -> Self {
         Next { name, address: AtomicU64::new(0) }
     }
 
@@ -51,7 +51,7 @@ impl Next {
 
     /// Calls it, as the program called us. `ENOSYS` where there is none.
     #[inline]
-    fn call(&self, a: &[u64; 6]) -> i64 {
+    pub fn call(&self, a: &[u64; 6]) -> i64 {
         match self.address() {
             0 => result(-i64::from(libc::ENOSYS)),
             address => {

@@ -81,6 +81,7 @@ extern "C" fn run(_: *mut c_void) {
         }
     });
     if inside.is_some() {
+        crate::process::end_of_thread();
         drop(inside);
         crate::inside::forget();
     }

@@ -44,6 +44,7 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip detached() -> () }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
         $crate::delegate! { @bare $how $skip trim() -> () }
+        $crate::delegate! { @bare $how $skip without_privileges() -> () }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
         $crate::delegate! { @with $how $skip
             lookup Lookup(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Entry }
@@ -139,6 +140,7 @@ macro_rules! delegate {
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
     (@bare $how:tt [trim $($s:ident)*] trim $($sig:tt)*) => {};
+    (@bare $how:tt [without_privileges $($s:ident)*] without_privileges $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
@@ -249,6 +251,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 6);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 7);
     }
 }

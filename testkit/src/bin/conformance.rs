@@ -4,11 +4,12 @@
 //! fails that native ext4 and the table of exclusions do not have, 1 otherwise, 2 for a wrong command
 //! line or where nothing can be mounted.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use defuse_testkit::mounted;
-use defuse_testkit::suites::{CONFIGS, Config, HEAD, Row, Suite, run};
+use defuse_testkit::suites::{CONFIGS, Config, HEAD, RUNS, Row, Suite, posix_cases, run};
 
 const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs]... \
                      [--configs NAME,NAME*...]";
@@ -20,6 +21,13 @@ struct Wanted {
 }
 
 fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().collect();
+    if let [_, option, dir, config] = arguments.as_slice()
+        && option == "--cases"
+    {
+        posix_cases(Path::new(dir), config);
+        return ExitCode::SUCCESS;
+    }
     let wanted = match parse(std::env::args().skip(1)) {
         Ok(wanted) => wanted,
         Err(error) => {
@@ -67,22 +75,28 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
         Some(start) => config.name.starts_with(start),
         None => config.name == pattern,
     };
-    let known = |pattern: &String| pattern == "native" || CONFIGS.iter().any(|c| fits(c, pattern));
+    let known = |pattern: &String| pattern == "native" || all().any(|c| fits(c, pattern));
     if let Some(pattern) = patterns.iter().find(|pattern| !known(pattern)) {
-        let names: Vec<&str> = CONFIGS.iter().map(|config| config.name).collect();
+        let names: Vec<&str> = all().map(|config| config.name).collect();
         bail!("there is no configuration {pattern}, but {}", names.join(", "));
     }
     let wanted = |config: &&Config| {
         patterns.is_empty() || patterns.iter().any(|pattern| fits(config, pattern))
     };
-    Ok(CONFIGS.iter().filter(wanted).collect())
+    Ok(all().filter(wanted).collect())
+}
+
+fn all() -> impl Iterator<Item = &'static Config> {
+    CONFIGS.iter().chain(RUNS)
 }
 
 fn run_all(wanted: &Wanted) -> Result<bool> {
     let mut table = Vec::new();
     for suite in &wanted.suites {
         suite.install()?;
-        table.extend(run(*suite, &wanted.configs, wanted.quick, &mut report)?);
+        let fits = |config: &&&Config| !RUNS.contains(config) || suite.runs_in_process();
+        let configs: Vec<_> = wanted.configs.iter().filter(fits).copied().collect();
+        table.extend(run(*suite, &configs, wanted.quick, &mut report)?);
     }
     println!("\n{HEAD}");
     for row in &table {

@@ -10,12 +10,13 @@ pub mod stage;
 mod tools;
 
 use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::mounted::has_rings;
-pub use stage::{CONFIGS, Config, NATIVE, Stage};
+pub use stage::{CONFIGS, Config, NATIVE, RUNS, Stage};
 
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,11 @@ impl Suite {
         Suite::ALL.iter().find(|(_, suite)| *suite == self).map_or("", |(name, _)| name)
     }
 
+    /// Whether it is run on the configurations without a mount too.
+    pub fn runs_in_process(self) -> bool {
+        matches!(self, Suite::Pjdfstest | Suite::Posix)
+    }
+
     /// Gets what the suite needs, where it is missing.
     ///
     /// # Errors
@@ -62,6 +68,7 @@ impl Suite {
         match self {
             Suite::Pjdfstest => pjdfstest::run(stage),
             Suite::Fsx => fsx::run(stage, quick),
+            Suite::Posix if stage.is_in_process() => posix_in_process(stage),
             Suite::Posix => Ok(posix(stage)),
             Suite::Programs => programs::run(stage, quick),
         }
@@ -179,6 +186,39 @@ fn unexpected(
         None => false,
     };
     tally.failed.iter().filter(is_new).cloned().collect()
+}
+
+/// The POSIX cases in `dir`, a directory of the configuration `config`: for a process of its own
+/// (`conformance --cases`), which alone has the files.
+pub fn posix_cases(dir: &Path, config: &str) {
+    crate::posix::run_except(dir, "", &|case| exclusions::hangs(Suite::Posix, config, case));
+}
+
+/// Runs them in such a process. It has to be this very program, built for speed: in a debug build of
+/// `rustix` no system call tells its number, so that none is served.
+fn posix_in_process(stage: &Stage) -> Result<Tally> {
+    let mut command = stage.command(&std::env::current_exe()?)?;
+    command.arg("--cases").arg(stage.path()).arg(stage.config().name);
+    let output = command.output()?;
+    let mut tally = Tally::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Some((word, rest)) = line.split_once(' ') else { continue };
+        let (case, how) = rest.split_once(": ").unwrap_or((rest, ""));
+        let case = case.split(' ').next().unwrap_or_default().to_owned();
+        match word {
+            "pass" => tally.passed += 1,
+            "FAIL" => tally.failed.push((case, how.to_owned())),
+            "skip" => tally.skipped.push((case, how.to_owned())),
+            _ => {}
+        }
+    }
+    let all = crate::posix::cases().count();
+    if tally.cases() < all {
+        let how = format!("{} of {all} cases were run: {}", tally.cases(), output.status);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        tally.failed.push(("the suite".to_owned(), format!("{how} {said}")));
+    }
+    Ok(tally)
 }
 
 fn posix(stage: &Stage) -> Tally {

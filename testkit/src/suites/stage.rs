@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Result;
 use tempfile::TempDir;
 
-use crate::mounted::{Ext4, Mount, scratch};
+use crate::mounted::{Ext4, Mount, program, scratch};
 
 /// What serves the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,9 @@ pub enum Backend {
     Passthrough,
     /// `defuse mount memory:`.
     Memory,
+    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4: no mount, each
+    /// program of a suite has the files in its own process.
+    Run(&'static str),
 }
 
 /// A file system with its options.
@@ -34,7 +38,7 @@ const fn config(name: &'static str, backend: Backend, args: &'static [&'static s
     Config { name, backend, args }
 }
 
-use Backend::{Memory, Passthrough};
+use Backend::{Memory, Passthrough, Run};
 
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
@@ -61,10 +65,22 @@ pub static CONFIGS: &[Config] = &[
     config("memory-io_uring", Memory, &["-o", "io_uring"]),
 ];
 
+/// Those without a mount.
+pub static RUNS: &[Config] = &[
+    config("run-passthrough", Run("passthrough:SOURCE"), &[]),
+    config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
+    config("run-memory", Run("memory:"), &[]),
+];
+
+/// Where the files of [`RUNS`] are: nothing is there for all others.
+const TARGET: &str = "/defuse-suite";
+
 /// A mounted configuration, empty at first. All of it goes away when it is dropped.
 pub struct Stage {
     config: &'static Config,
     mount: Option<Mount>,
+    /// The mount of `defuse run`.
+    run: Option<OsString>,
     lower: Option<Ext4>,
     // Last, because the others are in it.
     place: TempDir,
@@ -74,13 +90,23 @@ impl Stage {
     /// Mounts `config`.
     pub fn new(config: &'static Config) -> Result<Stage> {
         let place = scratch()?;
-        let mut stage = Stage { config, mount: None, lower: None, place };
-        if config.backend != Memory {
+        let mut stage = Stage { config, mount: None, run: None, lower: None, place };
+        if config.backend != Memory && config.backend != Run("memory:") {
             let path = stage.place.path().join("ext4");
             stage.lower = Some(Ext4::new(&path, 4 << 30, 200_000)?);
         }
         let source = match (config.backend, &stage.lower) {
             (Backend::Native, _) => return Ok(stage),
+            (Run(source), lower) => {
+                let mut text = format!("{TARGET}={source}");
+                if let Some(lower) = lower {
+                    let path = lower.path().join("source");
+                    std::fs::create_dir(&path)?;
+                    text = text.replace("SOURCE", &path.display().to_string());
+                }
+                stage.run = Some(text.into());
+                return Ok(stage);
+            }
             (Passthrough, Some(lower)) => {
                 let source = lower.path().join("source");
                 std::fs::create_dir(&source)?;
@@ -102,10 +128,29 @@ impl Stage {
     /// The root of the file system under test.
     pub fn path(&self) -> &Path {
         match (&self.mount, &self.lower) {
+            _ if self.run.is_some() => Path::new(TARGET),
             (Some(mount), _) => mount.path(),
             (None, Some(lower)) => lower.path(),
             (None, None) => self.place.path(),
         }
+    }
+
+    /// True where only programs started by [`command`](Stage::command) have the files.
+    pub fn is_in_process(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// A program that has the files at [`path`](Stage::path). It is killed after five minutes.
+    ///
+    /// # Errors
+    ///
+    /// Where defuse cannot be built.
+    pub fn command(&self, name: &Path) -> Result<Command> {
+        let Some(mount) = &self.run else { return Ok(Command::new(name)) };
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "300"]).arg(program()?).args(["run", "--mount"]);
+        command.arg(mount).arg("--").arg(name);
+        Ok(command)
     }
 
     /// A directory beside it, on another file system.

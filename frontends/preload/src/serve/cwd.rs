@@ -9,11 +9,10 @@ use crate::sys;
 
 pub fn chdir(call: &Call<'_>) -> Served {
     let target = call.target(None, 0, false);
-    let view = call.process.view();
     let done = match &target {
         Ok(target) => match target.whole() {
-            Some(entry) => call.client().fchdir(&view.task, entry.file()),
-            None => call.client().chdir(&view.task, target.path),
+            Some(entry) => call.client().fchdir(call.task(), entry.file()),
+            None => call.client().chdir(call.task(), target.path),
         },
         Err(_) => return out(call, call.kernel()),
     };
@@ -28,10 +27,9 @@ pub fn chdir(call: &Call<'_>) -> Served {
 }
 
 pub fn fchdir(call: &Call<'_>) -> Served {
-    let view = call.process.view();
     match call.entry(0) {
         Some(entry) => {
-            call.client().fchdir(&view.task, entry.file())?;
+            call.client().fchdir(call.task(), entry.file())?;
             Ok(0)
         }
         None => out(call, call.kernel()),
@@ -60,7 +58,7 @@ pub fn getcwd(call: &Call<'_>) -> Served {
 
 /// The path of the working directory.
 pub fn path(process: &'static Process) -> Option<Vec<u8>> {
-    let task = &process.view().task;
+    let task = process.task();
     match &*task.cwd() {
         Place::Outside(path) => Some(path.clone()),
         Place::Inside(_) => process.client.getcwd(task).ok(),
@@ -75,14 +73,15 @@ pub fn chroot(call: &Call<'_>) -> Served {
 }
 
 pub fn umask(call: &Call<'_>) -> Served {
-    call.process.view().task.set_umask(call.args[0] as u32);
+    call.process.task().set_umask(call.args[0] as u32);
     Ok(call.kernel())
 }
 
-/// Calls that change who the process is: the kernel does them, and we look again.
+/// Calls that change who the thread is: the kernel does them, and every thread looks again.
 pub fn credentials(call: &Call<'_>) -> Served {
+    call.client().without_privileges();
     let value = call.kernel();
-    call.process.refresh_credentials();
+    crate::process::credentials_changed();
     Ok(value)
 }
 

@@ -20,7 +20,7 @@ pub fn close(call: &Call<'_>) -> Served {
     let view = call.process.view();
     let entry = view.table.remove(fd).ok_or(Fail::Pass)?;
     // The error of the file system's flush is that of close, but the number is free in any case.
-    let flushed = if entry.backed { Ok(()) } else { entry.file().close(&view.task) };
+    let flushed = if entry.backed { Ok(()) } else { entry.file().close(call.task()) };
     let value = call.kernel();
     flushed?;
     Ok(value)
@@ -41,7 +41,7 @@ pub fn close_range(call: &Call<'_>) -> Served {
                 && let Some(entry) = view.table.remove(fd)
                 && !entry.backed
             {
-                let _ = entry.file().close(&view.task);
+                let _ = entry.file().close(call.task());
             }
         }
     }
@@ -103,7 +103,7 @@ fn replace(call: &Call<'_>) -> Served {
     };
     // dup2 closes without telling errors.
     if let Some(before) = before.filter(|before| !before.backed) {
-        let _ = before.file().close(&view.task);
+        let _ = before.file().close(call.task());
     }
     Ok(value)
 }
@@ -199,7 +199,7 @@ pub fn prlimit(call: &Call<'_>) -> Served {
         let new = sys::load::<libc::rlimit>(call.args[2])?;
         let limit = (new.rlim_cur != libc::RLIM_INFINITY).then_some(new.rlim_cur);
         if value == 0 {
-            call.process.view().task.set_file_size_limit(limit);
+            call.process.task().set_file_size_limit(limit);
         }
         return Ok(value);
     }

@@ -77,7 +77,7 @@ impl Call<'_> {
 
     /// Who asks.
     pub fn task(&self) -> &'static Task {
-        &self.process.view().task
+        self.process.task()
     }
 
     /// The descriptors.

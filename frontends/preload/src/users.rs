@@ -1,0 +1,65 @@
+//! The C library's functions that make a program another user.
+//!
+//! The kernel knows credentials of threads alone. These functions change those of all threads of a
+//! process, one after the other in a handler of a signal; the system calls there have a number that
+//! the code does not tell, so that they are not patched. What each thread may do then it asks the
+//! kernel, once it hears that something has changed.
+
+use crate::inside::Inside;
+use crate::process;
+use crate::symbols::Next;
+
+/// Runs `change`, after which the process may have other credentials.
+fn around(change: impl FnOnce() -> i64) -> i64 {
+    if let (Some(process), Some(_inside)) = (process::get(), Inside::enter()) {
+        process.client.without_privileges();
+    }
+    let value = change();
+    process::credentials_changed();
+    value
+}
+
+macro_rules! changes {
+    ($($name:ident)*) => {
+        $(
+            /// # Safety
+            ///
+            /// The function of this name: the arguments are the program's.
+            #[unsafe(no_mangle)]
+            // SAFETY: as the function of this name.
+            pub unsafe extern "C" fn $name(a: u64, b: u64, c: u64) -> i64 {
+                static NEXT: Next = Next::new(
+                    match std::ffi::CStr::from_bytes_with_nul(
+                        concat!(stringify!($name), "\0").as_bytes(),
+                    ) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    },
+                );
+                around(|| NEXT.call(&[a, b, c, 0, 0, 0]))
+            }
+        )*
+
+        /// What is exported here.
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+changes! {
+    setuid setgid seteuid setegid setreuid setregid setresuid setresgid setgroups initgroups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_library_has_all_of_them() {
+        let next = |name: &&&str| {
+            let name = std::ffi::CString::new(**name).unwrap();
+            crate::patch::next(&name) == 0
+        };
+        assert_eq!(NAMES.iter().filter(next).collect::<Vec<_>>(), Vec::<&&str>::new());
+    }
+}
