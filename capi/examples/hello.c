@@ -1,9 +1,9 @@
 /* Files in memory, reached without a system call:
  *
- *   cargo build --release -p defuse-capi
- *   cc -Icapi/include capi/examples/hello.c -Ltarget/release -ldefuse -o hello
- *   ln -s libdefuse.so target/release/libdefuse.so.0
- *   LD_LIBRARY_PATH=target/release ./hello
+ *   cargo xtask library
+ *   cc capi/examples/hello.c -o hello -Itarget/libdefuse/include -Ltarget/libdefuse/lib -ldefuse \
+ *     -Wl,-rpath,$PWD/target/libdefuse/lib
+ *   ./hello
  */
 #include <defuse.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 
 static int fail(const char *what) {
-    perror(what);
+    fprintf(stderr, "%s: %s: %s\n", what, strerror(errno), defuse_last_error());
     return 1;
 }
 

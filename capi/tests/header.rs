@@ -1,47 +1,104 @@
-//! The header is what the functions say: `include/defuse.h` is made of `src/calls.rs` by cbindgen.
+//! The header and the manual pages are what the functions say: they are made of `src/calls/`, by
+//! `DEFUSE_WRITE=1 cargo test -p defuse-capi --test header`, and compared otherwise.
 
+mod made;
+
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
-const PREAMBLE: &str = "\
-/* libdefuse: user-space file systems inside of the application's own process.
- *
- * The functions are those of POSIX with a prefix: -1 and errno where they fail. Descriptors are
- * numbers of a table of their own, and mean nothing to the functions without the prefix. A path
- * outside of all mounts gives EXDEV. All of them may be called from any thread.
- *
- * Made of capi/src/calls.rs by capi/tests/header.rs, which says when it is out of date. */";
+use made::{families, header, items, manual, root, version_script};
 
-/// With DEFUSE_WRITE_HEADER set, the header is written; otherwise it has to be right already.
-#[test]
-fn the_header_says_what_the_library_has() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut config = cbindgen::Config {
-        language: cbindgen::Language::C,
-        cpp_compat: true,
-        include_guard: Some("DEFUSE_H".to_owned()),
-        header: Some(PREAMBLE.to_owned()),
-        no_includes: true,
-        usize_is_size_t: true,
-        documentation: true,
-        ..Default::default()
-    };
-    config.sys_includes = ["stddef.h", "stdint.h", "sys/stat.h", "sys/types.h", "sys/uio.h"]
-        .map(str::to_owned)
-        .into();
-    for name in ["stat", "iovec"] {
-        config.export.rename.insert(name.to_owned(), format!("struct {name}"));
+/// The file is written where that is asked for, and has to be right otherwise.
+fn is_right(path: &Path, made: &str) {
+    if std::env::var_os("DEFUSE_WRITE").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, made).unwrap();
     }
-    let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/calls.rs"));
-    let mut made = Vec::new();
-    builder.generate().expect("the functions can be said in C").write(&mut made);
-    let made = String::from_utf8(made).unwrap();
-    let path = root.join("include/defuse.h");
-    if std::env::var_os("DEFUSE_WRITE_HEADER").is_some() {
-        std::fs::write(&path, &made).unwrap();
-    }
-    let there = std::fs::read_to_string(&path).unwrap_or_default();
+    let there = std::fs::read_to_string(path).unwrap_or_default();
+    let path = path.display();
     assert!(
         there == made,
-        "include/defuse.h is out of date: DEFUSE_WRITE_HEADER=1 cargo test -p defuse-capi --test header"
+        "{path} is out of date: DEFUSE_WRITE=1 cargo test -p defuse-capi --test header"
     );
+}
+
+#[test]
+fn the_header_says_what_the_library_has() {
+    is_right(&root().join("include/defuse.h"), &header(&families()));
+}
+
+#[test]
+fn the_version_script_names_every_function() {
+    is_right(&root().join("libdefuse.map"), &version_script(&families()));
+}
+
+#[test]
+fn every_function_has_a_manual_page_that_says_what_its_comment_says() {
+    let families = families();
+    let pages = manual::pages(&families);
+    for (name, text) in &pages {
+        is_right(&root().join("man").join(name), text);
+    }
+    let there = std::fs::read_dir(root().join("man")).unwrap();
+    assert_eq!(there.count(), pages.len(), "a page in man/ belongs to no family");
+    // What the header declares, is named by a page, and described there.
+    let functions: BTreeSet<String> = families
+        .iter()
+        .flat_map(|family| items(&family.declarations))
+        .filter_map(|item| item.function().map(str::to_owned))
+        .collect();
+    assert!(functions.len() > 100, "{functions:?}");
+    for function in functions {
+        let is_in = |page: &&manual::Page| {
+            let names = page.1.lines().skip_while(|line| *line != ".SH NAME").nth(1).unwrap();
+            let named = names.split(" \\- ").next().unwrap().split(", ").any(|n| n == function);
+            named && page.1.contains(&format!("\n.BR {function} ()\n"))
+        };
+        assert_eq!(pages.iter().filter(is_in).count(), 1, "pages with {function}");
+    }
+}
+
+fn is_there(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        eprintln!("skipped: there is no {program}");
+    }
+    found
+}
+
+#[test]
+fn manual_pages_are_formatted_without_a_warning() {
+    if !is_there("groff") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in manual::pages(&families()) {
+        let page = dir.path().join(name);
+        std::fs::write(&page, text).unwrap();
+        let mut groff = Command::new("groff");
+        let output = groff.args(["-man", "-Tutf8", "-ww", "-z"]).arg(&page).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{}: {said}", page.display());
+    }
+}
+
+#[test]
+fn the_header_is_c11_and_cpp17_without_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    for (compiler, standard, extension) in
+        [("cc", "-std=c11", "c"), ("cc", "-std=c99", "c"), ("c++", "-std=c++17", "cpp")]
+    {
+        if !is_there(compiler) {
+            continue;
+        }
+        let source = dir.path().join(format!("header.{extension}"));
+        // Twice, and alone: it includes what it needs.
+        std::fs::write(&source, "#include <defuse.h>\n#include <defuse.h>\n").unwrap();
+        let mut command = Command::new(compiler);
+        command.args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]);
+        let output = command.arg("-I").arg(root().join("include")).arg(&source).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{compiler} {standard}: {said}");
+    }
 }

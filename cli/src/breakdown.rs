@@ -42,9 +42,16 @@ pub struct BreakdownArgs {
 /// The name of an operation.
 pub fn operation(text: &str) -> std::result::Result<Op, String> {
     Op::parse(text).filter(|op| *op != Op::UNKNOWN).ok_or_else(|| {
-        let near = Op::ALL.iter().map(|op| op.name().to_lowercase());
-        let near = near.max_by(|a, b| strsim::jaro(a, text).total_cmp(&strsim::jaro(b, text)));
-        format!("there is no such operation; is it {}?", near.unwrap_or_default())
+        let text = text.to_lowercase();
+        let named = Op::ALL.iter().filter(|op| **op != Op::UNKNOWN);
+        let near = named
+            .map(|op| op.name().to_lowercase())
+            .map(|name| (strsim::jaro(&name, &text), name))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        match near.filter(|(likeness, _)| *likeness > 0.75) {
+            Some((_, name)) => format!("there is no such operation; is it {name}?"),
+            None => "there is no such operation: write one of FUSE, such as read or lookup".into(),
+        }
     })
 }
 
@@ -97,7 +104,16 @@ pub fn run(args: &BreakdownArgs) -> Result {
     let losses = collector.losses().map_err(Failure::failed)?;
     let mut notes = collector.notes().to_vec();
     notes.extend(losses.describe());
-    let breakdown = Breakdown::of(&snapshot, args.op, notes, collector.kind())?;
+    let breakdown =
+        Breakdown::of(&snapshot, args.op, notes, collector.kind()).map_err(|failure| {
+            // Without the command's work nothing can have been seen: its failure is the reason.
+            match status.filter(|status| !status.success()) {
+                Some(status) => {
+                    Failure::Failed(format!("the command ended with {status}; {failure}"))
+                }
+                None => failure,
+            }
+        })?;
     print(&if args.json {
         serde_json::to_string(&breakdown).map_err(Failure::failed)? + "\n"
     } else {

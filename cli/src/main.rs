@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod bench;
 mod breakdown;
 mod check;
 mod control;
@@ -70,6 +71,9 @@ enum Command {
     Advise(advise::AdviseArgs),
     #[command(hide = true)]
     StudyEngine(study::EngineArgs),
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(bench::WorkerArgs),
     Workload(workload::WorkloadArgs),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
@@ -116,6 +120,8 @@ fn run(command: Command) -> Result {
         Command::Study(args) => study::run(&args),
         Command::Advise(args) => advise::run(&args),
         Command::StudyEngine(args) => study::run_engine(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchWorker(args) => bench::run_worker(&args),
         Command::Workload(args) => workload::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),

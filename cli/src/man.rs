@@ -99,8 +99,7 @@ pub fn run(args: &ManArgs) -> Result {
     fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
     let mut command = built();
     write(dir, "defuse.1", &main_page(&mut command)?)?;
-    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = format!("defuse-{}", subcommand.get_name());
+    for (name, subcommand) in pages(&command, "defuse") {
         // Roff would run the lines of the tables together.
         let page = subcommand
             .clone()
@@ -150,6 +149,17 @@ pub fn main_help() -> String {
         let _ = writeln!(text, "  {code}  {meaning}");
     }
     text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
+}
+
+/// Commands with a page of their own, and those within them, by the names of their pages.
+fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
+    let mut pages = Vec::new();
+    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = format!("{name}-{}", subcommand.get_name());
+        pages.extend(self::pages(subcommand, &name));
+        pages.push((name, subcommand));
+    }
+    pages
 }
 
 fn built() -> Command {
@@ -243,6 +253,17 @@ mod tests {
         for (form, _) in options::parts().into_iter().flat_map(|(_, options)| options) {
             assert!(page.contains(&roff(&form)), "{form}");
         }
+    }
+
+    #[test]
+    fn commands_within_commands_have_pages() {
+        let command = built();
+        let names: Vec<String> =
+            pages(&command, "defuse").into_iter().map(|(name, _)| name).collect();
+        for expected in ["defuse-mount", "defuse-bench", "defuse-bench-direct"] {
+            assert!(names.iter().any(|name| name == expected), "{names:?}");
+        }
+        assert!(!names.iter().any(|name| name.contains("worker")), "{names:?}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `defuse run`.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,6 +16,7 @@ use defuse_compose::{Settings, Source, open_text};
 use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
+use defuse_preload_plan::reach::Exports;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 
 use crate::error::{Failure, Result};
@@ -54,10 +56,12 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     let _servers = serve(&mut mounts)?;
+    let (paths, objects): (Vec<PathBuf>, Vec<ObjectSites>) =
+        objects(&args.command[0]).into_iter().unzip();
     let plan = Plan {
         library: library.into_os_string().into_vec(),
         mounts,
-        objects: objects(&args.command[0]),
+        objects,
         dispatch: false,
         report: args.report,
     };
@@ -80,7 +84,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let uid = rustix::process::getuid().as_raw();
     let _ = fs::remove_dir_all(layout::node_directory(uid, run_id()));
     if args.report {
-        report(&memory);
+        report(&memory, &plan, &paths);
     }
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
@@ -179,7 +183,7 @@ fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
 
 /// The C library of this machine, and what the program is made of beside it: libraries and programs
 /// that make system calls of their own have sites as well.
-fn objects(program: &OsStr) -> Vec<ObjectSites> {
+fn objects(program: &OsStr) -> Vec<(PathBuf, ObjectSites)> {
     let cache = Cache::of_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
@@ -194,7 +198,7 @@ fn objects(program: &OsStr) -> Vec<ObjectSites> {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             if !binary.sites.is_empty() && !is_loader(&path) {
-                objects.push(binary.to_sites());
+                objects.push((path.clone(), binary.to_sites()));
             }
         }
         seen.push(path);
@@ -279,21 +283,46 @@ pub fn inside(args: &InsideArgs) -> Result {
     Err(Failure::Failed(format!("{}: {error}: is it there, and executable?", program.display())))
 }
 
-fn report(memory: &OwnedFd) {
+/// Tells what was counted: by system call, and by the function that made it.
+fn report(memory: &OwnedFd, plan: &Plan, paths: &[PathBuf]) {
     let mut bytes = vec![0; layout::REFERENCES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
     if file.read_exact_at(&mut bytes, 0).is_err() {
         return;
     }
-    let mut text = format!("{:<20} {:>12} {:>12} {:>8}\n", "call", "served", "passed", "missed");
-    for &(number, name) in defuse_preload_plan::calls::CALLS {
-        let counts = layout::counts(&bytes, usize::from(number));
-        if counts != layout::Counts::default() {
-            let layout::Counts { served, passed, missed } = counts;
-            text += &format!("{name:<20} {served:>12} {passed:>12} {missed:>8}\n");
+    let calls = defuse_preload_plan::calls::CALLS;
+    let calls = calls
+        .iter()
+        .map(|&(number, name)| (name.to_owned(), layout::counts(&bytes, usize::from(number))));
+    let functions = by_function(&bytes, plan, paths);
+    let text = table("call", calls) + "\n" + &table("function", functions.into_iter());
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The counts of all sites by the exported function that they lie in; others count for their library.
+fn by_function(bytes: &[u8], plan: &Plan, paths: &[PathBuf]) -> BTreeMap<String, layout::Counts> {
+    let mut all = BTreeMap::<String, layout::Counts>::new();
+    let mut site = 0;
+    for (path, object) in paths.iter().zip(&plan.objects) {
+        let exports = Exports::of(path).unwrap_or_default();
+        let file = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
+        for place in &object.sites {
+            let name =
+                exports.name(place.address).map_or_else(|| format!("({file})"), str::to_owned);
+            *all.entry(name).or_default() += layout::site_counts(bytes, site);
+            site += 1;
         }
     }
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    all
+}
+
+fn table(head: &str, rows: impl Iterator<Item = (String, layout::Counts)>) -> String {
+    let mut text = format!("{head:<20} {:>12} {:>12} {:>8}\n", "served", "passed", "missed");
+    for (name, counts) in rows.filter(|(_, counts)| *counts != layout::Counts::default()) {
+        let layout::Counts { served, passed, missed } = counts;
+        text += &format!("{name:<20} {served:>12} {passed:>12} {missed:>8}\n");
+    }
+    text
 }
 
 #[cfg(test)]

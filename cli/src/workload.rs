@@ -182,6 +182,10 @@ fn list(json: bool) -> Result<String> {
     Ok(text)
 }
 
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Shows on a terminal what happens, and periods of `psrun` to everybody who reads.
 struct Show {
     quiet: bool,
@@ -238,16 +242,30 @@ impl Observer for Show {
         bar.set_position(done);
     }
 
-    fn begin(&self) {
-        if let Some(bar) = &self.bar {
-            bar.set_style(ProgressStyle::default_spinner());
+    fn begin(&self, limit: Option<Duration>) {
+        let Some(bar) = &self.bar else { return };
+        let timed = ProgressStyle::with_template("{msg} [{wide_bar}] {percent}%");
+        match (limit, timed) {
+            (Some(limit), Ok(style)) => {
+                bar.set_style(style);
+                bar.set_length(milliseconds(limit));
+            }
+            // Nobody knows how long it takes: a bar would lie.
+            _ => {
+                bar.set_style(ProgressStyle::default_spinner());
+                bar.unset_length();
+            }
         }
+        bar.set_message("running");
+        bar.set_position(0);
     }
 
     fn running(&self, seconds: f64, operations: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
-            bar.tick();
+        let Some(bar) = &self.bar else { return };
+        bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
+        match bar.length() {
+            Some(_) => bar.set_position((seconds * 1e3) as u64),
+            None => bar.tick(),
         }
     }
 

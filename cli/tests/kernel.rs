@@ -4,19 +4,23 @@
 mod common;
 #[path = "common/foreign.rs"]
 mod foreign;
+#[path = "common/terminal.rs"]
+mod terminal;
+#[path = "../../trace/tests/trace_format/mod.rs"]
+mod trace_format;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Place, Said, eventually, said};
 use defuse_probe::{Op, Snapshot, Stage};
 use foreign::{Foreign, has};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use terminal::Terminal;
 
 /// A snapshot of the kernel's side that was taken while `work` ran; `None` with a word where BPF is
 /// not permitted.
@@ -310,24 +314,50 @@ fn a_trace_lets_through_what_it_is_asked_for() {
 }
 
 #[test]
-fn a_timeline_for_perfetto_is_complete() {
+fn a_timeline_for_perfetto_is_complete_and_well_formed() {
     let Some(place) = Place::to_mount() else { return };
     let Some(_mount) = Foreign::bindfs(&place) else { return };
-    let mut trace = place.command(&["trace", "mnt", "--perfetto", "timeline.json"]);
-    let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut trace = until_it_looks(trace);
-    fs::write(place.path("mnt/file"), "x").unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(ended(&mut trace).code, Some(0));
-    let text = fs::read_to_string(place.path("timeline.json")).unwrap();
-    let timeline: Value = serde_json::from_str(&text).unwrap();
-    let events = timeline["traceEvents"].as_array().unwrap();
-    let served = events.iter().filter(|event| event["ph"] == "X");
-    assert!(served.clone().any(|event| event["name"] == "CREATE"), "{text}");
-    for event in served {
-        let thread = &event["tid"];
-        let is_name = |other: &&Value| other["ph"] == "M" && other["tid"] == *thread;
-        assert!(events.iter().any(|other| is_name(&other)), "{event} has a track with a name");
+    for via in ["bpf", "tracefs"] {
+        let mut trace =
+            place.command(&["trace", "mnt", "--via", via, "--perfetto", "timeline.json"]);
+        let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut trace = until_it_looks(trace);
+        // Several threads at once, so that requests overlap; data, so that some read ahead.
+        std::thread::scope(|scope| {
+            for name in ["one", "two", "three"] {
+                let file = place.path("mnt").join(format!("{name}-{via}"));
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        fs::write(&file, vec![7; 300 << 10]).unwrap();
+                        assert_eq!(fs::read(&file).unwrap().len(), 300 << 10);
+                    }
+                });
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let ended = ended(&mut trace);
+        if ended.code != Some(0) {
+            println!("skipped: {via} is not permitted here: {}", ended.err);
+            continue;
+        }
+        let text = fs::read_to_string(place.path("timeline.json")).unwrap();
+        let slices = trace_format::check(&text);
+        assert!(slices > 60, "{via}: {slices}");
+        assert!(text.contains("\"CREATE\""), "{via}");
+    }
+}
+
+#[test]
+fn a_breakdown_without_requests_tells_why() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
+    let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
+    place.fails(1, &failing, "the command ended with exit status: 3; no CREATE ended");
+    for (op, told) in [("reed", "is it read?"), ("LOKUP", "is it lookup?"), ("xyz", "such as read")]
+    {
+        let said = place.run(&["breakdown", "mnt", "--op", op, "--", "true"]);
+        assert!(said.code == Some(2) && said.err.contains(told), "{}", said.err);
     }
 }
 
@@ -399,56 +429,6 @@ fn top_prints_every_connection_for_scripts() {
     let row = rows.iter().find(|row| row["mount"] == mnt.to_str().unwrap()).unwrap();
     assert_eq!((row["daemon"].as_str(), row["congested"].as_bool()), (Some("defuse"), Some(false)));
     place.fails(2, &["top"], "no terminal");
-}
-
-/// The program on a terminal of its own.
-struct Terminal {
-    child: Child,
-    master: OwnedFd,
-    shown: String,
-}
-
-impl Terminal {
-    fn start(place: &Place, arguments: &[&str]) -> Terminal {
-        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
-        let size = rustix::termios::Winsize { ws_row: 24, ws_col: 140, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&master, size).unwrap();
-        let slave = || File::options().read(true).write(true).open(&name).unwrap();
-        let mut command = place.command(arguments);
-        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
-        rustix::io::ioctl_fionbio(&master, true).unwrap();
-        Terminal { child, master, shown: String::new() }
-    }
-
-    /// Reads until `text` is shown.
-    fn shows(&mut self, text: &str) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !self.shown.contains(text) {
-            assert!(Instant::now() < deadline, "{text:?} is not in {:.2000?}", self.shown);
-            let mut part = [0; 4096];
-            match rustix::io::read(&self.master, &mut part) {
-                Ok(len) => self.shown.push_str(&String::from_utf8_lossy(&part[..len])),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-
-    fn types(&mut self, keys: &[u8]) {
-        self.shown.clear();
-        rustix::io::write(&self.master, keys).unwrap();
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// What leaves the screen of full-screen programs.

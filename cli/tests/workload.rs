@@ -1,6 +1,13 @@
 //! `defuse workload`, as a user sees it.
 
+mod common;
+#[path = "common/terminal.rs"]
+mod terminal;
+
 use std::process::{Command, Output};
+
+use common::Place;
+use terminal::Terminal;
 
 fn defuse(words: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_defuse");
@@ -142,4 +149,65 @@ fn a_direct_file_system_that_cannot_be_had_is_told() {
         assert!(!ran.status.success(), "{words:?}");
         assert!(text(&ran.stderr).contains(wanted), "{words:?}: {}", text(&ran.stderr));
     }
+}
+
+#[test]
+fn a_terminal_shows_progress_and_is_left_clean_and_nothing_else_does() {
+    let place = Place::new();
+    let work = [
+        "define fileset name=s,path=$dir,entries=150,size=4k,prealloc",
+        "define process name=p { thread name=t { flowop statfile name=st,filesetname=s } }",
+    ];
+    let file = |name: &str, end: &str| {
+        let text =
+            format!("set $dir=\"{}\"\n{}\n{end}\n", place.path("src").display(), work.join("\n"));
+        std::fs::write(place.path(name), text).unwrap();
+    };
+    file("timed.f", "echo \"before\"\nrun 1");
+    file("open.f", "set mode quit firstdone\nrun");
+    // With a time a bar fills; the result stands alone on its lines when the bar has gone.
+    let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
+    for wanted in ["before", "making s [", "running for", "] 9", "IO Summary: "] {
+        terminal.shows(wanted);
+    }
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    let screen = on_screen(&terminal.shown);
+    assert!(screen.starts_with("before"), "{screen}");
+    assert!(screen.contains("Flowop ") && !screen.contains("running for"), "{screen}");
+    assert!(!screen.contains("making"), "{screen}");
+    // Without one there is no bar to fill.
+    let mut terminal = Terminal::start(&place, &["workload", "open.f", "--timeout", "0.001"]);
+    terminal.shows("IO Summary: ");
+    let mut terminal = Terminal::start(&place, &["workload", "timed.f", "--quiet"]);
+    terminal.shows("IO Summary: ");
+    assert!(!terminal.shown.contains("running") && !terminal.shown.contains("before"));
+    // A failure is readable, too.
+    std::fs::remove_dir_all(place.path("src")).unwrap();
+    std::fs::write(place.path("src"), "in the way").unwrap();
+    let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
+    terminal.shows("Not a directory");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
+    // Where the standard error is no terminal, nothing is drawn: checked with every other test of
+    // this file, and for a standard output that is none here.
+    std::fs::remove_file(place.path("src")).unwrap();
+    let said = place.run(&["workload", "timed.f"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    assert!(said.out.starts_with("before\nFlowop"), "{}", said.out);
+}
+
+/// What is left on a screen by lines that overwrite and erase each other.
+fn on_screen(shown: &str) -> String {
+    let mut lines = vec![String::new()];
+    for line in shown.split('\n') {
+        for piece in line.split('\r') {
+            match piece.rsplit_once("\u{1b}[2K") {
+                Some((_, rest)) => *lines.last_mut().unwrap() = rest.to_owned(),
+                None if piece.is_empty() => {}
+                None => *lines.last_mut().unwrap() = piece.to_owned(),
+            }
+        }
+        lines.push(String::new());
+    }
+    lines.retain(|line| !line.trim().is_empty());
+    lines.join("\n")
 }

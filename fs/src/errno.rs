@@ -72,6 +72,7 @@ errnos! {
     ENOTCONN = 107, "Transport endpoint is not connected";
     ETIMEDOUT = 110, "Connection timed out";
     ECONNREFUSED = 111, "Connection refused";
+    EINPROGRESS = 115, "Operation now in progress";
     ESTALE = 116, "Stale file handle";
     EDQUOT = 122, "Disk quota exceeded";
     ECANCELED = 125, "Operation canceled";

@@ -5,7 +5,8 @@
 //! [`posix`], cases that run through plain system calls on a directory, so that one suite serves
 //! every backend behind every frontend, and native file systems to prove the suite itself;
 //! [`mounted`], mounts of the real program that always go away again; and [`suites`], the suites of
-//! others and real programs, run on such mounts and on native ext4 beside them.
+//! others and real programs, run on such mounts and on native ext4 beside them; [`inside`], suites of others in
+//! programs under `defuse run`.
 //!
 //! Unsafe code is in `posix/sys.rs` alone: the few system calls for which there is no safe wrapper.
 //!
@@ -13,6 +14,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod inside;
 pub mod model;
 pub mod mounted;
 pub mod posix;

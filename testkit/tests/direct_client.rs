@@ -221,3 +221,76 @@ fn locks_hold_where_the_backend_has_none() {
     drop(first);
     assert_eq!(waiting.wait().0, Ok(0));
 }
+
+#[test]
+fn real_paths_are_without_links_and_dots_and_cross_mounts() {
+    let (client, task) = (client(&["a:", "/in"]), task());
+    for dir in ["a:/d", "a:/d/e"] {
+        client.mkdir(&task, At::Cwd, dir.as_bytes(), 0o755).unwrap();
+    }
+    client.mount(b"a:/d/e", memory(), &MountArgs::default()).unwrap();
+    put(&client, &task, "a:/d/f", b"");
+    put(&client, &task, "a:/d/e/g", b"");
+    for (text, path) in
+        [("d/e/../f", "a:/l"), ("/in", "a:/abs"), ("loop", "a:/loop"), ("none", "a:/no")]
+    {
+        client.symlink(&task, text.as_bytes(), At::Cwd, path.as_bytes()).unwrap();
+    }
+    for (path, expected) in [
+        ("a:", "a:/"),
+        ("a:/d/./e/..", "a:/d"),
+        ("a:/l", "a:/d/f"),
+        ("a:/d/e", "a:/d/e"),
+        ("a:/d/e/g", "a:/d/e/g"),
+        ("a:/abs", "/in"),
+        ("/in/", "/in"),
+    ] {
+        let found = client.real_path(&task, path.as_bytes()).map(String::from_utf8);
+        assert_eq!(found, Ok(Ok(expected.to_owned())), "{path}");
+    }
+    for (path, expected) in
+        [("a:/loop", Errno::ELOOP), ("a:/no", Errno::ENOENT), ("a:/l/", Errno::ENOTDIR)]
+    {
+        assert_eq!(errno(client.real_path(&task, path.as_bytes())), expected, "{path}");
+    }
+    assert!(matches!(client.real_path(&task, b"/"), Err(Stop::Outside(_))));
+}
+
+#[test]
+fn ranges_of_locks_are_counted_from_start_position_and_end() {
+    let (client, task) = (client(&["a:"]), task());
+    put(&client, &task, "a:/f", &[0; 100]);
+    let file = open(&client, &task, "a:/f", CREATE).unwrap();
+    client.lseek(&task, &file, 40, 0).unwrap();
+    const END: u64 = i64::MAX as u64;
+    for (whence, start, len, expected) in [
+        (0, 10, 5, Ok((10, 14))),
+        (0, 10, 0, Ok((10, END))),
+        (1, 0, 1, Ok((40, 40))),
+        (1, 0, -40, Ok((0, 39))),
+        (2, -1, 1, Ok((99, 99))),
+        (2, 5, 0, Ok((105, END))),
+        (0, 10, -10, Ok((0, 9))),
+        (0, 10, -11, Err(Errno::EINVAL)),
+        (0, -1, 5, Err(Errno::EINVAL)),
+        (1, -41, 0, Err(Errno::EINVAL)),
+        (3, 0, 0, Err(Errno::EINVAL)),
+        (1, i64::MAX, 0, Err(Errno::EOVERFLOW)),
+        (0, i64::MAX, 2, Err(Errno::EOVERFLOW)),
+        (0, 0, i64::MIN, Err(Errno::EINVAL)),
+    ] {
+        let range = client.lock_range(&task, &file, whence, (start, len));
+        assert_eq!(range, expected.map_err(Stop::Errno), "{whence} {start} {len}");
+    }
+}
+
+#[test]
+fn a_sync_reaches_all_mounts() {
+    let (client, task) = (client(&["a:", "b:"]), task());
+    client.sync(&task);
+    for target in ["a:", "b:"] {
+        let snapshot = client.statistics(target.as_bytes()).unwrap();
+        let synced = snapshot.ops.iter().find(|stats| stats.op.name() == "SYNCFS");
+        assert_eq!(synced.map(|stats| stats.latency.count), Some(1), "{target}");
+    }
+}

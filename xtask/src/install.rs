@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command;
+use crate::{command, library};
 
 /// Build in release and install: program, libraries, header, manual pages and completions
 #[derive(clap::Args)]
@@ -26,24 +26,11 @@ pub fn run(args: &InstallArgs) -> Result<()> {
     let build = ["build", "--release", "-p", "defuse", "-p", "defuse-capi"];
     command::run(command::cargo().args(build))?;
     let built = command::target_dir()?.join("release");
-    let at = Installation::new(args);
-    for (from, to, mode) in [
-        (built.join("defuse"), "bin/defuse".to_owned(), 0o755),
-        (
-            built.join("deps/libdefuse_preload.so"),
-            "lib/defuse/libdefuse_preload.so".to_owned(),
-            0o755,
-        ),
-        (built.join("libdefuse.so"), format!("lib/{}", shared_library()), 0o755),
-        (built.join("libdefuse.a"), "lib/libdefuse.a".to_owned(), 0o644),
-        (command::root().join("capi/include/defuse.h"), "include/defuse.h".to_owned(), 0o644),
-    ] {
-        let bytes = fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
-        at.write(&to, &bytes, mode)?;
-    }
-    at.link("lib/libdefuse.so.0", &shared_library())?;
-    at.link("lib/libdefuse.so", "libdefuse.so.0")?;
-    at.write("lib/pkgconfig/defuse.pc", pkg_config(&args.prefix).as_bytes(), 0o644)?;
+    let at = Installation::new(&args.prefix, args.destdir.as_deref());
+    at.copy(&built.join("defuse"), "bin/defuse", 0o755)?;
+    let preload = built.join("deps/libdefuse_preload.so");
+    at.copy(&preload, "lib/defuse/libdefuse_preload.so", 0o755)?;
+    library::install(&built.join("libdefuse.a"), &args.prefix, &at)?;
     texts(&at, &built.join("defuse"))
 }
 
@@ -55,7 +42,7 @@ fn texts(at: &Installation, program: &Path) -> Result<()> {
         let page = page?.path();
         let name = page.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let section = name.rsplit('.').next().unwrap_or("1");
-        at.write(&format!("share/man/man{section}/{name}"), &fs::read(&page)?, 0o644)?;
+        at.copy(&page, &format!("share/man/man{section}/{name}"), 0o644)?;
     }
     for (shell, to) in [
         ("bash", "share/bash-completion/completions/defuse"),
@@ -68,36 +55,27 @@ fn texts(at: &Installation, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The file of the C library; its soname, `libdefuse.so.0`, is a link to it.
-fn shared_library() -> String {
-    format!("libdefuse.so.{}", env!("CARGO_PKG_VERSION"))
-}
-
-fn pkg_config(prefix: &Path) -> String {
-    format!(
-        "prefix={}\n\nName: defuse\nDescription: User-space file systems in the application\nVersion: \
-         {}\nCflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -ldefuse\nLibs.private: -lm -lpthread \
-         -ldl\n",
-        prefix.display(),
-        env!("CARGO_PKG_VERSION")
-    )
-}
-
 /// Where files go.
-struct Installation {
+pub struct Installation {
     base: PathBuf,
 }
 
 impl Installation {
-    fn new(args: &InstallArgs) -> Self {
+    /// Below `prefix`, an absolute path, or below the same in `destdir`.
+    pub fn new(prefix: &Path, destdir: Option<&Path>) -> Self {
         let below: PathBuf =
-            args.prefix.components().filter(|part| *part != Component::RootDir).collect();
-        let root = args.destdir.clone().unwrap_or_else(|| "/".into());
-        Installation { base: root.join(below) }
+            prefix.components().filter(|part| *part != Component::RootDir).collect();
+        Installation { base: destdir.unwrap_or(Path::new("/")).join(below) }
+    }
+
+    /// Puts a copy of a file there.
+    pub fn copy(&self, from: &Path, name: &str, mode: u32) -> Result<()> {
+        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.write(name, &bytes, mode)
     }
 
     /// Puts a file there as a whole: what runs from the old one goes on undisturbed.
-    fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
+    pub fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let (path, new) = self.places(name)?;
         let put = || -> std::io::Result<()> {
             fs::write(&new, bytes)?;
@@ -111,7 +89,8 @@ impl Installation {
         Ok(())
     }
 
-    fn link(&self, name: &str, target: &str) -> Result<()> {
+    /// Puts a link to `target` there.
+    pub fn link(&self, name: &str, target: &str) -> Result<()> {
         let (path, new) = self.places(name)?;
         symlink(target, &new)
             .and_then(|()| fs::rename(&new, &path))
@@ -138,8 +117,7 @@ mod tests {
     use super::*;
 
     fn installation(destdir: Option<&str>) -> Installation {
-        let destdir = destdir.map(PathBuf::from);
-        Installation::new(&InstallArgs { prefix: "/usr".into(), destdir })
+        Installation::new(Path::new("/usr"), destdir.map(Path::new))
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `install`, `fuzz` and `bpf`.
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `install`, `library`, `fuzz` and
+//! `bpf`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -13,6 +14,7 @@ mod command;
 mod demo;
 mod fuzz;
 mod install;
+mod library;
 mod packages;
 mod rings;
 mod runs;
@@ -46,6 +48,7 @@ enum Task {
     Install(install::InstallArgs),
     Fuzz(fuzz::FuzzArgs),
     Bpf(bpf::BpfArgs),
+    Library(library::LibraryArgs),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Install(args) => install::run(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
+        Task::Library(args) => library::run(&args).map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     Attr, Context, CopyRange, Entry, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
-    Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, Timestamp, WriteArgs, WriteBuf,
+    Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
 };
 
 use crate::Memory;
@@ -29,6 +29,9 @@ impl Memory {
     }
 
     fn attr_of(&self, inode: &Inode, meta: &Meta) -> Attr {
+        if !inode.seen.load(Ordering::Relaxed) {
+            inode.seen.store(true, Ordering::Relaxed);
+        }
         Attr {
             st_ino: inode.ino,
             kind: inode.kind,
@@ -55,7 +58,7 @@ impl Memory {
             Some(_) => Some(write(inode.data()?)),
             None => None,
         };
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         if let (Some(size), Some(data)) = (set.size, &mut data) {
             data.set_size(size)?;
             inode.publish(data);
@@ -114,10 +117,10 @@ impl Memory {
             return Err(errno);
         }
         // The daily part of relatime, here because reads do not look at the clock.
-        if read(&inode.meta).atime.secs + DAY_SECS <= Timestamp::now().secs
+        if read(&inode.meta).atime.secs + DAY_SECS <= self.clock.exact().secs
             && !args.flags.has(OpenFlags::NOATIME)
         {
-            write(&inode.meta).atime = Timestamp::now();
+            write(&inode.meta).atime = self.clock.exact();
         }
         Ok(self.opened(&inode))
     }
@@ -159,13 +162,20 @@ impl Memory {
     /// Moves the access time by the policy of relatime.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
         if read(&inode.meta).atime_is_due() {
-            write(&inode.meta).atime = Timestamp::now();
+            write(&inode.meta).atime = self.clock.exact();
         }
     }
 
     fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
         let mut meta = write(&inode.meta);
-        meta.modified(Timestamp::now());
+        // Who has looked since the last change has to see another time when they look again.
+        let now = if inode.seen.load(Ordering::Relaxed) {
+            inode.seen.store(false, Ordering::Relaxed);
+            self.clock.exact()
+        } else {
+            self.clock.coarse()
+        };
+        meta.modified(now);
         if kill_suidgid {
             meta.kill_suidgid();
         }

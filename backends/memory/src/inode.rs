@@ -1,6 +1,6 @@
 //! One inode: what it is, who refers to it, and its attributes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use defuse_fs::{Errno, FileKind, Result, Timestamp};
@@ -31,6 +31,8 @@ pub(crate) struct Inode {
     /// Pages in use, for the same reason.
     pub pages: AtomicU64,
     pub meta: RwLock<Meta>,
+    /// Whether somebody was told the attributes since the data changed. Changes under the lock of `meta`.
+    pub seen: AtomicBool,
     pub body: Body,
     refs: Mutex<Refs>,
     quota: Arc<Quota>,
@@ -103,6 +105,7 @@ impl Inode {
             size: AtomicU64::new(size),
             pages: AtomicU64::new(0),
             meta: RwLock::new(meta),
+            seen: AtomicBool::new(false),
             body,
             refs: Mutex::new(refs),
             quota,

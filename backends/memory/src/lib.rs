@@ -9,7 +9,8 @@
 //! limit in bytes counts pages of files, as on tmpfs; names, symbolic links and extended attributes
 //! are bounded by the limit on inodes and by 256 KiB of attributes per inode.
 //!
-//! Times: the access time follows `relatime`; `O_NOATIME` is honoured.
+//! Times: the access time follows `relatime`; `O_NOATIME` is honoured. A write whose file nobody has looked at since the
+//! write before is stamped with the time of the kernel's last tick, see `clock.rs`.
 //!
 //! Several frontends may be attached at once. Whoever caches cannot be told what another one
 //! changes (an operation does not say which frontend it came from, so a notification could come
@@ -34,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod clock;
 mod data;
 mod dir;
 mod files;
@@ -121,6 +123,7 @@ pub struct Memory {
     rename: Mutex<()>,
     next_ino: AtomicU64,
     frontends: AtomicUsize,
+    clock: clock::Clock,
 }
 
 impl Memory {
@@ -139,6 +142,7 @@ impl Memory {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: AtomicUsize::new(0),
+            clock: clock::Clock::default(),
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);
@@ -146,7 +150,7 @@ impl Memory {
         memory.table.insert(Arc::new(Inode::new(
             Ino::ROOT.0,
             Fixed { kind: FileKind::Directory, rdev: 0 },
-            root_meta(&options),
+            root_meta(&options, memory.clock.exact()),
             Body::Dir(DirBody { names, parent }),
             Refs { lookups: 1, opens: 0, names: 1 },
             Arc::clone(&memory.inodes),
@@ -167,8 +171,7 @@ impl Memory {
     }
 }
 
-fn root_meta(options: &Options) -> Meta {
-    let now = Timestamp::now();
+fn root_meta(options: &Options, now: Timestamp) -> Meta {
     Meta {
         perm: options.root_perm & 0o7777,
         uid: options.root_uid,

@@ -87,7 +87,7 @@ impl Memory {
         target: Option<&[u8]>,
         refs: Refs,
     ) -> Result<Arc<Inode>> {
-        let mut meta = new_meta(cx, &read(&dir.meta), node);
+        let mut meta = new_meta(cx, &read(&dir.meta), node, self.clock.exact());
         if let Some((name, value)) = node.security {
             meta.xattrs.set(name.as_bytes(), value, SetXattrFlags::default())?;
         }
@@ -119,7 +119,7 @@ impl Memory {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
         names.check_free(name)?;
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         let mut meta = write(&inode.meta);
         if meta.nlink == 0 && !meta.linkable {
             return Err(Errno::ENOENT);
@@ -149,7 +149,7 @@ impl Memory {
         if inode.is_dir() {
             return Err(Errno::EISDIR);
         }
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         names.remove(name);
         names_changed(&dir, &names, 0, now);
         drop(names);
@@ -162,7 +162,7 @@ impl Memory {
         let mut names = write(&dir.dir()?.names);
         let inode = names.find(name)?;
         write(&inode.dir()?.names).kill()?;
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         names.remove(name);
         names_changed(&dir, &names, -1, now);
         drop(names);
@@ -275,8 +275,7 @@ pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timesta
 }
 
 /// Owner, permissions and lists of a new inode: inode_init_owner and posix_acl_create of Linux.
-fn new_meta(cx: &Context<'_>, dir: &Meta, node: &NewNode<'_>) -> Meta {
-    let now = Timestamp::now();
+fn new_meta(cx: &Context<'_>, dir: &Meta, node: &NewNode<'_>, now: Timestamp) -> Meta {
     let is_dir = node.kind == FileKind::Directory;
     let mut perm = node.perm & 0o7777;
     let mut gid = node.gid;

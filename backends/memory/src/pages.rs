@@ -3,6 +3,7 @@
 use std::array;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,8 +14,40 @@ use crate::sync::{Quota, lock};
 /// Bytes in a page.
 pub(crate) const PAGE: usize = 4096;
 
-/// One page of a file.
-pub(crate) type Page = Box<[u8; PAGE]>;
+/// Bytes in a line of a processor's cache.
+const LINE: usize = 64;
+
+/// One page of a file. It begins with a line of the cache: otherwise every store of a copy that fills a line would touch two.
+/// Found within a little more memory than it needs, because an allocation with that alignment leaves gaps that nothing of the
+/// same size fits into again.
+pub(crate) struct Page(Box<[u8; PAGE + LINE - 1]>);
+
+impl Page {
+    /// Zeros. Memory from calloc, which need not be cleared where the kernel has just done so.
+    fn fresh() -> Page {
+        let memory = vec![0; PAGE + LINE - 1].into_boxed_slice();
+        Page(memory.try_into().expect("the length is that of the array"))
+    }
+
+    fn begin(&self) -> usize {
+        self.0.as_ptr().align_offset(LINE).min(LINE - 1)
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8; PAGE];
+
+    fn deref(&self) -> &[u8; PAGE] {
+        self.0[self.begin()..].first_chunk().expect("it begins early enough")
+    }
+}
+
+impl DerefMut for Page {
+    fn deref_mut(&mut self) -> &mut [u8; PAGE] {
+        let begin = self.begin();
+        self.0[begin..].first_chunk_mut().expect("it begins early enough")
+    }
+}
 
 const POOL_SHARDS: usize = 8;
 
@@ -48,7 +81,7 @@ impl Pool {
                 }
                 page
             }
-            None => fresh_page(),
+            None => Page::fresh(),
         }
     }
 
@@ -60,11 +93,6 @@ impl Pool {
             free.push(page);
         }
     }
-}
-
-/// Memory from calloc, which need not be cleared where the kernel has just done so.
-fn fresh_page() -> Page {
-    vec![0; PAGE].into_boxed_slice().try_into().expect("the length is that of a page")
 }
 
 /// The free list of this thread: threads rarely share one, and a page comes back warm.
@@ -214,6 +242,19 @@ mod tests {
         assert_eq!(gone, [1, 63, 64, 200]);
         assert_eq!((map.len(), pool.quota.used()), (2, 2));
         assert!(map.get(0).is_some() && map.get(64).is_none());
+    }
+
+    #[test]
+    fn a_page_begins_with_a_line_of_the_cache_and_keeps_its_bytes() {
+        let pool = Pool::new(None, 64);
+        let mut pages: Vec<Page> = (0..100).map(|_| pool.page(true)).collect();
+        for (number, page) in pages.iter_mut().enumerate() {
+            page.fill(number as u8);
+        }
+        for (number, page) in pages.iter().enumerate() {
+            assert_eq!(page.as_ptr().align_offset(LINE), 0);
+            assert!(page.iter().all(|&byte| byte == number as u8));
+        }
     }
 
     #[test]

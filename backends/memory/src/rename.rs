@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
+use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result};
 
 use crate::Memory;
 use crate::dir::Dir;
@@ -155,7 +155,7 @@ impl Memory {
         {
             return Err(errno);
         }
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         names.to().put(to.name, Arc::clone(source));
         match whiteout {
             Some(node) => {
@@ -189,7 +189,7 @@ impl Memory {
         source: &Arc<Inode>,
         target: &Arc<Inode>,
     ) -> Result<()> {
-        let now = Timestamp::now();
+        let now = self.clock.exact();
         names.to().put(to.name, Arc::clone(source));
         names.from().put(from.name, Arc::clone(target));
         let across = from.dir.ino != to.dir.ino;

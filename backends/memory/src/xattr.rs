@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use defuse_fs::{
-    Context, Errno, FileKind, Ino, Result, SetXattrFlags, Timestamp, Xattr, XattrName,
-};
+use defuse_fs::{Context, Errno, FileKind, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
 use crate::Memory;
 use crate::acl::Acl;
@@ -116,7 +114,7 @@ impl Memory {
                 meta.default_acl = acl;
             }
         }
-        meta.ctime = Timestamp::now();
+        meta.ctime = self.clock.exact();
         Ok(())
     }
 
@@ -167,7 +165,7 @@ impl Memory {
             Target::AccessAcl => meta.access_acl = None,
             Target::DefaultAcl => meta.default_acl = None,
         }
-        meta.ctime = Timestamp::now();
+        meta.ctime = self.clock.exact();
         Ok(())
     }
 }

@@ -410,3 +410,29 @@ fn a_write_that_fails_half_way_leaves_nothing_past_the_end() {
     assert_eq!(read(&fs, ino, 5, 300).unwrap(), [0; 195]);
     assert_eq!(fs.statfs(&root(), ino).unwrap().blocks_free, 1);
 }
+
+#[test]
+fn who_looks_before_and_after_a_write_sees_another_time() {
+    let fs = memory(None, None);
+    let ino = file(&fs, Ino::ROOT, "a");
+    let looked = || fs.getattr(&root(), ino, None).unwrap();
+    for number in 0..1000 {
+        let before = looked();
+        // Writes that nobody sees between are stamped roughly, but never as older than what was seen.
+        for byte in 0..3 {
+            write(&fs, ino, byte, &[number as u8]).unwrap();
+        }
+        let after = looked();
+        assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
+    }
+    // Nor as older than what was done to something else before.
+    let mut last = looked().mtime;
+    for number in 0..1000 {
+        let made = file(&fs, Ino::ROOT, &format!("b{number}"));
+        let made = fs.getattr(&root(), made, None).unwrap().mtime;
+        write(&fs, ino, 0, &[1]).unwrap();
+        assert!(made >= last, "{made:?} {last:?}");
+        last = looked().mtime;
+        assert!(last >= made, "{last:?} {made:?}");
+    }
+}

@@ -357,4 +357,47 @@ mod tests {
         assert!(groups.trouble.as_ref().unwrap().starts_with("memory not limited"));
         assert!(groups.throttle("7:1", &Limits::default()).is_err());
     }
+
+    /// The machine's own version 2, alone, as if there were no version 1: what it counts by itself
+    /// (CPU time) needs no controller. Memory and devices are tested with files only where version 1
+    /// has their controllers.
+    #[test]
+    fn version_2_counts_the_cpu_time_of_those_that_were_in_the_group() {
+        let unified =
+            Hierarchies { memory: None, cpuacct: None, blkio: None, ..Hierarchies::detect() };
+        let name = format!("defuse-study-test-{}", std::process::id());
+        let groups = Groups::create(&unified, &name, Some(64 << 20));
+        let Some(folder) = groups.unified.clone() else {
+            println!("skipped: no group of version 2 can be made here");
+            return;
+        };
+        assert_eq!(
+            groups.procs_files(Role::Application),
+            [folder.join("application/cgroup.procs")]
+        );
+        let spin = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let procs = &groups.procs_files(Role::Application)[0];
+        let script = format!("echo $$ > {} && {spin} && times", procs.display());
+        let ran = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        if !ran.status.success() {
+            println!("skipped: {}", String::from_utf8_lossy(&ran.stderr));
+            return;
+        }
+        // times(1): "0m0.420s 0m0.000s" of the shell itself, which has ended now.
+        let told = String::from_utf8(ran.stdout).unwrap();
+        let seconds = |text: &str| {
+            let (minutes, seconds) = text.trim_end_matches('s').split_once('m').unwrap();
+            60.0 * minutes.parse::<f64>().unwrap() + seconds.parse::<f64>().unwrap()
+        };
+        let own: f64 = told.lines().next().unwrap().split(' ').map(seconds).sum();
+        let counted = groups.cpu_ns(Role::Application).unwrap() as f64 / 1e9;
+        assert!(counted > 0.5 * own && counted < 1.5 * own + 0.1, "{counted} of {own}");
+        assert_eq!(groups.cpu_ns(Role::Daemon), Some(0));
+        match unified.memory_version() {
+            Some(_) => assert_eq!((groups.limit_bytes, &groups.trouble), (Some(64 << 20), &None)),
+            None => assert!(groups.trouble.as_ref().unwrap().contains("memory"), "{groups:?}"),
+        }
+        drop(groups);
+        assert!(!folder.exists(), "the group is removed");
+    }
 }

@@ -95,7 +95,7 @@ pub fn work(job_file: &Path) -> Result<Option<String>> {
 struct Began(AtomicU64);
 
 impl Observer for Began {
-    fn begin(&self) {
+    fn begin(&self, _limit: Option<std::time::Duration>) {
         self.0.store(cpu_ns(), Ordering::Relaxed);
     }
 }

@@ -20,6 +20,15 @@ pub struct Access {
     pub create: bool,
 }
 
+/// How much a file system holds, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// All that it can hold.
+    pub total: u64,
+    /// What is free of it.
+    pub available: u64,
+}
+
 /// What flowops ask of a file system. The engine knows nothing else of it.
 ///
 /// Each method is one system call (or what a file system without a kernel does instead), except
@@ -58,6 +67,11 @@ pub trait Driver: Sync {
     fn mkdir(&self, path: &Path) -> io::Result<()>;
     /// rmdir(2).
     fn rmdir(&self, path: &Path) -> io::Result<()>;
+    /// statvfs(2); `None` where it is not known.
+    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+        let _ = path;
+        Ok(None)
+    }
     /// Calls `each` with every entry but `.` and `..`, and whether it is a directory: open(2),
     /// getdents64(2) until there are none, close(2).
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()>;
@@ -149,6 +163,14 @@ impl Driver for SystemCalls {
 
     fn rmdir(&self, path: &Path) -> io::Result<()> {
         Ok(fs::rmdir(path)?)
+    }
+
+    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+        let found = fs::statvfs(path)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        let room = Room { total: bytes(found.f_blocks), available: bytes(found.f_bavail) };
+        // Some file systems, such as those of other machines, say nothing.
+        Ok((room.total > 0).then_some(room))
     }
 
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {

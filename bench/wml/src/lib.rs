@@ -28,7 +28,7 @@ mod report;
 mod rows;
 mod statistics;
 
-pub use driver::{Access, Driver, SystemCalls};
+pub use driver::{Access, Driver, Room, SystemCalls};
 pub use engine::{Failure, Observer, Settings, execute};
 pub use lang::{Diagnostic, Place};
 pub use plan::{MemoryShare, Options, Plan, load};

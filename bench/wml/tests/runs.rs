@@ -242,3 +242,27 @@ fn scaling_keeps_proportions_and_never_sizes_of_io() {
     }
     assert!(!changes.contains("st:"), "{changes}");
 }
+
+#[test]
+fn files_that_cannot_fit_are_refused_before_any_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |size: &str| {
+        format!(
+            "define fileset name=small,path=$dir,entries=2,size=1k,prealloc
+             define fileset name=large,path=\"$dir/deeper\",entries=1000,size={size},prealloc=50
+             define process name=p {{ thread name=t {{ flowop statfile name=st,filesetname=small
+                 flowop finishoncount value=1,target=st }} }}
+             run 1\n"
+        )
+    };
+    let failure = try_run(dir.path(), &text("8t")).unwrap_err().to_string();
+    assert!(failure.contains("deeper would take 4194304000 MiB"), "{failure}");
+    assert!(failure.contains("nothing was made"), "{failure}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    try_run(dir.path(), &text("1k")).unwrap();
+    // Those that are there make room for themselves; a larger size still has none.
+    try_run(dir.path(), &text("1k")).unwrap();
+    let before = files(dir.path());
+    assert!(try_run(dir.path(), &text("8t")).is_err());
+    assert_eq!(files(dir.path()), before);
+}

@@ -10,7 +10,7 @@ use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Options, Stop, Task};
 use defuse_fs::{FileKind, OpenFlags};
 use defuse_wml::plan::OpenFlags as Flags;
-use defuse_wml::{Access, Driver, Plan};
+use defuse_wml::{Access, Driver, Plan, Room};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::error::{Failure, Result};
@@ -175,6 +175,13 @@ impl Driver for Direct {
 
     fn rmdir(&self, path: &Path) -> io::Result<()> {
         self.client.rmdir(&self.task, At::Cwd, bytes(path)).map_err(failed)
+    }
+
+    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+        let found = self.client.statfs(&self.task, At::Cwd, bytes(path)).map_err(failed)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
+        let room = Room { total: bytes(found.blocks), available: bytes(found.blocks_available) };
+        Ok((room.total > 0).then_some(room))
     }
 
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {

@@ -21,7 +21,7 @@ use crate::task::Task;
 type Answer = (Result<usize, Errno>, Vec<u8>);
 
 /// Called once, from any thread, with the result and the bytes that were read.
-type Callback = Box<dyn FnOnce(Result<usize, Errno>, Vec<u8>) + Send>;
+pub type Callback = Box<dyn FnOnce(Result<usize, Errno>, Vec<u8>) + Send>;
 
 enum State {
     Running(Option<Callback>),

@@ -14,7 +14,7 @@ use crate::mount::{Mount, Spot};
 use crate::node::Node;
 use crate::stop::{Result, Stop};
 use crate::task::Task;
-use crate::walk::{At, Here};
+use crate::walk::{At, Here, Last, Parent};
 
 /// A directory, inside of a mount or outside of all.
 #[derive(Clone, Debug)]
@@ -69,6 +69,27 @@ impl Client {
         match &*task.cwd() {
             Place::Outside(_) => Err(Stop::outside(None)),
             Place::Inside(held) => Ok(self.path_of(&held.0, &who)?),
+        }
+    }
+
+    /// The path of what `path` leads to, without links, `.` and `..`, realpath(3).
+    pub fn real_path(&self, task: &Task, path: &[u8]) -> Result<Vec<u8>> {
+        let who = task.credentials();
+        let mut walk = self.walk(task, &who, At::Cwd, path)?;
+        walk.follow_last = true;
+        loop {
+            let Parent { dir, last } = walk.parent()?;
+            let Last::Component(last) = last else { return Ok(self.path_of(&dir, &who)?) };
+            let Some(found) = walk.last_node(dir.clone(), &last, true)? else { continue };
+            if found.node.is_dir() {
+                return Ok(self.path_of(&found, &who)?);
+            }
+            let mut full = self.path_of(&dir, &who)?;
+            if !full.ends_with(b"/") {
+                full.push(b'/');
+            }
+            full.extend_from_slice(last.bytes());
+            return Ok(full);
         }
     }
 

@@ -249,6 +249,14 @@ impl Client {
         Ok(ignore_missing(file.mount().call(Op::SYNCFS, |fs| fs.syncfs(&cx)))?)
     }
 
+    /// Makes everything durable in all mounts, sync(2). What fails is not told, as there.
+    pub fn sync(&self, task: &Task) {
+        let cx = Context::new(task.caller());
+        for mount in self.mounts.load_full().iter() {
+            let _ = mount.call(Op::SYNCFS, |fs| fs.syncfs(&cx));
+        }
+    }
+
     /// Which of `events` (those of poll(2)) are ready. What a file system does not say is ready, as
     /// files are.
     pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {

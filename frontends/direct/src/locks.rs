@@ -5,7 +5,7 @@ use std::sync::Arc;
 use defuse_fs::{Context, Errno, IoOp, Lock, LockKind, LockOwner, LockRequest, LockType};
 use defuse_probe::Op;
 
-use crate::asynchronous::{Ending, Pending, prepare, start};
+use crate::asynchronous::{Callback, Ending, Pending, prepare, start};
 use crate::client::Client;
 use crate::description::Description;
 use crate::stop::Result;
@@ -52,17 +52,57 @@ impl Client {
         family: LockFamily,
         lock: Lock,
     ) -> Result<Pending> {
+        self.wait_for_lock_then(task, file, family, lock, None)
+    }
+
+    /// As [`wait_for_lock`](Client::wait_for_lock); with a callback, it gets the answer.
+    pub fn wait_for_lock_then(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        family: LockFamily,
+        lock: Lock,
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
         let open = file.file()?;
         let request = request(task, file, family, lock, true)?;
         let op = IoOp::Lock { file: open, lock: request };
         let mount = file.mount();
         if mount.has_locks() {
-            return Ok(start(task, file, op, Vec::new(), None));
+            return Ok(start(task, file, op, Vec::new(), callback));
         }
-        let ending = Ending { callback: None, file: Some(Arc::clone(file)) };
+        let ending = Ending { callback, file: Some(Arc::clone(file)) };
         let (pending, io) = prepare(task, mount.recorder(), op, Vec::new(), ending);
         mount.locks.wait(open.ino.0, &request, io);
         Ok(pending)
+    }
+
+    /// The bytes that a `struct flock` names: the first and the last. `whence` is in the numbers of C,
+    /// 0 start, 1 position, 2 end of the file; a negative `len` means the bytes before, 0 all that
+    /// follow. `EINVAL`, `EOVERFLOW`.
+    pub fn lock_range(
+        &self,
+        task: &Task,
+        file: &Description,
+        whence: i32,
+        (start, len): (i64, i64),
+    ) -> Result<(u64, u64)> {
+        let base = match whence {
+            0 => 0,
+            1 => file.position() as i64,
+            2 => self.fstat(task, file)?.attr.size as i64,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let start = base.checked_add(start).ok_or(Errno::EOVERFLOW)?;
+        let (start, end) = match len {
+            0 => (start, i64::MAX),
+            1.. => (start, start.checked_add(len - 1).ok_or(Errno::EOVERFLOW)?),
+            _ => (start.checked_add(len).ok_or(Errno::EINVAL)?, start.saturating_sub(1)),
+        };
+        if start < 0 || end < start {
+            return Err(Errno::EINVAL.into());
+        }
+        Ok((start as u64, end as u64))
     }
 
     /// The first lock that stands against `lock`, `F_GETLK`; `None` where it could be had.

@@ -6,6 +6,8 @@
 //! trampoline executes the instruction itself, on the program's own stack: so a blocking call is
 //! interrupted, cancelled and restarted as without us.
 //!
+//! Our code runs on a stack of its own, one for every thread: that of the program may be too small.
+//!
 //! A clone(2) that makes a process is executed here, because something has to be done after it, in
 //! both processes, and the child may begin on a stack of its own (posix_spawn(3) gives it one): with
 //! the registers and the stack that the program had, as it would have been without us; then the
@@ -13,7 +15,20 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
-use crate::{fork, serve, sys, table};
+use crate::{fork, inside, serve, sys, table, thread_exit};
+
+// Where the stack of this thread for our code ends; 0 where it has none yet.
+std::arch::global_asm!(
+    ".section .tbss.defuse_stack,\"awT\",@nobits",
+    ".hidden defuse_stack",
+    ".globl defuse_stack",
+    ".type defuse_stack,@tls_object",
+    ".size defuse_stack, 8",
+    ".balign 8",
+    "defuse_stack:",
+    ".zero 8",
+    ".text",
+);
 
 std::arch::global_asm!(
     ".globl defuse_entry",
@@ -45,7 +60,7 @@ std::arch::global_asm!(
     "mov rbp, rsp",
     ".cfi_def_cfa_register rbp",
     "and rsp, -16",
-    "sub rsp, 256 + 48",
+    "sub rsp, 256 + 64",
     "movups [rsp + 48], xmm0",
     "movups [rsp + 64], xmm1",
     "movups [rsp + 80], xmm2",
@@ -71,11 +86,22 @@ std::arch::global_asm!(
     "cld",
     "mov rdi, rax",
     "mov rsi, rsp",
-    "mov rcx, [rip + {other_stack}]",
+    "mov rcx, [rip + defuse_stack@GOTTPOFF]",
+    "mov rcx, fs:[rcx]",
     "test rcx, rcx",
-    "jnz 4f",
-    "5:",
+    "jz 8f",
+    // Our own stack, unless this is a call from there.
+    "4:",
+    // Where the trampoline goes on tells which it is.
+    "mov rdx, [rbp + 8]",
+    "mov rax, rcx",
+    "sub rax, rsp",
+    "cmp rax, {stack_len}",
+    "jb 5f",
+    "mov [rcx - 8], rsp",
+    "lea rsp, [rcx - 16]",
     "call {serve}",
+    "mov rsp, [rsp + 8]",
     "6:",
     // Free, as behind a `syscall`.
     "mov ecx, edx",
@@ -118,23 +144,19 @@ std::arch::global_asm!(
     "lea rsp, [rsp - {red_zone}]",
     "push qword ptr [rip + {cloned_at}]",
     "mov [rip + {cloned}], rax",
-    "test rax, rax",
-    "jnz 7f",
-    "mov rcx, [rip + {child_stack}]",
-    "mov [rip + {other_stack}], rcx",
-    "7:",
     "mov rax, {after_clone}",
     "jmp 2b",
-    // On the other stack, unless this is a handler that interrupted what runs there.
-    "4:",
-    "mov rax, rcx",
-    "sub rax, rsp",
-    "cmp rax, {stack_len}",
-    "jb 5b",
-    "mov [rcx - 8], rsp",
-    "lea rsp, [rcx - 16]",
+    "8:",
+    "mov [rsp + 304], rax",
+    "call {new_stack}",
+    "mov rdi, [rsp + 304]",
+    "mov rsi, rsp",
+    "mov rdx, [rbp + 8]",
+    "mov rcx, rax",
+    "test rcx, rcx",
+    "jnz 4b",
+    "5:",
     "call {serve}",
-    "mov rsp, [rsp + 8]",
     "jmp 6b",
     ".cfi_endproc",
     ".size defuse_entry, .-defuse_entry",
@@ -148,8 +170,7 @@ std::arch::global_asm!(
     cloned = sym CLONED,
     after_clone = const AFTER_CLONE,
     red_zone = const 128,
-    other_stack = sym OTHER_STACK,
-    child_stack = sym CHILD_STACK,
+    new_stack = sym new_stack,
     stack_len = const STACK_LEN,
 );
 
@@ -166,15 +187,6 @@ const MOVES_DATA: u32 = 1 << 0 | 1 << 1 | 1 << 8 | 0b11111 << 16;
 static CLONED_AT: AtomicU64 = AtomicU64::new(0);
 /// What that clone(2) returned.
 static CLONED: AtomicI64 = AtomicI64::new(0);
-/// The end of a stack for our code, in a child that has but a small one: posix_spawn(3) gives it
-/// 32 KiB. 0 in all other processes.
-static OTHER_STACK: AtomicU64 = AtomicU64::new(0);
-/// What the next child gets for [`OTHER_STACK`].
-static CHILD_STACK: AtomicU64 = AtomicU64::new(0);
-/// Where room for it was reserved.
-static SPARE_STACK: AtomicU64 = AtomicU64::new(0);
-/// Its length in bytes.
-const STACK_LEN: u64 = 1 << 20;
 /// The number by which the entry is entered after it: no call has it.
 const AFTER_CLONE: u64 = 0x7fff_ffff;
 
@@ -191,21 +203,60 @@ pub fn address() -> u64 {
     defuse_entry as *const () as u64
 }
 
-/// Reserves a stack for children. It costs no memory until one uses it.
-pub fn reserve_stack() {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let args = [0, STACK_LEN, protection, kind, u64::MAX, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    if let Ok(at) = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }) {
-        SPARE_STACK.store(at as u64 + STACK_LEN, Ordering::Relaxed);
+/// The length in bytes of a thread's stack for our code. It costs memory as far as it is used.
+const STACK_LEN: u64 = 512 << 10;
+/// What nobody may touch at its lower end.
+const GUARD_LEN: u64 = 4096;
+
+/// Where this thread keeps the end of its stack for our code.
+fn stack_slot() -> *mut u64 {
+    let slot: *mut u64;
+    // SAFETY: the address of a variable of the thread, computed as the loader lays it out.
+    unsafe {
+        std::arch::asm!(
+            "mov {slot}, fs:[0]",
+            "add {slot}, [rip + defuse_stack@GOTTPOFF]",
+            slot = out(reg) slot,
+            options(pure, readonly, nostack),
+        );
     }
+    slot
 }
 
-/// Whether the child that is made now has but a small stack.
-pub fn child_has_small_stack(small: bool) {
-    let stack = if small { SPARE_STACK.load(Ordering::Relaxed) } else { 0 };
-    CHILD_STACK.store(stack, Ordering::Relaxed);
+/// Makes a stack for our code on this thread; returns its end, 0 where there is none to be had.
+///
+/// What a program has may be too small: the C library gives the threads of aio_write(3) and the
+/// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
+extern "C" fn new_stack() -> u64 {
+    if inside::has_ended() {
+        return 0;
+    }
+    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    let args = [0, STACK_LEN, libc::PROT_NONE as u64, kind, u64::MAX, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let Ok(at) = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }) else {
+        return 0;
+    };
+    let (at, rest) = (at as u64, STACK_LEN - GUARD_LEN);
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    if sys::plain(libc::SYS_mprotect, at + GUARD_LEN, rest, protection).is_err() {
+        let _ = sys::plain(libc::SYS_munmap, at, STACK_LEN, 0);
+        return 0;
+    }
+    // SAFETY: the variable is this thread's own.
+    unsafe { stack_slot().write(at + STACK_LEN) };
+    // Whoever has one gives it back.
+    thread_exit::arm();
+    at + STACK_LEN
+}
+
+/// Gives this thread's stack for our code back, at its end. Not to be called on that stack.
+pub fn drop_stack() {
+    // SAFETY: as in `new_stack`.
+    let end = unsafe { stack_slot().replace(0) };
+    if end != 0 {
+        let _ = sys::plain(libc::SYS_munmap, end - STACK_LEN, STACK_LEN, 0);
+    }
 }
 
 /// rax and rdx as the entry expects them.
@@ -222,7 +273,7 @@ const PASS: u64 = 1;
 /// It is a clone(2) to be made here.
 const CLONE: u64 = 2;
 
-extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
+extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer {
     if number == AFTER_CLONE {
         let value = CLONED.load(Ordering::Relaxed);
         fork::after_clone(value);
@@ -235,7 +286,12 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6]) -> Answer {
             Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
         };
     }
-    match serve::call(number, args) {
+    let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
+    let served = serve::call(number, args);
+    if counts {
+        serve::count_site(number, args, from, served.is_some());
+    }
+    match served {
         Some(value) => Answer { value, then: SERVED },
         None => Answer { value: number as i64, then: PASS },
     }

@@ -108,7 +108,6 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     }
     if inside::stop_others() {
         share(process);
-        crate::entry::child_has_small_stack(asked & MEMORY != 0);
         return Ok(true);
     }
     let _inside = Inside::enter();

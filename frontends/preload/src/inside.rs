@@ -19,6 +19,8 @@ const OUTSIDE: u32 = 0;
 const INSIDE: u32 = 1;
 /// It is, but holds nothing that a child would need: signals wait, and a fork does not.
 const AT_THE_GATE: u32 = 2;
+/// It is, after its end has begun for the last time: it counts among [`LATE`].
+const INSIDE_LATE: u32 = 3;
 
 thread_local! {
     /// Where this thread is.
@@ -40,6 +42,12 @@ static THREADS: Lock<Vec<usize>> = Lock::new(Vec::new());
 /// How many these are, for those who must not wait for the lock: a fork that holds it waits for them.
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 
+/// How many threads are inside that are on no list any more: what an ending thread still calls may
+/// bring it back (destructors of the program, and the C library itself, which unmaps stacks at the
+/// very end), and then nobody would take it off the list. They are few, so they are counted by what
+/// costs more and needs nothing of the thread.
+static LATE: AtomicU32 = AtomicU32::new(0);
+
 /// Not 0 while a fork is under way: nobody goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
@@ -55,6 +63,10 @@ impl Inside {
                 return None;
             }
             if !IS_LISTED.get() {
+                if has_ended() {
+                    go_in_late(state);
+                    return Some(Inside(()));
+                }
                 list(state);
             }
             go_in(state, OUTSIDE);
@@ -66,7 +78,12 @@ impl Inside {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        STATE.with(|state| state.store(OUTSIDE, Ordering::Release));
+        STATE.with(|state| {
+            if state.load(Ordering::Relaxed) == INSIDE_LATE {
+                LATE.fetch_sub(1, Ordering::SeqCst);
+            }
+            state.store(OUTSIDE, Ordering::Release);
+        });
         crate::signals::deliver();
     }
 }
@@ -90,6 +107,20 @@ fn go_in(state: &AtomicU32, meanwhile: u32) {
     }
 }
 
+#[cold]
+fn go_in_late(state: &AtomicU32) {
+    // Before it counts: a handler of a signal that came in between would wait for the fork, which would
+    // wait for this thread.
+    state.store(INSIDE_LATE, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    LATE.fetch_add(1, Ordering::SeqCst);
+    while CLOSED.load(Ordering::SeqCst) != 0 && !FORKS.get() {
+        LATE.fetch_sub(1, Ordering::SeqCst);
+        lock::wait(&CLOSED, 1);
+        LATE.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// Lets a fork happen, where one waits: for a thread inside that waits for others itself, and that
 /// holds nothing at this moment.
 pub fn let_forks() {
@@ -109,25 +140,27 @@ fn list(state: &AtomicU32) {
     state.store(AT_THE_GATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     IS_LISTED.set(true);
-    // What an ending thread still calls may bring it back: destructors of the program, and the C
-    // library itself, which unmaps stacks at the very end. Then nobody would take it off any more, so
-    // it is not listed, and not waited for.
-    if ENDS.get() < LAST_END {
-        // The list may grow by memory of our heap, in which nobody forks while the lock is held.
-        THREADS.lock().push(std::ptr::from_ref(state) as usize);
-        LISTED.fetch_add(1, Ordering::Relaxed);
-        thread_exit::arm();
-    }
+    // The list may grow by memory of our heap, in which nobody forks while the lock is held.
+    THREADS.lock().push(std::ptr::from_ref(state) as usize);
+    LISTED.fetch_add(1, Ordering::Relaxed);
+    thread_exit::arm();
 }
 
 /// How often the C library is made to tell the end of a thread: four times at most
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
 const LAST_END: u32 = 3;
 
+/// Whether this thread was told its end for the last time: what it has from now on stays.
+pub fn has_ended() -> bool {
+    ENDS.get() >= LAST_END
+}
+
 /// Takes this thread off the list, at its end: it is not inside.
 pub fn forget() {
     ENDS.set(ENDS.get() + 1);
-    if ENDS.get() < LAST_END {
+    if has_ended() {
+        crate::entry::drop_stack();
+    } else {
         // Whatever the thread does from here to there is forgotten then.
         thread_exit::arm();
     }
@@ -166,27 +199,35 @@ pub fn stop_others() -> bool {
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
     FORKS.set(true);
     let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
+    // SAFETY: a thread is taken off the list before its variables go, and it needs the list's lock for
+    // that, which is held here.
+    let state = |other: usize| unsafe { &*(other as *const AtomicU32) };
+    let mut others = threads.iter().filter(|other| **other != own);
     let began = Instant::now();
-    for other in threads.iter().filter(|other| **other != own) {
-        // SAFETY: a thread is taken off the list before its variables go, and it needs the list's
-        // lock for that, which is held here.
-        let state = unsafe { &*(*other as *const AtomicU32) };
-        let mut looks = 0u32;
-        while state.load(Ordering::Acquire) == INSIDE {
-            looks += 1;
-            if looks < 1000 {
-                let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
-                continue;
-            }
-            if began.elapsed() > PATIENCE {
-                threads.keep();
-                let_others_go_on();
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
+    let is_empty = others
+        .all(|other| is_left(began, || state(*other).load(Ordering::Acquire) != INSIDE))
+        && is_left(began, || LATE.load(Ordering::SeqCst) == 0);
     threads.keep();
+    if !is_empty {
+        let_others_go_on();
+    }
+    is_empty
+}
+
+/// Waits until `left` is so; false where it is not so [`PATIENCE`] after the fork `began`.
+fn is_left(began: Instant, left: impl Fn() -> bool) -> bool {
+    let mut looks = 0u32;
+    while !left() {
+        looks += 1;
+        if looks < 1000 {
+            let _ = sys::plain(libc::SYS_sched_yield, 0, 0, 0);
+            continue;
+        }
+        if began.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
     true
 }
 
@@ -214,8 +255,11 @@ pub fn alone() {
     let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
     let forks = FORKS.replace(false);
     CLOSED.store(0, Ordering::SeqCst);
-    THREADS.lock().retain(|other| *other == own);
-    LISTED.store(1, Ordering::Relaxed);
+    LATE.store(0, Ordering::SeqCst);
+    let mut threads = THREADS.lock();
+    threads.retain(|other| *other == own);
+    LISTED.store(threads.len(), Ordering::Relaxed);
+    drop(threads);
     if forks {
         change_mask(libc::SIG_SETMASK, MASK.get());
     }

@@ -17,6 +17,8 @@
 #![deny(unsafe_code)]
 
 mod compose;
+#[cfg(test)]
+mod coverage;
 #[allow(unsafe_code)]
 mod entry;
 #[allow(unsafe_code)]

@@ -7,6 +7,7 @@
 //! the jump back.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::OnceLock;
 
 use defuse_preload_plan::{ObjectSites, Site};
 
@@ -35,17 +36,40 @@ struct Loaded {
 /// others are not in these libraries.
 pub fn all(objects: &[ObjectSites]) -> Patched {
     let mut patched = Patched::default();
+    let mut trampolines = Vec::new();
     for library in loaded() {
         let same = |object: &&ObjectSites| {
             !object.build_id.is_empty() && object.build_id == library.build_id
         };
-        let Some(object) = objects.iter().find(same) else { continue };
-        patched.wanted += object.sites.len();
-        let done = patch(&library, &object.sites).unwrap_or_default();
+        let Some(at) = objects.iter().position(|object| same(&object)) else { continue };
+        let sites = &objects[at].sites;
+        patched.wanted += sites.len();
+        let Some((page, done)) = patch(&library, sites) else { continue };
         patched.done += done.len();
-        patched.forks |= done.iter().any(|site| site.number == Some(libc::SYS_clone as u16));
+        patched.forks |= done.iter().any(|&at| sites[at].number == Some(libc::SYS_clone as u16));
+        let first: usize = objects[..at].iter().map(|object| object.sites.len()).sum();
+        let places = done.iter().map(|at| first + at).collect();
+        trampolines.push(Trampolines { page, places });
     }
+    let _ = TRAMPOLINES.set(trampolines);
     patched
+}
+
+/// The trampolines of a library.
+struct Trampolines {
+    page: u64,
+    /// Which site of the plan each is for.
+    places: Vec<usize>,
+}
+
+static TRAMPOLINES: OnceLock<Vec<Trampolines>> = OnceLock::new();
+
+/// The site, by its place among those of all objects of the plan, whose trampoline has `address`.
+pub fn site_of(address: u64) -> Option<usize> {
+    TRAMPOLINES.get()?.iter().find_map(|library| {
+        let at = usize::try_from(address.checked_sub(library.page)?).ok()?.checked_sub(HEAD)?;
+        library.places.get(at / TRAMPOLINE).copied()
+    })
 }
 
 fn loaded() -> Vec<Loaded> {
@@ -98,17 +122,22 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 /// Room for one trampoline: two parts of a site, and 37 bytes of our own.
 const TRAMPOLINE: usize = 64;
 
-/// Patches the sites of one library; returns those that were.
-fn patch<'a>(library: &Loaded, sites: &'a [Site]) -> Option<Vec<&'a Site>> {
-    let code = sites.iter().filter(|site| is_as_expected(library, site)).collect::<Vec<_>>();
-    let room = (16 + code.len() * TRAMPOLINE).next_multiple_of(4096);
+/// What is before the first one: the address of the entry.
+const HEAD: usize = 16;
+
+/// Patches the sites of one library; returns where their trampolines are, and which sites these are.
+fn patch(library: &Loaded, sites: &[Site]) -> Option<(u64, Vec<usize>)> {
+    let fits = |at: &usize| is_as_expected(library, &sites[*at]);
+    let done: Vec<usize> = (0..sites.len()).filter(fits).collect();
+    let code: Vec<&Site> = done.iter().map(|at| &sites[*at]).collect();
+    let room = (HEAD + code.len() * TRAMPOLINE).next_multiple_of(4096);
     let (from, end) =
         library.code.iter().fold((u64::MAX, 0), |(a, b), &(from, end)| (a.min(from), b.max(end)));
     let page = near(from, end, room)?;
     let mut bytes = vec![0xcc; room];
     bytes[..8].copy_from_slice(&entry::address().to_le_bytes());
     for (place, site) in code.iter().enumerate() {
-        let at = 16 + place * TRAMPOLINE;
+        let at = HEAD + place * TRAMPOLINE;
         let made = trampoline(site, library.base + site.address, page + at as u64, page);
         bytes[at..at + made.len()].copy_from_slice(&made);
     }
@@ -119,7 +148,7 @@ fn patch<'a>(library: &Loaded, sites: &'a [Site]) -> Option<Vec<&'a Site>> {
         protect(from, end, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC)?;
     }
     for (place, site) in code.iter().enumerate() {
-        let (at, to) = (library.base + site.address, page + (16 + place * TRAMPOLINE) as u64);
+        let (at, to) = (library.base + site.address, page + (HEAD + place * TRAMPOLINE) as u64);
         let mut jump = vec![0x90; usize::from(site.len)];
         jump[0] = 0xe9;
         jump[1..5].copy_from_slice(&distance(at + 5, to));
@@ -130,7 +159,7 @@ fn patch<'a>(library: &Loaded, sites: &'a [Site]) -> Option<Vec<&'a Site>> {
     for &(from, end) in &library.code {
         protect(from, end, libc::PROT_READ | libc::PROT_EXEC)?;
     }
-    Some(code)
+    Some((page, done))
 }
 
 fn is_as_expected(library: &Loaded, site: &Site) -> bool {

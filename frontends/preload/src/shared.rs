@@ -78,6 +78,16 @@ impl Shared {
         }
     }
 
+    /// Counts a call by the site that it came from: its place among those of all objects of the plan.
+    pub fn count_site(&self, site: usize, fate: Fate) {
+        if site < layout::SITES {
+            let at = layout::SITE_COUNTERS + site * 24 + fate as usize * 8;
+            // SAFETY: as in `count`.
+            let counter = unsafe { &*self.base.add(at).cast::<AtomicU64>() };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// The number of cells that came from [`Arena::take`].
     pub fn index(&self, cells: &OpenCells) -> u32 {
         let from = self.cells().as_ptr() as usize;

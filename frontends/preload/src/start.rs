@@ -64,7 +64,6 @@ pub fn begin() {
         }
     }
     crate::fork::mark();
-    crate::entry::reserve_stack();
     if !patched.forks {
         crate::fork::follow_handlers();
     }

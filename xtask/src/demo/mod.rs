@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: real programs on a native directory and on mounts of it, side by side.
+//! `cargo xtask demo`: real programs on a native directory, on mounts of it, and on it within their own process, side by
+//! side.
 //!
 //! One directory is mounted in every profile of `defuse mount passthrough:`, so that all see the
 //! same files of the same lower file system, whose cache is warm. The mounts are made anew for
@@ -32,13 +33,29 @@ pub const TOOLS: &[Tool] = &[
     Tool::package("tar", "tar"),
 ];
 
-/// The profiles that are mounted; the native directory comes before them.
-pub const PROFILES: [&str; 3] = ["default", "base", "opt"];
+/// Where programs run: natively, on mounts in the profiles of these names, and under `defuse run`.
+pub const TARGETS: [&str; 5] = [NATIVE, "default", "base", "opt", DIRECT];
+
+/// The directory itself.
+const NATIVE: &str = "native";
+
+/// `defuse run`: no mount, and the same programs.
+const DIRECT: &str = "direct";
+
+/// The targets that are mounts.
+fn profiles() -> impl Iterator<Item = &'static str> {
+    TARGETS.into_iter().filter(|&target| is_mount(target))
+}
+
+/// Whether requests come to a daemon there.
+fn is_mount(target: &str) -> bool {
+    target != NATIVE && target != DIRECT
+}
 
 /// After so much time in programs no further round begins.
 const ENOUGH: Duration = Duration::from_secs(55);
 
-/// Run tar, grep, git and sqlite3 on a directory and on mounts of it
+/// Run tar, grep, git and sqlite3 on a directory, on mounts of it, and under `defuse run`
 #[derive(clap::Args)]
 pub struct DemoArgs {
     /// Rounds at most; no further one begins after about a minute
@@ -69,6 +86,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
         bail!("{} is missing: {}", tool.name, tool.by_hand());
     }
+    // With the library that `defuse run` loads into programs.
     command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
     let program = command::target_dir()?.join("release/defuse");
     let begun = Instant::now();
@@ -100,20 +118,20 @@ fn run_round(
     place: &mut Place,
     report: &mut Report,
 ) -> Result<()> {
-    for profile in PROFILES {
+    for profile in profiles() {
         children.check()?;
         place.mount(profile)?;
     }
     println!("round {}:", round + 1);
     for (number, program) in PROGRAMS.iter().enumerate() {
-        for turn in 0..=PROFILES.len() {
+        for turn in 0..TARGETS.len() {
             // Another target begins each time, so that nobody always runs after the same one.
-            let target = (turn + number + round) % (PROFILES.len() + 1);
-            let profile = target.checked_sub(1).map(|profile| PROFILES[profile]);
-            let mut job = Job::new(children, place, profile)?;
-            let before = place.statistics(profile)?;
+            let target = (turn + number + round) % TARGETS.len();
+            let name = TARGETS[target];
+            let mut job = Job::new(children, place, name)?;
+            let before = place.statistics(name)?;
             let mut said = (program.run)(&mut job)?;
-            let requests = place.statistics(profile)?.since(&before);
+            let requests = place.statistics(name)?.since(&before);
             if let Some(finish) = program.finish {
                 said += &finish(&job)?;
             }

@@ -41,14 +41,35 @@ impl Place {
         self.path("source")
     }
 
-    /// The same directory as a target sees it: natively, or through the mount of a profile.
-    pub fn root(&self, profile: Option<&str>) -> PathBuf {
-        profile.map_or_else(|| self.source(), |profile| self.path("mnt").join(profile))
+    /// The same directory as programs of a target see it. That of `defuse run` is there for them alone.
+    pub fn root(&self, target: &str) -> PathBuf {
+        if target == super::NATIVE { self.source() } else { self.path("mnt").join(target) }
+    }
+
+    /// The same as we see it.
+    pub fn real_root(&self, target: &str) -> PathBuf {
+        if super::is_mount(target) { self.root(target) } else { self.source() }
+    }
+
+    /// A program on a target, which begins in `directory`; its arguments are to be added.
+    pub fn program(&self, target: &str, program: &str, directory: Option<&Path>) -> Command {
+        if target != super::DIRECT {
+            let mut command = Command::new(program);
+            command.current_dir(directory.unwrap_or(Path::new("/")));
+            return command;
+        }
+        let mut mount = self.root(target).into_os_string();
+        mount.push("=passthrough:");
+        mount.push(self.source());
+        let mut command = self.defuse(&["run", "--mount"]);
+        command.arg(mount).arg("-C").arg(directory.unwrap_or(Path::new("/")));
+        command.args(["--", program]);
+        command
     }
 
     /// Mounts the native directory.
     pub fn mount(&mut self, profile: &'static str) -> Result<()> {
-        let (source, root) = (self.source(), self.root(Some(profile)));
+        let (source, root) = (self.source(), self.root(profile));
         fs::create_dir_all(&root)?;
         let mut mount = self.defuse(&["mount", "--profile", profile]);
         mount.arg(format!("passthrough:{}", source.display())).arg(root);
@@ -57,17 +78,19 @@ impl Place {
         command::output(&mut mount).map(drop)
     }
 
-    /// What has been asked of a mount so far; nothing of the native directory.
-    pub fn statistics(&self, profile: Option<&str>) -> Result<Requests> {
-        let Some(profile) = profile else { return Ok(Requests::default()) };
+    /// What has been asked of a mount so far; nothing where there is none.
+    pub fn statistics(&self, target: &str) -> Result<Requests> {
+        if !super::is_mount(target) {
+            return Ok(Requests::default());
+        }
         let mut stat = self.defuse(&["stat", "--json"]);
-        Requests::parse(&command::output(stat.arg(self.root(Some(profile))))?)
+        Requests::parse(&command::output(stat.arg(self.root(target)))?)
     }
 
     /// Unmounts everything and removes what the programs have made.
     pub fn end_round(&mut self) -> Result<()> {
         while let Some(profile) = self.mounted.last().copied() {
-            let root = self.root(Some(profile));
+            let root = self.root(profile);
             command::output(self.defuse(&["umount"]).arg(root))?;
             self.mounted.pop();
         }
@@ -89,7 +112,7 @@ impl Place {
 
     fn clean_up(&mut self) -> Result<()> {
         for profile in std::mem::take(&mut self.mounted) {
-            let root = self.root(Some(profile));
+            let root = self.root(profile);
             if is_mounted_below(&root)
                 && command::output(self.defuse(&["umount"]).arg(&root)).is_err()
             {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -42,26 +42,37 @@ pub struct Job<'a> {
     /// How long its programs ran.
     pub elapsed: Duration,
     children: &'a Children,
-    /// The directory of all, as the target sees it.
+    place: &'a Place,
+    target: &'static str,
+    /// The directory of all, as programs of the target see it.
     root: PathBuf,
     /// A directory of the target's own in there.
     own: PathBuf,
+    /// The same as we see it.
+    real_own: PathBuf,
     /// Outside of all targets.
     errors: PathBuf,
     script: PathBuf,
 }
 
 impl<'a> Job<'a> {
-    /// A job on the mount of `profile`, or on the native directory.
-    pub fn new(children: &'a Children, place: &Place, profile: Option<&str>) -> Result<Job<'a>> {
-        let root = place.root(profile);
-        let own = root.join("own").join(profile.unwrap_or("native"));
-        fs::create_dir_all(&own).with_context(|| own.display().to_string())?;
+    /// A job on a target.
+    pub fn new(children: &'a Children, place: &'a Place, target: &'static str) -> Result<Job<'a>> {
+        let root = place.root(target);
+        let own = root.join("own").join(target);
+        let real_own = place.real_root(target).join("own").join(target);
+        fs::create_dir_all(&real_own).with_context(|| real_own.display().to_string())?;
         let (errors, script) = (place.path("errors"), place.path("load.sql"));
         if !script.exists() {
             fs::write(&script, load())?;
         }
-        Ok(Job { elapsed: Duration::ZERO, children, root, own, errors, script })
+        let elapsed = Duration::ZERO;
+        Ok(Job { elapsed, children, place, target, root, own, real_own, errors, script })
+    }
+
+    /// A program, to be run in `directory`.
+    fn program(&self, program: &str, directory: Option<&Path>) -> Command {
+        self.place.program(self.target, program, directory)
     }
 
     /// Runs a program, whose time counts, and returns what it printed.
@@ -71,43 +82,40 @@ impl<'a> Job<'a> {
         self.elapsed += took;
         Ok(printed)
     }
-
-    fn tar(&self) -> PathBuf {
-        self.own.join("tree.tar")
-    }
 }
 
 /// A pipe, because tar does not read anything where its output is /dev/null.
 fn tar_to_a_pipe(job: &mut Job<'_>) -> Result<String> {
-    let mut tar = Command::new("tar");
+    let mut tar = job.program("tar", None);
     tar.arg("-C").arg(&job.root).args(["-cf", "-", "tree"]);
     let printed = job.run(&mut tar)?;
     Ok(format!("{} bytes", printed.bytes))
 }
 
 fn tar_to_a_file(job: &mut Job<'_>) -> Result<String> {
-    let mut tar = Command::new("tar");
-    tar.arg("-C").arg(&job.root).arg("-cf").arg(job.tar()).arg("tree");
+    let mut tar = job.program("tar", None);
+    tar.arg("-C").arg(&job.root).arg("-cf").arg(job.own.join("tree.tar")).arg("tree");
     job.run(&mut tar)?;
     Ok(String::new())
 }
 
 fn remove_tar(job: &Job<'_>) -> Result<String> {
-    let bytes = job.tar().metadata()?.len();
-    fs::remove_file(job.tar()).context("tree.tar")?;
+    let tar = job.real_own.join("tree.tar");
+    let bytes = tar.metadata()?.len();
+    fs::remove_file(tar).context("tree.tar")?;
     Ok(format!("{bytes} bytes"))
 }
 
 fn grep(job: &mut Job<'_>) -> Result<String> {
-    let mut grep = Command::new("grep");
-    grep.args(["-r", "-I", "-e", "static"]).arg("tree").current_dir(&job.root);
+    let mut grep = job.program("grep", Some(&job.root));
+    grep.args(["-r", "-I", "-e", "static"]).arg("tree");
     let printed = job.run(&mut grep)?;
     Ok(format!("{} bytes", printed.bytes))
 }
 
 /// Git with a repository of the target's own, over the files that all targets share.
 fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
-    let mut git = Command::new("git");
+    let mut git = job.program("git", Some(&job.root.join("subset")));
     git.arg("-c").arg("gc.auto=0").args(arguments);
     git.env("GIT_DIR", job.own.join("git")).env("GIT_WORK_TREE", job.root.join("subset"));
     // Nothing of the user's, and the same commit on every target.
@@ -117,7 +125,6 @@ fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
             .env(format!("GIT_{who}_EMAIL"), "demo@localhost");
         git.env(format!("GIT_{who}_DATE"), "2000-01-01T00:00:00Z");
     }
-    git.current_dir(job.root.join("subset"));
     git
 }
 
@@ -146,7 +153,7 @@ fn check_repository(job: &Job<'_>) -> Result<String> {
 
 fn sqlite(job: &mut Job<'_>) -> Result<String> {
     let script = fs::File::open(&job.script)?;
-    let mut sqlite = Command::new("sqlite3");
+    let mut sqlite = job.program("sqlite3", None);
     sqlite.arg("-batch").arg(job.own.join("load.db")).stdin(Stdio::from(script));
     let text = job.run(&mut sqlite)?.start;
     ensure!(text.starts_with("wal\n"), "the database is not in WAL mode: {text}");

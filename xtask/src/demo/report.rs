@@ -6,9 +6,9 @@ use std::fmt;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::PROFILES;
 use super::programs::PROGRAMS;
 use super::statistics::Requests;
+use super::{TARGETS, is_mount};
 
 /// One run of a program on a target.
 pub struct Measured {
@@ -78,15 +78,15 @@ impl Report {
     }
 
     fn write_times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<16} {:>10}", "time", "native")?;
-        for profile in PROFILES {
-            write!(f, " {profile:>10}")?;
+        write!(f, "{:<16}", "time")?;
+        for target in TARGETS {
+            write!(f, " {target:>10}")?;
         }
-        writeln!(f, "   (mounts: times native, median)")?;
+        writeln!(f, "   (others: times native, median)")?;
         for (program, of) in PROGRAMS.iter().enumerate() {
             let Some(native) = self.seconds(program, 0) else { continue };
             write!(f, "{:<16} {:>10}", of.name, format!("{native:.3} s"))?;
-            for target in 1..=PROFILES.len() {
+            for target in 1..TARGETS.len() {
                 let ratio = self.ratio(program, target).unwrap_or(f64::NAN);
                 write!(f, " {:>10}", format!("{ratio:.2}x"))?;
             }
@@ -97,7 +97,7 @@ impl Report {
 
     /// The requests of one program, the most frequent operation first.
     fn write_requests(&self, f: &mut fmt::Formatter<'_>, program: usize) -> fmt::Result {
-        let targets = 1..=PROFILES.len();
+        let targets = mounts();
         let count = |target: usize, op: &str| {
             let requests = self.requests(program, target);
             requests.and_then(|requests| requests.counts.get(op)).copied().unwrap_or(0)
@@ -125,8 +125,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_times(f)?;
         write!(f, "\n{:<27}", "requests")?;
-        for profile in PROFILES {
-            write!(f, " {profile:>10}")?;
+        for target in mounts() {
+            write!(f, " {:>10}", TARGETS[target])?;
         }
         writeln!(f, "   (in the last round)")?;
         for (program, of) in PROGRAMS.iter().enumerate() {
@@ -134,7 +134,7 @@ impl fmt::Display for Report {
                 self.requests(program, target).map_or(0, |requests| requests.counts.values().sum())
             };
             write!(f, "{:<27}", of.name)?;
-            for target in 1..=PROFILES.len() {
+            for target in mounts() {
                 write!(f, " {:>10}", total(target))?;
             }
             writeln!(f)?;
@@ -145,7 +145,12 @@ impl fmt::Display for Report {
 }
 
 fn name_of(target: usize) -> &'static str {
-    target.checked_sub(1).map_or("native", |profile| PROFILES[profile])
+    TARGETS[target]
+}
+
+/// The targets that have requests.
+fn mounts() -> impl Iterator<Item = usize> + Clone {
+    (0..TARGETS.len()).filter(|&target| is_mount(TARGETS[target]))
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {

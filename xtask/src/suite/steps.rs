@@ -71,6 +71,11 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
     Tool::package_for("fio", "fio", "latencies in the kernel beside those of fio"),
+    Tool::package_for(
+        "libpython3-testsuite",
+        "/usr/share/doc/libpython3-testsuite",
+        "Python's own tests under defuse run",
+    ),
     Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
     Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
     Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
@@ -79,6 +84,10 @@ const TEST_TOOLS: &[Tool] = &[
         "/usr/share/doc/libfuse3-dev/examples/hello.c",
         "libfuse's examples over a socket",
     ),
+    Tool::package_for("g++", "c++", "the header of libdefuse as C++"),
+    Tool::package_for("groff", "groff", "manual pages without warnings"),
+    Tool::package_for("binutils", "readelf", "the symbols of libdefuse and their versions"),
+    Tool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
 ];
 
@@ -131,6 +140,16 @@ pub const STEPS: &[Step] = &[
         ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, || fuzz::all(20))
     },
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, || fuzz::all(600)),
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
+            "run-suites",
+            "Python's tests and fio under defuse run, all of them",
+            TEST_TOOLS,
+            &["test", "--package", "defuse-testkit", "--test", "run_suites"],
+        )
+    },
     full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, bpf::check),
     full("demo", "real programs in every profile of a mount", demo::TOOLS, demo::check),
 ];

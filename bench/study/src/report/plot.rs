@@ -70,6 +70,37 @@ pub fn stacked(parts: &[Part], most: f64, label: &str) -> String {
     svg + "</svg>"
 }
 
+/// Series over the same places, from 0 to `most`: a line each, with a mark at every value.
+pub fn curves(series: &[(&'static str, Vec<f64>)], most: f64, label: &str) -> String {
+    const HEIGHT: f64 = 100.0;
+    const STEP: f64 = 40.0;
+    let places = series.iter().map(|(_, values)| values.len()).max().unwrap_or(0).max(1);
+    let width = STEP * places as f64;
+    let mut svg = open(label, width as u32, HEIGHT as u32, "curves");
+    let _ = write!(svg, "<rect class=\"ground\" width=\"{width}\" height=\"{HEIGHT}\"/>");
+    for quarter in 1..4 {
+        let y = HEIGHT * f64::from(quarter) / 4.0;
+        let _ = write!(svg, "<path class=\"grid\" d=\"M0 {y}H{width}\"/>");
+    }
+    for (class, values) in series {
+        let at = |(place, value): (usize, &f64)| {
+            let x = STEP * (place as f64 + 0.5);
+            (x, 4.0 + (HEIGHT - 8.0) * (1.0 - (value / most.max(1e-12)).clamp(0.0, 1.0)))
+        };
+        let points: Vec<(f64, f64)> = values.iter().enumerate().map(at).collect();
+        let line: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
+        let _ = write!(svg, "<path class=\"{class}\" d=\"M{}\"/>", line.join("L"));
+        for (x, y) in points {
+            let (x, y) = (x - 3.0, y - 1.5);
+            let _ = write!(
+                svg,
+                "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"6\" height=\"3\"/>"
+            );
+        }
+    }
+    svg + "</svg>"
+}
+
 /// Latencies: a column for each power of two between the first and the last bucket given.
 pub fn histogram(histogram: &Histogram, range: (usize, usize), label: &str) -> String {
     let (first, last) = range;
@@ -163,6 +194,13 @@ mod tests {
         let range = common_range([&latencies].into_iter()).unwrap();
         assert_eq!(histogram(&latencies, range, "x").matches("class=\"column\"").count(), 2);
         assert_eq!(common_range([&Histogram::default()].into_iter()), None);
+    }
+
+    #[test]
+    fn a_curve_reaches_the_top_at_its_largest_value() {
+        let svg = curves(&[("a", vec![0.0, 2.0]), ("b", vec![1.0])], 2.0, "x");
+        assert!(svg.contains("class=\"a\" d=\"M20.0 96.0L60.0 4.0\""), "{svg}");
+        assert_eq!(svg.matches("<rect class=\"a\"").count(), 2);
     }
 
     #[test]

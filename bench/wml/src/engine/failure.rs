@@ -32,6 +32,17 @@ impl Failure {
         ))
     }
 
+    pub(crate) fn no_room(path: &Path, needed: u64, limit: u64) -> Self {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        Failure::new(format!(
+            "the files in {} would take {} MiB, and there is room for {} MiB: nothing was made; use a \
+             smaller size or number of files, --scale, or another directory",
+            path.display(),
+            mib(needed),
+            limit >> 20
+        ))
+    }
+
     pub(crate) fn command(line: &str, why: &str) -> Self {
         Failure::new(format!("the command `{line}` failed: {why}"))
     }

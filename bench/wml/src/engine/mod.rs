@@ -50,8 +50,11 @@ pub trait Observer: Sync {
     fn echo(&self, text: &str) {
         let _ = text;
     }
-    /// The measured part of a run is about to begin; the files are made.
-    fn begin(&self) {}
+    /// The measured part of a run is about to begin; the files are made. It ends after `limit` at
+    /// the latest, where it has one.
+    fn begin(&self, limit: Option<Duration>) {
+        let _ = limit;
+    }
 }
 
 /// The observer that does nothing.
@@ -76,6 +79,15 @@ pub fn execute<D: Driver>(
     for action in &plan.actions {
         match action {
             Action::CreateFiles => {
+                let missing: Vec<&Fileset> = sets
+                    .iter()
+                    .zip(&made)
+                    .filter(|(_, made)| !**made)
+                    .map(|(set, _)| set)
+                    .collect();
+                if !settings.adopt {
+                    files::check_room(driver, &missing)?;
+                }
                 for (set, made) in sets.iter().zip(&mut made).filter(|(_, made)| !**made) {
                     let progress = |done, total| observer.making(&set.plan.name, done, total);
                     files::create(driver, set, plan.seed, settings.adopt, &progress)?;
@@ -92,7 +104,7 @@ pub fn execute<D: Driver>(
             Action::System(line) => shell(line)?,
             Action::Sleep(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
             Action::Run(run) => {
-                observer.begin();
+                observer.begin(run::limit_of(run, settings));
                 reports.push(run::run(plan, run, &sets, driver, settings, observer)?);
             }
         }

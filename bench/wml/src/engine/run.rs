@@ -91,6 +91,12 @@ fn announce(control: &Control, steps: &[FlowopPlan], thread: usize) {
     }
 }
 
+/// After how long a run ends at the latest.
+pub(super) fn limit_of(run: &RunPlan, settings: Settings) -> Option<Duration> {
+    let limit = run.seconds.map(Duration::from_secs);
+    [limit, settings.timeout].into_iter().flatten().min()
+}
+
 /// Waits until all threads have ended, tells the observer, and ends the run in time.
 fn watch_run(
     plan: &Plan,
@@ -101,8 +107,7 @@ fn watch_run(
     watch: &std::sync::mpsc::Receiver<()>,
     began: Instant,
 ) {
-    let limit = run.seconds.map(Duration::from_secs);
-    let limit = [limit, settings.timeout].into_iter().flatten().min();
+    let limit = limit_of(run, settings);
     let period = Duration::from_secs(run.period);
     let mut next_report = period;
     let mut before = None::<(Vec<Histogram>, Duration)>;

@@ -1,6 +1,6 @@
 //! Making and removing the files of a set.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -63,6 +63,30 @@ pub(crate) fn create<D: Driver>(
             driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
         }
         set.leaf_pool.set_state(leafdir, State::Exists);
+    }
+    Ok(())
+}
+
+/// Refuses sets that cannot fit, before anything of them is made. Those that are there already are
+/// reused or replaced, so for them only the size of the whole file system counts.
+pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(), Failure> {
+    let mut needed: BTreeMap<&Path, (u64, bool)> = BTreeMap::new();
+    for set in sets.iter().filter(|set| !set.plan.trusttree) {
+        let all = (0..set.files()).map(|file| set.size(file)).fold(0, u64::saturating_add);
+        let made = u128::from(all) * u128::from(set.plan.prealloc.unwrap_or(0)) / 100;
+        let (bytes, there) = needed.entry(&set.plan.path).or_default();
+        *bytes = bytes.saturating_add(made as u64);
+        *there |= driver.stat(&set.root).is_ok();
+    }
+    for (path, (bytes, there)) in needed {
+        // What does not exist is made later; what exists above it has its room.
+        let above = path.ancestors().find(|path| driver.stat(path).is_ok());
+        let room = above.and_then(|path| driver.room(path).ok().flatten());
+        let Some(room) = room else { continue };
+        let limit = if there { room.total } else { room.available };
+        if bytes > limit {
+            return Err(Failure::no_room(path, bytes, limit));
+        }
     }
     Ok(())
 }

@@ -13,6 +13,9 @@ use crate::random::{Amount, Generator, generator};
 
 type Result<T> = std::result::Result<T, Mistake>;
 
+/// No set has more files or leaf directories: the tree of these takes some gigabytes.
+const MAX_ENTRIES: u64 = 100_000_000;
+
 /// How a workload file is read.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -307,9 +310,12 @@ impl Builder<'_> {
                 "entries=NUMBER, at least 1",
             ));
         }
-        if entries > 1 << 32 {
-            let found = format!("`{name}` has {entries} entries");
-            return Err(Mistake::new(list.place_of("entries"), found, "at most 2^32"));
+        for (what, number) in [("entries", entries), ("leafdirs", leafdirs)] {
+            if number > MAX_ENTRIES {
+                let found = format!("`{name}` has {number} {what}");
+                let expected = format!("at most {MAX_ENTRIES}, each of which takes memory");
+                return Err(Mistake::new(list.place_of(what), found, expected));
+            }
         }
         let dirwidth = list.amount("dirwidth")?.unwrap_or(Amount::Fixed(0));
         if list.find("dirwidth").is_some() && dirwidth.mean() < 1.0 {
@@ -415,7 +421,7 @@ fn thread_plan(
     }
     list.flag("useism")?;
     let memsize = list.count("memsize")?.unwrap_or(0);
-    if memsize > 1 << 34 {
+    if memsize > super::flowops::MAX_IO {
         let found = format!("memsize is {memsize}");
         return Err(Mistake::new(list.place_of("memsize"), found, "at most 16g for each thread"));
     }

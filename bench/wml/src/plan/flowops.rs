@@ -15,6 +15,9 @@ type Result<T> = std::result::Result<T, Mistake>;
 /// How many descriptors a thread has, as in Filebench.
 pub const MAX_FD: usize = 128;
 
+/// No I/O is larger, as no memory of a thread is.
+pub(super) const MAX_IO: u64 = 16 << 30;
+
 /// How deep composite flowops may be nested.
 const MAX_DEPTH: usize = 16;
 
@@ -315,6 +318,12 @@ fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
     let one_size = matches!(plan.kind, Read | Write | AppendFile | AppendFileRand);
     if one_size && plan.iosize == Number::Fixed(0) {
         return missing("iosize", "iosize=SIZE, at least 1");
+    }
+    if let Number::Fixed(iosize) = plan.iosize
+        && iosize > MAX_IO
+    {
+        let found = format!("iosize is {iosize}");
+        return Err(Mistake::new(attributes.place_of("iosize"), found, "at most 16g"));
     }
     let needs_value = matches!(plan.kind, FinishOnCount | FinishOnBytes | Delay | Hog);
     if needs_value && attributes.find("value").is_none() {

@@ -66,6 +66,8 @@ pub struct Binary {
     pub sites: Vec<Site>,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
+    /// Addresses of those whose number cannot be told.
+    pub unknown: Vec<u64>,
 }
 
 impl Binary {
@@ -190,6 +192,9 @@ impl Binary {
 
     fn add(&mut self, found: Found) {
         self.raw_calls.push(found.number);
+        if found.number.is_none() {
+            self.unknown.push(found.address);
+        }
         let Some(number) = found.number.filter(|&number| calls::name(number).is_some()) else {
             return;
         };
@@ -197,6 +202,16 @@ impl Binary {
             Some(site) => self.sites.push(site),
             None => self.unreachable.push((found.address, number)),
         }
+    }
+
+    /// The object file at `path`, to look at in another way.
+    pub(crate) fn with_file<T>(
+        path: &Path,
+        look: impl FnOnce(&ElfFile64<'_, LittleEndian>) -> T,
+    ) -> Result<T, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes);
+        file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
     }
 
     /// What is to be patched in it.
@@ -232,6 +247,7 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
 fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
     let functions = functions(file);
     let mut found = Vec::new();
+    let mut decoded_to = 0;
     for section in file.sections() {
         let object::SectionFlags::Elf { sh_flags } = section.flags() else { continue };
         if sh_flags & u64::from(elf::SHF_EXECINSTR) == 0 {
@@ -242,7 +258,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
         for at in code.windows(2).enumerate().filter(|(_, w)| *w == [0x0f, 0x05]).map(|(at, _)| at)
         {
             let address = start + at as u64;
-            if found.last().is_some_and(|last: &Found| last.address >= address) {
+            if address < decoded_to {
                 continue;
             }
             let place = functions.partition_point(|&(from, _)| from <= address);
@@ -253,6 +269,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
                     let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
                     let part = &code[(from - start) as usize..end];
                     found.extend(scan::function(part, from));
+                    decoded_to = from + part.len() as u64;
                 }
                 // Between functions: a call by the look of it, which nothing is known about.
                 None => found.push(Found { address, number: None, site: None }),
@@ -263,7 +280,9 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
 }
 
 /// First and last address (exclusive) of every function, in their order, from `.eh_frame`.
-fn functions<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<(u64, u64)> {
+pub(crate) fn functions<'d, R: ReadRef<'d>>(
+    file: &ElfFile64<'d, LittleEndian, R>,
+) -> Vec<(u64, u64)> {
     let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());

@@ -5,7 +5,7 @@
 //!
 //! | what | length |
 //! |---|---|
-//! | [`MAGIC`] | 8 |
+//! | `dfsites1` | 8 |
 //! | digest (FNV-1a) of all that follows | 8 |
 //! | build id, with its length before it | 8 and its length |
 //! | size, seconds and nanoseconds of the last change of the object file | 24 |

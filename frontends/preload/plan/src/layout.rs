@@ -4,12 +4,13 @@
 //! |---|---|
 //! | 0 | [`MAGIC`], the length of the plan in bytes, the number of the run, each a u64 in little-endian order |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
+//! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
 //! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
 //! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, 16 bytes each |
 //! | [`PLAN`] | the plan |
 
 /// What the memory begins with; another version begins otherwise.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse02");
 /// Where the length of the plan is.
 pub const PLAN_LEN: usize = 8;
 /// Where the number of the run is, which no other run at this time has.
@@ -18,10 +19,14 @@ pub const RUN_ID: usize = 16;
 pub const COUNTERS: usize = 4096;
 /// How many system calls have counters.
 pub const CALLS: usize = 512;
+/// Where the counters by site begin.
+pub const SITE_COUNTERS: usize = COUNTERS + CALLS * 24;
+/// How many sites have counters: the C library has some two hundred.
+pub const SITES: usize = 8192;
 /// Open files that a run can have at once; beyond it `ENFILE`.
 pub const CELLS: usize = 1 << 16;
 /// Where the numbers of references begin.
-pub const REFERENCES: usize = COUNTERS + CALLS * 24;
+pub const REFERENCES: usize = SITE_COUNTERS + SITES * 24;
 /// Where positions and flags begin.
 pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
 /// Where the plan begins.
@@ -44,10 +49,27 @@ pub struct Counts {
     pub missed: u64,
 }
 
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.served += other.served;
+        self.passed += other.passed;
+        self.missed += other.missed;
+    }
+}
+
 /// The counts of the call `number` in `bytes`, the beginning of the memory.
 pub fn counts(bytes: &[u8], number: usize) -> Counts {
+    counts_at(bytes, COUNTERS + number * 24)
+}
+
+/// The counts of the site at this place among those of all objects of the plan.
+pub fn site_counts(bytes: &[u8], site: usize) -> Counts {
+    if site < SITES { counts_at(bytes, SITE_COUNTERS + site * 24) } else { Counts::default() }
+}
+
+fn counts_at(bytes: &[u8], start: usize) -> Counts {
     let at = |place: usize| {
-        let from = COUNTERS + number * 24 + place * 8;
+        let from = start + place * 8;
         let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
         u64::from_le_bytes(bytes.unwrap_or_default())
     };

@@ -16,6 +16,7 @@ pub mod calls;
 mod codec;
 pub mod layout;
 mod plan;
+pub mod reach;
 mod scan;
 mod unwind;
 

@@ -352,11 +352,20 @@ pub fn splice(call: &Call<'_>) -> Served {
 /// A file without a descriptor of its bytes is mapped by a copy in memory. A shared mapping that
 /// may be written is written back at msync(2) and munmap(2).
 pub fn mmap(call: &Call<'_>) -> Served {
-    if call.int(3) & libc::MAP_ANONYMOUS != 0 {
-        return Err(Fail::Pass);
+    let entry = match call.int(3) & libc::MAP_ANONYMOUS {
+        0 => call.entry(4).filter(|entry| !entry.backed),
+        _ => None,
+    };
+    match entry {
+        Some(entry) => crate::mappings::map(call, &entry),
+        // What it replaces may be ours.
+        None if call.int(3) & libc::MAP_FIXED != 0 => crate::mappings::unmap(call),
+        None => Err(Fail::Pass),
     }
-    let entry = call.entry(4).filter(|entry| !entry.backed).ok_or(Fail::Pass)?;
-    crate::mappings::map(call, &entry)
+}
+
+pub fn mremap(call: &Call<'_>) -> Served {
+    crate::mappings::remap(call)
 }
 
 pub fn munmap(call: &Call<'_>) -> Served {

@@ -156,10 +156,27 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
 /// that is told.
 #[cold]
 fn note_missed(process: &'static Process, number: u64, args: &[u64; 6]) {
-    let known = u16::try_from(number).is_ok_and(|n| defuse_preload_plan::calls::name(n).is_some());
-    if known && process.view().table.has(args[0] as i32) {
+    if is_missed(process, number, args) {
         process.shared.count(number, Fate::Missed);
     }
+}
+
+fn is_missed(process: &'static Process, number: u64, args: &[u64; 6]) -> bool {
+    let known = u16::try_from(number).is_ok_and(|n| defuse_preload_plan::calls::name(n).is_some());
+    known && handler(number).is_none() && process.view().table.has(args[0] as i32)
+}
+
+/// Counts a call once more, by the place that it came from: the trampoline that goes on at `from`.
+#[cold]
+pub fn count_site(number: u64, args: &[u64; 6], from: u64, served: bool) {
+    let Some(process) = process::get() else { return };
+    let Some(site) = crate::patch::site_of(from) else { return };
+    let fate = match served {
+        true => Fate::Served,
+        false if is_missed(process, number, args) => Fate::Missed,
+        false => Fate::Passed,
+    };
+    process.shared.count_site(site, fate);
 }
 
 #[inline]
@@ -223,6 +240,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_mmap => Any(data::mmap),
         libc::SYS_rt_sigaction => Any(crate::signals::action),
         libc::SYS_munmap => Any(data::munmap),
+        libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
         libc::SYS_ioctl => Fd(true, data::ioctl),
         libc::SYS_flock => Fd(true, data::flock),

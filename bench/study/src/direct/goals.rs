@@ -1,0 +1,154 @@
+//! What was promised, and whether it is so.
+
+use defuse_measure::stats::Summary;
+use serde::Serialize;
+
+use super::places::{CLIENT, DIRECT, DUMMY, MEMORY, MOUNT, NATIVE};
+use super::results::{Case, Cell, Lower, Results, Table};
+use super::worker::Op;
+
+/// How a figure stands to its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// On the right side.
+    Met,
+    /// On the wrong side, but a quarter of the rounds is on the right one.
+    WithinNoise,
+    /// On the wrong side.
+    Missed,
+}
+
+impl Outcome {
+    /// The word for tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Met => "met",
+            Outcome::WithinNoise => "within noise",
+            Outcome::Missed => "MISSED",
+        }
+    }
+}
+
+/// A promise and the figure that belongs to it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Goal {
+    /// What it is about.
+    pub what: String,
+    /// The limit in words.
+    pub required: String,
+    /// The figure.
+    pub figure: Summary,
+    /// Its unit: `x`, `%`, `ms` or empty for a count.
+    pub unit: &'static str,
+    /// How it stands.
+    pub outcome: Outcome,
+}
+
+/// Which side of its limit a figure has to be on.
+enum Limit {
+    AtLeast(f64),
+    Below(f64),
+    None,
+}
+
+/// All goals for which there are figures.
+pub fn all(results: &Results) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let mut add = |what: String, unit, limit, figure: Option<Summary>| {
+        goals.extend(figure.map(|figure| goal(what, unit, limit, figure)));
+    };
+    let case = |table, op| Case { table, lower: Lower::Tmpfs, op, block: 4096 };
+    for (op, least) in [(Op::Write, 12.0), (Op::Rewrite, 12.0), (Op::Read, 20.0)] {
+        let what = format!("4K {}, direct against the mount", call(op));
+        let speed = results.speed(case(Table::Sequential, op), DIRECT, MOUNT);
+        add(what, "x", Limit::AtLeast(least), speed);
+    }
+    for op in [Op::Write, Op::Rewrite, Op::Read] {
+        let what = format!("4K {}, direct against native tmpfs", call(op));
+        let speed = results.speed(case(Table::Sequential, op), DIRECT, NATIVE);
+        add(what, "x", Limit::AtLeast(0.9), speed);
+    }
+    let what = format!("voluntary context switches of {} writes, direct", results.writes);
+    add(what, "", Limit::None, most_switches(results));
+    for (op, least) in [(Op::Read, 2.0), (Op::Rewrite, 3.0)] {
+        let what = format!("4K {} of memory:, direct against native tmpfs", op.name());
+        let speed = results.speed(case(Table::Memory, op), MEMORY, NATIVE);
+        add(what, "x", Limit::AtLeast(least), speed);
+    }
+    for case in results.cases(Table::Share) {
+        let what = format!("the client's part of a {} {}", size(case.block), case.op.name());
+        add(what, "%", Limit::Below(3.0), share_pct(results, case));
+    }
+    let what = "a start within a run, more than plain".to_owned();
+    add(what, "ms", Limit::Below(5.0), results.start_more_ms());
+    goals
+}
+
+/// What a call does; a write makes the file longer, which costs the file system below more than to write over it.
+fn call(op: Op) -> &'static str {
+    if op == Op::Write { "write of a new file" } else { op.name() }
+}
+
+fn goal(what: String, unit: &'static str, limit: Limit, figure: Summary) -> Goal {
+    let (required, is_met, may_be) = match limit {
+        Limit::AtLeast(least) => {
+            (format!("at least {least}"), figure.median >= least, figure.high >= least)
+        }
+        Limit::Below(most) => (format!("below {most}"), figure.median < most, figure.low < most),
+        Limit::None => ("none".to_owned(), figure.median == 0.0, figure.low == 0.0),
+    };
+    let outcome = match (is_met, may_be) {
+        (true, _) => Outcome::Met,
+        (false, true) => Outcome::WithinNoise,
+        (false, false) => Outcome::Missed,
+    };
+    Goal { what, required, figure, unit, outcome }
+}
+
+/// What a call of a file system that does nothing takes, in per cent of a complete one.
+pub fn share_pct(results: &Results, case: Case) -> Option<Summary> {
+    let speed = results.speed(case, CLIENT, DUMMY)?;
+    let Summary { median, low, high } = speed;
+    Some(Summary { median: 100.0 * median, low: 100.0 * low, high: 100.0 * high })
+}
+
+/// Voluntary context switches of application and parent: of the block that has most of them.
+fn most_switches(results: &Results) -> Option<Summary> {
+    let switches = |cell: &Cell| (cell.app.voluntary + cell.server.voluntary) as f64;
+    let cases = results.cases(Table::Writes).into_iter();
+    let all = cases.filter_map(|case| results.summary(case, DIRECT, switches));
+    all.max_by(|a, b| a.median.total_cmp(&b.median))
+}
+
+/// Bytes as the name of a block.
+pub fn size(bytes: u64) -> String {
+    if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) {
+        format!("{}M", bytes >> 20)
+    } else {
+        format!("{}K", bytes >> 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_judged_by_its_median_and_doubted_by_its_quartiles() {
+        let figure = |low, median, high| Summary { low, median, high };
+        let outcome = |limit, figure| goal(String::new(), "x", limit, figure).outcome;
+        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 3.0, 4.0)), Outcome::Met);
+        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 2.9, 3.0)), Outcome::WithinNoise);
+        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 2.5, 2.9)), Outcome::Missed);
+        assert_eq!(outcome(Limit::Below(5.0), figure(1.0, 4.9, 9.0)), Outcome::Met);
+        assert_eq!(outcome(Limit::Below(5.0), figure(4.0, 5.0, 6.0)), Outcome::WithinNoise);
+        assert_eq!(outcome(Limit::None, figure(0.0, 0.0, 1.0)), Outcome::Met);
+        assert_eq!(outcome(Limit::None, figure(1.0, 1.0, 1.0)), Outcome::Missed);
+    }
+
+    #[test]
+    fn blocks_have_names() {
+        assert_eq!([4096, 512 << 10, 1 << 20].map(size), ["4K", "512K", "1M"]);
+    }
+}

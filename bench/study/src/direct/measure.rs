@@ -1,0 +1,255 @@
+//! The rounds: every case on every target in turn.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::caches;
+use defuse_probe::Op as Request;
+
+use super::places::{self, Group, MOUNT, Stage, WORK_PREFIX};
+use super::results::{Case, Cell, Lower, Results, SCHEMA, Table};
+use super::worker::{Op, Order};
+use super::{Options, Scale, startup};
+use crate::check;
+use crate::interrupt::Interrupt;
+use crate::results::Machine;
+
+/// No round begins that would end later than this.
+const ENOUGH: Duration = Duration::from_secs(150);
+/// A file that a processor's cache can hold, for the tables about what is not moved: 1024 blocks of 4 KiB.
+const SMALL_FILE: u64 = 4 << 20;
+/// How often each target goes through a file in a round.
+const PASSES: u64 = 4;
+
+/// Measures everything. `tell` gets lines of progress.
+///
+/// After a signal, the round that was under way is given up, and those before are the result.
+///
+/// # Errors
+///
+/// What is missing, before anything is made; whatever fails meanwhile, because half a table compares nothing.
+pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
+    let libfuse = before_start(options)?;
+    for path in check::clear_directories(&options.work, WORK_PREFIX) {
+        tell(&format!("removed what an earlier measurement left: {}", path.display()));
+    }
+    let mut results = beginning(options, libfuse.as_deref());
+    for left_out in &results.left_out {
+        tell(&format!("left out: {left_out}"));
+    }
+    let interrupt = Interrupt::catch()?;
+    let mut stage = Stage::set(options, libfuse.as_deref())?;
+    let begun = Instant::now();
+    let mut longest = Duration::ZERO;
+    for round in 1..=options.rounds {
+        if round > 1 && begun.elapsed() + longest > ENOUGH {
+            tell(&format!("{} rounds are enough: two and a half minutes are over", round - 1));
+            break;
+        }
+        let start = Instant::now();
+        let mut current =
+            Round { stage: &mut stage, scale: &options.scale, round, turn: 0, cells: Vec::new() };
+        let done = current.measure(&interrupt)?;
+        results.cells.append(&mut current.cells);
+        if done {
+            let data = stage.data(Lower::Tmpfs);
+            results.starts.push(startup::measure(options, &data, round)?);
+        }
+        if !done || interrupt.is_set() {
+            results.interrupted = true;
+            break;
+        }
+        results.rounds = round;
+        longest = longest.max(start.elapsed());
+        tell(&format!(
+            "round {round} of {} in {:.1} s",
+            options.rounds,
+            start.elapsed().as_secs_f64()
+        ));
+    }
+    let rounds = results.rounds;
+    results.cells.retain(|cell| cell.round <= rounds);
+    results.starts.retain(|start| start.round <= rounds);
+    ensure!(rounds > 0, "interrupted in the first round: nothing was measured");
+    Ok(results)
+}
+
+/// Refuses what cannot work; nothing has been made by then. Returns libfuse's program.
+fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
+    check::can_make_and_mount()?;
+    ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
+    check::space(&options.work, places::image_bytes(options), "--work")?;
+    let needed = places::ram_bytes(options) + options.scale.file_bytes;
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    if let Some(available) = available_memory(&meminfo) {
+        ensure!(
+            available > needed,
+            "{} MiB of memory are available, and {} MiB are needed for files on tmpfs: end what uses it, or take --scale tiny",
+            available >> 20,
+            needed.div_ceil(1 << 20)
+        );
+    }
+    places::find_libfuse(options)
+}
+
+/// Bytes, from the text of `/proc/meminfo`.
+fn available_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn beginning(options: &Options, libfuse: Option<&Path>) -> Results {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let left_out = if libfuse.is_some() {
+        "libfuse on ext4: it has no direct_io, and with O_DIRECT it would leave out the cache of ext4, too"
+    } else {
+        "libfuse: no passthrough_hp was found; `cargo xtask bench --targets libfuse` makes one, --libfuse names one"
+    };
+    Results {
+        schema: SCHEMA.into(),
+        program: env!("CARGO_PKG_VERSION").into(),
+        optimised: !cfg!(debug_assertions),
+        started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
+        machine: Machine::this(),
+        load: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
+        rounds: 0,
+        writes: options.scale.writes,
+        file_bytes: options.scale.file_bytes,
+        targets: places::targets(libfuse),
+        left_out: vec![left_out.to_owned()],
+        interrupted: false,
+        cells: Vec::new(),
+        starts: Vec::new(),
+    }
+}
+
+/// One round.
+struct Round<'a> {
+    stage: &'a mut Stage,
+    scale: &'a Scale,
+    round: u32,
+    /// How many cases were measured: another target begins each time.
+    turn: usize,
+    cells: Vec<Cell>,
+}
+
+impl Round<'_> {
+    /// All cases; false where a signal has come.
+    fn measure(&mut self, interrupt: &Interrupt) -> Result<bool> {
+        let cases = self.cases();
+        let mut lower = None;
+        for case in cases {
+            if interrupt.is_set() {
+                return Ok(false);
+            }
+            if lower.replace(case.lower) != Some(case.lower) {
+                // What the cases before left to be written is not measured here.
+                caches::sync(&self.stage.data(case.lower))?;
+            }
+            // A signal may also have made a worker fail.
+            match self.case(case) {
+                Err(_) if interrupt.is_set() => return Ok(false),
+                outcome => outcome?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// The cases in their order.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        let mut add = |table, lower, ops: &[Op], blocks: &[u64]| {
+            for &block in blocks {
+                cases.extend(ops.iter().map(|&op| Case { table, lower, op, block }));
+            }
+        };
+        add(Table::Writes, Lower::Tmpfs, &[Op::Write], &self.scale.write_blocks);
+        for lower in [Lower::Tmpfs, Lower::Ext4] {
+            let ops = [Op::Write, Op::Rewrite, Op::Read];
+            add(Table::Sequential, lower, &ops, &self.scale.blocks);
+        }
+        add(Table::Memory, Lower::Tmpfs, &[Op::Rewrite, Op::Read], &[4096]);
+        let ops = [Op::Rewrite, Op::Read];
+        add(Table::Share, Lower::Tmpfs, &ops, &self.scale.share_blocks);
+        cases
+    }
+
+    /// One case on each target of its group.
+    fn case(&mut self, case: Case) -> Result<()> {
+        let order = self.order(case);
+        let (round, turn) = (self.round, self.turn);
+        self.turn += 1;
+        let stage = &mut *self.stage;
+        let group: &mut Group = match (case.table, case.lower) {
+            (Table::Writes | Table::Sequential, Lower::Tmpfs) => &mut stage.tmpfs,
+            (Table::Writes | Table::Sequential, Lower::Ext4) => &mut stage.ext4,
+            (Table::Memory, _) => &mut stage.memory,
+            (Table::Share, _) => &mut stage.client,
+        };
+        let members = group.len();
+        for place in 0..members {
+            let member = &mut group[(place + turn + round as usize) % members];
+            if matches!(case.table, Table::Memory | Table::Share) && case.op == Op::Rewrite {
+                // What is rewritten and read has to be there, in these tables also for the first of them.
+                member.worker.perform(Order { op: Op::Write, passes: 1, ..order })?;
+            }
+            let asked =
+                member.mount.filter(|_| case.table == Table::Writes && member.target == MOUNT);
+            let requests = |stage: &[crate::mount::Mount]| {
+                asked.map(|place| requests(&stage[place])).transpose()
+            };
+            let before = requests(&stage.mounts)?;
+            let outcome = member.worker.perform(order)?;
+            let after = requests(&stage.mounts)?;
+            if case.table == Table::Writes {
+                // Only one file is large at a time.
+                member.worker.perform(Order { calls: 0, passes: 1, ..order })?;
+            }
+            self.cells.push(Cell {
+                case,
+                target: member.target.to_owned(),
+                round,
+                passes: order.passes,
+                calls: outcome.calls,
+                bytes: outcome.bytes,
+                ns: outcome.ns,
+                app: outcome.app,
+                server: outcome.server,
+                requests: after.zip(before).map(|(after, before)| after - before),
+            });
+        }
+        Ok(())
+    }
+
+    fn order(&self, case: Case) -> Order {
+        let Case { op, block, .. } = case;
+        let small = SMALL_FILE.min(self.scale.file_bytes);
+        let (calls, passes) = match case.table {
+            Table::Writes => (self.scale.writes, 1),
+            Table::Sequential => (self.scale.file_bytes / block, PASSES),
+            Table::Memory | Table::Share => (small / block, 4 * PASSES),
+        };
+        Order { op, block, calls, passes }
+    }
+}
+
+/// READ and WRITE requests that a daemon has had.
+fn requests(mount: &crate::mount::Mount) -> Result<u64> {
+    let Some(snapshot) = mount.snapshot()? else { bail!("a mount of ours has no statistics") };
+    let count = |op| snapshot.get(op).map_or(0, |stats| stats.latency.count);
+    Some(count(Request::READ) + count(Request::WRITE)).context("no requests")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_what_the_kernel_says() {
+        assert_eq!(available_memory("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
+        assert_eq!(available_memory("MemFree: 1 kB\n"), None);
+    }
+}

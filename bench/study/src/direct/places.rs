@@ -1,0 +1,334 @@
+//! Everything that is there during the measurement: file systems, mounts of them, and a worker for each target.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use defuse_measure::command;
+use rustix::mount::UnmountFlags;
+
+use super::Options;
+use super::results::{Lower, Target};
+use super::workers::Worker;
+use crate::check::Work;
+use crate::device::Device;
+use crate::mount::{Mount, Place};
+use crate::options::{Config, Kind};
+
+/// The file system itself.
+pub const NATIVE: &str = "native";
+/// `defuse mount -o direct_io`.
+pub const MOUNT: &str = "mount";
+/// passthrough_hp.
+pub const LIBFUSE: &str = "libfuse";
+/// `defuse run`, as it is without options.
+pub const DIRECT: &str = "direct";
+/// `defuse run` with every call served by the client.
+pub const SERVED: &str = "served";
+/// `defuse run` with `memory:`.
+pub const MEMORY: &str = "memory";
+/// The client as a library, on a passthrough.
+pub const CLIENT: &str = "client";
+/// The client as a library, on a file system that does nothing.
+pub const DUMMY: &str = "dummy";
+
+/// What the directory is called, before the number of this process.
+pub const WORK_PREFIX: &str = "defuse-bench-direct-";
+/// Where `defuse-bench` puts what it compiles, beside the program.
+const PEERS: &str = "peers";
+/// The name under which workers within a run find the files.
+const NAME: &str = "direct:";
+
+/// Targets that take turns.
+pub type Group = Vec<Member>;
+
+/// A target with its worker.
+#[derive(Debug)]
+pub struct Member {
+    /// Its name.
+    pub target: &'static str,
+    /// Who makes the calls.
+    pub worker: Worker,
+    /// The mount whose requests are counted, by its place in [`Stage::mounts`].
+    pub mount: Option<usize>,
+}
+
+/// All of it. Fields are dropped in this order: nothing goes before those who use it.
+#[derive(Debug)]
+pub struct Stage {
+    /// Passthroughs over tmpfs.
+    pub tmpfs: Group,
+    /// Passthroughs over ext4.
+    pub ext4: Group,
+    /// tmpfs and `memory:`.
+    pub memory: Group,
+    /// The client on a passthrough and on nothing.
+    pub client: Group,
+    /// What is mounted.
+    pub mounts: Vec<Mount>,
+    device: Device,
+    ram: Tmpfs,
+    _work: Work,
+}
+
+impl Stage {
+    /// Makes, mounts and starts everything.
+    pub fn set(options: &Options, libfuse: Option<&Path>) -> Result<Stage> {
+        let work = Work::called(&options.work, WORK_PREFIX)?;
+        let mut device = Device::create(work.path(), image_bytes(options), 1024)?;
+        device.format()?;
+        let ram = Tmpfs::mount(&work.path().join("tmpfs"), ram_bytes(options))?;
+        let mut stage = Stage {
+            tmpfs: Vec::new(),
+            ext4: Vec::new(),
+            memory: Vec::new(),
+            client: Vec::new(),
+            mounts: Vec::new(),
+            device,
+            ram,
+            _work: work,
+        };
+        stage.start(options, libfuse)?;
+        Ok(stage)
+    }
+
+    fn start(&mut self, options: &Options, libfuse: Option<&Path>) -> Result<()> {
+        let build = Build { program: &options.program, work: self._work.path() };
+        for lower in [Lower::Tmpfs, Lower::Ext4] {
+            let data = self.data(lower);
+            fs::create_dir(&data)?;
+            let mut group = vec![build.native(&data, lower.name())?];
+            group.push(build.mounted(MOUNT, &ours(), &data, lower, &mut self.mounts)?);
+            if let (Lower::Tmpfs, Some(program)) = (lower, libfuse) {
+                let config = theirs(program);
+                group.push(build.mounted(LIBFUSE, &config, &data, lower, &mut self.mounts)?);
+            }
+            group.push(build.within(DIRECT, lower.name(), &[], &passthrough(&data, ""))?);
+            let served = passthrough(&data, ",backing=off");
+            group.push(build.within(SERVED, lower.name(), &[], &served)?);
+            *if lower == Lower::Tmpfs { &mut self.tmpfs } else { &mut self.ext4 } = group;
+        }
+        let data = self.data(Lower::Tmpfs);
+        self.memory = vec![
+            build.native(&data, MEMORY)?,
+            build.within(MEMORY, MEMORY, &["--fork", "deny"], OsStr::new("memory:"))?,
+        ];
+        self.client = vec![
+            build.client(CLIENT, &passthrough(&data, ""))?,
+            build.client(DUMMY, OsStr::new(DUMMY))?,
+        ];
+        Ok(())
+    }
+
+    /// The directory in which the files of a lower file system are.
+    pub fn data(&self, lower: Lower) -> PathBuf {
+        match lower {
+            Lower::Tmpfs => self.ram.0.join("data"),
+            Lower::Ext4 => self.device.mountpoint().join("data"),
+        }
+    }
+}
+
+/// What every target is, in words.
+pub fn targets(libfuse: Option<&Path>) -> Vec<Target> {
+    let target = |name: &str, how: String| Target { name: name.to_owned(), how };
+    let mut targets = vec![
+        target(NATIVE, "the file system itself".into()),
+        target(
+            MOUNT,
+            "defuse mount -o direct_io passthrough:, so that no page cache answers".into(),
+        ),
+    ];
+    targets.extend(libfuse.map(|program| {
+        let how = "--nocache, its file opened with O_DIRECT for the same reason";
+        target(LIBFUSE, format!("{} {how}", program.display()))
+    }));
+    targets.extend([
+        target(DIRECT, "defuse run --mount direct:=passthrough:, the program unchanged".into()),
+        target(SERVED, "the same with backing=off: every call is served by the client".into()),
+        target(MEMORY, "defuse run --fork deny --mount direct:=memory:".into()),
+        target(CLIENT, "the client as a library, on passthrough over tmpfs".into()),
+        target(DUMMY, "the client as a library, on a file system that returns at once".into()),
+    ]);
+    targets
+}
+
+/// Room for the files on ext4.
+pub fn image_bytes(options: &Options) -> u64 {
+    8 * options.scale.file_bytes + (64 << 20)
+}
+
+/// Room for the files in memory: only one is large at a time.
+pub fn ram_bytes(options: &Options) -> u64 {
+    options.scale.largest_file() + 10 * options.scale.file_bytes + (16 << 20)
+}
+
+/// libfuse's program, where it is: as named, or as `defuse-bench` has made it.
+pub fn find_libfuse(options: &Options) -> Result<Option<PathBuf>> {
+    if let Some(path) = &options.libfuse {
+        ensure!(
+            path.is_file(),
+            "--libfuse {}: there is no such program: name a passthrough_hp",
+            path.display()
+        );
+        return Ok(Some(std::path::absolute(path)?));
+    }
+    let peers = options.program.parent().map(|dir| dir.join(PEERS));
+    let dirs = peers.and_then(|peers| fs::read_dir(peers).ok()).into_iter().flatten().flatten();
+    let programs = dirs.map(|dir| dir.path().join("passthrough_hp"));
+    Ok(programs.into_iter().find(|program| program.is_file()))
+}
+
+/// How workers are made.
+struct Build<'a> {
+    program: &'a Path,
+    work: &'a Path,
+}
+
+impl Build<'_> {
+    fn member(
+        &self,
+        target: &'static str,
+        name: &str,
+        words: Vec<OsString>,
+        mount: Option<usize>,
+    ) -> Result<Member> {
+        let worker = Worker::start(&format!("{target}-{name}"), &words, self.work)?;
+        Ok(Member { target, worker, mount })
+    }
+
+    fn worker(&self, file: &Path, more: &[&str]) -> Vec<OsString> {
+        let mut words =
+            vec![self.program.into(), "bench-worker".into(), "--file".into(), file.into()];
+        words.extend(more.iter().map(OsString::from));
+        words
+    }
+
+    fn native(&self, data: &Path, name: &str) -> Result<Member> {
+        let words = self.worker(&data.join(format!("{NATIVE}-{name}")), &[]);
+        self.member(NATIVE, name, words, None)
+    }
+
+    fn mounted(
+        &self,
+        target: &'static str,
+        config: &Config,
+        data: &Path,
+        lower: Lower,
+        mounts: &mut Vec<Mount>,
+    ) -> Result<Member> {
+        let mountpoint = self.work.join(format!("{target}-{}", lower.name()));
+        let place = Place {
+            source: data,
+            mountpoint: &mountpoint,
+            program: self.program,
+            work: self.work,
+            groups: &[],
+        };
+        let mount = Mount::start(config, &place)
+            .with_context(|| format!("{target} on {}", lower.name()))?;
+        let mount = mount.context("nothing was mounted")?;
+        let pid = mount.pid().to_string();
+        mounts.push(mount);
+        let mut more = vec!["--server", &pid];
+        if target == LIBFUSE {
+            more.push("--o-direct");
+        }
+        let words = self.worker(&mountpoint.join(target), &more);
+        self.member(target, lower.name(), words, Some(mounts.len() - 1))
+    }
+
+    /// A worker within a run. Its parent is the run, which must have nothing to do.
+    fn within(
+        &self,
+        target: &'static str,
+        name: &str,
+        how: &[&str],
+        source: &OsStr,
+    ) -> Result<Member> {
+        let mut mount = OsString::from(format!("{NAME}="));
+        mount.push(source);
+        let mut words: Vec<OsString> = vec![self.program.into(), "run".into()];
+        words.extend(how.iter().map(OsString::from));
+        words.extend(["--mount".into(), mount, "--".into()]);
+        let file = PathBuf::from(format!("{NAME}/{target}"));
+        words.extend(self.worker(&file, &["--server-is-parent"]));
+        self.member(target, name, words, None)
+    }
+
+    fn client(&self, target: &'static str, source: &OsStr) -> Result<Member> {
+        let mut words = self.worker(Path::new(&format!("/{target}")), &[]);
+        words.extend(["--client".into(), source.into()]);
+        self.member(target, "library", words, None)
+    }
+}
+
+fn ours() -> Config {
+    let words = ["-o", "direct_io"].map(str::to_owned).to_vec();
+    Config { name: MOUNT.into(), kind: Kind::Defuse(words) }
+}
+
+fn theirs(program: &Path) -> Config {
+    let words =
+        [&*program.to_string_lossy(), "--foreground", "--nocache", "{source}", "{mountpoint}"];
+    Config { name: LIBFUSE.into(), kind: Kind::Command(words.map(str::to_owned).to_vec()) }
+}
+
+/// A source with options. Commas of a directory's name are none between options.
+fn passthrough(data: &Path, options: &str) -> OsString {
+    let dir = data.to_string_lossy().replace('\\', "\\\\").replace(',', "\\,");
+    format!("passthrough:{dir}{options}").into()
+}
+
+/// A tmpfs of our own; unmounted when dropped.
+#[derive(Debug)]
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn mount(dir: &Path, bytes: u64) -> Result<Tmpfs> {
+        fs::create_dir(dir)?;
+        let size = format!("size={bytes}");
+        let dir_text = dir.to_string_lossy();
+        command::output("mount", &["-t", "tmpfs", "-o", &size, "defuse-bench", &dir_text])?;
+        Ok(Tmpfs(dir.to_owned()))
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        if rustix::mount::unmount(&self.0, UnmountFlags::empty()).is_err() {
+            let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_of_a_directory_stay_in_its_name() {
+        assert_eq!(
+            passthrough(Path::new("/a,b"), ",backing=off"),
+            "passthrough:/a\\,b,backing=off"
+        );
+    }
+
+    #[test]
+    fn a_libfuse_that_is_named_must_be_there() {
+        let options = Options {
+            scale: super::super::Scale::tiny(),
+            rounds: 1,
+            work: "/tmp".into(),
+            libfuse: Some("/no/such/passthrough_hp".into()),
+            program: "/no/such/defuse".into(),
+        };
+        let error = find_libfuse(&options).unwrap_err().to_string();
+        assert!(
+            error.contains("/no/such/passthrough_hp") && error.contains("--libfuse"),
+            "{error}"
+        );
+        assert_eq!(find_libfuse(&Options { libfuse: None, ..options }).unwrap(), None);
+    }
+}

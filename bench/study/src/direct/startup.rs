@@ -1,0 +1,39 @@
+//! What it costs to start a program within a run.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::Options;
+use super::results::Start;
+
+/// The program that does nothing.
+const TRUE: &str = "true";
+
+/// Starts `true` alone and within a run of this program, in turns. The mount is of a directory: nothing has to be served.
+pub fn measure(options: &Options, source: &Path, round: u32) -> Result<Start> {
+    let mut mount = std::ffi::OsString::from("direct:=passthrough:");
+    mount.push(source);
+    let mut fastest = Start { round, plain_ns: u64::MAX, run_ns: u64::MAX };
+    for _ in 0..options.scale.starts {
+        fastest.plain_ns = fastest.plain_ns.min(time(&mut Command::new(TRUE))?);
+        let mut run = Command::new(&options.program);
+        run.args(["run", "--mount"]).arg(&mount).args(["--", TRUE]);
+        fastest.run_ns = fastest.run_ns.min(time(&mut run)?);
+    }
+    Ok(fastest)
+}
+
+/// From before the start until the end is known, in nanoseconds.
+fn time(command: &mut Command) -> Result<u64> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let start = Instant::now();
+    let status = command.status();
+    let ns = start.elapsed().as_nanos();
+    let name = command.get_program().display();
+    let status = status.with_context(|| format!("{name} could not be started"))?;
+    ensure!(status.success(), "{name} ended with {status}, though it only had to run `{TRUE}`");
+    Ok(u64::try_from(ns).unwrap_or(u64::MAX))
+}

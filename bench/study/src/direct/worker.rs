@@ -1,0 +1,211 @@
+//! The program that is measured. It waits for orders on its standard input, and makes system calls on one file.
+//!
+//! It knows nothing of file systems: it opens, reads and writes through the standard library, natively as within a run.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::switches::Switches;
+use serde::{Deserialize, Serialize};
+
+/// Memory that is read into and written from begins on such a border, as `O_DIRECT` wants it.
+const ALIGN: usize = 4096;
+/// The largest block.
+const MOST: u64 = 64 << 20;
+
+/// What is done with the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Writes that make the file longer, from nothing on.
+    Write,
+    /// Writes over what is there.
+    Rewrite,
+    /// Reads.
+    Read,
+}
+
+impl Op {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Write => "write",
+            Op::Rewrite => "rewrite",
+            Op::Read => "read",
+        }
+    }
+}
+
+/// Blocks one after the other, from the beginning of the file, and all of that several times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// What is done.
+    pub op: Op,
+    /// Bytes of a call.
+    pub block: u64,
+    /// Calls of one pass.
+    pub calls: u64,
+    /// How often.
+    pub passes: u64,
+}
+
+/// What it took. Time is that of the fastest pass: whoever else wants the processor can only make one slower.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Calls of a pass.
+    pub calls: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Nanoseconds from before the first call until after the last one.
+    pub ns: u64,
+    /// Context switches of the application, in all passes.
+    pub app: Switches,
+    /// Those of whoever serves it.
+    pub server: Switches,
+}
+
+/// The calls that are measured.
+pub trait Calls {
+    /// Makes the file empty.
+    fn truncate(&mut self) -> io::Result<()>;
+    /// Goes to its beginning.
+    fn rewind(&mut self) -> io::Result<()>;
+    /// Reads the next bytes.
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize>;
+    /// Writes the next bytes.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+}
+
+impl Calls for File {
+    fn truncate(&mut self) -> io::Result<()> {
+        self.set_len(0)
+    }
+
+    fn rewind(&mut self) -> io::Result<()> {
+        Seek::rewind(self)
+    }
+
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        Read::read(self, room)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Write::write(self, bytes)
+    }
+}
+
+/// Opens the file, which is made where it is not there; with `o_direct` the kernel is asked to leave its cache out.
+///
+/// # Errors
+///
+/// Those of open(2).
+pub fn open(path: &Path, o_direct: bool) -> Result<File> {
+    let flags = if o_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
+    options.open(path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Does what the standard input says until it ends: an [`Order`] a line, and an [`Outcome`] for each. `server` is the
+/// process whose context switches are counted too.
+///
+/// # Errors
+///
+/// Orders that are not understood, calls that fail or move less than they should.
+pub fn work(calls: &mut dyn Calls, server: Option<u32>) -> Result<()> {
+    let server = server.map(|pid| pid.to_string());
+    let mut memory = Vec::new();
+    for line in io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?).context("an order is not understood")?;
+        let outcome = perform(calls, order, server.as_deref(), &mut memory)?;
+        let mut out = io::stdout().lock();
+        serde_json::to_writer(&mut out, &outcome)?;
+        out.write_all(b"\n")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn perform(
+    file: &mut dyn Calls,
+    order: Order,
+    server: Option<&str>,
+    memory: &mut Vec<u8>,
+) -> Result<Outcome> {
+    ensure!((1..=MOST).contains(&order.block), "a block of {} bytes cannot be", order.block);
+    let block = aligned(memory, order.block as usize);
+    let of_server = || server.map_or(Switches::default(), Switches::of);
+    let (server_before, before) = (of_server(), Switches::of("self"));
+    let mut ns = u64::MAX;
+    for _ in 0..order.passes {
+        ns = ns.min(pass(file, order, block)?);
+    }
+    let app = Switches::of("self").since(&before);
+    let calls = order.calls;
+    let server = of_server().since(&server_before);
+    Ok(Outcome { calls, bytes: calls * order.block, ns, app, server })
+}
+
+/// One pass; returns how long its calls took, in nanoseconds.
+fn pass(file: &mut dyn Calls, order: Order, block: &mut [u8]) -> Result<u64> {
+    if order.op == Op::Write {
+        file.truncate()?;
+    }
+    file.rewind()?;
+    let start = Instant::now();
+    for number in 0..order.calls {
+        let moved = match order.op {
+            Op::Read => file.read(block),
+            Op::Write | Op::Rewrite => file.write(block),
+        };
+        let moved = moved.with_context(|| format!("{} {number} failed", order.op.name()))?;
+        if moved != block.len() {
+            bail!("{} {number} moved {moved} of {} bytes", order.op.name(), block.len());
+        }
+    }
+    Ok(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Memory that begins on a border. Its bytes are no zeros: nobody may make holes of them.
+fn aligned(memory: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if memory.len() < len + ALIGN {
+        memory.resize(len + ALIGN, 0x5a);
+    }
+    let at = memory.as_ptr().align_offset(ALIGN).min(ALIGN);
+    &mut memory[at..at + len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_over_and_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = open(&dir.path().join("file"), false).unwrap();
+        let mut memory = Vec::new();
+        for (op, passes) in [(Op::Write, 2), (Op::Rewrite, 1), (Op::Read, 3)] {
+            let order = Order { op, block: 1000, calls: 7, passes };
+            let outcome = perform(&mut file, order, None, &mut memory).unwrap();
+            assert_eq!((outcome.calls, outcome.bytes), (7, 7000));
+            assert!(outcome.ns > 0);
+        }
+        assert_eq!(file.metadata().unwrap().len(), 7000);
+        let beyond = Order { op: Op::Read, block: 1000, calls: 8, passes: 1 };
+        let error = perform(&mut file, beyond, None, &mut memory).unwrap_err();
+        assert!(error.to_string().contains("0 of 1000 bytes"), "{error}");
+    }
+
+    #[test]
+    fn memory_begins_on_a_border() {
+        let mut memory = Vec::new();
+        for len in [1, 5000, 4096] {
+            let block = aligned(&mut memory, len);
+            assert_eq!((block.as_ptr().align_offset(ALIGN), block.len()), (0, len));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! reads, writes and syncs that finish later
+//!
+//! A context takes operations from any thread and does them on threads of its own, several at a time
+//! and in no order. What has finished is told by an event, collected with defuse_aio_getevents(), or
+//! by a callback. The memory of an operation, and what its vectors point to, has to stay until then;
+//! the vectors themselves, and the descriptor, only until defuse_aio_submit() returns. A context has
+//! at most `capacity` operations that are under way or whose events are not collected yet.
+//! Contexts are not carried over a fork(2) (EINVAL in the child).
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+
+use defuse_direct::{IoFlags, Result, Then};
+use defuse_fs::Errno;
+
+use super::data::position;
+use crate::aio::{failed, result};
+use crate::memory::{In, Out, Pieces, Vectors};
+use crate::state::{State, call, done};
+
+/// Read `count` bytes into `buf`.
+pub const DEFUSE_AIO_READ: u32 = 0;
+/// Write `count` bytes of `buf`.
+pub const DEFUSE_AIO_WRITE: u32 = 1;
+/// Read into the `count` vectors (`struct iovec`) at `buf`.
+pub const DEFUSE_AIO_READV: u32 = 2;
+/// Write the `count` vectors (`struct iovec`) at `buf`.
+pub const DEFUSE_AIO_WRITEV: u32 = 3;
+/// As fsync(2), for what has finished before.
+pub const DEFUSE_AIO_FSYNC: u32 = 4;
+/// As fdatasync(2), for what has finished before.
+pub const DEFUSE_AIO_FDATASYNC: u32 = 5;
+
+/// How an operation ended.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct defuse_aio_event {
+    /// What the operation had.
+    pub data: u64,
+    /// The number of bytes, or the number of an error, negative: -EIO, or -ECANCELED.
+    pub result: i64,
+}
+
+/// Is told of the end, on a thread of the context, and should return soon: it must not wait for events
+/// nor destroy the context (EDEADLK).
+#[allow(non_camel_case_types)]
+pub type defuse_aio_callback = Option<extern "C" fn(event: *const defuse_aio_event)>;
+
+/// An operation.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct defuse_aio_op {
+    /// DEFUSE_AIO_READ and so on.
+    pub opcode: u32,
+    /// A descriptor of the library.
+    pub fd: c_int,
+    /// Memory, or an array of `struct iovec`.
+    pub buf: *mut c_void,
+    /// Bytes, or vectors.
+    pub count: usize,
+    /// In bytes from the start of the file; -1 for the position.
+    pub offset: i64,
+    /// Comes back in the event.
+    pub data: u64,
+    /// Is called at the end, and no event kept for defuse_aio_getevents(); or NULL.
+    pub callback: defuse_aio_callback,
+}
+
+// The header asserts the same numbers.
+const _: () = {
+    assert!(size_of::<defuse_aio_event>() == 16 && size_of::<defuse_aio_op>() == 48);
+    assert!(offset_of!(defuse_aio_event, result) == 8);
+    assert!(offset_of!(defuse_aio_op, offset) == 24 && offset_of!(defuse_aio_op, callback) == 40);
+};
+
+/// Makes a context for `capacity` operations (1 to 65,536), which does up to `threads` of them at a
+/// time (1 to 1024; 0 for twice the number of processors, but at least 4). Threads are started when
+/// they are needed. Returns its number.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_create(capacity: c_uint, threads: c_uint) -> c_int {
+    call(|s| Ok(s.contexts.create(capacity as usize, threads as usize)?))
+}
+
+/// Starts `count` operations. Returns how many were started; -1 where not even the first one was:
+/// EAGAIN where there is no room, EBADF, EINVAL, EFAULT. An error of an operation that was started
+/// comes with its event.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c_int) -> c_int {
+    call(|s| {
+        let context = s.contexts.get(aio)?;
+        let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        for started in 0..count {
+            let begun = ops
+                .nth(started)
+                .and_then(|op| Ok(context.submit(op.data, work(s, &op)?, then(op.callback))?));
+            match begun {
+                Ok(()) => {}
+                Err(stop) if started == 0 => return Err(stop),
+                Err(_) => return Ok(started as c_int),
+            }
+        }
+        Ok(count as c_int)
+    })
+}
+
+/// How C is told.
+fn then(callback: defuse_aio_callback) -> Option<Then<i64>> {
+    let callback = callback?;
+    Some(Box::new(move |data, outcome| {
+        callback(&defuse_aio_event { data, result: result(outcome) })
+    }))
+}
+
+type Work = Box<dyn FnOnce() -> i64 + Send>;
+
+fn ended(moved: Result<usize>) -> i64 {
+    moved.map_or_else(|stop| failed(stop.errno()), |count| count as i64)
+}
+
+/// What an operation does, with all that it needs.
+fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
+    let file = s.file(op.fd)?.to_arc();
+    let at = position(op.offset)?;
+    let one = || Pieces::one(op.buf, op.count);
+    let several = || {
+        let vectors = Vectors::at(op.buf.cast());
+        let count = i32::try_from(op.count).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: the operation says how many there are.
+        unsafe { vectors.of(count) }
+    };
+    let flags = IoFlags::default();
+    Ok(match op.opcode {
+        DEFUSE_AIO_READ | DEFUSE_AIO_READV => {
+            let mut pieces = if op.opcode == DEFUSE_AIO_READ { one() } else { several() }?;
+            Box::new(move || {
+                // SAFETY: C leaves the memory to the operation until its end.
+                let mut rooms = unsafe { pieces.rooms() };
+                ended(s.client.preadv2(&s.task, &file, &mut rooms, at, flags))
+            })
+        }
+        DEFUSE_AIO_WRITE | DEFUSE_AIO_WRITEV => {
+            let pieces = if op.opcode == DEFUSE_AIO_WRITE { one() } else { several() }?;
+            Box::new(move || {
+                // SAFETY: C leaves the memory to the operation until its end.
+                ended(s.client.pwritev2(&s.task, &file, &unsafe { pieces.slices() }, at, flags))
+            })
+        }
+        DEFUSE_AIO_FSYNC | DEFUSE_AIO_FDATASYNC => {
+            let datasync = op.opcode == DEFUSE_AIO_FDATASYNC;
+            Box::new(move || ended(s.client.fsync(&s.task, &file, datasync).map(|()| 0)))
+        }
+        _ => return Err(Errno::EINVAL.into()),
+    })
+}
+
+/// Collects up to `max` events. Waits until there are at least `min`, or until `timeout` is over, or
+/// for as long as it takes where that is NULL. Returns how many there were. Signals do not end the
+/// wait.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_getevents(
+    aio: c_int,
+    min: c_int,
+    max: c_int,
+    events: Out<defuse_aio_event>,
+    timeout: In<libc::timespec>,
+) -> c_int {
+    call(|s| {
+        let context = s.contexts.get(aio)?;
+        let (Ok(min), Ok(max)) = (usize::try_from(min), usize::try_from(max)) else {
+            return Err(Errno::EINVAL.into());
+        };
+        if min > max {
+            return Err(Errno::EINVAL.into());
+        }
+        let limit = if timeout.is_null() { None } else { Some(duration(timeout.get()?)?) };
+        let found = context.collect(min, max, limit)?;
+        let count = found.len() as c_int;
+        for (index, (data, outcome)) in found.into_iter().enumerate() {
+            events.put_nth(index, defuse_aio_event { data, result: result(outcome) })?;
+        }
+        Ok(count)
+    })
+}
+
+fn duration(time: libc::timespec) -> Result<std::time::Duration> {
+    match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
+        (Ok(secs), Ok(nanos @ 0..1_000_000_000)) => Ok(std::time::Duration::new(secs, nanos)),
+        _ => Err(Errno::EINVAL.into()),
+    }
+}
+
+/// A descriptor of the kernel for poll(2), select(2) and epoll(7): it can be read from while there are
+/// events to collect. It belongs to the context, and is neither to be read nor closed.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_eventfd(aio: c_int) -> c_int {
+    call(|s| Ok(s.contexts.get(aio)?.eventfd().as_raw_fd()))
+}
+
+/// Takes an operation with this `data` back that has not begun: its end is told, with -ECANCELED.
+/// EINPROGRESS where it has begun (its end will be told as ever), ENOENT where there is none.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_cancel(aio: c_int, data: u64) -> c_int {
+    done(|s| Ok(s.contexts.get(aio)?.cancel(data)?))
+}
+
+/// Takes all operations back that have not begun, waits for the end of the others, and gives the
+/// context up with the events that nobody collected. Callbacks are called.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_aio_destroy(aio: c_int) -> c_int {
+    done(|s| Ok(s.contexts.destroy(aio)?))
+}

@@ -1,0 +1,137 @@
+//! change modes, owners and times
+//!
+//! Permissions are checked as the kernel checks them, against the credentials that the process had at
+//! its first call of the library.
+
+use std::ffi::c_int;
+
+use defuse_direct::{At, Owner, Result, Times};
+use defuse_fs::Errno;
+
+use crate::memory::{In, Text};
+use crate::state::{State, call, done, follows};
+
+/// Changes permission bits, chmod(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_chmod(path: Text, mode: libc::mode_t) -> c_int {
+    done(|s| s.client.chmod(&s.task, At::Cwd, path.get()?, mode, true))
+}
+
+/// Changes permission bits of an open file, fchmod(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fchmod(fd: c_int, mode: libc::mode_t) -> c_int {
+    done(|s| s.client.fchmod(&s.task, &*s.file(fd)?, mode))
+}
+
+/// Changes permission bits, fchmodat(2), with AT_SYMLINK_NOFOLLOW (EOPNOTSUPP for a link) and
+/// AT_EMPTY_PATH.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fchmodat(
+    dir: c_int,
+    path: Text,
+    mode: libc::mode_t,
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
+        s.client.chmod(&s.task, s.start(dir, path, flags)?.at(), path, mode, follow)
+    })
+}
+
+const ALLOWED: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+
+fn owner(uid: libc::uid_t, gid: libc::gid_t) -> Owner {
+    let given = |id: u32| (id != u32::MAX).then_some(id);
+    Owner { uid: given(uid), gid: given(gid) }
+}
+
+/// Changes owner and group, chown(2); -1 leaves one as it is.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_chown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
+    done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), true))
+}
+
+/// Changes owner and group of a link itself, lchown(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lchown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
+    done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), false))
+}
+
+/// Changes owner and group of an open file, fchown(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fchown(fd: c_int, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
+    done(|s| s.client.fchown(&s.task, &*s.file(fd)?, owner(uid, gid)))
+}
+
+/// Changes owner and group, fchownat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fchownat(
+    dir: c_int,
+    path: Text,
+    uid: libc::uid_t,
+    gid: libc::gid_t,
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
+        s.client.chown(&s.task, s.start(dir, path, flags)?.at(), path, owner(uid, gid), follow)
+    })
+}
+
+/// The new times: that of access, then that of modification; now for NULL.
+fn times(values: &In<libc::timespec>) -> Result<Times> {
+    if values.is_null() {
+        return Ok(Times::NOW);
+    }
+    let (atime, mtime) = (values.nth(0)?, values.nth(1)?);
+    Ok(Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?)
+}
+
+/// Changes times, utimensat(2): two `times`, that of access and that of modification, with UTIME_NOW
+/// and UTIME_OMIT; the present for NULL. A NULL `path` means the open file `dir`. With
+/// AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_utimensat(
+    dir: c_int,
+    path: Text,
+    values: In<libc::timespec>,
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        if path.is_null() {
+            return change_times(s, dir, &values, flags);
+        }
+        let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
+        s.client.utimens(&s.task, s.start(dir, path, flags)?.at(), path, times(&values)?, follow)
+    })
+}
+
+/// Changes times of an open file, futimens(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_futimens(fd: c_int, values: In<libc::timespec>) -> c_int {
+    done(|s| change_times(s, fd, &values, 0))
+}
+
+fn change_times(s: &State, fd: c_int, values: &In<libc::timespec>, flags: c_int) -> Result<()> {
+    if flags != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    s.client.futimens(&s.task, &*s.file(fd)?, times(values)?)
+}
+
+/// Sets the mask of permission bits that new files do not get, and returns the one before, umask(2):
+/// for the calls of the library alone. At first it is the one of the process.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_umask(mask: libc::mode_t) -> libc::mode_t {
+    call(|s| Ok(s.task.set_umask(mask) as i32)) as libc::mode_t
+}

@@ -1,0 +1,162 @@
+//! read directories
+//!
+//! A stream may be used by several threads, one at a time; what defuse_readdir() returns stays until
+//! its next call on the same stream.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_long};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use defuse_direct::{DirEntry, Result};
+use defuse_fs::{DirItem, DirSink, Entry, Errno};
+
+use crate::memory::{Handle, Text, zeroed};
+use crate::state::{State, call, done};
+
+/// A directory that is being read: what DIR is for opendir(3).
+#[allow(non_camel_case_types)]
+pub struct defuse_dir {
+    fd: c_int,
+    reading: Mutex<Reading>,
+}
+
+/// Entries that are read at a time.
+const AT_ONCE: usize = 256;
+
+struct Reading {
+    ahead: VecDeque<DirEntry>,
+    /// After the last entry that was returned.
+    position: u64,
+    shown: Box<libc::dirent>,
+}
+
+impl defuse_dir {
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a directory to be read, opendir(3). NULL where that fails.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_opendir(path: Text) -> *mut defuse_dir {
+    call(|s| {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let fd = super::open::open(s, libc::AT_FDCWD, path.get()?, flags, 0)?;
+        stream(s, fd)
+    })
+}
+
+/// Makes a stream of a descriptor, which belongs to the stream from then on, fdopendir(3). NULL with
+/// ENOTDIR where it is no directory.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fdopendir(fd: c_int) -> *mut defuse_dir {
+    call(|s| stream(s, fd))
+}
+
+fn stream(s: &State, fd: c_int) -> Result<*mut defuse_dir> {
+    let dir = s.file(fd)?;
+    let position = dir.position();
+    // What is no directory is refused here.
+    s.client.seek_dir(&dir, position)?;
+    if dir.is_path() {
+        return Err(Errno::EBADF.into());
+    }
+    let shown = Box::new(zeroed());
+    let reading = Mutex::new(Reading { ahead: VecDeque::new(), position, shown });
+    Ok(Handle::give(defuse_dir { fd, reading }))
+}
+
+/// The next entry, "." and ".." among them, readdir(3). NULL at the end, with `errno` as it was, and
+/// where reading fails.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_readdir(dir: Handle<defuse_dir>) -> *mut libc::dirent {
+    call(|s| {
+        let dir = dir.get()?;
+        let mut reading = dir.reading();
+        if reading.ahead.is_empty() {
+            let mut sink = Ahead { entries: &mut reading.ahead };
+            s.client.getdents(&s.task, &*s.file(dir.fd)?, &mut sink)?;
+        }
+        let Some(entry) = reading.ahead.pop_front() else { return Ok(std::ptr::null_mut()) };
+        reading.position = entry.next;
+        show(&mut reading.shown, &entry);
+        Ok(&raw mut *reading.shown)
+    })
+}
+
+fn show(shown: &mut libc::dirent, entry: &DirEntry) {
+    shown.d_ino = entry.ino;
+    shown.d_off = entry.next as i64;
+    shown.d_type = (entry.kind.mode_bits() >> 12) as u8;
+    shown.d_reclen = size_of::<libc::dirent>() as u16;
+    let len = entry.name.len().min(shown.d_name.len() - 1);
+    for (place, &byte) in shown.d_name.iter_mut().zip(&entry.name[..len]) {
+        *place = byte as c_char;
+    }
+    shown.d_name[len] = 0;
+}
+
+struct Ahead<'a> {
+    entries: &'a mut VecDeque<DirEntry>,
+}
+
+impl DirSink for Ahead<'_> {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+
+    fn fits(&self, _: usize) -> bool {
+        self.entries.len() < AT_ONCE
+    }
+
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        let DirItem { ino, next, kind, name } = item;
+        self.entries.push_back(DirEntry { ino, next, kind, name: name.to_vec() });
+    }
+}
+
+/// Where the stream stands, telldir(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_telldir(dir: Handle<defuse_dir>) -> c_long {
+    call(|_| Ok(dir.get()?.reading().position as c_long))
+}
+
+/// Goes to a place that defuse_telldir() told, seekdir(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_seekdir(dir: Handle<defuse_dir>, place: c_long) {
+    done(|s| seek(s, dir.get()?, place as u64));
+}
+
+/// Goes back to the start, and sees what has changed since, rewinddir(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_rewinddir(dir: Handle<defuse_dir>) {
+    done(|s| seek(s, dir.get()?, 0));
+}
+
+fn seek(s: &State, dir: &defuse_dir, place: u64) -> Result<()> {
+    let mut reading = dir.reading();
+    s.client.seek_dir(&*s.file(dir.fd)?, place)?;
+    reading.ahead.clear();
+    reading.position = place;
+    Ok(())
+}
+
+/// The descriptor of a stream, dirfd(3): for the calls with a directory, not to be closed.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_dirfd(dir: Handle<defuse_dir>) -> c_int {
+    call(|_| Ok(dir.get()?.fd))
+}
+
+/// Closes a stream and its descriptor, closedir(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_closedir(dir: Handle<defuse_dir>) -> c_int {
+    done(|s| super::open::close(s, dir.take()?.fd))
+}

@@ -1,0 +1,161 @@
+//! lock files
+//!
+//! Locks hold among all users of the file system that keeps them: a passthrough and memory keep none
+//! themselves, so theirs hold within this process. Record locks by F_SETLK belong to the process, so
+//! that the threads of one process never wait for each other; those by F_OFD_SETLK, and flock(2)'s,
+//! belong to the open file. See defuse_fcntl(3) for record locks.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use defuse_direct::{Description, LockFamily, Result, Stop};
+use defuse_fs::{Errno, Lock, LockType};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::memory::Out;
+use crate::state::{State, done};
+
+/// Locks the whole of an open file, flock(2): `operation` is LOCK_SH, LOCK_EX or LOCK_UN, with
+/// LOCK_NB to fail with EWOULDBLOCK and not to wait.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_flock(fd: c_int, operation: c_int) -> c_int {
+    done(|state| {
+        let typ = match operation & !libc::LOCK_NB {
+            libc::LOCK_SH => LockType::Read,
+            libc::LOCK_EX => LockType::Write,
+            libc::LOCK_UN => LockType::Unlock,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let lock = Lock { typ, start: 0, end: u64::MAX, pid: 0 };
+        take(state, &*state.file(fd)?, LockFamily::Flock, lock, operation & libc::LOCK_NB == 0)
+    })
+}
+
+/// Locks `length` bytes from the position on for the process, lockf(3): `command` is F_LOCK, F_TLOCK,
+/// F_ULOCK or F_TEST.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lockf(fd: c_int, command: c_int, length: libc::off_t) -> c_int {
+    done(|state| {
+        let file = state.file(fd)?;
+        let typ = if command == libc::F_ULOCK { LockType::Unlock } else { LockType::Write };
+        let range = (0, length);
+        let (start, end) = state.client.lock_range(&state.task, &file, libc::SEEK_CUR, range)?;
+        let lock = Lock { typ, start, end, pid: 0 };
+        match command {
+            libc::F_TEST => {
+                let found =
+                    state.client.test_lock(&state.task, &file, LockFamily::Process, lock)?;
+                found.map_or(Ok(()), |_| Err(Errno::EACCES.into()))
+            }
+            libc::F_LOCK | libc::F_TLOCK | libc::F_ULOCK => {
+                take(state, &file, LockFamily::Process, lock, command == libc::F_LOCK)
+            }
+            _ => Err(Errno::EINVAL.into()),
+        }
+    })
+}
+
+/// What stands behind the dots of fcntl(2): a number, or a pointer to a lock.
+///
+/// C passes it like a named argument, in the ABIs of Linux that are listed here.
+#[repr(transparent)]
+pub struct Argument(Out<libc::flock>);
+
+const _: () = assert!(
+    cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")),
+    "on this architecture, see how variable arguments are passed before defuse_fcntl is used"
+);
+
+impl Argument {
+    /// As the number that it is then: an `int`, of which the upper half may be anything.
+    pub fn number(&self) -> c_int {
+        self.0.address() as c_int
+    }
+}
+
+/// A command of fcntl(2) for record locks.
+pub(super) fn record(
+    state: &State,
+    file: &Arc<Description>,
+    command: c_int,
+    argument: &Argument,
+) -> Result<c_int> {
+    let family = match command {
+        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW => LockFamily::Process,
+        libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => LockFamily::OpenFile,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let raw = argument.0.get()?;
+    if family == LockFamily::OpenFile && raw.l_pid != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let typ = match c_int::from(raw.l_type) {
+        libc::F_RDLCK => LockType::Read,
+        libc::F_WRLCK => LockType::Write,
+        libc::F_UNLCK => LockType::Unlock,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let range = (raw.l_start, raw.l_len);
+    let (start, end) = state.client.lock_range(&state.task, file, raw.l_whence.into(), range)?;
+    let lock = Lock { typ, start, end, pid: 0 };
+    match command {
+        libc::F_GETLK | libc::F_OFD_GETLK => {
+            let found = state.client.test_lock(&state.task, file, family, lock)?;
+            argument.0.put(described(raw, family, found))?;
+        }
+        _ => {
+            let waits = command == libc::F_SETLKW || command == libc::F_OFD_SETLKW;
+            take(state, file, family, lock, waits)?;
+        }
+    }
+    Ok(0)
+}
+
+/// What `F_GETLK` answers to `asked`.
+fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
+    let Some(found) = found else {
+        return libc::flock { l_type: libc::F_UNLCK as i16, ..asked };
+    };
+    let typ = if found.typ == LockType::Read { libc::F_RDLCK } else { libc::F_WRLCK };
+    let endless = found.end >= i64::MAX as u64;
+    libc::flock {
+        l_type: typ as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: found.start as i64,
+        l_len: if endless { 0 } else { (found.end - found.start + 1) as i64 },
+        l_pid: if family == LockFamily::Process { found.pid as i32 } else { -1 },
+    }
+}
+
+/// Takes a lock; with `wait`, as soon as it can be had, or a signal comes.
+fn take(
+    state: &State,
+    file: &Arc<Description>,
+    family: LockFamily,
+    lock: Lock,
+    wait: bool,
+) -> Result<()> {
+    let at_once = state.client.set_lock(&state.task, file, family, lock);
+    if !wait || at_once != Err(Stop::Errno(Errno::EAGAIN)) {
+        return at_once;
+    }
+    // A condition variable would sleep through signals, poll(2) does not.
+    let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let ended = Arc::new(ended.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?);
+    let (answers, answer) = std::sync::mpsc::channel();
+    let tell = Arc::clone(&ended);
+    let callback = Box::new(move |result: Result<usize, Errno>, _: Vec<u8>| {
+        // Whoever waits is there until it has the answer.
+        let _ = answers.send(result);
+        let _ = rustix::io::write(&*tell, &1u64.to_ne_bytes());
+    });
+    let client = &state.client;
+    let pending = client.wait_for_lock_then(&state.task, file, family, lock, Some(callback))?;
+    if poll(&mut [PollFd::new(&*ended, PollFlags::IN)], None).is_err() {
+        pending.cancel();
+    }
+    let result = answer.recv().unwrap_or(Err(Errno::EIO));
+    Ok(result.map(drop)?)
+}

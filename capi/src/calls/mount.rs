@@ -1,0 +1,107 @@
+//! mount file systems into this process
+//!
+//! A mount belongs to the process that made it: no other process sees it, and it ends with the
+//! process. Any number of file systems of any types can be mounted at once. The target is an
+//! absolute path, which need not exist, or a name with a colon ("mem:"), below which files are
+//! "mem:/a/b". The source is "memory:", "passthrough:DIR", "socket:PATH" or "fuse:COMMAND", with
+//! options after commas ("memory:,size=1G,ro").
+
+use std::ffi::{OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+
+use defuse_compose::Settings;
+use defuse_direct::{MountArgs, Result};
+use defuse_fs::Errno;
+
+use crate::explain::{self, explained};
+use crate::memory::{Room, Text};
+use crate::state::{State, call, done};
+
+/// Mounts `source` on `target`. 0, or -1 with `errno`: EINVAL for a source or target that means
+/// nothing, EBUSY where a mount is there already, EIO where the file system could not be made;
+/// defuse_last_error() says more.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mount(target: Text, source: Text) -> c_int {
+    done(|state| {
+        let (target, source) = (target.get()?, source.get()?);
+        mount(state, target, source)
+    })
+}
+
+fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
+    let mut settings = Settings::default();
+    // The threads are the application's, so nothing of them may stay changed.
+    settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
+    let made = defuse_compose::open_text(OsStr::from_bytes(source), settings);
+    let (source, settings, fs) = made.map_err(|error| {
+        let (target, source) = (String::from_utf8_lossy(target), String::from_utf8_lossy(source));
+        explain::say(format!("mount {source} on {target}: {error}"));
+        match error {
+            defuse_compose::Error::Usage(_) => Errno::EINVAL,
+            defuse_compose::Error::Failed(_) => Errno::EIO,
+        }
+    })?;
+    let source = source.text().to_string_lossy().into_owned();
+    let args = MountArgs { read_only: settings.read_only, source, ..MountArgs::default() };
+    let mounted = state.client.mount(target, fs, &args);
+    explained("mount", target, mounted.map(drop).map_err(Into::into))
+}
+
+/// Takes the mount on `target` away. EBUSY while files of it are open or working directories in it,
+/// unless it is to be detached `lazily`; EINVAL where nothing is mounted there.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_unmount(target: Text, lazily: c_int) -> c_int {
+    done(|state| {
+        let target = target.get()?;
+        let gone = state.client.unmount(target, lazily != 0);
+        explained("unmount", target, gone.map_err(Into::into))
+    })
+}
+
+/// What was measured on the mount on `target`, as JSON with a NUL at its end: for each operation how
+/// often it ran, how often it failed, how many bytes it moved, and a histogram of its latency in
+/// nanoseconds. Returns the length without the NUL; ERANGE where the buffer is too small, EINVAL
+/// where nothing is mounted there.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_statistics(
+    target: Text,
+    mut buf: Room<c_char>,
+    size: usize,
+) -> libc::ssize_t {
+    call(|state| {
+        // SAFETY: `size` is the length of `buf`.
+        let room = unsafe { buf.of(size) }?;
+        let target = target.get()?;
+        let snapshot =
+            explained("statistics", target, state.client.statistics(target).map_err(Into::into))?;
+        let json = serde_json::to_vec(&snapshot).map_err(|_| Errno::EIO)?;
+        fill_text(room, &json)
+    })
+}
+
+/// Puts a text with a NUL at its end; its length without. `ERANGE`.
+pub(super) fn fill_text(room: &mut [u8], text: &[u8]) -> Result<isize> {
+    let place = room.get_mut(..=text.len()).ok_or(Errno::ERANGE)?;
+    place[..text.len()].copy_from_slice(text);
+    place[text.len()] = 0;
+    Ok(text.len() as isize)
+}
+
+/// Why the last mounting, unmounting, opening or question for statistics of this thread failed: a
+/// text that names the object and says what to do next. It is never NULL, empty before the first
+/// failure, and stays until the next one; `errno` has the number.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_last_error() -> *const c_char {
+    explain::last()
+}
+
+/// The version of the library that runs, such as "0.1.0".
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

@@ -1,0 +1,237 @@
+//! make, move and remove names
+//!
+//! Renames and links stay within one mount (EXDEV). Symbolic links may lead anywhere; one that leads
+//! out of all mounts gives EXDEV when it is followed.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use defuse_direct::At;
+use defuse_fs::{Errno, RenameFlags};
+
+use crate::memory::{Room, Text, allocated};
+use crate::state::{Start, call, count, done};
+
+const CWD: c_int = libc::AT_FDCWD;
+
+/// Makes a directory, mkdir(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mkdir(path: Text, mode: libc::mode_t) -> c_int {
+    defuse_mkdirat(CWD, path, mode)
+}
+
+/// Makes a directory, mkdirat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mkdirat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
+    done(|s| {
+        let path = path.get()?;
+        s.client.mkdir(&s.task, s.start(dir, path, 0)?.at(), path, mode)
+    })
+}
+
+/// Makes a file, fifo, socket or device, mknod(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mknod(path: Text, mode: libc::mode_t, device: libc::dev_t) -> c_int {
+    defuse_mknodat(CWD, path, mode, device)
+}
+
+/// Makes a file, fifo, socket or device, mknodat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mknodat(
+    dir: c_int,
+    path: Text,
+    mode: libc::mode_t,
+    device: libc::dev_t,
+) -> c_int {
+    done(|s| {
+        let path = path.get()?;
+        s.client.mknod(&s.task, s.start(dir, path, 0)?.at(), path, mode, device)
+    })
+}
+
+/// Makes a fifo, mkfifo(3). It can be listed and removed, but not opened (ENXIO).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mkfifo(path: Text, mode: libc::mode_t) -> c_int {
+    defuse_mkfifoat(CWD, path, mode)
+}
+
+/// Makes a fifo, mkfifoat(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_mkfifoat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
+    defuse_mknodat(dir, path, mode & 0o7777 | libc::S_IFIFO, 0)
+}
+
+/// Removes a name that is not a directory's, unlink(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_unlink(path: Text) -> c_int {
+    defuse_unlinkat(CWD, path, 0)
+}
+
+/// Removes an empty directory, rmdir(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_rmdir(path: Text) -> c_int {
+    defuse_unlinkat(CWD, path, libc::AT_REMOVEDIR)
+}
+
+/// Removes a name, or with AT_REMOVEDIR an empty directory, unlinkat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_unlinkat(dir: c_int, path: Text, flags: c_int) -> c_int {
+    done(|s| {
+        let path = path.get()?;
+        let start = s.start(dir, path, 0)?;
+        match flags {
+            0 => s.client.unlink(&s.task, start.at(), path),
+            libc::AT_REMOVEDIR => s.client.rmdir(&s.task, start.at(), path),
+            _ => Err(Errno::EINVAL.into()),
+        }
+    })
+}
+
+/// Removes a name, of a file or of an empty directory, remove(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_remove(path: Text) -> c_int {
+    done(|s| {
+        let path = path.get()?;
+        match s.client.unlink(&s.task, At::Cwd, path) {
+            Err(stop) if stop.errno() == Errno::EISDIR => s.client.rmdir(&s.task, At::Cwd, path),
+            result => result,
+        }
+    })
+}
+
+/// Moves a name, rename(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_rename(from: Text, to: Text) -> c_int {
+    defuse_renameat2(CWD, from, CWD, to, 0)
+}
+
+/// Moves a name, renameat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_renameat(from_dir: c_int, from: Text, to_dir: c_int, to: Text) -> c_int {
+    defuse_renameat2(from_dir, from, to_dir, to, 0)
+}
+
+/// Moves a name, renameat2(2), with RENAME_NOREPLACE, RENAME_EXCHANGE and RENAME_WHITEOUT.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_renameat2(
+    from_dir: c_int,
+    from: Text,
+    to_dir: c_int,
+    to: Text,
+    flags: c_uint,
+) -> c_int {
+    done(|s| {
+        let (from, to) = (from.get()?, to.get()?);
+        let (old, new) = (s.start(from_dir, from, 0)?, s.start(to_dir, to, 0)?);
+        s.client.rename(&s.task, (old.at(), from), (new.at(), to), RenameFlags(flags))
+    })
+}
+
+/// Gives a file another name, link(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_link(from: Text, to: Text) -> c_int {
+    defuse_linkat(CWD, from, CWD, to, 0)
+}
+
+/// Gives a file another name, linkat(2), with AT_SYMLINK_FOLLOW and AT_EMPTY_PATH, by which a file
+/// without a name (O_TMPFILE) gets one.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_linkat(
+    from_dir: c_int,
+    from: Text,
+    to_dir: c_int,
+    to: Text,
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let (from, to) = (from.get()?, to.get()?);
+        let (old, new) = (s.start(from_dir, from, flags)?, s.start(to_dir, to, 0)?);
+        if let Start::Itself(file) = &old {
+            return s.client.flink(&s.task, file, (new.at(), to));
+        }
+        let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
+        s.client.link(&s.task, (old.at(), from), (new.at(), to), follow)
+    })
+}
+
+/// Makes a symbolic link with the text `target`, symlink(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_symlink(target: Text, path: Text) -> c_int {
+    defuse_symlinkat(target, CWD, path)
+}
+
+/// Makes a symbolic link with the text `target`, symlinkat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_symlinkat(target: Text, dir: c_int, path: Text) -> c_int {
+    done(|s| {
+        let (target, path) = (target.get()?, path.get()?);
+        s.client.symlink(&s.task, target, s.start(dir, path, 0)?.at(), path)
+    })
+}
+
+/// The text of a symbolic link, without a NUL at its end, readlink(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_readlink(path: Text, buf: Room<c_char>, size: usize) -> libc::ssize_t {
+    defuse_readlinkat(CWD, path, buf, size)
+}
+
+/// The text of a symbolic link, readlinkat(2): with an empty path, of the link that is open as `dir`.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_readlinkat(
+    dir: c_int,
+    path: Text,
+    mut buf: Room<c_char>,
+    size: usize,
+) -> libc::ssize_t {
+    count(|s| {
+        if size == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        // SAFETY: `size` is the length of `buf`.
+        let (path, room) = (path.get()?, unsafe { buf.of(size) }?);
+        let start = s.start(dir, path, libc::AT_EMPTY_PATH)?;
+        let text = s.client.readlink(&s.task, start.at(), path)?;
+        let len = text.len().min(room.len());
+        room[..len].copy_from_slice(&text[..len]);
+        Ok(len)
+    })
+}
+
+/// The path without links, `.` and `..`, realpath(3): in `resolved`, which has room for PATH_MAX
+/// bytes, or for NULL in memory that the caller frees with free(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_realpath(path: Text, mut resolved: Room<c_char>) -> *mut c_char {
+    call(|s| {
+        let full = s.client.real_path(&s.task, path.get()?)?;
+        if resolved.start().is_null() {
+            return allocated(&full);
+        }
+        // SAFETY: that much room the caller has to give.
+        let room = unsafe { resolved.of(libc::PATH_MAX as usize) }?;
+        let fits = super::mount::fill_text(room, &full);
+        fits.map_err(|_| Errno::ENAMETOOLONG)?;
+        Ok(resolved.start())
+    })
+}

@@ -1,0 +1,162 @@
+//! open, duplicate and close files
+//!
+//! Descriptors are numbers of a table of the library, the lowest free one first. They mean nothing to
+//! the calls without the prefix, nor the descriptors of the kernel to these. Duplicates share
+//! position and flags. Fifos, sockets and devices can be opened with O_PATH alone (ENXIO). Where
+//! opening fails, defuse_last_error(3) says more than `errno`.
+
+use std::ffi::c_int;
+
+use defuse_direct::{FdFlags, How, Resolve, Result};
+use defuse_fs::Errno;
+
+use super::locks;
+use crate::explain::explained;
+use crate::memory::{In, Text};
+use crate::state::{State, call, done};
+
+/// Opens a file, open(2). `mode` counts with O_CREAT and O_TMPFILE.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_open(path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+    call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
+}
+
+/// Opens a file, openat(2): `dir` is a descriptor of the library, or AT_FDCWD.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_openat(dir: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+    call(|state| open(state, dir, path.get()?, flags, mode))
+}
+
+/// Makes a file and opens it for writing, creat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_creat(path: Text, mode: libc::mode_t) -> c_int {
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+    call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
+}
+
+pub(super) fn open(
+    state: &State,
+    dir: c_int,
+    path: &[u8],
+    flags: c_int,
+    mode: libc::mode_t,
+) -> Result<c_int> {
+    open_how(state, dir, path, How { flags: flags as u32, mode, ..How::default() })
+}
+
+fn open_how(state: &State, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
+    let start = state.start(dir, path, 0);
+    let opened = start.and_then(|start| state.client.open(&state.task, start.at(), path, how));
+    state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
+}
+
+/// Opens a file with restrictions of the walk, openat2(2): `how` is a `struct open_how` of
+/// <linux/openat2.h>, `size` its size. EINVAL for bits that it does not know and for another size,
+/// EXDEV, ELOOP and EAGAIN as its manual page has them.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_openat2(
+    dir: c_int,
+    path: Text,
+    how: In<libc::open_how>,
+    size: usize,
+) -> c_int {
+    call(|state| {
+        if size != size_of::<libc::open_how>() {
+            return Err(Errno::EINVAL.into());
+        }
+        let (path, how) = (path.get()?, how.get()?);
+        let (Ok(flags), Ok(mode)) = (u32::try_from(how.flags), u32::try_from(how.mode)) else {
+            return Err(Errno::EINVAL.into());
+        };
+        let makes = flags & (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32 != 0;
+        if mode & !0o7777 != 0 || mode != 0 && !makes {
+            return Err(Errno::EINVAL.into());
+        }
+        open_how(state, dir, path, How { flags, mode, resolve: Resolve(how.resolve) })
+    })
+}
+
+/// Closes a descriptor, close(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_close(fd: c_int) -> c_int {
+    done(|state| close(state, fd))
+}
+
+pub(super) fn close(state: &State, fd: c_int) -> Result<()> {
+    Ok(state.descriptors.remove(fd)?.close(&state.task)?)
+}
+
+/// Another descriptor of the same open file, dup(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_dup(fd: c_int) -> c_int {
+    call(|state| state.give(state.file(fd)?.to_arc(), false))
+}
+
+/// The descriptor `to` of the same open file, dup2(2): what it was before, is closed.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_dup2(fd: c_int, to: c_int) -> c_int {
+    call(|state| match fd == to {
+        true => state.file(fd).map(|_| to),
+        false => duplicate(state, fd, to, 0),
+    })
+}
+
+/// As defuse_dup2(), with O_CLOEXEC where `flags` have it; EINVAL where both are the same, dup3(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    call(|state| match fd == to || flags & !libc::O_CLOEXEC != 0 {
+        true => Err(Errno::EINVAL.into()),
+        false => duplicate(state, fd, to, flags),
+    })
+}
+
+fn duplicate(state: &State, fd: c_int, to: c_int, flags: c_int) -> Result<c_int> {
+    let file = state.file(fd)?.to_arc();
+    let flags = FdFlags { cloexec: flags & libc::O_CLOEXEC != 0 };
+    if let Some(before) = state.descriptors.replace(to, file, flags)? {
+        // As dup2(2): what closing it says, is lost.
+        let _ = before.close(&state.task);
+    }
+    Ok(to)
+}
+
+/// Flags and record locks of an open file, fcntl(2): F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD,
+/// F_GETFL, F_SETFL with a number, F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK,
+/// F_OFD_SETLKW with a pointer to a `struct flock`. EINVAL for anything else. A signal ends the wait
+/// for a lock with EINTR, whether or not its handler was installed with SA_RESTART.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argument) -> c_int {
+    call(|state| {
+        let file = state.file(fd)?;
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                let flags = FdFlags { cloexec: command == libc::F_DUPFD_CLOEXEC };
+                Ok(state.descriptors.insert(file.to_arc(), argument.number(), flags)?)
+            }
+            libc::F_GETFD => match state.descriptors.flags(fd)?.cloexec {
+                true => Ok(libc::FD_CLOEXEC),
+                false => Ok(0),
+            },
+            libc::F_SETFD => {
+                let cloexec = argument.number() & libc::FD_CLOEXEC != 0;
+                state.descriptors.set_flags(fd, FdFlags { cloexec })?;
+                Ok(0)
+            }
+            libc::F_GETFL => Ok(file.flags().0 as c_int),
+            libc::F_SETFL => {
+                state.client.set_flags(&state.task, &file, argument.number() as u32)?;
+                Ok(0)
+            }
+            _ => locks::record(state, &file, command, &argument),
+        }
+    })
+}

@@ -1,0 +1,222 @@
+//! ask for attributes, permissions and space
+//!
+//! The structures are those of the C library. `st_dev` is a number of the library's own, another one
+//! for each mount.
+
+use std::ffi::{c_int, c_uint};
+
+use defuse_direct::{Access, At, How, Result, Stat};
+use defuse_fs::{Errno, StatFs, Timestamp};
+
+use crate::memory::{Out, Text, zeroed};
+use crate::state::{State, done, follows};
+
+/// Attributes of what `path` leads to, stat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_stat(path: Text, out: Out<libc::stat>) -> c_int {
+    done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, true)?)))
+}
+
+/// Attributes of a link itself, lstat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lstat(path: Text, out: Out<libc::stat>) -> c_int {
+    done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, false)?)))
+}
+
+/// Attributes of an open file, fstat(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fstat(fd: c_int, out: Out<libc::stat>) -> c_int {
+    done(|s| out.put(c_stat(&s.client.fstat(&s.task, &*s.file(fd)?)?)))
+}
+
+/// Attributes, fstatat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fstatat(
+    dir: c_int,
+    path: Text,
+    out: Out<libc::stat>,
+    flags: c_int,
+) -> c_int {
+    done(|s| out.put(c_stat(&find(s, dir, path.get()?, flags)?)))
+}
+
+/// Attributes, statx(2). All that are known are given, whatever `mask` asks for; AT_STATX_FORCE_SYNC
+/// and AT_STATX_DONT_SYNC change nothing.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_statx(
+    dir: c_int,
+    path: Text,
+    flags: c_int,
+    mask: c_uint,
+    out: Out<libc::statx>,
+) -> c_int {
+    done(|s| {
+        if mask & libc::STATX__RESERVED as c_uint != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let sync = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+        if flags & sync == sync {
+            return Err(Errno::EINVAL.into());
+        }
+        out.put(c_statx(&find(s, dir, path.get()?, flags & !sync)?))
+    })
+}
+
+fn find(s: &State, dir: c_int, path: &[u8], flags: c_int) -> Result<Stat> {
+    let ignored = libc::AT_NO_AUTOMOUNT;
+    let follow = follows(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | ignored)?;
+    let start = s.start(dir, path, flags)?;
+    s.client.stat(&s.task, start.at(), path, follow)
+}
+
+fn c_stat(stat: &Stat) -> libc::stat {
+    let attr = &stat.attr;
+    let mut out: libc::stat = zeroed();
+    out.st_dev = stat.dev;
+    out.st_ino = attr.st_ino;
+    out.st_mode = attr.mode();
+    out.st_nlink = attr.nlink.into();
+    (out.st_uid, out.st_gid) = (attr.uid, attr.gid);
+    out.st_rdev = attr.rdev;
+    out.st_size = attr.size as i64;
+    out.st_blocks = attr.blocks as i64;
+    out.st_blksize = attr.blksize.into();
+    let parts = |time: Timestamp| (time.secs, i64::from(time.nanos));
+    (out.st_atime, out.st_atime_nsec) = parts(attr.atime);
+    (out.st_mtime, out.st_mtime_nsec) = parts(attr.mtime);
+    (out.st_ctime, out.st_ctime_nsec) = parts(attr.ctime);
+    out
+}
+
+fn c_statx(stat: &Stat) -> libc::statx {
+    let attr = &stat.attr;
+    let mut out: libc::statx = zeroed();
+    let time = |time: Timestamp| {
+        let mut out = zeroed::<libc::statx>().stx_atime;
+        (out.tv_sec, out.tv_nsec) = (time.secs, time.nanos);
+        out
+    };
+    out.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_MNT_ID;
+    (out.stx_ino, out.stx_mode, out.stx_nlink) = (attr.st_ino, attr.mode() as u16, attr.nlink);
+    (out.stx_uid, out.stx_gid) = (attr.uid, attr.gid);
+    (out.stx_size, out.stx_blocks, out.stx_blksize) = (attr.size, attr.blocks, attr.blksize);
+    (out.stx_atime, out.stx_mtime) = (time(attr.atime), time(attr.mtime));
+    out.stx_ctime = time(attr.ctime);
+    if let Some(birth) = attr.btime {
+        out.stx_mask |= libc::STATX_BTIME;
+        out.stx_btime = time(birth);
+    }
+    (out.stx_rdev_major, out.stx_rdev_minor) = (libc::major(attr.rdev), libc::minor(attr.rdev));
+    (out.stx_dev_major, out.stx_dev_minor) = (libc::major(stat.dev), libc::minor(stat.dev));
+    out.stx_mnt_id = stat.mount_id.into();
+    let root = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    out.stx_attributes_mask = root;
+    out.stx_attributes = if stat.mount_root { root } else { 0 };
+    out
+}
+
+/// Whether the real user may do what `mode` says with a file (R_OK, W_OK, X_OK, F_OK), access(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_access(path: Text, mode: c_int) -> c_int {
+    done(|s| may(s, libc::AT_FDCWD, path.get()?, mode, 0))
+}
+
+/// Whether a file may be used, faccessat(2): with AT_EACCESS by the effective user, and with
+/// AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_faccessat(dir: c_int, path: Text, mode: c_int, flags: c_int) -> c_int {
+    done(|s| may(s, dir, path.get()?, mode, flags))
+}
+
+fn may(s: &State, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<()> {
+    let allowed = libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+    let how = (follows(flags, allowed)?, flags & libc::AT_EACCESS != 0);
+    let mode = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
+    let start = s.start(dir, path, flags)?;
+    s.client.access(&s.task, start.at(), path, Access::from_bits(mode), how)
+}
+
+/// Space and inodes of the file system of `path`, statvfs(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_statvfs(path: Text, out: Out<libc::statvfs>) -> c_int {
+    done(|s| out.put(Space::of_path(s, path.get()?)?.statvfs()))
+}
+
+/// Space and inodes of the file system of an open file, fstatvfs(3).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fstatvfs(fd: c_int, out: Out<libc::statvfs>) -> c_int {
+    done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statvfs()))
+}
+
+/// As defuse_statvfs(), in the form of statfs(2); the type is that of FUSE, 0x65735546.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_statfs(path: Text, out: Out<libc::statfs64>) -> c_int {
+    done(|s| out.put(Space::of_path(s, path.get()?)?.statfs()))
+}
+
+/// As defuse_fstatvfs(), in the form of fstatfs(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fstatfs(fd: c_int, out: Out<libc::statfs64>) -> c_int {
+    done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statfs()))
+}
+
+// The same structure, but that this one has its flags.
+const _: () = assert!(size_of::<libc::statfs64>() == size_of::<libc::statfs>());
+
+/// What a file system says of itself, and what its mount is like.
+struct Space {
+    stat: StatFs,
+    device: u64,
+    read_only: bool,
+}
+
+impl Space {
+    fn of_path(s: &State, path: &[u8]) -> Result<Space> {
+        let how = How { flags: libc::O_PATH as u32, ..How::default() };
+        Space::of_file(s, &*s.client.open(&s.task, At::Cwd, path, how)?)
+    }
+
+    fn of_file(s: &State, file: &defuse_direct::Description) -> Result<Space> {
+        let stat = s.client.fstatfs(&s.task, file)?;
+        let mount = file.mount();
+        Ok(Space { stat, device: mount.device(), read_only: mount.read_only() })
+    }
+
+    fn statvfs(&self) -> libc::statvfs {
+        let (stat, mut out) = (&self.stat, zeroed::<libc::statvfs>());
+        (out.f_bsize, out.f_frsize) = (stat.bsize.into(), stat.frsize.into());
+        (out.f_blocks, out.f_bfree) = (stat.blocks, stat.blocks_free);
+        out.f_bavail = stat.blocks_available;
+        (out.f_files, out.f_ffree, out.f_favail) = (stat.files, stat.files_free, stat.files_free);
+        out.f_fsid = self.device;
+        out.f_flag = if self.read_only { libc::ST_RDONLY } else { 0 };
+        out.f_namemax = stat.name_max.into();
+        out
+    }
+
+    fn statfs(&self) -> libc::statfs64 {
+        const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+        // ST_VALID: the flags say something.
+        const VALID: i64 = 0x20;
+        let (stat, mut out) = (&self.stat, zeroed::<libc::statfs64>());
+        out.f_type = FUSE_SUPER_MAGIC;
+        (out.f_bsize, out.f_frsize) = (stat.bsize.into(), stat.frsize.into());
+        (out.f_blocks, out.f_bfree) = (stat.blocks, stat.blocks_free);
+        out.f_bavail = stat.blocks_available;
+        (out.f_files, out.f_ffree) = (stat.files, stat.files_free);
+        out.f_namelen = stat.name_max.into();
+        out.f_flags = VALID | if self.read_only { libc::ST_RDONLY as libc::c_long } else { 0 };
+        out
+    }
+}

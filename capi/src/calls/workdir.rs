@@ -1,0 +1,50 @@
+//! the working directory
+//!
+//! The calls of the library have a working directory of their own, which is that of the process until
+//! it is changed. The kernel's stays where it is.
+
+use std::ffi::{c_char, c_int};
+
+use defuse_direct::Place;
+use defuse_fs::Errno;
+
+use super::mount::fill_text;
+use crate::memory::{Room, Text, allocated};
+use crate::state::{call, done};
+
+/// Goes to a directory of a mount, chdir(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_chdir(path: Text) -> c_int {
+    done(|s| s.client.chdir(&s.task, path.get()?))
+}
+
+/// Goes to an open directory, fchdir(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fchdir(fd: c_int) -> c_int {
+    done(|s| s.client.fchdir(&s.task, &*s.file(fd)?))
+}
+
+/// The path of the working directory, getcwd(3): `buf`, or for NULL memory that the caller frees with
+/// free(3). NULL with ERANGE where `size` is too small, ENOENT where the directory was removed.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_getcwd(mut buf: Room<c_char>, size: usize) -> *mut c_char {
+    call(|s| {
+        let path = match &*s.task.cwd() {
+            Place::Outside(path) => path.clone(),
+            Place::Inside(_) => s.client.getcwd(&s.task)?,
+        };
+        if buf.start().is_null() {
+            let fits = size == 0 || path.len() < size;
+            return if fits { allocated(&path) } else { Err(Errno::ERANGE.into()) };
+        }
+        if size == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        // SAFETY: `size` is the length of `buf`.
+        fill_text(unsafe { buf.of(size) }?, &path)?;
+        Ok(buf.start())
+    })
+}

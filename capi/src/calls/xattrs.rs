@@ -1,0 +1,200 @@
+//! extended attributes
+//!
+//! Names are in the namespaces of xattr(7), with the rules that the kernel has for each. A size of 0
+//! asks how much room is needed; ERANGE says that there is too little. EOPNOTSUPP where the file
+//! system has no such attributes, ENODATA where there is none of that name.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use defuse_direct::{At, Result};
+use defuse_fs::{Errno, SetXattrFlags, Xattr};
+
+use crate::memory::{Bytes, Room, Text};
+use crate::state::{count, done};
+
+/// Puts a value where C wants it; its length.
+fn give(room: &mut [u8], value: Xattr) -> Result<usize> {
+    let value = match value {
+        Xattr::Size(size) => return Ok(size as usize),
+        Xattr::Value(value) => value,
+    };
+    let place = room.get_mut(..value.len()).ok_or(Errno::ERANGE)?;
+    place.copy_from_slice(&value);
+    Ok(value.len())
+}
+
+fn get(
+    (path, follow): (Text, bool),
+    name: Text,
+    (mut value, size): (Room<c_void>, usize),
+) -> libc::ssize_t {
+    count(|s| {
+        // SAFETY: `size` is the length of `value`.
+        let room = unsafe { value.of(size) }?;
+        let place = (At::Cwd, path.get()?, follow);
+        give(room, s.client.getxattr(&s.task, place, name.get()?, size)?)
+    })
+}
+
+fn list((path, follow): (Text, bool), (mut names, size): (Room<c_char>, usize)) -> libc::ssize_t {
+    count(|s| {
+        // SAFETY: `size` is the length of `names`.
+        let room = unsafe { names.of(size) }?;
+        give(room, s.client.listxattr(&s.task, At::Cwd, path.get()?, follow, size)?)
+    })
+}
+
+fn set(
+    (path, follow): (Text, bool),
+    name: Text,
+    (value, size): (Bytes<c_void>, usize),
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        // SAFETY: `size` is the length of `value`.
+        let bytes = unsafe { value.of(size) }?;
+        let place = (At::Cwd, path.get()?, follow);
+        s.client.setxattr(&s.task, place, name.get()?, bytes, set_flags(flags)?)
+    })
+}
+
+fn set_flags(flags: c_int) -> Result<SetXattrFlags> {
+    if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let (create, replace) = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
+    Ok(SetXattrFlags { create, replace, ..SetXattrFlags::default() })
+}
+
+/// The value of an attribute, getxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_getxattr(
+    path: Text,
+    name: Text,
+    value: Room<c_void>,
+    size: usize,
+) -> libc::ssize_t {
+    get((path, true), name, (value, size))
+}
+
+/// The value of an attribute of a link itself, lgetxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lgetxattr(
+    path: Text,
+    name: Text,
+    value: Room<c_void>,
+    size: usize,
+) -> libc::ssize_t {
+    get((path, false), name, (value, size))
+}
+
+/// The value of an attribute of an open file, fgetxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fgetxattr(
+    fd: c_int,
+    name: Text,
+    mut value: Room<c_void>,
+    size: usize,
+) -> libc::ssize_t {
+    count(|s| {
+        // SAFETY: `size` is the length of `value`.
+        let room = unsafe { value.of(size) }?;
+        give(room, s.client.fgetxattr(&s.task, &*s.file(fd)?, name.get()?, size)?)
+    })
+}
+
+/// Sets an attribute, setxattr(2), with XATTR_CREATE and XATTR_REPLACE.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_setxattr(
+    path: Text,
+    name: Text,
+    value: Bytes<c_void>,
+    size: usize,
+    flags: c_int,
+) -> c_int {
+    set((path, true), name, (value, size), flags)
+}
+
+/// Sets an attribute of a link itself, lsetxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lsetxattr(
+    path: Text,
+    name: Text,
+    value: Bytes<c_void>,
+    size: usize,
+    flags: c_int,
+) -> c_int {
+    set((path, false), name, (value, size), flags)
+}
+
+/// Sets an attribute of an open file, fsetxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fsetxattr(
+    fd: c_int,
+    name: Text,
+    value: Bytes<c_void>,
+    size: usize,
+    flags: c_int,
+) -> c_int {
+    done(|s| {
+        // SAFETY: `size` is the length of `value`.
+        let bytes = unsafe { value.of(size) }?;
+        s.client.fsetxattr(&s.task, &*s.file(fd)?, name.get()?, bytes, set_flags(flags)?)
+    })
+}
+
+/// The names of all attributes, each with a NUL at its end, listxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_listxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
+    list((path, true), (names, size))
+}
+
+/// The names of all attributes of a link itself, llistxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_llistxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
+    list((path, false), (names, size))
+}
+
+/// The names of all attributes of an open file, flistxattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_flistxattr(
+    fd: c_int,
+    mut names: Room<c_char>,
+    size: usize,
+) -> libc::ssize_t {
+    count(|s| {
+        // SAFETY: `size` is the length of `names`.
+        let room = unsafe { names.of(size) }?;
+        give(room, s.client.flistxattr(&s.task, &*s.file(fd)?, size)?)
+    })
+}
+
+/// Removes an attribute, removexattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_removexattr(path: Text, name: Text) -> c_int {
+    done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, true), name.get()?))
+}
+
+/// Removes an attribute of a link itself, lremovexattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_lremovexattr(path: Text, name: Text) -> c_int {
+    done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, false), name.get()?))
+}
+
+/// Removes an attribute of an open file, fremovexattr(2).
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_fremovexattr(fd: c_int, name: Text) -> c_int {
+    done(|s| s.client.fremovexattr(&s.task, &*s.file(fd)?, name.get()?))
+}

@@ -1,0 +1,64 @@
+//! The text of the last error: which object, what happened, what to do next.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+
+use defuse_direct::{Result, Stop};
+use defuse_fs::Errno;
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps a text for [`last`].
+pub fn say(text: impl Into<Vec<u8>>) {
+    let mut text = text.into();
+    text.retain(|&byte| byte != 0);
+    LAST.set(CString::new(text).unwrap_or_default());
+}
+
+/// The text of this thread, which stays until the next one.
+pub fn last() -> *const c_char {
+    LAST.with_borrow(|text| text.as_ptr())
+}
+
+/// Says of a call on `path` what went wrong, if something did.
+pub fn explained<T>(call: &str, path: &[u8], result: Result<T>) -> Result<T> {
+    if let Err(stop) = &result {
+        let shown = String::from_utf8_lossy(path);
+        say(format!("{call} {shown}: {}; {}", stop.errno(), next_step(stop)));
+    }
+    result
+}
+
+fn next_step(stop: &Stop) -> &'static str {
+    match stop.errno() {
+        Errno::EXDEV => {
+            "no mount of this process is there: mount one with defuse_mount, or use the call without \
+             the prefix"
+        }
+        Errno::ENOENT => "check the name, or make it (O_CREAT, defuse_mkdir)",
+        Errno::ENOTDIR => "a part of the path is no directory: look at it with defuse_lstat",
+        Errno::EISDIR => "it is a directory: open it with O_RDONLY, or with defuse_opendir",
+        Errno::EEXIST => "remove it first, or leave O_EXCL away",
+        Errno::EACCES => "look at its owner and mode, and those of the directories, by defuse_stat",
+        Errno::EPERM => "only its owner, or a privileged process, may do this",
+        Errno::EROFS => "the mount is read-only: mount it without the option ro",
+        Errno::EBUSY => {
+            "it is in use: close its files and leave its directories, unmount what is on it, or \
+             unmount lazily"
+        }
+        Errno::EINVAL => {
+            "a target is an absolute path, or a name with a colon (mem:); flags must be of open(2)"
+        }
+        Errno::ENXIO => "fifos, sockets and devices are the kernel's: open them with O_PATH alone",
+        Errno::ELOOP => {
+            "links lead in a circle, or O_NOFOLLOW met one: look at it with defuse_lstat"
+        }
+        Errno::EMFILE | Errno::ENFILE => "close descriptors that are no longer needed",
+        Errno::ENAMETOOLONG => "a name has at most 255 bytes, a path 4095",
+        Errno::ENOSPC => "make room, or mount it with more (memory:,size=)",
+        Errno::EFAULT => "give a pointer that is not NULL",
+        _ => "errno(3) says what the number means",
+    }
+}

@@ -1,0 +1,193 @@
+//! The library as it is installed by `cargo xtask library`: its symbols, and C programs that use it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+}
+
+fn is_there(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        eprintln!("skipped: there is no {program}");
+    }
+    found
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}{errors}", text(&output));
+    text(&output)
+}
+
+/// The folder of an installation, made once; `None` where that takes what is not there.
+fn prefix() -> Option<&'static Path> {
+    static PREFIX: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let make = || {
+        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "run",
+            "--offline",
+            "--quiet",
+            "--package",
+            "xtask",
+            "--",
+            "library",
+            "--debug",
+        ]);
+        is_there("cc").then(|| {
+            run(cargo.arg("--prefix").arg(&prefix).current_dir(root()));
+            prefix
+        })
+    };
+    PREFIX.get_or_init(make).as_deref()
+}
+
+/// A C program of the crate, compiled as docs/direct.md says.
+fn program(source: &str, options: &[&str]) -> Option<(tempfile::TempDir, Command)> {
+    let prefix = prefix()?;
+    let dir = tempfile::tempdir().unwrap();
+    let made = dir.path().join("program");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-g"]).args(options);
+    cc.arg("-o").arg(&made).arg(root().join(source));
+    let mut config = Command::new("pkg-config");
+    config.args(["--cflags", "--libs", "defuse"]);
+    let flags = match is_there("pkg-config") {
+        true => run(config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))),
+        false => format!("-I{0}/include -L{0}/lib -ldefuse", prefix.display()),
+    };
+    cc.args(flags.split_whitespace()).arg(format!("-Wl,-rpath,{}/lib", prefix.display()));
+    run(cc.arg("-pthread"));
+    let mut program = Command::new("timeout");
+    program.arg("120").arg(made);
+    Some((dir, program))
+}
+
+fn declared() -> BTreeSet<String> {
+    let script = std::fs::read_to_string(root().join("libdefuse.map")).unwrap();
+    let names = script.lines().map(|line| line.trim().trim_end_matches(';'));
+    names.filter(|name| name.starts_with("defuse_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_library_exports_every_function_with_a_version_and_nothing_else() {
+    let Some(prefix) = prefix().filter(|_| is_there("readelf")) else { return };
+    let library = prefix.join("lib/libdefuse.so.0");
+    let dynamic = run(Command::new("readelf").arg("-dW").arg(&library));
+    assert!(dynamic.contains("[libdefuse.so.0]"), "{dynamic}");
+    let symbols = run(Command::new("readelf").args(["--dyn-syms", "-W"]).arg(&library));
+    let mut exported = BTreeSet::new();
+    for line in symbols.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, typ, binding, _, section, name, ..] = words[..] else { continue };
+        if section == "UND" || !["GLOBAL", "WEAK"].contains(&binding) || typ == "Bind" {
+            continue;
+        }
+        // The version itself is a symbol, too.
+        if name == "DEFUSE_0.1" || name == "DEFUSE_0.1@@DEFUSE_0.1" {
+            continue;
+        }
+        let function = name.strip_suffix("@@DEFUSE_0.1");
+        exported.insert(function.unwrap_or_else(|| panic!("{name} has no version")).to_owned());
+    }
+    assert_eq!(exported, declared());
+    let versions = run(Command::new("readelf").args(["-V", "-W"]).arg(&library));
+    assert!(versions.contains("Name: DEFUSE_0.1"), "{versions}");
+}
+
+#[test]
+fn every_function_has_an_installed_manual_page() {
+    let Some(prefix) = prefix() else { return };
+    for function in declared() {
+        let page = prefix.join(format!("share/man/man3/{function}.3"));
+        let text = std::fs::read_to_string(&page).unwrap_or_default();
+        let target = text.strip_prefix(".so ").map(|to| prefix.join("share/man").join(to.trim()));
+        let is_page = text.contains(".SH NAME") || target.is_some_and(|target| target.exists());
+        assert!(is_page, "{}: {text}", page.display());
+    }
+}
+
+#[test]
+fn the_first_example_compiles_and_runs() {
+    let Some((_dir, mut program)) = program("examples/hello.c", &[]) else { return };
+    assert_eq!(run(&mut program), "hello, world\n");
+}
+
+/// What a tour printed, and its statistics apart.
+fn toured(command: &mut Command) -> (Vec<String>, Vec<String>) {
+    let lines = run(command).lines().map(str::to_owned).collect::<Vec<_>>();
+    lines.into_iter().partition(|line| !line.starts_with("statistics"))
+}
+
+#[test]
+fn the_tours_in_c_and_in_rust_show_the_same() {
+    let Some((dir, mut program)) = program("examples/tour.c", &[]) else { return };
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let (shown, statistics) = toured(program.arg(&data));
+    let expected = [
+        "mounted mem:",
+        "mounted scratch:",
+        "mounted /data",
+        "mounted /more",
+        "copied 262144 bytes from mem:/one to scratch:/two",
+        "copied 262144 bytes from scratch:/two to /data/three",
+        "/data has three",
+        "read 4 pieces of /more/three at once: the same bytes",
+    ];
+    assert_eq!(shown, expected);
+    assert!(statistics.len() == 4 && statistics[2].contains("\"bytes\":262144"), "{statistics:?}");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["run", "--offline", "--quiet", "--package", "defuse-testkit", "--example"]);
+    let again = dir.path().join("again");
+    std::fs::create_dir(&again).unwrap();
+    let (shown, statistics) = toured(cargo.args(["direct_tour", "--"]).arg(&again));
+    assert_eq!(shown, expected);
+    assert!(statistics.len() == 4 && statistics[2].contains("262144 bytes"), "{statistics:?}");
+}
+
+#[test]
+fn the_calls_do_in_c_what_their_manual_pages_say() {
+    let Some((dir, mut program)) = program("tests/c/calls.c", &["-D_GNU_SOURCE"]) else { return };
+    let below = dir.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    assert_eq!(run(program.arg(&below)), "passed\n");
+}
+
+#[test]
+fn operations_that_finish_later_do_so_in_c() {
+    let Some((dir, mut program)) = program("tests/c/aio.c", &["-D_GNU_SOURCE"]) else { return };
+    assert_eq!(run(program.arg(dir.path())), "passed\n");
+}
+
+#[test]
+fn many_threads_share_the_library() {
+    let Some((dir, mut program)) = program("tests/c/threads.c", &["-D_GNU_SOURCE"]) else { return };
+    assert_eq!(run(program.arg(dir.path())), "passed\n");
+}
+
+#[test]
+fn every_function_is_called_by_a_program_in_c() {
+    let mut sources = String::new();
+    for dir in ["tests/c", "examples"] {
+        for file in std::fs::read_dir(root().join(dir)).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "c") {
+                sources.push_str(&std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let called = |name: &&String| sources.contains(&format!("{name}("));
+    let missing: Vec<_> = declared().into_iter().filter(|name| !called(&name)).collect();
+    assert!(missing.is_empty(), "no program calls {missing:?}");
+}

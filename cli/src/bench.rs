@@ -1,0 +1,229 @@
+//! `defuse bench`, and the process whose calls it measures.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Subcommand;
+use defuse_direct::{At, Client, Description, How, MountArgs, Task};
+use defuse_fs::layer::Method;
+use defuse_fs::{Context, File, FileSystem, ReadArgs, ReadBuf, WriteArgs, WriteBuf, delegate};
+use defuse_memory::Memory;
+use defuse_study::direct::worker::{self, Calls};
+use defuse_study::direct::{self, Options, Scale};
+use rustix::fs::OFlags;
+
+use crate::error::{Failure, Result, print, warn};
+use crate::study::{failed, this_program};
+
+/// Measure defuse itself, on this machine
+#[derive(clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Direct(DirectArgs),
+}
+
+/// Measure what it brings to leave the kernel out: the tables of "Direct-FUSE"
+///
+/// The same calls on tmpfs and on ext4 (a loop device made for the purpose), natively, through a mount with direct_io,
+/// through libfuse's passthrough_hp where it is there, and by an unchanged program under `defuse run`, in turns. Beside
+/// bandwidth: context switches, what of a call is the client's own part, `memory:` against tmpfs, and what a start costs.
+/// Says whether each goal is met, with the spread of the rounds. Takes about two minutes, and needs root. Everything that
+/// it makes is removed again, also after Ctrl-C, which keeps the rounds that were complete.
+#[derive(clap::Args)]
+pub struct DirectArgs {
+    /// How often everything is measured; after two and a half minutes no further round begins
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    rounds: u32,
+    /// full, or tiny: everything once and small, to see that it works
+    #[arg(long, value_parser = Scale::named, default_value = "full")]
+    scale: Scale,
+    /// Write direct.json and direct.html, which needs no network, into this directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where the image of ext4 and the mounts lie meanwhile
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    work: PathBuf,
+    /// libfuse's passthrough_hp [default: as `cargo xtask bench` has made it]
+    #[arg(long, value_name = "PROGRAM")]
+    libfuse: Option<PathBuf>,
+    /// Print the results as JSON instead of the tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make calls for `defuse bench direct`
+#[derive(clap::Args)]
+pub struct WorkerArgs {
+    /// The file
+    #[arg(long)]
+    file: PathBuf,
+    /// Open it with O_DIRECT
+    #[arg(long)]
+    o_direct: bool,
+    /// Count the context switches of this process, too
+    #[arg(long)]
+    server: Option<u32>,
+    /// Count those of whoever started this one
+    #[arg(long, conflicts_with = "server")]
+    server_is_parent: bool,
+    /// Call the client as a library, on this source
+    #[arg(long)]
+    client: Option<std::ffi::OsString>,
+}
+
+/// Runs a benchmark.
+pub fn run(args: &BenchArgs) -> Result {
+    let What::Direct(args) = &args.what;
+    let options = Options {
+        scale: args.scale.clone(),
+        rounds: args.rounds,
+        work: args.work.clone(),
+        libfuse: args.libfuse.clone(),
+        program: this_program()?,
+    };
+    if let Some(dir) = &args.out {
+        // Not after two minutes.
+        std::fs::create_dir_all(dir).map_err(|error| {
+            Failure::Failed(format!(
+                "cannot make {}: {error}: name another directory with --out",
+                dir.display()
+            ))
+        })?;
+    }
+    let results = direct::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    if let Some(dir) = &args.out {
+        results.write(dir).map_err(failed)?;
+        let page = direct::write_report(&results, dir).map_err(failed)?;
+        warn(&format!("the report is {}", page.display()));
+    }
+    if args.json {
+        let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;
+        value["goals"] =
+            serde_json::to_value(direct::goals::all(&results)).map_err(Failure::failed)?;
+        print(&format!("{value}\n"))?;
+    } else {
+        print(&direct::table(&results))?;
+    }
+    if results.interrupted {
+        return Err(Failure::Failed("interrupted: not all rounds were measured".into()));
+    }
+    Ok(())
+}
+
+/// Makes calls until the standard input ends.
+pub fn run_worker(args: &WorkerArgs) -> Result {
+    let parent = || args.server_is_parent.then(std::os::unix::process::parent_id);
+    let server = args.server.or_else(parent);
+    match &args.client {
+        Some(source) => {
+            let mut calls = Library::open(source, &args.file)?;
+            worker::work(&mut calls, server).map_err(failed)
+        }
+        None => {
+            let mut file = worker::open(&args.file, args.o_direct).map_err(failed)?;
+            worker::work(&mut file, server).map_err(failed)
+        }
+    }
+}
+
+/// Calls of the client as a library, on a file of one mount.
+struct Library {
+    client: Client,
+    task: Task,
+    file: Arc<Description>,
+    is_dummy: bool,
+}
+
+impl Library {
+    /// Opens `path` of a source; of one that does nothing if the source is `dummy`.
+    fn open(source: &std::ffi::OsStr, path: &Path) -> Result<Library> {
+        const NAME: &[u8] = b"bench:";
+        let is_dummy = source == "dummy";
+        let fs: Arc<dyn FileSystem> = if is_dummy {
+            Arc::new(Dummy { inner: Memory::new(Default::default()) })
+        } else {
+            let mut settings = defuse_compose::Settings::default();
+            settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
+            defuse_compose::open_text(source, settings)?.2
+        };
+        let client = Client::new(Default::default());
+        let task = Task::of_this_process().map_err(Failure::failed)?;
+        client.mount(NAME, fs, &MountArgs::default()).map_err(Failure::failed)?;
+        let path = [NAME, path.as_os_str().as_bytes()].concat();
+        let flags = (OFlags::RDWR | OFlags::CREATE).bits();
+        let how = How { flags, mode: 0o600, ..How::default() };
+        let file = client.open(&task, At::Cwd, &path, how).map_err(Failure::failed)?;
+        Ok(Library { client, task, file, is_dummy })
+    }
+}
+
+impl Calls for Library {
+    fn truncate(&mut self) -> io::Result<()> {
+        self.client.ftruncate(&self.task, &self.file, 0).map_err(io::Error::other)
+    }
+
+    fn rewind(&mut self) -> io::Result<()> {
+        self.client.lseek(&self.task, &self.file, 0, 0).map(drop).map_err(io::Error::other)
+    }
+
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let count = self.client.read(&self.task, &self.file, room).map_err(io::Error::other)?;
+        // Nothing was put there, so that nothing but the call is measured.
+        Ok(if self.is_dummy { room.len() } else { count })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.client.write(&self.task, &self.file, bytes).map_err(io::Error::other)
+    }
+}
+
+/// Memory whose reads and writes return at once, moving nothing.
+struct Dummy {
+    inner: Memory,
+}
+
+impl Dummy {
+    fn around<T>(
+        &self,
+        _: Method,
+        _: &Context<'_>,
+        call: impl FnOnce(&Memory) -> defuse_fs::Result<T>,
+    ) -> defuse_fs::Result<T> {
+        call(&self.inner)
+    }
+}
+
+impl FileSystem for Dummy {
+    delegate!(around inner, except read, write, submit);
+
+    fn read(
+        &self,
+        _: &Context<'_>,
+        _: File,
+        _: ReadArgs,
+        _: &mut ReadBuf<'_>,
+    ) -> defuse_fs::Result<()> {
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        _: File,
+        _: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> defuse_fs::Result<usize> {
+        Ok(data.remaining())
+    }
+
+    fn submit(&self, io: defuse_fs::Io) {
+        self.inner.submit(io);
+    }
+}

@@ -1,0 +1,158 @@
+//! `defuse bench direct`, small: the shape of its results, what must be so on any machine, and that nothing is left behind.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{PROGRAM, Place};
+use serde_json::Value;
+
+/// A place for a benchmark; `None` with a printed reason where there can be none.
+fn place() -> Option<Place> {
+    let place = Place::to_mount()?;
+    let mut find = Command::new("sh");
+    find.args(["-c", "command -v mkfs.ext4 && command -v losetup"]).stdout(Stdio::null());
+    if !find.status().unwrap().success() || !Path::new("/dev/loop-control").exists() {
+        println!("skipped: no ext4 can be made on a loop device");
+        return None;
+    }
+    Some(place)
+}
+
+fn bench(place: &Place, arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "direct", "--scale", "tiny", "--json", "--work"]);
+    command.arg(place.path("src")).args(arguments);
+    command
+}
+
+/// The cells of a table on a target.
+fn cells<'a>(results: &'a Value, table: &str, target: &str) -> Vec<&'a Value> {
+    let cells = results["cells"].as_array().unwrap().iter();
+    cells.filter(|cell| cell["table"] == table && cell["target"] == target).collect()
+}
+
+fn number(cell: &Value, path: &str) -> u64 {
+    cell.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path} in {cell}"))
+}
+
+#[test]
+fn every_table_is_measured_and_direct_calls_wait_for_nobody() {
+    let Some(place) = place() else { return };
+    let out = place.path("out");
+    let output = bench(&place, &["--rounds", "2", "--out"]).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&results["schema"], &results["rounds"]),
+        (&"defuse-bench-direct/1".into(), &2.into())
+    );
+
+    // Two blocks and two rounds each; three operations on two file systems.
+    for target in ["native", "mount", "direct", "served"] {
+        assert_eq!(cells(&results, "writes", target).len(), 4, "{target}");
+        assert_eq!(cells(&results, "sequential", target).len(), 24, "{target}");
+    }
+    for (table, target) in
+        [("memory", "native"), ("memory", "memory"), ("share", "client"), ("share", "dummy")]
+    {
+        assert_eq!(cells(&results, table, target).len(), 4, "{table} {target}");
+    }
+    for cell in results["cells"].as_array().unwrap() {
+        let (calls, block) = (number(cell, "/calls"), number(cell, "/block"));
+        assert!(number(cell, "/ns") > 0 && calls > 0, "{cell}");
+        assert_eq!(number(cell, "/bytes"), calls * block, "{cell}");
+    }
+
+    let waits = |cell: &&Value| number(cell, "/app/voluntary") + number(cell, "/server/voluntary");
+    for target in ["direct", "served"] {
+        // A page that has to be fetched, say, may make one wait; what is served by somebody else waits every time.
+        let mut switches: Vec<u64> = cells(&results, "writes", target).iter().map(waits).collect();
+        switches.sort_unstable();
+        assert_eq!(switches[0], 0, "{target}: {switches:?}");
+        assert!(switches[3] < 10, "{target}: {switches:?}");
+    }
+    for cell in cells(&results, "writes", "mount") {
+        assert!(
+            number(cell, "/requests") >= number(cell, "/calls"),
+            "the daemon was passed by: {cell}"
+        );
+    }
+    let ns = |table, target| -> u64 {
+        cells(&results, table, target).into_iter().map(|cell| number(cell, "/ns")).sum()
+    };
+    assert!(ns("sequential", "direct") < ns("sequential", "mount"));
+    assert!(ns("share", "dummy") < ns("share", "client"));
+
+    let goals = results["goals"].as_array().unwrap();
+    for part in [
+        "against the mount",
+        "against native",
+        "voluntary",
+        "memory:",
+        "the client's part",
+        "a start",
+    ] {
+        let what = |goal: &&Value| goal["what"].as_str().unwrap().contains(part);
+        let goal = goals.iter().find(what).unwrap_or_else(|| panic!("{part}: {goals:?}"));
+        assert!(goal["figure"]["median"].is_number() && goal["outcome"].is_string(), "{goal}");
+    }
+    let written: Value =
+        serde_json::from_slice(&fs::read(out.join("direct.json")).unwrap()).unwrap();
+    assert_eq!(written["cells"], results["cells"]);
+    assert!(fs::read_to_string(out.join("direct.html")).unwrap().contains("</html>"));
+    assert_eq!(left(&place), Vec::<String>::new());
+}
+
+/// What it makes, as far as it can be seen from outside.
+fn left(place: &Place) -> Vec<String> {
+    let work = place.path("src").display().to_string();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut left: Vec<String> =
+        mounts.lines().filter(|line| line.contains(&work)).map(str::to_owned).collect();
+    for entry in fs::read_dir("/sys/block").unwrap().flatten() {
+        let backing =
+            fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        left.extend(backing.contains(&work).then_some(backing));
+    }
+    let files = fs::read_dir(&work).unwrap().flatten();
+    left.extend(files.map(|entry| entry.path().display().to_string()));
+    left
+}
+
+#[test]
+fn a_signal_ends_it_in_order() {
+    let Some(place) = place() else { return };
+    let mut child = bench(&place, &["--rounds", "1000000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    common::eventually("at work", || left(&place).iter().any(|line| line.contains("mount-ext4")));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(left(&place), Vec::<String>::new());
+}
+
+#[test]
+fn mistakes_are_told_before_anything_starts() {
+    let place = Place::new();
+    for (arguments, expected) in [
+        (&["--libfuse", "/no/such/passthrough_hp"][..], "/no/such/passthrough_hp"),
+        (&["--rounds", "0"], "--rounds"),
+        (&["--work", "/no/such/place"], "/no/such/place"),
+        (&["--scale", "huge"], "full or tiny"),
+        (&["--out", "/proc/none"], "--out"),
+    ] {
+        let output =
+            Command::new(PROGRAM).args(["bench", "direct"]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}: {said}");
+        let is_root = rustix::process::geteuid().is_root();
+        assert!(said.contains(expected) || !is_root && said.contains("root is needed"), "{said}");
+    }
+    drop(place);
+}

@@ -1,0 +1,61 @@
+//! What a user at a terminal sees.
+
+// Every test program uses another part of it.
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use crate::common::Place;
+
+/// The program on a terminal of its own.
+pub struct Terminal {
+    pub child: Child,
+    master: OwnedFd,
+    pub shown: String,
+}
+
+impl Terminal {
+    pub fn start(place: &Place, arguments: &[&str]) -> Terminal {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let size = rustix::termios::Winsize { ws_row: 24, ws_col: 140, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&master, size).unwrap();
+        let slave = || File::options().read(true).write(true).open(&name).unwrap();
+        let mut command = place.command(arguments);
+        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
+        rustix::io::ioctl_fionbio(&master, true).unwrap();
+        Terminal { child, master, shown: String::new() }
+    }
+
+    /// Reads until `text` is shown.
+    pub fn shows(&mut self, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.shown.contains(text) {
+            assert!(Instant::now() < deadline, "{text:?} is not in {:.2000?}", self.shown);
+            let mut part = [0; 4096];
+            match rustix::io::read(&self.master, &mut part) {
+                Ok(len) => self.shown.push_str(&String::from_utf8_lossy(&part[..len])),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    pub fn types(&mut self, keys: &[u8]) {
+        self.shown.clear();
+        rustix::io::write(&self.master, keys).unwrap();
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

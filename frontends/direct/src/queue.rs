@@ -1,0 +1,385 @@
+//! Work that is done later by threads of its own: the way to have several calls under way on file
+//! systems that answer them one by one.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Errno, Result};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::node::lock;
+
+/// Most pieces of work of a queue.
+const CAPACITY_MAX: usize = 65_536;
+/// Most threads of a queue.
+const THREADS_MAX: usize = 1024;
+
+/// How a [`Queue`] is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOptions {
+    /// Most pieces of work that wait, run, or have ended and not been collected: 1 to 65,536.
+    pub capacity: usize,
+    /// Most threads, up to 1024, which are started when they are needed. 0 for twice the number of
+    /// processors, but at least 4.
+    pub threads: usize,
+    /// Runs on each thread before all work.
+    pub on_start: fn(),
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        QueueOptions { capacity: 1024, threads: 0, on_start: || {} }
+    }
+}
+
+/// How work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// It ran, with this result.
+    Done(T),
+    /// It was taken back before it began.
+    Canceled,
+    /// It panicked.
+    Panicked,
+}
+
+/// Is told how work ended, on a thread of the queue or on that which took it back.
+pub type Then<T> = Box<dyn FnOnce(u64, Outcome<T>) + Send>;
+
+/// Work for the threads of a queue, each piece with a number of its giver's choice. Dropped, it takes
+/// back what has not begun and waits for the rest.
+pub struct Queue<T: Send + 'static> {
+    shared: Arc<Shared<T>>,
+}
+
+thread_local! {
+    /// This thread belongs to a queue.
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+struct Job<T> {
+    data: u64,
+    then: Option<Then<T>>,
+    work: Box<dyn FnOnce() -> T + Send>,
+}
+
+struct State<T> {
+    waiting: VecDeque<Job<T>>,
+    /// The numbers of those that have begun.
+    running: Vec<u64>,
+    ended: VecDeque<(u64, Outcome<T>)>,
+    workers: usize,
+    idle: usize,
+    ending: bool,
+}
+
+impl<T> State<T> {
+    fn len(&self) -> usize {
+        self.waiting.len() + self.running.len() + self.ended.len()
+    }
+}
+
+struct Shared<T> {
+    options: QueueOptions,
+    /// Readable exactly while something has ended; written and read with the state held.
+    eventfd: OwnedFd,
+    state: Mutex<State<T>>,
+    /// There is work, or all is to end.
+    work: Condvar,
+    /// Something has ended, or a worker has gone.
+    change: Condvar,
+}
+
+impl<T: Send + 'static> Queue<T> {
+    /// An empty queue. `EINVAL` for options out of their ranges, and what eventfd(2) gives.
+    pub fn new(mut options: QueueOptions) -> Result<Self> {
+        if !(1..=CAPACITY_MAX).contains(&options.capacity) || options.threads > THREADS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        if options.threads == 0 {
+            let processors = std::thread::available_parallelism().map_or(2, |count| count.get());
+            options.threads = (processors * 2).clamp(4, THREADS_MAX);
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let eventfd = eventfd(0, flags).map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+        let state = State {
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            ended: VecDeque::new(),
+            workers: 0,
+            idle: 0,
+            ending: false,
+        };
+        let (work, change) = (Condvar::new(), Condvar::new());
+        let state = Mutex::new(state);
+        Ok(Queue { shared: Arc::new(Shared { options, eventfd, state, work, change }) })
+    }
+
+    /// Takes work. With `then`, that is told of the end; otherwise [`collect`](Queue::collect) is.
+    /// `EAGAIN` where there is no room, or no thread can be started, `EINVAL` after
+    /// [`end`](Queue::end).
+    pub fn submit(
+        &self,
+        data: u64,
+        work: Box<dyn FnOnce() -> T + Send>,
+        then: Option<Then<T>>,
+    ) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        if state.ending {
+            return Err(Errno::EINVAL);
+        }
+        if state.len() >= self.shared.options.capacity {
+            return Err(Errno::EAGAIN);
+        }
+        if state.idle <= state.waiting.len() && state.workers < self.shared.options.threads {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("defuse-queue".to_owned());
+            match thread.spawn(move || shared.serve()) {
+                Ok(_) => state.workers += 1,
+                Err(_) if state.workers == 0 => return Err(Errno::EAGAIN),
+                Err(_) => {}
+            }
+        }
+        state.waiting.push_back(Job { data, then, work });
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    /// Takes up to `max` ends, waiting for at least `min`, but no longer than `limit`. `EDEADLK` on a
+    /// thread of a queue, which could wait for itself.
+    pub fn collect(
+        &self,
+        min: usize,
+        max: usize,
+        limit: Option<Duration>,
+    ) -> Result<Vec<(u64, Outcome<T>)>> {
+        if WORKS.get() && min > 0 {
+            return Err(Errno::EDEADLK);
+        }
+        // A time that no clock reaches is for ever.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = lock(&self.shared.state);
+        while state.ended.len() < min && !state.ending {
+            let Some(until) = until else {
+                state = wait(&self.shared.change, state);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.shared.change.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let count = state.ended.len().min(max);
+        let found: Vec<_> = state.ended.drain(..count).collect();
+        if state.ended.is_empty() && !found.is_empty() {
+            let _ = rustix::io::read(&self.shared.eventfd, &mut [0; 8]);
+        }
+        Ok(found)
+    }
+
+    /// Takes work of this number back that has not begun: its end is told as
+    /// [`Outcome::Canceled`]. `EINPROGRESS` where it has begun, `ENOENT` where there is none.
+    pub fn cancel(&self, data: u64) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        let place = state.waiting.iter().position(|job| job.data == data);
+        let Some(job) = place.and_then(|place| state.waiting.remove(place)) else {
+            let begun = state.running.contains(&data);
+            return Err(if begun { Errno::EINPROGRESS } else { Errno::ENOENT });
+        };
+        drop(state);
+        self.shared.canceled(job);
+        Ok(())
+    }
+
+    /// A descriptor for poll(2) and its kin: readable while there are ends to collect. Not to be read.
+    pub fn eventfd(&self) -> BorrowedFd<'_> {
+        self.shared.eventfd.as_fd()
+    }
+
+    /// Takes back what has not begun and waits for the rest. Nothing is taken any more. `EDEADLK` on
+    /// a thread of a queue, which could wait for itself.
+    pub fn end(&self) -> Result<()> {
+        if WORKS.get() {
+            return Err(Errno::EDEADLK);
+        }
+        let mut state = lock(&self.shared.state);
+        state.ending = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.shared.work.notify_all();
+        self.shared.change.notify_all();
+        waiting.into_iter().for_each(|job| self.shared.canceled(job));
+        let mut state = lock(&self.shared.state);
+        while state.workers > 0 {
+            state = wait(&self.shared.change, state);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Send + 'static> Drop for Queue<T> {
+    fn drop(&mut self) {
+        if self.end().is_err() {
+            // On a thread of its own nobody can wait; the others go by themselves.
+            lock(&self.shared.state).ending = true;
+            self.shared.work.notify_all();
+        }
+    }
+}
+
+impl<T: Send + 'static> std::fmt::Debug for Queue<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}
+
+fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> Shared<T> {
+    /// What a worker does until the end.
+    fn serve(&self) {
+        (self.options.on_start)();
+        WORKS.set(true);
+        let mut state = lock(&self.state);
+        loop {
+            let Some(Job { data, then, work }) = state.waiting.pop_front() else {
+                if state.ending {
+                    break;
+                }
+                state.idle += 1;
+                state = wait(&self.work, state);
+                state.idle -= 1;
+                continue;
+            };
+            state.running.push(data);
+            drop(state);
+            // What the work holds is let go before anybody hears of its end.
+            let result = std::panic::catch_unwind(AssertUnwindSafe(work));
+            state = self.tell(data, result.map_or(Outcome::Panicked, Outcome::Done), then);
+            if let Some(place) = state.running.iter().position(|&running| running == data) {
+                state.running.swap_remove(place);
+            }
+        }
+        state.workers -= 1;
+        self.change.notify_all();
+    }
+
+    fn canceled(&self, job: Job<T>) {
+        drop(job.work);
+        drop(self.tell(job.data, Outcome::Canceled, job.then));
+    }
+
+    fn tell(
+        &self,
+        data: u64,
+        outcome: Outcome<T>,
+        then: Option<Then<T>>,
+    ) -> MutexGuard<'_, State<T>> {
+        if let Some(then) = then {
+            // A panic there must not end the thread.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| then(data, outcome)));
+            return lock(&self.state);
+        }
+        let mut state = lock(&self.state);
+        if state.ended.is_empty() {
+            // It cannot be full: it is read before it is written again.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+        state.ended.push_back((data, outcome));
+        self.change.notify_all();
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn queue(capacity: usize, threads: usize) -> Queue<u64> {
+        Queue::new(QueueOptions { capacity, threads, ..Default::default() }).unwrap()
+    }
+
+    #[test]
+    fn several_pieces_of_work_are_under_way_at_once() {
+        let queue = queue(2, 2);
+        let (one, other) = (channel(), channel());
+        // Each waits for the other one.
+        queue
+            .submit(
+                1,
+                Box::new(move || one.1.recv().map(|()| other.0.send(()).is_ok().into()).unwrap()),
+                None,
+            )
+            .unwrap();
+        queue
+            .submit(
+                2,
+                Box::new(move || {
+                    one.0.send(()).unwrap();
+                    other.1.recv().map(|()| 1).unwrap()
+                }),
+                None,
+            )
+            .unwrap();
+        let mut ends = queue.collect(2, 2, None).unwrap();
+        ends.sort_by_key(|(data, _)| *data);
+        assert_eq!(ends, [(1, Outcome::Done(1)), (2, Outcome::Done(1))]);
+    }
+
+    #[test]
+    fn a_queue_is_bounded_and_its_work_can_be_taken_back() {
+        let queue = queue(2, 1);
+        let (started, start) = channel();
+        let (go, gate) = channel::<()>();
+        let held = move || {
+            started.send(()).unwrap();
+            gate.recv().map_or(0, |()| 7)
+        };
+        queue.submit(1, Box::new(held), None).unwrap();
+        start.recv().unwrap();
+        queue.submit(2, Box::new(|| 8), None).unwrap();
+        assert_eq!(queue.submit(3, Box::new(|| 9), None), Err(Errno::EAGAIN));
+        assert_eq!(queue.cancel(1), Err(Errno::EINPROGRESS));
+        assert_eq!(queue.cancel(3), Err(Errno::ENOENT));
+        assert_eq!(queue.cancel(2), Ok(()));
+        assert_eq!(queue.collect(1, 5, None).unwrap(), [(2, Outcome::Canceled)]);
+        assert_eq!(queue.collect(1, 5, Some(Duration::ZERO)).unwrap(), []);
+        go.send(()).unwrap();
+        assert_eq!(queue.collect(1, 5, None).unwrap(), [(1, Outcome::Done(7))]);
+    }
+
+    #[test]
+    fn panics_are_outcomes_and_no_thread_waits_for_itself() {
+        let queue = Arc::new(queue(8, 1));
+        queue.submit(1, Box::new(|| panic!("on purpose")), None).unwrap();
+        queue.submit(2, Box::new(|| 0), Some(Box::new(|_, _| panic!("on purpose")))).unwrap();
+        let inner = Arc::clone(&queue);
+        let waits = move || match (inner.collect(1, 1, None), inner.end()) {
+            (Err(Errno::EDEADLK), Err(Errno::EDEADLK)) => 1,
+            _ => 0,
+        };
+        queue.submit(3, Box::new(waits), None).unwrap();
+        let ends = queue.collect(2, 8, None).unwrap();
+        assert_eq!(ends, [(1, Outcome::Panicked), (3, Outcome::Done(1))]);
+        queue.end().unwrap();
+        assert_eq!(queue.submit(4, Box::new(|| 0), None), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn options_out_of_range_are_refused() {
+        for (capacity, threads) in [(0, 1), (CAPACITY_MAX + 1, 1), (1, THREADS_MAX + 1)] {
+            let options = QueueOptions { capacity, threads, ..Default::default() };
+            assert_eq!(Queue::<()>::new(options).err(), Some(Errno::EINVAL));
+        }
+    }
+}

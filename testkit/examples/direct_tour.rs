@@ -1,0 +1,132 @@
+//! Several file systems in one process: two of the same type and two of different types, with files
+//! copied between them, a listing, reads that finish later, and statistics: `cargo run -p
+//! defuse-testkit --example direct_tour -- DIRECTORY`. The same in C is `capi/examples/tour.c`.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use defuse_direct::{
+    At, Client, Description, How, MountArgs, Options, Outcome, Queue, QueueOptions, Result, Stop,
+    Task,
+};
+use defuse_fs::{Errno, FileKind, FileSystem, OpenFlags};
+use defuse_memory::Memory;
+use defuse_passthrough::{Credentials, Options as PassthroughOptions, Passthrough};
+
+const PIECES: usize = 4;
+const PIECE: usize = 64 << 10;
+const SIZE: usize = PIECES * PIECE;
+/// `O_RDONLY`.
+const READ: u32 = 0;
+const NEW: u32 = OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::TRUNC;
+
+struct Tour {
+    client: Client,
+    task: Task,
+}
+
+impl Tour {
+    fn mount(&self, target: &str, fs: impl FileSystem + 'static) -> Result<(), defuse_fs::Errno> {
+        self.client.mount(target.as_bytes(), Arc::new(fs), &MountArgs::default())?;
+        println!("mounted {target}");
+        Ok(())
+    }
+
+    fn open(&self, path: &str, flags: u32) -> Result<Arc<Description>> {
+        let how = How { flags, mode: 0o644, ..How::default() };
+        self.client.open(&self.task, At::Cwd, path.as_bytes(), how)
+    }
+
+    /// From one mount to another one, whatever their types.
+    fn copy(&self, from: &str, to: &str) -> Result<()> {
+        let (source, target) = (self.open(from, READ)?, self.open(to, NEW)?);
+        let mut total = 0;
+        loop {
+            let ends = ((&*source, None), (&*target, None));
+            match self.client.copy_file_range(&self.task, ends.0, ends.1, SIZE)? {
+                0 => break,
+                count => total += count,
+            }
+        }
+        source.close(&self.task)?;
+        target.close(&self.task)?;
+        println!("copied {total} bytes from {from} to {to}");
+        Ok(())
+    }
+
+    fn list(&self, path: &str) -> Result<()> {
+        let dir = self.open(path, OpenFlags::DIRECTORY)?;
+        for entry in self.client.read_dir(&self.task, &dir)? {
+            if entry.kind == FileKind::Regular {
+                println!("{path} has {}", String::from_utf8_lossy(&entry.name));
+            }
+        }
+        Ok(dir.close(&self.task)?)
+    }
+
+    /// Several reads at once; their ends come in any order.
+    fn read_later(self: &Arc<Self>, path: &str, expected: &[u8]) -> Result<()> {
+        let file = self.open(path, READ)?;
+        let queue = Queue::new(QueueOptions::default())?;
+        for piece in 0..PIECES {
+            let (tour, file) = (Arc::clone(self), Arc::clone(&file));
+            let work = move || {
+                let mut room = vec![0; PIECE];
+                let offset = (piece * PIECE) as u64;
+                let count = tour.client.pread(&tour.task, &file, &mut room, offset)?;
+                room.truncate(count);
+                Ok::<_, Stop>(room)
+            };
+            queue.submit(piece as u64, Box::new(work), None)?;
+        }
+        let mut memory = vec![0; SIZE];
+        for (piece, outcome) in queue.collect(PIECES, PIECES, None)? {
+            let Outcome::Done(bytes) = outcome else { return Err(Errno::EIO.into()) };
+            memory[piece as usize * PIECE..][..PIECE].copy_from_slice(&bytes?);
+        }
+        let same = if memory == expected { "the same bytes" } else { "other bytes" };
+        println!("read {PIECES} pieces of {path} at once: {same}");
+        Ok(file.close(&self.task)?)
+    }
+
+    fn statistics(&self, target: &str) -> Result<()> {
+        let snapshot = self.client.statistics(target.as_bytes())?;
+        let mut all = Vec::new();
+        for stats in &snapshot.ops {
+            let (op, count) = (stats.op.name(), stats.latency.count);
+            all.push(format!("{count} {op} ({} bytes)", stats.bytes));
+        }
+        println!("statistics of {target} {}", all.join(", "));
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let dir =
+        std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: direct_tour DIRECTORY")?;
+    let client = Client::new(Options::default());
+    let tour = Arc::new(Tour { client, task: Task::of_this_process()? });
+    // The threads are the program's own: nothing of them may stay changed.
+    let options = PassthroughOptions { credentials: Credentials::Restore, ..Default::default() };
+    tour.mount("mem:", Memory::new(Default::default()))?;
+    tour.mount("scratch:", Memory::new(Default::default()))?;
+    tour.mount("/data", Passthrough::new(&dir, options.clone())?)?;
+    tour.mount("/more", Passthrough::new(&dir, options)?)?;
+
+    let bytes: Vec<u8> = (0..SIZE).map(|place| (place / PIECE + place % 251) as u8).collect();
+    let file = tour.open("mem:/one", NEW)?;
+    assert_eq!(tour.client.write(&tour.task, &file, &bytes)?, SIZE);
+    file.close(&tour.task)?;
+    drop(file);
+    tour.copy("mem:/one", "scratch:/two")?;
+    tour.copy("scratch:/two", "/data/three")?;
+    tour.list("/data")?;
+    tour.read_later("/more/three", &bytes)?;
+    let targets = ["mem:", "scratch:", "/data", "/more"];
+    targets.iter().try_for_each(|target| tour.statistics(target))?;
+    for target in targets {
+        tour.client.unmount(target.as_bytes(), false)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `cargo xtask library`: libdefuse as C programs want it, with its header and manual pages.
+//!
+//! The shared library is linked here, of the static one that cargo builds: rustc passes a version
+//! script of its own, beside which no linker takes another one with named versions.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command;
+use crate::install::Installation;
+
+/// Build libdefuse for C and install it with header, pkg-config file and manual pages
+#[derive(clap::Args)]
+pub struct LibraryArgs {
+    /// Where to, such as /usr/local [default: libdefuse in cargo's target directory]
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<PathBuf>,
+    /// Build without optimization, which is quicker
+    #[arg(long)]
+    debug: bool,
+}
+
+/// The name under which programs ask for the library: it changes when they would no longer run.
+const SONAME: &str = "libdefuse.so.0";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What the static library needs besides.
+const NEEDED: [&str; 6] = ["-lgcc_s", "-lpthread", "-ldl", "-lrt", "-lm", "-lc"];
+
+/// Builds and installs.
+pub fn run(args: &LibraryArgs) -> Result<()> {
+    let target = command::target_dir()?;
+    let prefix = match &args.prefix {
+        Some(prefix) => std::path::absolute(prefix)?,
+        None => target.join("libdefuse"),
+    };
+    let mut cargo = command::cargo();
+    cargo.args(["build", "--package", "defuse-capi", "--lib"]);
+    let profile = if args.debug { "debug" } else { "release" };
+    command::run(if args.debug { &mut cargo } else { cargo.arg("--release") })?;
+    let built = target.join(profile).join("libdefuse.a");
+    install(&built, &prefix, &Installation::new(&prefix, None))?;
+    println!("installed libdefuse {VERSION} to {}", prefix.display());
+    println!(
+        "a program is compiled by: cc program.c $(PKG_CONFIG_PATH={0}/lib/pkgconfig pkg-config --cflags \
+         --libs defuse) -Wl,-rpath,{0}/lib",
+        prefix.display()
+    );
+    Ok(())
+}
+
+/// Links the library of the static one, and puts everything that belongs to it where `at` says; it
+/// will be found below `prefix`.
+pub fn install(built: &Path, prefix: &Path, at: &Installation) -> Result<()> {
+    let capi = command::root().join("capi");
+    let linked = built.with_extension("so.linked");
+    link(built, &capi.join("libdefuse.map"), &linked)?;
+    let real = format!("libdefuse.so.{VERSION}");
+    at.copy(&linked, &format!("lib/{real}"), 0o755)?;
+    fs::remove_file(&linked)?;
+    at.link(&format!("lib/{SONAME}"), &real)?;
+    at.link("lib/libdefuse.so", SONAME)?;
+    at.copy(built, "lib/libdefuse.a", 0o644)?;
+    at.copy(&capi.join("include/defuse.h"), "include/defuse.h", 0o644)?;
+    at.write("lib/pkgconfig/defuse.pc", pkg_config(prefix).as_bytes(), 0o644)?;
+    manual(&capi.join("man"), at)
+}
+
+fn link(built: &Path, versions: &Path, library: &Path) -> Result<()> {
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.args(["-shared", "-fPIC", "-o"]).arg(library);
+    cc.arg(format!("-Wl,-soname,{SONAME}"));
+    cc.arg(format!("-Wl,--version-script={}", versions.display()));
+    cc.args(["-Wl,--gc-sections", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now"]);
+    cc.arg("-Wl,--whole-archive").arg(built).arg("-Wl,--no-whole-archive").args(NEEDED);
+    command::run(&mut cc)
+}
+
+fn pkg_config(prefix: &Path) -> String {
+    format!(
+        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
+         Name: defuse\n\
+         Description: File systems inside of the application's own process\n\
+         Version: {VERSION}\n\
+         Cflags: -I${{includedir}}\n\
+         Libs: -L${{libdir}} -ldefuse\n\
+         Libs.private: {}\n",
+        prefix.display(),
+        NEEDED.join(" ")
+    )
+}
+
+/// Copies the pages, and makes one for each further name, which leads to its page.
+fn manual(pages: &Path, at: &Installation) -> Result<()> {
+    for page in fs::read_dir(pages)? {
+        let page = page?;
+        let file = page.file_name().to_string_lossy().into_owned();
+        at.copy(&page.path(), &format!("share/man/man3/{file}"), 0o644)?;
+        let text = fs::read_to_string(page.path())?;
+        let names = text.lines().skip_while(|line| *line != ".SH NAME").nth(1);
+        let names = names.and_then(|line| line.split(" \\- ").next()).unwrap_or("");
+        for name in names.split(", ").filter(|name| format!("{name}.3") != file) {
+            let page = format!(".so man3/{file}\n");
+            at.write(&format!("share/man/man3/{name}.3"), page.as_bytes(), 0o644)?;
+        }
+    }
+    Ok(())
+}
