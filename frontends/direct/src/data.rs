@@ -7,7 +7,8 @@ use defuse_fs::{
     Context, Errno, Fallocate, File, FileKind, FileSystem, IoctlArgs, IoctlReply, OpenFlags,
     ReadArgs, ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
 };
-use defuse_probe::{Op, clock};
+use defuse_probe::clock::Moment;
+use defuse_probe::{Cells, Op, clock};
 
 use crate::buffers::{Bytes, Memory, Pieces, Vectors};
 use crate::client::Client;
@@ -66,21 +67,36 @@ impl Mount {
     pub(crate) fn move_data(
         &self,
         op: Op,
+        expected: usize,
         call: impl FnOnce(&dyn FileSystem) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let recorder = self.recorder();
-        let start = recorder.with_cells(|cells| cells.count_sampled(op)).then(clock::now);
-        let result = guarded(|| call(&*self.core.fs));
-        recorder.with_cells(|cells| {
-            if let Some(start) = start {
-                cells.record_sample(op, start.elapsed_ns(), result.is_ok());
-            } else if result.is_err() {
-                cells.add_error(op);
-            }
-            cells.add_bytes(op, *result.as_ref().unwrap_or(&0) as u64);
+        // What is expected is counted beforehand, so that this thread's cells are looked for once.
+        let start = recorder.with_cells(|cells| {
+            cells.add_bytes(op, expected as u64);
+            cells.count_sampled(op).then(clock::now)
         });
+        let result = guarded(|| call(&*self.core.fs));
+        if start.is_some() || result != Ok(expected) {
+            let took = start.map(Moment::elapsed_ns);
+            recorder.with_cells(|cells| amend(cells, op, expected, took, &result));
+        }
         result
     }
+}
+
+/// What was not known before an operation: how long it took, where it was timed, and whether it did
+/// all that was expected.
+#[cold]
+fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Result<usize, Errno>) {
+    match took {
+        Some(ns) => cells.record_sample(op, ns, result.is_ok()),
+        None if result.is_err() => cells.add_error(op),
+        None => {}
+    }
+    // Adding wraps.
+    let moved = *result.as_ref().unwrap_or(&0) as u64;
+    cells.add_bytes(op, moved.wrapping_sub(expected as u64));
 }
 
 impl Client {
@@ -436,7 +452,7 @@ fn read_from(
         return crate::asynchronous::read_now(task, file, sink, len, args);
     }
     let cx = Context::new(task.caller());
-    let count = mount.move_data(Op::READ, |fs| {
+    let count = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
         fs.read(&cx, open, args, &mut out)?;
         Ok(out.filled())
@@ -543,7 +559,9 @@ fn write_to<S: WriteSource>(
     let result = if mount.caps().submits {
         crate::asynchronous::write_now(task, file, &mut source, args)
     } else {
-        mount.move_data(Op::WRITE, |fs| fs.write(&cx, open, args, &mut WriteBuf::new(&mut source)))
+        mount.move_data(Op::WRITE, len, |fs| {
+            fs.write(&cx, open, args, &mut WriteBuf::new(&mut source))
+        })
     };
     file.here().node.changed();
     let count = result?;

@@ -79,10 +79,15 @@ impl Node {
         self.version.load(Relaxed)
     }
 
-    /// Attributes have changed, or may have.
+    /// Attributes have changed, or may have. To be called when the change is there.
+    ///
+    /// Without a locked instruction, which would cost as much as the rest of what a write counts. Of
+    /// two threads at once the version may grow by one alone: both changes were there when it was
+    /// read, so that attributes that are asked for after it has grown have both.
     #[inline]
     pub(crate) fn changed(&self) {
-        self.version.fetch_add(1, std::sync::atomic::Ordering::Release);
+        let version = self.version.load(Relaxed);
+        self.version.store(version.wrapping_add(1), std::sync::atomic::Ordering::Release);
     }
 
     /// Reading has changed the access time.
