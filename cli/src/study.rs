@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use defuse_study::options::{Config, DeviceChoice, Options, Scale};
 use defuse_study::results::Results;
 use defuse_study::{engine, report, rows};
+use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Failure, Result, print, warn};
 
@@ -127,6 +128,7 @@ fn options(args: &StudyArgs) -> Result<Options> {
         resume: args.resume,
         program: this_program()?,
         kernel_stages: !args.no_kernel_stages,
+        open_files: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
     })
 }
 

@@ -71,6 +71,13 @@ impl Config {
         Config { name: "native".into(), kind: Kind::Native }
     }
 
+    /// Whether its daemon holds a descriptor for every inode that the kernel knows: the paper's file systems do.
+    pub fn holds_inodes_open(&self) -> bool {
+        matches!(&self.kind, Kind::Defuse(words) if words
+            .windows(2)
+            .any(|pair| pair[0] == "--profile" && ["base", "opt"].contains(&pair[1].as_str())))
+    }
+
     /// A configuration that has a name of its own.
     pub fn named(name: &str) -> Result<Config, String> {
         let mount = |words: &[&str]| Kind::Defuse(words.iter().map(|&word| word.into()).collect());
@@ -189,6 +196,8 @@ pub struct Options {
     pub program: PathBuf,
     /// Whether the kernel's queues are measured too, where that is permitted.
     pub kernel_stages: bool,
+    /// How many descriptors a daemon may have (the hard limit, `RLIMIT_NOFILE`).
+    pub open_files: u64,
 }
 
 #[cfg(test)]

@@ -258,6 +258,7 @@ mod tests {
             resume: false,
             program: "defuse".into(),
             kernel_stages: false,
+            open_files: 1 << 20,
         }
     }
 

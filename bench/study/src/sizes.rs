@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::engine::{Job, Phase};
-use crate::options::{DeviceChoice, Options, Scale};
+use crate::options::{Config, DeviceChoice, Options, Scale};
 use crate::rows::{Family, Media, Row};
 
 const MIB: u64 = 1 << 20;
@@ -53,6 +53,8 @@ impl Sizes {
             Scale::Small if random => SMALL_FILE,
             _ => access_factor,
         };
+        let most = most_created(number, options);
+        let (factor, access_factor) = (factor.min(most), access_factor.min(most));
         let share = (PAPER_MEMORY as f64 * factor) as u64;
         Sizes {
             factor,
@@ -74,6 +76,17 @@ impl Sizes {
             phase,
         }
     }
+}
+
+/// The largest factor at which the files that a row makes can all be open in a daemon that holds them so: all
+/// configurations make as many.
+fn most_created(number: u8, options: &Options) -> f64 {
+    let creates = Family::of(number) == Family::Creates;
+    if !creates || !options.configs.iter().any(Config::holds_inodes_open) {
+        return f64::INFINITY;
+    }
+    // The rest is for everything else that a daemon has open, and for directories.
+    options.open_files as f64 * 0.8 / files(number, 1.0) as f64
 }
 
 /// How long a row was published to run natively.
@@ -163,7 +176,6 @@ fn data(row: u8, factor: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Config;
 
     fn options(scale: Scale) -> Options {
         Options {
@@ -178,6 +190,7 @@ mod tests {
             resume: false,
             program: "defuse".into(),
             kernel_stages: true,
+            open_files: 1 << 20,
         }
     }
 
@@ -190,6 +203,22 @@ mod tests {
         let share = (small.caches_bytes - PROCESSES) as f64;
         let data = PAPER_DATA as f64 * small.factor;
         assert!((share / data * 15.0 - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn no_more_files_are_made_than_can_be_open() {
+        let mut options = options(Scale::Small);
+        let all = Sizes::of(37, &options);
+        assert!(files(37, all.factor) > 20_000);
+        options.open_files = 20_000;
+        let fewer = Sizes::of(37, &options);
+        assert!((15_000..=16_000).contains(&files(37, fewer.factor)), "{fewer:?}");
+        assert_eq!(
+            Sizes::of(1, &options).factor,
+            Sizes::of(1, &self::options(Scale::Small)).factor
+        );
+        options.configs = vec![Config::native(), Config::named("default").unwrap()];
+        assert_eq!(Sizes::of(37, &options), all);
     }
 
     #[test]
