@@ -1,8 +1,8 @@
 //! What a call of the in-process client costs: `cargo run --release -p defuse-testkit --example
 //! direct_throughput`. 4 KiB reads and writes of a file of 4 MiB in tmpfs, natively and through the
-//! client on passthrough and memory, in turns; and a file system that does nothing, for the share
-//! of the client itself. Beside them memory behind a socket, and behind a mount of the kernel with
-//! `direct_io` where one can be made.
+//! client on passthrough and memory, in turns. Beside them memory behind a socket, and behind a mount
+//! of the kernel with `direct_io` where one can be made. What the client itself takes of a call is
+//! measured by `defuse bench direct`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -10,10 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Place, Task};
-use defuse_fs::layer::Method;
-use defuse_fs::{
-    Context, File, FileSystem, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf, delegate,
-};
+use defuse_fs::FileSystem;
 use defuse_fuse::client::{Client as Connection, ClientOptions};
 use defuse_fuse::{Server, ServerOptions};
 use defuse_memory::Memory;
@@ -23,44 +20,6 @@ use defuse_testkit::mounted::{self, Mount};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const ROUNDS: usize = 15;
-
-/// Memory whose reads and writes return at once.
-struct Dummy {
-    inner: Memory,
-}
-
-impl Dummy {
-    fn around<T>(
-        &self,
-        _: Method,
-        _: &Context<'_>,
-        call: impl FnOnce(&Memory) -> Result<T>,
-    ) -> Result<T> {
-        call(&self.inner)
-    }
-}
-
-impl FileSystem for Dummy {
-    delegate!(around inner, except read, write, submit);
-
-    fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn write(
-        &self,
-        _: &Context<'_>,
-        _: File,
-        _: WriteArgs,
-        data: &mut WriteBuf<'_>,
-    ) -> Result<usize> {
-        Ok(data.remaining())
-    }
-
-    fn submit(&self, io: defuse_fs::Io) {
-        self.inner.submit(io);
-    }
-}
 
 type Read = Box<dyn FnMut(&mut [u8], u64)>;
 type Write = Box<dyn FnMut(&[u8], u64)>;
@@ -122,10 +81,9 @@ fn main() {
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());
     let over = Connection::connect(&socket, ClientOptions::default()).expect("a connection");
-    let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 4] = [
+    let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
         ("passthrough", b"p:", Arc::new(passthrough)),
         ("memory", b"m:", Arc::new(memory())),
-        ("dummy", b"d:", Arc::new(Dummy { inner: memory() })),
         ("socket", b"s:", Arc::new(over)),
     ];
     let mut targets = vec![native("native", dir.path())];
@@ -166,11 +124,5 @@ fn main() {
             base[1] / write
         );
     }
-    let share = |op: usize| 100.0 * targets[3].best[op] / targets[1].best[op];
-    println!(
-        "the client's share of a passthrough call: read {:.1} %, write {:.1} %",
-        share(0),
-        share(1)
-    );
     drop((targets, mount));
 }

@@ -231,13 +231,10 @@ extern "C" fn new_stack() -> u64 {
     if inside::has_ended() {
         return 0;
     }
-    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let args = [0, STACK_LEN, libc::PROT_NONE as u64, kind, u64::MAX, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let Ok(at) = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }) else {
+    let Ok(at) = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE) else {
         return 0;
     };
-    let (at, rest) = (at as u64, STACK_LEN - GUARD_LEN);
+    let rest = STACK_LEN - GUARD_LEN;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     if sys::plain(libc::SYS_mprotect, at + GUARD_LEN, rest, protection).is_err() {
         let _ = sys::plain(libc::SYS_munmap, at, STACK_LEN, 0);

@@ -3,7 +3,8 @@
 //! posix_spawn(3), popen(3) and system(3) make a child that shares its parent's memory until it
 //! executes a program (`CLONE_VM`). What such a child opened would be noted in the tables of both, so
 //! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a
-//! pipe that closes at exec where other threads would have to wait with it. One thing is different then: an execve(2) that fails is seen by the child alone, so that
+//! pipe that closes at exec where other threads would have to wait with it. One thing is different
+//! then: an execve(2) that fails is seen by the child alone, so that
 //! posix_spawn(3) succeeds and the child ends with code 127. Its commonest reason, a program that is
 //! not there, is looked for beforehand (`spawn.rs`).
 //!
@@ -30,12 +31,8 @@ static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Makes the mark of this process.
 pub fn mark() {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    let args = [0, 4096, protection, kind, u64::MAX, 0];
-    // SAFETY: a new mapping touches nothing that exists.
-    let Ok(at) = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }) else { return };
-    if sys::plain(libc::SYS_madvise, at as u64, 4096, libc::MADV_WIPEONFORK as u64).is_err() {
+    let Ok(at) = sys::map(4096, libc::PROT_READ | libc::PROT_WRITE, 0) else { return };
+    if sys::plain(libc::SYS_madvise, at, 4096, libc::MADV_WIPEONFORK as u64).is_err() {
         return;
     }
     let page = at as *mut AtomicU32;
@@ -111,7 +108,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         return Ok(true);
     }
     let _inside = Inside::enter();
-    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
+    close_pipe();
     crate::start::say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
 }
@@ -128,7 +125,7 @@ pub fn after_clone(value: i64) {
     if value > 0 {
         wait_for_exec();
     } else {
-        EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
+        close_pipe();
     }
 }
 
@@ -176,6 +173,11 @@ fn open_pipe(process: &Process) -> bool {
         kept.into_iter().for_each(process::close);
     }
     is_open
+}
+
+/// There is no child to wait for.
+fn close_pipe() {
+    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
 }
 
 /// Waits as a parent does by `CLONE_VFORK`.

@@ -17,20 +17,13 @@ use crate::sys;
 /// Where the heap has its pages from: the kernel, without the C library between.
 struct Pages;
 
-fn map(args: &[u64; 6]) -> Option<*mut u8> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, args) }).ok().map(|at| at as *mut u8)
-}
-
 // SAFETY: what is returned are fresh mappings, page by page, which belong to the heap until it gives
 // them back.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        match map(&[0, size as u64, protection, kind, u64::MAX, 0]) {
-            Some(at) => (at, size, 0),
-            None => (std::ptr::null_mut(), 0, 0),
+        match sys::map(size, libc::PROT_READ | libc::PROT_WRITE, 0) {
+            Ok(at) => (at as *mut u8, size, 0),
+            Err(_) => (std::ptr::null_mut(), 0, 0),
         }
     }
 

@@ -48,6 +48,14 @@ pub fn plain(number: i64, a: u64, b: u64, c: u64) -> Result<i64, Errno> {
     check(unsafe { syscall(number as u64, &[a, b, c, 0, 0, 0]) })
 }
 
+/// New private memory of the kernel's choice of address, all zeros; `flags` are more of mmap(2).
+pub fn map(len: usize, protection: i32, flags: i32) -> Result<u64, Errno> {
+    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags) as u64;
+    let args = [0, len as u64, protection as u64, kind, u64::MAX, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    check(unsafe { syscall(libc::SYS_mmap as u64, &args) }).map(|at| at as u64)
+}
+
 /// The result of a call as a number or an error.
 pub fn check(value: i64) -> Result<i64, Errno> {
     if (-4095..0).contains(&value) { Err(Errno::from_raw(-value as i32)) } else { Ok(value) }
