@@ -185,7 +185,7 @@ impl Cells {
     }
 
     /// One in so many sampled operations is timed.
-    pub const SAMPLE: u64 = 16;
+    pub const SAMPLE: u64 = 64;
 
     /// Adds the time of an operation for which [`count_sampled`](Cells::count_sampled) said true.
     #[inline]

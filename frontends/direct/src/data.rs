@@ -76,13 +76,35 @@ impl Mount {
             cells.add_bytes(op, expected as u64);
             cells.count_sampled(op).then(clock::now)
         });
-        let result = guarded(|| call(&*self.core.fs));
+        let result = as_result(guarded(|| Ok(as_number(call(&*self.core.fs)))));
         if start.is_some() || result != Ok(expected) {
-            let took = start.map(Moment::elapsed_ns);
-            recorder.with_cells(|cells| amend(cells, op, expected, took, &result));
+            recorder.with_cells(|cells| match (start, &result) {
+                // Adding wraps.
+                (None, Ok(moved)) => {
+                    cells.add_bytes(op, (*moved as u64).wrapping_sub(expected as u64));
+                }
+                _ => amend(cells, op, expected, start.map(Moment::elapsed_ns), &result),
+            });
         }
         result
     }
+}
+
+/// A count or an error as one number, as system calls return it: it passes through memory on its way,
+/// and a processor waits for a `Result` that was written in parts and is read in one.
+#[inline]
+fn as_number(result: Result<usize, Errno>) -> i64 {
+    match result {
+        Ok(count) => count as i64,
+        Err(errno) => -i64::from(errno.raw()),
+    }
+}
+
+/// The reverse of [`as_number`].
+#[inline]
+fn as_result(number: Result<i64, Errno>) -> Result<usize, Errno> {
+    let number = number?;
+    usize::try_from(number).map_err(|_| Errno::from_raw(-number as i32))
 }
 
 /// What was not known before an operation: how long it took, where it was timed, and whether it did
@@ -94,7 +116,6 @@ fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Res
         None if result.is_err() => cells.add_error(op),
         None => {}
     }
-    // Adding wraps.
     let moved = *result.as_ref().unwrap_or(&0) as u64;
     cells.add_bytes(op, moved.wrapping_sub(expected as u64));
 }
@@ -387,14 +408,7 @@ fn read_on(
         return Ok(0);
     }
     file.with_position(|position| {
-        let read = read_from(
-            task,
-            file,
-            open,
-            sink,
-            len,
-            ReadArgs { offset: position, flags, lock_owner: None },
-        );
+        let read = read_from(task, file, open, sink, (position, len), flags);
         (position + *read.as_ref().unwrap_or(&0) as u64, read)
     })
 }
@@ -414,7 +428,7 @@ fn read_at(
     if len == 0 {
         return Ok(0);
     }
-    read_from(task, file, open, sink, len, ReadArgs { offset, flags, lock_owner: None })
+    read_from(task, file, open, sink, (offset, len), flags)
 }
 
 #[inline]
@@ -443,21 +457,23 @@ fn read_from(
     file: &Description,
     open: File,
     sink: &mut dyn ReadSink,
-    len: usize,
-    args: ReadArgs,
+    (offset, len): (u64, usize),
+    flags: OpenFlags,
 ) -> Result<usize, Errno> {
-    fits(args.offset, len)?;
+    fits(offset, len)?;
     let mount = file.mount();
+    // Made where it is passed on: a copy of what was just written in parts makes the processor wait.
+    let args = || ReadArgs { offset, flags, lock_owner: None };
     if mount.caps().submits {
-        return crate::asynchronous::read_now(task, file, sink, len, args);
+        return crate::asynchronous::read_now(task, file, sink, len, args());
     }
     let cx = Context::new(task.caller());
     let count = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
-        fs.read(&cx, open, args, &mut out)?;
+        fs.read(&cx, open, args(), &mut out)?;
         Ok(out.filled())
     })?;
-    if !args.flags.has(OpenFlags::NOATIME) {
+    if !flags.has(OpenFlags::NOATIME) {
         file.here().node.was_read();
     }
     Ok(count)
@@ -553,14 +569,15 @@ fn write_to<S: WriteSource>(
     let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
-    let args = WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
+    // As in `read_from`.
+    let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
     let cx = Context::new(task.caller());
     let result = if mount.caps().submits {
-        crate::asynchronous::write_now(task, file, &mut source, args)
+        crate::asynchronous::write_now(task, file, &mut source, args())
     } else {
         mount.move_data(Op::WRITE, len, |fs| {
-            fs.write(&cx, open, args, &mut WriteBuf::new(&mut source))
+            fs.write(&cx, open, args(), &mut WriteBuf::new(&mut source))
         })
     };
     file.here().node.changed();

@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use defuse_fs::{Context, Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
 use defuse_probe::Op;
-use rustix::thread::futex;
+use rustix::thread::{MembarrierCommand, futex, membarrier};
 
 use crate::credentials::Credentials;
 use crate::task::Task;
@@ -20,9 +20,11 @@ use crate::walk::Here;
 pub struct OpenCells {
     position: AtomicU64,
     flags: AtomicU32,
-    /// 0 free, otherwise the process that has taken it, with [`AWAITED`] while others wait. Across
-    /// processes, hence a futex; whoever waits for a process that is gone takes the lock over.
+    /// 0 free, otherwise the process that has taken it. Across processes, hence a futex; whoever
+    /// waits for a process that is gone takes the lock over.
     lock: AtomicU32,
+    /// How many wait for it: a word of its own, so that giving it back is a plain store.
+    waiters: AtomicU32,
 }
 
 /// Where cells come from that outlive this process's heap.
@@ -38,6 +40,12 @@ pub trait Arena: Send + Sync {
     /// Whether the process of that number still lives. It is asked where one holds a lock for long.
     fn is_alive(&self, _process: u32) -> bool {
         true
+    }
+    /// Has every thread of every process that uses the arena see what this one wrote, and this one
+    /// what they did: membarrier(2). Where that cannot be had, one that waits for another process may
+    /// wait a tenth of a second too long.
+    fn barrier(&self) {
+        barrier();
     }
     /// Whether cells that were taken just now belong to an open file already, which this process
     /// takes over from another one: then they stay as they are.
@@ -108,6 +116,7 @@ impl Description {
             file.cells().position.store(0, Ordering::Relaxed);
             file.cells().flags.store(flags, Ordering::Relaxed);
             file.cells().lock.store(0, Ordering::Relaxed);
+            file.cells().waiters.store(0, Ordering::Relaxed);
         }
         Some(Arc::new(file))
     }
@@ -197,10 +206,8 @@ impl Description {
     pub(crate) fn with_position<T>(&self, run: impl FnOnce(u64) -> (u64, T)) -> T {
         let cells = self.cells();
         let _held = match &self.cells {
-            Cells::Own(cells) => cells.acquire(1, &|_| true),
-            Cells::Arena(cells, arena) => {
-                cells.acquire(arena.process(), &|process| arena.is_alive(process))
-            }
+            Cells::Own(cells) => cells.acquire(1, None),
+            Cells::Arena(cells, arena) => cells.acquire(arena.process(), Some(&**arena)),
         };
         let (position, value) = run(cells.position.load(Ordering::Relaxed));
         cells.position.store(position, Ordering::Relaxed);
@@ -267,62 +274,69 @@ impl std::fmt::Debug for Description {
     }
 }
 
-struct Held<'a>(&'a AtomicU32);
+struct Held<'a>(&'a OpenCells);
 
-/// Others wait for the lock.
-const AWAITED: u32 = 1 << 31;
 /// How long one waits before it looks whether the process that holds the lock still lives.
 const PATIENCE: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
+/// As [`Arena::barrier`], for the threads of this process.
+fn barrier() {
+    let private = || membarrier(MembarrierCommand::PrivateExpedited);
+    if private() == Err(rustix::io::Errno::PERM) {
+        let _ = membarrier(MembarrierCommand::RegisterPrivateExpedited);
+        let _ = private();
+    }
+}
+
 impl OpenCells {
     #[inline]
-    fn acquire(&self, own: u32, is_alive: &dyn Fn(u32) -> bool) -> Held<'_> {
-        if self.lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.wait(own, is_alive);
+    fn acquire(&self, own: u32, arena: Option<&dyn Arena>) -> Held<'_> {
+        if self.take(0, own).is_err() {
+            self.wait(own, arena);
         }
-        Held(&self.lock)
+        Held(self)
+    }
+
+    #[inline]
+    fn take(&self, from: u32, own: u32) -> Result<u32, u32> {
+        self.lock.compare_exchange(from, own, Ordering::Acquire, Ordering::Relaxed)
     }
 
     #[cold]
-    fn wait(&self, own: u32, is_alive: &dyn Fn(u32) -> bool) {
-        loop {
-            let now = self.lock.load(Ordering::Relaxed);
-            let awaited = now | AWAITED;
-            let change =
-                |to| self.lock.compare_exchange(now, to, Ordering::Acquire, Ordering::Relaxed);
-            if now == 0 {
-                // Others may wait, too: that is not known any more.
-                if change(own | AWAITED).is_ok() {
-                    return;
-                }
-                continue;
-            }
-            if now != awaited && change(awaited).is_err() {
-                continue;
-            }
+    fn wait(&self, own: u32, arena: Option<&dyn Arena>) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        // Whoever gives the lock back from here on sees that somebody waits; what others gave back
+        // before is seen here.
+        arena.map_or_else(barrier, Arena::barrier);
+        while let Err(holder) = self.take(0, own) {
             // Not private: others may have it mapped in another process. Woken, interrupted or
             // refused, the word is looked at again.
-            let waited = futex::wait(&self.lock, futex::Flags::empty(), awaited, Some(&PATIENCE));
-            if waited == Err(rustix::io::Errno::TIMEDOUT) && !is_alive(now & !AWAITED) {
-                let taken = self.lock.compare_exchange(
-                    awaited,
-                    own | AWAITED,
-                    Ordering::Acquire,
-                    Ordering::Relaxed,
-                );
-                if taken.is_ok() {
-                    return;
-                }
+            let waited = futex::wait(&self.lock, futex::Flags::empty(), holder, Some(&PATIENCE));
+            let is_late = waited == Err(rustix::io::Errno::TIMEDOUT);
+            let is_gone = || arena.is_some_and(|arena| !arena.is_alive(holder));
+            if is_late && holder != 0 && is_gone() && self.take(holder, own).is_ok() {
+                break;
             }
         }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes one of those who wait.
+    #[cold]
+    fn wake(&self) {
+        let _ = futex::wake(&self.lock, futex::Flags::empty(), 1);
     }
 }
 
 impl Drop for Held<'_> {
+    /// No locked instruction: who waits makes sure (by the barrier) that it is seen here, or that it
+    /// sees the lock free.
     #[inline]
     fn drop(&mut self) {
-        if self.0.swap(0, Ordering::Release) & AWAITED != 0 {
-            let _ = futex::wake(self.0, futex::Flags::empty(), 1);
+        self.0.lock.store(0, Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+        if self.0.waiters.load(Ordering::Relaxed) != 0 {
+            self.0.wake();
         }
     }
 }
@@ -331,21 +345,31 @@ impl Drop for Held<'_> {
 mod tests {
     use super::*;
 
+    /// Processes that live for so many looks.
+    struct Looks(AtomicU32);
+
+    impl Arena for Looks {
+        fn take(&self) -> Option<&'static OpenCells> {
+            None
+        }
+
+        fn give_back(&self, _: &'static OpenCells) {}
+
+        fn is_alive(&self, process: u32) -> bool {
+            assert_eq!(process, 7);
+            self.0.fetch_sub(1, Ordering::Relaxed) > 1
+        }
+    }
+
     #[test]
     fn a_lock_is_taken_over_from_a_process_that_is_gone_and_from_nobody_else() {
-        let cells = OpenCells::default();
-        std::mem::forget(cells.acquire(7, &|_| true));
-        let asked = std::cell::Cell::new(0);
-        // It lives for two looks, and is gone at the third.
-        let is_alive = |process| {
-            assert_eq!(process, 7);
-            asked.set(asked.get() + 1);
-            asked.get() < 3
-        };
-        let held = cells.acquire(8, &is_alive);
-        assert_eq!((asked.get(), cells.lock.load(Ordering::Relaxed) & !AWAITED), (3, 8));
+        let (cells, looks) = (OpenCells::default(), Looks(AtomicU32::new(3)));
+        std::mem::forget(cells.acquire(7, None));
+        let held = cells.acquire(8, Some(&looks));
+        assert_eq!((looks.0.load(Ordering::Relaxed), cells.lock.load(Ordering::Relaxed)), (0, 8));
         drop(held);
         assert_eq!(cells.lock.load(Ordering::Relaxed), 0);
+        assert_eq!(cells.waiters.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -356,13 +380,14 @@ mod tests {
                 let (cells, inside) = (&cells, &inside);
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let _held = cells.acquire(own, &|_| true);
+                        let _held = cells.acquire(own, None);
                         assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
                         inside.fetch_sub(1, Ordering::Relaxed);
                     }
                 });
             }
         });
-        assert_eq!(cells.lock.load(Ordering::Relaxed), 0);
+        let left = [&cells.lock, &cells.waiters].map(|word| word.load(Ordering::Relaxed));
+        assert_eq!(left, [0, 0]);
     }
 }

@@ -175,12 +175,21 @@ pub fn forget() {
     crate::signals::deliver();
 }
 
+const MEMBARRIER_GLOBAL: u64 = 1 << 1;
+const MEMBARRIER_REGISTER_GLOBAL: u64 = 1 << 2;
 const MEMBARRIER_PRIVATE: u64 = 1 << 3;
 const MEMBARRIER_REGISTER: u64 = 1 << 4;
 
-/// Makes [`stop_others`] possible.
+/// Makes [`stop_others`] possible, and has this process take part in [`barrier_for_all`].
 pub fn register() {
-    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0);
+    for command in [MEMBARRIER_REGISTER, MEMBARRIER_REGISTER_GLOBAL] {
+        let _ = sys::plain(libc::SYS_membarrier, command, 0, 0);
+    }
+}
+
+/// Every thread of every process that has registered passes a memory barrier.
+pub fn barrier_for_all() {
+    let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0);
 }
 
 /// How long a fork waits: for a file system that answers nobody it does not wait for ever.

@@ -58,7 +58,7 @@ impl Shared {
     }
 
     fn cells(&self) -> &'static [OpenCells] {
-        const { assert!(size_of::<OpenCells>() == 16) };
+        const { assert!(size_of::<OpenCells>() == layout::CELL) };
         // SAFETY: as in `words`; `OpenCells` is made of atomics, and zeros are a valid state of it.
         unsafe {
             let at = self.base.add(layout::OPEN_FILES).cast::<OpenCells>();
@@ -153,6 +153,11 @@ impl Arena for Shared {
             }
             Err(errno) => errno.raw() != libc::ESRCH,
         }
+    }
+
+    /// Every process of a run is registered for it, from its start on.
+    fn barrier(&self) {
+        crate::inside::barrier_for_all();
     }
 
     fn is_taken_over(&self, cells: &'static OpenCells) -> bool {

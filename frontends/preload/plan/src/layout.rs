@@ -6,11 +6,11 @@
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
 //! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
 //! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
-//! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, 16 bytes each |
+//! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, [`CELL`] bytes each |
 //! | [`PLAN`] | the plan |
 
 /// What the memory begins with; another version begins otherwise.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse03");
 /// Where the length of the plan is.
 pub const PLAN_LEN: usize = 8;
 /// Where the number of the run is, which no other run at this time has.
@@ -25,12 +25,14 @@ pub const SITE_COUNTERS: usize = COUNTERS + CALLS * 24;
 pub const SITES: usize = 8192;
 /// Open files that a run can have at once; beyond it `ENFILE`.
 pub const CELLS: usize = 1 << 16;
+/// The length in bytes of the cells of an open file.
+pub const CELL: usize = 24;
 /// Where the numbers of references begin.
 pub const REFERENCES: usize = SITE_COUNTERS + SITES * 24;
 /// Where positions and flags begin.
 pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
 /// Where the plan begins.
-pub const PLAN: usize = OPEN_FILES + CELLS * 16;
+pub const PLAN: usize = OPEN_FILES + CELLS * CELL;
 
 /// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
 /// mounts. Whoever started the run removes it.
