@@ -10,7 +10,7 @@ use defuse_probe::Op as Request;
 
 use super::places::{self, Group, MOUNT, Stage, WORK_PREFIX};
 use super::results::{Case, Cell, Lower, Results, SCHEMA, Table};
-use super::worker::{Op, Order};
+use super::worker::{self, Op, Order};
 use super::{Options, Scale, startup};
 use crate::check;
 use crate::interrupt::Interrupt;
@@ -20,8 +20,10 @@ use crate::results::Machine;
 const ENOUGH: Duration = Duration::from_secs(150);
 /// A file that a processor's cache can hold, for the tables about what is not moved: 1024 blocks of 4 KiB.
 const SMALL_FILE: u64 = 4 << 20;
-/// How often each target goes through a file in a round.
+/// How often each target goes through a file in a round, at least.
 const PASSES: u64 = 4;
+/// And for how many milliseconds: some ten passes of the fastest.
+const AT_LEAST_MS: u64 = 25;
 
 /// Measures everything. `tell` gets lines of progress.
 ///
@@ -41,6 +43,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     }
     let interrupt = Interrupt::catch()?;
     let mut stage = Stage::set(options, libfuse.as_deref())?;
+    let cpus = worker::processors()?;
     let begun = Instant::now();
     let mut longest = Duration::ZERO;
     for round in 1..=options.rounds {
@@ -49,8 +52,9 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
             break;
         }
         let start = Instant::now();
+        let (cpu, cells) = (cpus[round as usize % cpus.len()], Vec::new());
         let mut current =
-            Round { stage: &mut stage, scale: &options.scale, round, turn: 0, cells: Vec::new() };
+            Round { stage: &mut stage, scale: &options.scale, round, cpu, turn: 0, cells };
         let done = current.measure(&interrupt)?;
         results.cells.append(&mut current.cells);
         if done {
@@ -131,6 +135,8 @@ struct Round<'a> {
     stage: &'a mut Stage,
     scale: &'a Scale,
     round: u32,
+    /// Where all targets' programs run: another processor each round.
+    cpu: usize,
     /// How many cases were measured: another target begins each time.
     turn: usize,
     cells: Vec<Cell>,
@@ -194,7 +200,16 @@ impl Round<'_> {
             let member = &mut group[(place + turn + round as usize) % members];
             if matches!(case.table, Table::Memory | Table::Share) && case.op == Op::Rewrite {
                 // What is rewritten and read has to be there, in these tables also for the first of them.
-                member.worker.perform(Order { op: Op::Write, passes: 1, ..order })?;
+                member.worker.perform(Order {
+                    op: Op::Write,
+                    passes: 1,
+                    at_least_ms: 0,
+                    ..order
+                })?;
+            }
+            if case.table == Table::Writes {
+                // It has the one pass alone, which must not find a processor that is about to wake up.
+                member.worker.perform(Order { at_least_ms: AT_LEAST_MS, ..order })?;
             }
             let asked =
                 member.mount.filter(|_| case.table == Table::Writes && member.target == MOUNT);
@@ -212,7 +227,7 @@ impl Round<'_> {
                 case,
                 target: member.target.to_owned(),
                 round,
-                passes: order.passes,
+                passes: outcome.passes,
                 calls: outcome.calls,
                 bytes: outcome.bytes,
                 ns: outcome.ns,
@@ -227,12 +242,13 @@ impl Round<'_> {
     fn order(&self, case: Case) -> Order {
         let Case { op, block, .. } = case;
         let small = SMALL_FILE.min(self.scale.file_bytes);
-        let (calls, passes) = match case.table {
-            Table::Writes => (self.scale.writes, 1),
-            Table::Sequential => (self.scale.file_bytes / block, PASSES),
-            Table::Memory | Table::Share => (small / block, 4 * PASSES),
+        let (calls, passes, at_least_ms) = match case.table {
+            // Context switches are counted, of so many calls and no more.
+            Table::Writes => (self.scale.writes, 1, 0),
+            Table::Sequential => (self.scale.file_bytes / block, PASSES, AT_LEAST_MS),
+            Table::Memory | Table::Share => (small / block, 4 * PASSES, AT_LEAST_MS),
         };
-        Order { op, block, calls, passes }
+        Order { op, block, calls, passes, at_least_ms, cpu: self.cpu }
     }
 }
 

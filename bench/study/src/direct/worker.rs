@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::switches::Switches;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 /// Memory that is read into and written from begins on such a border, as `O_DIRECT` wants it.
@@ -49,8 +50,14 @@ pub struct Order {
     pub block: u64,
     /// Calls of one pass.
     pub calls: u64,
-    /// How often.
+    /// How often, at least.
     pub passes: u64,
+    /// For how many milliseconds, at least. A processor that has waited for others (for the daemon of a mount, say) is
+    /// slower for a while, and whoever comes next must not be taken for slow.
+    pub at_least_ms: u64,
+    /// The processor on which it is done. A program that is moved to another one finds nothing in that one's caches,
+    /// which is more than what targets differ by.
+    pub cpu: usize,
 }
 
 /// What it took. Time is that of the fastest pass: whoever else wants the processor can only make one slower.
@@ -60,6 +67,8 @@ pub struct Outcome {
     pub calls: u64,
     /// Bytes that they moved.
     pub bytes: u64,
+    /// How many passes there were.
+    pub passes: u64,
     /// Nanoseconds from before the first call until after the last one.
     pub ns: u64,
     /// Context switches of the application, in all passes.
@@ -137,17 +146,38 @@ fn perform(
     memory: &mut Vec<u8>,
 ) -> Result<Outcome> {
     ensure!((1..=MOST).contains(&order.block), "a block of {} bytes cannot be", order.block);
+    go_to(order.cpu)?;
     let block = aligned(memory, order.block as usize);
     let of_server = || server.map_or(Switches::default(), Switches::of);
     let (server_before, before) = (of_server(), Switches::of("self"));
-    let mut ns = u64::MAX;
-    for _ in 0..order.passes {
+    let (mut ns, mut passes) = (u64::MAX, 0);
+    let start = Instant::now();
+    while passes < order.passes || start.elapsed().as_millis() < u128::from(order.at_least_ms) {
         ns = ns.min(pass(file, order, block)?);
+        passes += 1;
     }
     let app = Switches::of("self").since(&before);
     let calls = order.calls;
     let server = of_server().since(&server_before);
-    Ok(Outcome { calls, bytes: calls * order.block, ns, app, server })
+    Ok(Outcome { calls, bytes: calls * order.block, passes, ns, app, server })
+}
+
+/// Has this thread run on one processor.
+fn go_to(cpu: usize) -> Result<()> {
+    ensure!(cpu < CpuSet::MAX_CPU, "a processor {cpu} cannot be");
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on processor {cpu}"))
+}
+
+/// The processors on which this process may run.
+///
+/// # Errors
+///
+/// Those of sched_getaffinity(2).
+pub fn processors() -> Result<Vec<usize>> {
+    let set = sched_getaffinity(None).context("which processors there are is not known")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
 /// One pass; returns how long its calls took, in nanoseconds.
@@ -187,15 +217,17 @@ mod tests {
     fn a_file_is_written_over_and_read() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = open(&dir.path().join("file"), false).unwrap();
-        let mut memory = Vec::new();
+        let (mut memory, cpu) = (Vec::new(), processors().unwrap()[0]);
         for (op, passes) in [(Op::Write, 2), (Op::Rewrite, 1), (Op::Read, 3)] {
-            let order = Order { op, block: 1000, calls: 7, passes };
+            let order = Order { op, block: 1000, calls: 7, passes, at_least_ms: 0, cpu };
             let outcome = perform(&mut file, order, None, &mut memory).unwrap();
-            assert_eq!((outcome.calls, outcome.bytes), (7, 7000));
+            assert_eq!((outcome.calls, outcome.bytes, outcome.passes), (7, 7000, passes));
             assert!(outcome.ns > 0);
         }
+        let long = Order { op: Op::Read, block: 1000, calls: 7, passes: 1, at_least_ms: 20, cpu };
+        assert!(perform(&mut file, long, None, &mut memory).unwrap().passes > 1);
         assert_eq!(file.metadata().unwrap().len(), 7000);
-        let beyond = Order { op: Op::Read, block: 1000, calls: 8, passes: 1 };
+        let beyond = Order { op: Op::Read, block: 1000, calls: 8, passes: 1, at_least_ms: 0, cpu };
         let error = perform(&mut file, beyond, None, &mut memory).unwrap_err();
         assert!(error.to_string().contains("0 of 1000 bytes"), "{error}");
     }
