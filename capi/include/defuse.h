@@ -117,6 +117,15 @@ int defuse_dup3(int fd, int to, int flags);
  */
 int defuse_fcntl(int fd, int command, ...);
 
+/**
+ * Device control, ioctl(2), where the file system knows the request: ENOTTY otherwise. As many bytes go
+ * in and come out as the request's number says (see `_IOC` in <linux/ioctl.h>). FIOCLEX and FIONCLEX
+ * are fcntl's F_SETFD.
+ */
+int defuse_ioctl(int fd,
+                 unsigned long request,
+                 ...);
+
 /* ---- read and write: defuse_data(3) ---- */
 
 /**
@@ -191,6 +200,25 @@ ssize_t defuse_copy_file_range(int from,
                                off_t *to_at,
                                size_t size,
                                unsigned int flags);
+
+/* ---- map files into memory: defuse_mapping(3) ---- */
+
+/**
+ * Maps `length` bytes of an open file from `at` on, mmap(2); `address` is a wish. MAP_FAILED with
+ * `errno`: EACCES, EBADF, EINVAL (also for MAP_ANONYMOUS and MAP_FIXED, which are for mmap(2)
+ * itself), ENODEV, ENOMEM. The descriptor may be closed afterwards.
+ */
+void *defuse_mmap(void *address, size_t length, int protection, int flags, int fd, off_t at);
+
+/**
+ * Unmaps, munmap(2); what is shared is written back first, and stays where it is when that fails.
+ */
+int defuse_munmap(void *address, size_t length);
+
+/**
+ * Writes a shared mapping back, msync(2); with MS_SYNC the data is durable then.
+ */
+int defuse_msync(void *address, size_t length, int flags);
 
 /* ---- set lengths, allocate space, and make data durable: defuse_storage(3) ---- */
 

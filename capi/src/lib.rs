@@ -16,5 +16,6 @@
 mod aio;
 mod calls;
 mod explain;
+mod mappings;
 mod memory;
 mod state;

@@ -8,6 +8,7 @@ use defuse_direct::{
 use defuse_fs::Errno;
 
 use crate::aio::Contexts;
+use crate::mappings::Mappings;
 use crate::memory;
 
 /// One for the process.
@@ -16,6 +17,7 @@ pub struct State {
     pub descriptors: Descriptors,
     pub task: Task,
     pub contexts: Contexts,
+    pub mappings: Mappings,
 }
 
 static STATE: OnceLock<Option<State>> = OnceLock::new();
@@ -28,9 +30,20 @@ fn state() -> Result<&'static State> {
             client: Client::new(Options::default()),
             descriptors: Descriptors::new(1 << 20),
             contexts: Contexts::default(),
+            mappings: Mappings::default(),
         })
     };
     STATE.get_or_init(make).as_ref().ok_or(Stop::Errno(Errno::EIO))
+}
+
+/// What is to be done at the end of the program.
+pub fn finish() {
+    if STATE.get().is_some() {
+        let _ = guarded(|state| {
+            state.mappings.finish(state);
+            Ok(())
+        });
+    }
 }
 
 /// What a function returns that can fail.

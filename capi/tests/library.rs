@@ -162,6 +162,8 @@ fn the_calls_do_in_c_what_their_manual_pages_say() {
     let below = dir.path().join("below");
     std::fs::create_dir(&below).unwrap();
     assert_eq!(run(program.arg(&below)), "passed\n");
+    // Memory that was mapped until the end.
+    assert_eq!(std::fs::read_to_string(below.join("served/left")).unwrap(), "left");
 }
 
 #[test]

@@ -22,6 +22,7 @@ const UNSAFE_FILES: &[&str] = &[
     "capi/src/calls/data.rs",
     "capi/src/calls/directory.rs",
     "capi/src/calls/locks.rs",
+    "capi/src/calls/mapping.rs",
     "capi/src/calls/mount.rs",
     "capi/src/calls/names.rs",
     "capi/src/calls/open.rs",
@@ -29,6 +30,7 @@ const UNSAFE_FILES: &[&str] = &[
     "capi/src/calls/storage.rs",
     "capi/src/calls/workdir.rs",
     "capi/src/calls/xattrs.rs",
+    "capi/src/mappings.rs",
     "capi/src/memory.rs",
     // ioctl(2) of /dev/fuse: backing files.
     "frontends/fuse/src/backing.rs",

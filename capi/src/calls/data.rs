@@ -13,7 +13,7 @@ use crate::memory::{Bytes, Out, Room, Vectors};
 use crate::state::{call, count};
 
 /// An offset of C. `EINVAL` where it is negative.
-fn offset(offset: libc::off_t) -> Result<u64> {
+pub(super) fn offset(offset: libc::off_t) -> Result<u64> {
     Ok(u64::try_from(offset).map_err(|_| Errno::EINVAL)?)
 }
 

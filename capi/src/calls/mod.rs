@@ -8,6 +8,7 @@ mod attributes;
 mod data;
 mod directory;
 mod locks;
+mod mapping;
 mod mount;
 mod names;
 mod open;

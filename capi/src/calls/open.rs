@@ -5,14 +5,14 @@
 //! position and flags. Fifos, sockets and devices can be opened with O_PATH alone (ENXIO). Where
 //! opening fails, defuse_last_error(3) says more than `errno`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_ulong, c_void};
 
 use defuse_direct::{FdFlags, How, Resolve, Result};
-use defuse_fs::Errno;
+use defuse_fs::{Errno, FileKind, IoctlArgs};
 
 use super::locks;
 use crate::explain::explained;
-use crate::memory::{In, Text};
+use crate::memory::{In, Room, Text};
 use crate::state::{State, call, done};
 
 /// Opens a file, open(2). `mode` counts with O_CREAT and O_TMPFILE.
@@ -158,5 +158,39 @@ pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argum
             }
             _ => locks::record(state, &file, command, &argument),
         }
+    })
+}
+
+/// Device control, ioctl(2), where the file system knows the request: ENOTTY otherwise. As many bytes go
+/// in and come out as the request's number says (see `_IOC` in <linux/ioctl.h>). FIOCLEX and FIONCLEX
+/// are fcntl's F_SETFD.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_ioctl(fd: c_int, request: c_ulong, mut argument: Room<c_void>) -> c_int {
+    call(|state| {
+        let file = state.file(fd)?;
+        if request == libc::FIOCLEX || request == libc::FIONCLEX {
+            let cloexec = request == libc::FIOCLEX;
+            state.descriptors.set_flags(fd, FdFlags { cloexec })?;
+            return Ok(0);
+        }
+        // Only the lower half of the number counts, as in the kernel.
+        let cmd = request as u32;
+        let (size, goes_in, comes_out) =
+            (cmd >> 16 & 0x3fff, cmd & 1 << 30 != 0, cmd & 1 << 31 != 0);
+        let (arg, size) = (argument.start().addr() as u64, size as usize);
+        let given: &[u8] = match goes_in {
+            // SAFETY: the number of the request is what C says of the length.
+            true => unsafe { argument.of(size) }?,
+            false => &[],
+        };
+        let output_len = if comes_out { size } else { 0 };
+        let dir = file.kind() == FileKind::Directory;
+        let args = IoctlArgs { cmd, arg, input: given, output_len, dir, compat32: false };
+        let reply = state.client.ioctl(&state.task, &file, &args)?;
+        let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
+        // SAFETY: no more than the number of the request says.
+        unsafe { argument.of(out.len()) }?.copy_from_slice(out);
+        Ok(reply.result)
     })
 }

@@ -2,10 +2,13 @@
 #include "check.h"
 
 #include <limits.h>
+#include <linux/fs.h>
 #include <linux/openat2.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -334,6 +337,59 @@ static void locks(const char *mount) {
     CHECK(defuse_close(a) == 0);
 }
 
+/* Bytes of a mapping, of reads and of the file agree where they must, whether the kernel maps (passthrough) or
+ * the library. */
+static void mappings(const char *mount) {
+    long page = sysconf(_SC_PAGESIZE);
+    char *all, *same, *part, *private, buf[16] = {0};
+    int flags, reader, fd = defuse_open(P("/m"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(fd >= 0 && defuse_ftruncate(fd, 2 * page + 100) == 0 && defuse_pwrite(fd, "begin", 5, 0) == 5);
+    CHECK(defuse_pwrite(fd, "second", 6, page) == 6);
+    CHECK((all = defuse_mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    CHECK(memcmp(all, "begin", 5) == 0 && memcmp(all + page, "second", 6) == 0 && all[2 * page + 99] == 0);
+    /* Another mapping of a part of it is the same memory. */
+    CHECK((same = defuse_mmap(NULL, page, PROT_READ, MAP_SHARED, fd, page)) != MAP_FAILED);
+    memcpy(all + page, "SECOND", 6);
+    CHECK(memcmp(same, "SECOND", 6) == 0);
+    CHECK(defuse_msync(all, 3 * page, MS_SYNC) == 0);
+    CHECK(defuse_pread(fd, buf, 6, page) == 6 && memcmp(buf, "SECOND", 6) == 0);
+    /* A private one is a copy from its first write on. */
+    CHECK((private = defuse_mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0)) != MAP_FAILED);
+    memcpy(private, "PRIVATE", 7);
+    CHECK(defuse_msync(private, page, MS_SYNC) == 0 && defuse_munmap(private, page) == 0);
+    CHECK(defuse_pread(fd, buf, 5, 0) == 5 && memcmp(buf, "begin", 5) == 0);
+    /* Parts are unmapped, and written back by that; the file keeps its length. */
+    memcpy(all + 2 * page, "third", 5);
+    CHECK(defuse_munmap(all + 2 * page, page) == 0 && defuse_munmap(same, page) == 0);
+    CHECK(defuse_pread(fd, buf, 5, 2 * page) == 5 && memcmp(buf, "third", 5) == 0);
+    CHECK(defuse_lseek(fd, 0, SEEK_END) == 2 * page + 100);
+    memcpy(all, "again", 5);
+    /* Also when the descriptor is closed, and where another mapping needs what is not written back yet. */
+    CHECK(defuse_close(fd) == 0 && (reader = defuse_open(P("/m"), O_RDONLY)) >= 0);
+    CHECK((part = defuse_mmap(NULL, 3 * page, PROT_READ, MAP_SHARED, reader, 0)) != MAP_FAILED);
+    CHECK(memcmp(part, "again", 5) == 0 && memcmp(part + 2 * page, "third", 5) == 0);
+    CHECK(defuse_munmap(part, 3 * page) == 0);
+    CHECK(defuse_munmap(all, 2 * page) == 0);
+    CHECK(defuse_pread(reader, buf, 5, 0) == 5 && memcmp(buf, "again", 5) == 0);
+#define NOT_MAPPED(prot, how, fd, at, number) CHECK(defuse_mmap(NULL, page, prot, how, fd, at) == MAP_FAILED && errno == (number))
+    NOT_MAPPED(PROT_READ | PROT_WRITE, MAP_SHARED, reader, 0, EACCES);
+    NOT_MAPPED(PROT_READ, MAP_SHARED, reader, 1, EINVAL);
+    NOT_MAPPED(PROT_READ, 0, reader, 0, EINVAL);
+    NOT_MAPPED(PROT_READ, MAP_SHARED | MAP_FIXED, reader, 0, EINVAL);
+    NOT_MAPPED(PROT_READ, MAP_SHARED, 4321, 0, EBADF);
+    CHECK(defuse_mmap(NULL, 0, PROT_READ, MAP_SHARED, reader, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(defuse_close(reader) == 0 && (fd = defuse_open(mount, O_RDONLY | O_DIRECTORY)) >= 0);
+    NOT_MAPPED(PROT_READ, MAP_SHARED, fd, 0, ENODEV);
+    CHECK(defuse_close(fd) == 0 && (fd = defuse_open(P("/m"), O_WRONLY)) >= 0);
+    NOT_MAPPED(PROT_READ, MAP_PRIVATE, fd, 0, EACCES);
+    /* A request that no file system here knows, one that needs none, and one of ext2 where there is one. */
+    FAILS(defuse_ioctl(fd, _IOR('D', 1, int), &flags), ENOTTY);
+    CHECK(defuse_ioctl(fd, FIOCLEX) == 0 && defuse_fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    CHECK(defuse_ioctl(fd, FIONCLEX) == 0 && defuse_fcntl(fd, F_GETFD) == 0);
+    CHECK(defuse_ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 || errno == ENOTTY || errno == EOPNOTSUPP);
+    CHECK(defuse_close(fd) == 0 && defuse_unlink(P("/m")) == 0);
+}
+
 static void all(const char *mount) {
     char json[65536];
     descriptors(mount);
@@ -344,13 +400,15 @@ static void all(const char *mount) {
     working_directory(mount);
     extended_attributes(mount);
     locks(mount);
+    mappings(mount);
     CHECK(defuse_statistics(mount, json, sizeof json) > 0 && json[0] == '{');
     FAILS(defuse_statistics(mount, json, 5), ERANGE);
     FAILS(defuse_statistics("none:", json, 5), EINVAL);
 }
 
 int main(int argc, char **argv) {
-    char source[PATH_MAX], outside[PATH_MAX];
+    char source[PATH_MAX], outside[PATH_MAX], *left;
+    int fd;
     CHECK(argc == 2 && defuse_version()[0] != 0 && defuse_last_error()[0] == 0);
     CHECK(defuse_getcwd(outside, sizeof outside) != NULL && outside[0] == '/');
     FAILS(defuse_mount("mem:", "memory:,size=x"), EINVAL);
@@ -365,8 +423,16 @@ int main(int argc, char **argv) {
     FAILS(defuse_mount("mem:", "memory:"), EBUSY);
     snprintf(source, sizeof source, "passthrough:%s", argv[1]);
     CHECK(defuse_mount("/mounted/here", source) == 0);
+    CHECK(defuse_mkdir("/mounted/here/served", 0700) == 0);
+    snprintf(source, sizeof source, "passthrough:%s/served,backing=off", argv[1]);
+    CHECK(defuse_mount("served:", source) == 0);
     all("mem:");
     all("/mounted/here");
+    all("served:");
+    /* The end of the program writes this one back. */
+    CHECK((fd = defuse_open("served:/left", O_RDWR | O_CREAT, 0600)) >= 0 && defuse_write(fd, "----", 4) == 4);
+    CHECK((left = defuse_mmap(NULL, 4, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    memcpy(left, "left", 4);
     CHECK(defuse_unmount("mem:", 0) == 0);
     FAILS(defuse_unmount("mem:", 0), EINVAL);
     /* The working directory is in it. */

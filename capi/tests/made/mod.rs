@@ -6,10 +6,11 @@ pub mod manual;
 use std::path::{Path, PathBuf};
 
 /// The families, in the order of the header; each is a file of `src/calls/` and a manual page.
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "mount",
     "open",
     "data",
+    "mapping",
     "storage",
     "status",
     "attributes",
@@ -117,6 +118,7 @@ fn in_c(name: &str, source: &str) -> String {
     };
     let text = variable(text, "defuse_open(", "mode_t mode");
     let text = variable(text, "defuse_openat(", "mode_t mode");
+    let text = variable(text, "defuse_ioctl(", "void *argument");
     variable(text, "defuse_fcntl(", "size_t argument").trim().to_owned()
 }
 

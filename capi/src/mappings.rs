@@ -1,0 +1,277 @@
+//! Files in memory: mappings of the kernel where a file system gives the descriptor of its bytes, and
+//! copies with a way back where it does not.
+//!
+//! A copy that is shared lies in memory of a kind that can be had at several addresses: another
+//! mapping of the same part of the same file is the same memory once more, by mremap(2) of a length
+//! of 0.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_direct::{Description, Result};
+use defuse_fs::{Errno, FileKind};
+use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
+
+use crate::state::State;
+
+/// A shared mapping that is a copy.
+struct Copied {
+    len: usize,
+    offset: u64,
+    file: Arc<Description>,
+    /// The file, by device and number.
+    id: (u64, u64),
+    /// It is written back.
+    writes: bool,
+}
+
+/// All shared mappings that are copies, by first address.
+#[derive(Default)]
+pub struct Mappings(Mutex<BTreeMap<usize, Copied>>);
+
+/// What a program asks for.
+pub struct Wanted {
+    /// Where it would like to have it; 0 for anywhere.
+    pub hint: usize,
+    pub len: usize,
+    pub protection: c_int,
+    pub flags: c_int,
+    pub offset: u64,
+}
+
+impl Wanted {
+    /// `EINVAL`: no length, or an offset within a page, or flags that are about memory that the
+    /// program has already.
+    fn check(&self) -> Result<()> {
+        let kind = self.flags & libc::MAP_TYPE;
+        let kinds = [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE, libc::MAP_PRIVATE];
+        let not_here = libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
+        let page = rustix::param::page_size() as u64;
+        let bad = self.len == 0
+            || !self.offset.is_multiple_of(page)
+            || !kinds.contains(&kind)
+            || self.flags & not_here != 0;
+        if bad { Err(Errno::EINVAL.into()) } else { Ok(()) }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.flags & libc::MAP_TYPE != libc::MAP_PRIVATE
+    }
+
+    fn writes(&self) -> bool {
+        self.is_shared() && self.protection & libc::PROT_WRITE != 0
+    }
+
+    /// The flags without the kind of mapping, whose bits rustix has for itself.
+    fn others(&self) -> MapFlags {
+        MapFlags::from_bits_retain((self.flags & !libc::MAP_TYPE) as u32)
+    }
+}
+
+fn errno(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
+}
+
+/// Whether `file` may be mapped so: `EBADF`, `ENODEV`, `EACCES`.
+fn allowed(file: &Description, wanted: &Wanted) -> Result<()> {
+    if file.is_path() {
+        return Err(Errno::EBADF.into());
+    }
+    if file.kind() != FileKind::Regular {
+        return Err(Errno::ENODEV.into());
+    }
+    match file.flags().0 as c_int & libc::O_ACCMODE {
+        libc::O_WRONLY => Err(Errno::EACCES.into()),
+        libc::O_RDONLY if wanted.writes() => Err(Errno::EACCES.into()),
+        _ => Ok(()),
+    }
+}
+
+impl Mappings {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, Copied>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// mmap(2).
+    pub fn map(&self, state: &State, file: Arc<Description>, wanted: &Wanted) -> Result<usize> {
+        wanted.check()?;
+        allowed(&file, wanted)?;
+        let hint = wanted.hint as *mut c_void;
+        let protection = ProtFlags::from_bits_retain(wanted.protection as u32);
+        let kind = if wanted.is_shared() { MapFlags::SHARED } else { MapFlags::PRIVATE };
+        if let Some(fd) = file.backing() {
+            let flags = kind | wanted.others();
+            // SAFETY: a new mapping where nothing is; what the file's other users do to the bytes is
+            // C's to know, as of every mapping.
+            let at =
+                unsafe { rustix::mm::mmap(hint, wanted.len, protection, flags, fd, wanted.offset) };
+            return Ok(at.map_err(errno)?.addr());
+        }
+        let stat = state.client.fstat(&state.task, &file)?;
+        let id = (stat.dev, stat.attr.st_ino);
+        let mut all = self.all();
+        let same = all.iter().find_map(|(&at, copied)| {
+            let from = usize::try_from(wanted.offset.checked_sub(copied.offset)?).ok()?;
+            let fits = copied.id == id && from.checked_add(wanted.len)? <= copied.len;
+            (fits && wanted.is_shared()).then_some(at + from)
+        });
+        let at = match same {
+            // SAFETY: a length of 0 leaves the mapping at `from`, which is one of ours and shared, and
+            // makes another one of the same memory where nothing is.
+            Some(from) => unsafe {
+                rustix::mm::mremap(from as *mut c_void, 0, wanted.len, MremapFlags::MAYMOVE)
+            },
+            None => {
+                // Other mappings have a part of it: what was written there is to be seen here.
+                write_back(state, &all, (0, usize::MAX), Some(id))?;
+                let all_of_it = ProtFlags::READ | ProtFlags::WRITE;
+                let flags = kind | wanted.others();
+                // SAFETY: new memory where nothing is.
+                unsafe { rustix::mm::mmap_anonymous(hint, wanted.len, all_of_it, flags) }
+            }
+        };
+        let at = at.map_err(errno)?;
+        let prepare = || {
+            if same.is_none() {
+                // SAFETY: mapped just now, with this length, and nobody else knows of it.
+                let room = unsafe { std::slice::from_raw_parts_mut(at.cast(), wanted.len) };
+                fill(state, &file, room, wanted.offset)?;
+            }
+            let protection = MprotectFlags::from_bits_retain(wanted.protection as u32);
+            // SAFETY: as above.
+            unsafe { rustix::mm::mprotect(at, wanted.len, protection) }.map_err(errno)?;
+            Ok(())
+        };
+        if let Err(stop) = prepare() {
+            // SAFETY: as above.
+            let _ = unsafe { rustix::mm::munmap(at, wanted.len) };
+            return Err(stop);
+        }
+        if wanted.is_shared() {
+            let (len, offset, writes) = (wanted.len, wanted.offset, wanted.writes());
+            if writes {
+                at_exit();
+            }
+            all.insert(at.addr(), Copied { len, offset, file, id, writes });
+        }
+        Ok(at.addr())
+    }
+
+    /// munmap(2): what is unmapped is written back first, and stays mapped where that fails.
+    pub fn unmap(&self, state: &State, at: usize, len: usize) -> Result<()> {
+        let end = at.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
+        let mut all = self.all();
+        write_back(state, &all, (at, end), None)?;
+        // SAFETY: C gives back what it says that it does not use any more.
+        unsafe { rustix::mm::munmap(at as *mut c_void, len) }.map_err(errno)?;
+        forget(&mut all, at, end.next_multiple_of(rustix::param::page_size()));
+        Ok(())
+    }
+
+    /// msync(2).
+    pub fn sync(&self, state: &State, at: usize, len: usize, flags: c_int) -> Result<()> {
+        let end = at.checked_add(len).ok_or(Errno::ENOMEM)?;
+        let how = MsyncFlags::from_bits_retain(flags as u32);
+        // First the kernel, which says what of the arguments cannot be.
+        // SAFETY: changes no memory.
+        unsafe { rustix::mm::msync(at as *mut c_void, len, how) }.map_err(errno)?;
+        let all = self.all();
+        write_back(state, &all, (at, end), None)?;
+        if flags & libc::MS_SYNC != 0 {
+            for copied in within(&all, (at, end)).filter(|(_, copied)| copied.writes) {
+                state.client.fsync(&state.task, &copied.1.file, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back everything. What fails has nobody left to be told to.
+    pub fn finish(&self, state: &State) {
+        let _ = write_back(state, &self.all(), (0, usize::MAX), None);
+    }
+}
+
+/// The copies of which a part lies in a range of addresses.
+fn within(
+    all: &BTreeMap<usize, Copied>,
+    (from, end): (usize, usize),
+) -> impl Iterator<Item = (usize, &Copied)> {
+    let hit = move |&(&at, copied): &(&usize, &Copied)| at < end && at + copied.len > from;
+    all.iter().filter(hit).map(|(&at, copied)| (at, copied))
+}
+
+/// Has what is left at a regular end of the program written back.
+fn at_exit() {
+    extern "C" fn write_all() {
+        crate::state::finish();
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: a function of the right kind, which stays.
+        let _ = unsafe { libc::atexit(write_all) };
+    });
+}
+
+fn fill(state: &State, file: &Description, room: &mut [u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while done < room.len() {
+        let from = offset + done as u64;
+        match state.client.pread(&state.task, file, &mut room[done..], from)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// Writes back what is mapped in a range of addresses, of one file or of all. Nothing beyond the end of
+/// a file is part of it.
+fn write_back(
+    state: &State,
+    all: &BTreeMap<usize, Copied>,
+    (from, end): (usize, usize),
+    id: Option<(u64, u64)>,
+) -> Result<()> {
+    for (at, copied) in within(all, (from, end)) {
+        if !copied.writes || id.is_some_and(|id| id != copied.id) {
+            continue;
+        }
+        let (first, last) = (at.max(from), (at + copied.len).min(end));
+        let offset = copied.offset + (first - at) as u64;
+        let size = state.client.fstat(&state.task, &copied.file)?.attr.size;
+        let room = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        // SAFETY: a mapping of ours that may be read, as its protection was when it was made; C has
+        // it unmapped by us alone.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(first as *const u8, (last - first).min(room)) };
+        let mut done = 0;
+        while done < bytes.len() {
+            let to = offset + done as u64;
+            match state.client.pwrite(&state.task, &copied.file, &bytes[done..], to)? {
+                0 => return Err(Errno::EIO.into()),
+                count => done += count,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a range of addresses out of the copies.
+fn forget(all: &mut BTreeMap<usize, Copied>, from: usize, end: usize) {
+    let places: Vec<usize> = within(all, (from, end)).map(|(at, _)| at).collect();
+    for at in places {
+        let Some(copied) = all.remove(&at) else { continue };
+        let last = at + copied.len;
+        if last > end {
+            let offset = copied.offset + (end - at) as u64;
+            let file = Arc::clone(&copied.file);
+            all.insert(end, Copied { len: last - end, offset, file, ..copied });
+        }
+        if at < from {
+            all.insert(at, Copied { len: from - at, ..copied });
+        }
+    }
+}
