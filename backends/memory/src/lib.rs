@@ -91,7 +91,7 @@ pub struct Options {
 
 impl Default for Options {
     /// The defaults of tmpfs(5): half of the machine's memory, one inode for every two pages of it,
-    /// and a root like that of `/tmp`. Reads `/proc/meminfo`; 1 GiB where that fails.
+    /// and a root like that of `/tmp`. Asks sysinfo(2); 1 GiB where that does not know.
     fn default() -> Self {
         let memory = total_memory().unwrap_or(2 << 30);
         Options {
@@ -107,10 +107,8 @@ impl Default for Options {
 
 /// Memory of the machine in bytes.
 fn total_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    let told = rustix::system::sysinfo();
+    told.totalram.checked_mul(u64::from(told.mem_unit)).filter(|&bytes| bytes > 0)
 }
 
 /// The file system.

@@ -12,8 +12,10 @@ use crate::lower::{MountId, OrErrno, Stat};
 use crate::options::FileHandles;
 use crate::sys;
 
-/// How many mounts (and btrfs subvolumes) can be known at once.
-const MAX_MOUNTS: usize = 1024;
+/// How many mounts (and btrfs subvolumes) can be known at once: [`GROUPS`] of [`GROUP`].
+const MAX_MOUNTS: usize = GROUPS * GROUP;
+const GROUPS: usize = 64;
+const GROUP: usize = 16;
 
 /// One mount, or one subvolume of it: wherever mount id or device number differ.
 pub(crate) struct Mount {
@@ -98,27 +100,41 @@ fn f_type(fd: BorrowedFd<'_>) -> Result<u64> {
 /// All mounts that were met. They are never removed, so that an index stays true and reading takes
 /// no lock.
 pub(crate) struct MountTable {
-    mounts: Box<[OnceLock<Mount>]>,
+    /// In groups, because nearly always there is one mount.
+    groups: Box<[OnceLock<Box<[OnceLock<Mount>]>>]>,
     len: Mutex<usize>,
     want: FileHandles,
 }
 
 impl MountTable {
     pub(crate) fn new(first: Mount, want: FileHandles) -> Self {
-        let mounts: Box<[OnceLock<Mount>]> = (0..MAX_MOUNTS).map(|_| OnceLock::new()).collect();
-        let _ = mounts[0].set(first);
         // Handles that are asked for are asked for at the source; what is mounted below it may be
         // any file system.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
-        MountTable { mounts, len: Mutex::new(1), want }
+        let groups = (0..GROUPS).map(|_| OnceLock::new()).collect();
+        let table = MountTable { groups, len: Mutex::new(1), want };
+        if let Some(place) = table.place(0) {
+            let _ = place.set(first);
+        }
+        table
+    }
+
+    /// Where the mount of this index belongs; `None` beyond the table.
+    fn place(&self, index: usize) -> Option<&OnceLock<Mount>> {
+        let group = self.groups.get(index / GROUP)?;
+        let group = group.get_or_init(|| (0..GROUP).map(|_| OnceLock::new()).collect());
+        group.get(index % GROUP)
     }
 
     pub(crate) fn get(&self, index: u32) -> Result<&Mount> {
-        self.mounts.get(index as usize).and_then(OnceLock::get).ok_or(Errno::EIO)
+        let index = index as usize;
+        let group = self.groups.get(index / GROUP).and_then(OnceLock::get).ok_or(Errno::EIO)?;
+        group[index % GROUP].get().ok_or(Errno::EIO)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Mount> {
-        self.mounts.iter().map_while(OnceLock::get)
+        let groups = self.groups.iter().map_while(OnceLock::get);
+        groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
     }
 
     /// The index of the mount `id`, which is most often that of the parent, `likely`.
@@ -149,7 +165,7 @@ impl MountTable {
             return Ok(index);
         }
         let index = *len;
-        let place = self.mounts.get(index).ok_or_else(|| {
+        let place = self.place(index).ok_or_else(|| {
             log::error!("more than {MAX_MOUNTS} file systems are mounted below the source");
             Errno::ENFILE
         })?;

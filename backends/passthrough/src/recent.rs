@@ -8,7 +8,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Files that share a lock; each has one of them to be kept in.
 const WAYS: usize = 2;
@@ -16,7 +16,9 @@ const WAYS: usize = 2;
 type Set = [Option<Recent>; WAYS];
 
 pub(crate) struct RecentFiles {
-    sets: Box<[Mutex<Set>]>,
+    /// Made when something is kept for the first time.
+    sets: OnceLock<Box<[Mutex<Set>]>>,
+    count: usize,
     held: AtomicUsize,
 }
 
@@ -31,8 +33,12 @@ struct Recent {
 impl RecentFiles {
     /// Room for `capacity` files, at least two.
     pub(crate) fn new(capacity: usize) -> Self {
-        let sets = (0..(capacity / WAYS).max(1)).map(|_| Mutex::default()).collect();
-        RecentFiles { sets, held: AtomicUsize::new(0) }
+        let count = (capacity / WAYS).max(1);
+        RecentFiles { sets: OnceLock::new(), count, held: AtomicUsize::new(0) }
+    }
+
+    fn sets(&self) -> &[Mutex<Set>] {
+        self.sets.get_or_init(|| (0..self.count).map(|_| Mutex::default()).collect())
     }
 
     /// Takes the descriptor of an inode out, where it is kept.
@@ -85,7 +91,7 @@ impl RecentFiles {
         if self.len() == 0 {
             return;
         }
-        for set in &self.sets {
+        for set in self.sets.get().into_iter().flatten() {
             for place in lock(set).iter_mut() {
                 if place.take_if(&mut unwanted).is_some() {
                     self.held.fetch_sub(1, Ordering::Relaxed);
@@ -97,7 +103,8 @@ impl RecentFiles {
     fn set_of(&self, number: u64) -> &Mutex<Set> {
         // Numbers differ in few bits; the multiplication by the golden ratio spreads them.
         let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.sets[spread as usize % self.sets.len()]
+        let sets = self.sets();
+        &sets[spread as usize % sets.len()]
     }
 }
 
