@@ -26,11 +26,13 @@ pub struct Options {
     pub kernel_links: bool,
     /// Where the shared state of open files lives; `None` (the default) for the heap.
     pub arena: Option<Arc<dyn Arena>>,
+    /// What the kernel forbids about links; `None` (the default) for what /proc/sys/fs says now.
+    pub protected: Option<Protected>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { kernel_links: true, arena: None }
+        Options { kernel_links: true, arena: None, protected: None }
     }
 }
 
@@ -78,7 +80,7 @@ pub struct Client {
 impl Client {
     /// A client without mounts.
     pub fn new(options: Options) -> Self {
-        let protected = Protected::of_this_kernel();
+        let protected = options.protected.unwrap_or_else(Protected::of_this_kernel);
         Client { mounts: Mounts::default(), protected, options, next_id: AtomicU32::new(1) }
     }
 
@@ -232,15 +234,19 @@ fn canonical(path: &[u8]) -> Vec<u8> {
 }
 
 /// The kernel's settings in /proc/sys/fs that restrict links, proc(5).
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Protected {
-    symlinks: bool,
-    hardlinks: bool,
-    regular: u8,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Protected {
+    /// `protected_symlinks` is not 0.
+    pub symlinks: bool,
+    /// `protected_hardlinks` is not 0.
+    pub hardlinks: bool,
+    /// `protected_regular`, 0 to 2.
+    pub regular: u8,
 }
 
 impl Protected {
-    fn of_this_kernel() -> Self {
+    /// As they are now; what cannot be read counts as 0.
+    pub fn of_this_kernel() -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}"));
             text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0u8)
@@ -254,7 +260,12 @@ impl Protected {
 
     /// A link in a sticky directory that everybody writes is followed only by its owner, or where
     /// the directory's owner made it.
-    pub fn check_link(self, dir: &Here, link: &Here, who: &Credentials) -> Result<(), Errno> {
+    pub(crate) fn check_link(
+        self,
+        dir: &Here,
+        link: &Here,
+        who: &Credentials,
+    ) -> Result<(), Errno> {
         if !self.symlinks {
             return Ok(());
         }
@@ -268,7 +279,7 @@ impl Protected {
     }
 
     /// Only the owner links a file, unless it may be read and written and gives no privilege.
-    pub fn check_source(self, source: &Here, who: &Credentials) -> Result<(), Errno> {
+    pub(crate) fn check_source(self, source: &Here, who: &Credentials) -> Result<(), Errno> {
         if !self.hardlinks {
             return Ok(());
         }
@@ -283,7 +294,12 @@ impl Protected {
 
     /// `O_CREAT` does not open a file of somebody else in a sticky directory that everybody writes
     /// (or, at level 2, its group).
-    pub fn check_creation(self, dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> {
+    pub(crate) fn check_creation(
+        self,
+        dir: &Here,
+        found: &Here,
+        who: &Credentials,
+    ) -> Result<(), Errno> {
         if self.regular == 0 || found.node.kind() != FileKind::Regular {
             return Ok(());
         }

@@ -47,7 +47,7 @@ mod xattrs;
 pub use access::Access;
 pub use asynchronous::{Callback, Pending};
 pub use attributes::{Owner, Stat, Times};
-pub use client::{Client, MountArgs, MountInfo, Options};
+pub use client::{Client, MountArgs, MountInfo, Options, Protected};
 pub use credentials::{Credentials, cap};
 pub use cwd::Place;
 pub use data::IoFlags;

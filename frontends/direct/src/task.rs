@@ -80,9 +80,23 @@ impl Task {
         self.credentials.store(Arc::new(credentials));
     }
 
+    /// The process has another number from now on, and the same credentials: after fork(2). It
+    /// allocates nothing.
+    pub fn set_pid(&self, pid: u32) {
+        self.pid.store(pid, Relaxed);
+    }
+
     /// Who asks.
     pub fn credentials(&self) -> Arc<Credentials> {
-        self.credentials.load_full()
+        let known = self.credentials.load_full();
+        let pid = self.pid.load(Relaxed);
+        if known.pid == pid {
+            return known;
+        }
+        let own = Arc::new(Credentials { pid, ..(*known).clone() });
+        // Where somebody else has set others meanwhile, these are the right ones.
+        self.credentials.compare_and_swap(&known, Arc::clone(&own));
+        own
     }
 
     /// The umask, 0 to 0o777.
