@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use defuse_compose::{Settings, Source, open_text};
+use defuse_direct::Protected;
 use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
@@ -40,6 +41,9 @@ pub struct RunArgs {
     /// Tell on the standard error, at the end, which calls were served and which the kernel got
     #[arg(long)]
     pub report: bool,
+    /// Patch nothing: as where the C library is one that cannot be analysed. For tests
+    #[arg(long, hide = true)]
+    pub symbols_only: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
@@ -56,16 +60,18 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     let _servers = serve(&mut mounts)?;
-    let (paths, objects): (Vec<PathBuf>, Vec<ObjectSites>) =
-        objects(&args.command[0]).into_iter().unzip();
+    let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
+    let (objects, images) = images(&binaries);
+    let paths: Vec<PathBuf> = binaries.into_iter().map(|binary| binary.path).collect();
     let plan = Plan {
         library: library.into_os_string().into_vec(),
         mounts,
         objects,
+        protected: protected(),
         dispatch: false,
         report: args.report,
     };
-    let memory = memory(&plan)?;
+    let memory = memory(&plan, &images)?;
     let program = &args.command[0];
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
         // The kernel cannot find it: a program of ours, loaded with the library, runs it.
@@ -88,6 +94,11 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     }
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
+}
+
+fn protected() -> [u8; 3] {
+    let now = Protected::of_this_kernel();
+    [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
 
 /// `TARGET=TYPE:REST[,OPTION...]`.
@@ -183,7 +194,7 @@ fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
 
 /// The C library of this machine, and what the program is made of beside it: libraries and programs
 /// that make system calls of their own have sites as well.
-fn objects(program: &OsStr) -> Vec<(PathBuf, ObjectSites)> {
+fn objects(program: &OsStr) -> Vec<Binary> {
     let cache = Cache::of_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
@@ -198,12 +209,26 @@ fn objects(program: &OsStr) -> Vec<(PathBuf, ObjectSites)> {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             if !binary.sites.is_empty() && !is_loader(&path) {
-                objects.push((path.clone(), binary.to_sites()));
+                objects.push(binary);
             }
         }
         seen.push(path);
     }
     objects
+}
+
+/// What programs are told of these files, and the images that go with it, one behind the other.
+fn images(binaries: &[Binary]) -> (Vec<ObjectSites>, Vec<u8>) {
+    let mut images = Vec::new();
+    let objects = binaries.iter().map(|binary| {
+        let image = binary.image(images.len() as u64);
+        let image = image.map(|(image, bytes)| {
+            images.extend_from_slice(&bytes);
+            image
+        });
+        ObjectSites { image, ..binary.to_sites() }
+    });
+    (objects.collect(), images)
 }
 
 /// Programs have fewer; a bound for what is wrongly made.
@@ -225,15 +250,17 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
 }
 
 /// The memory that all processes of the run share.
-fn memory(plan: &Plan) -> Result<OwnedFd> {
+fn memory(plan: &Plan, images: &[u8]) -> Result<OwnedFd> {
     let failed = |error: std::io::Error| Failure::Failed(format!("no shared memory: {error}"));
     let none = rustix::fs::MemfdFlags::empty();
     let fd = rustix::fs::memfd_create("defuse-run", none).map_err(|error| failed(error.into()))?;
     let (file, plan) = (File::from(fd), plan.encode());
     // What is between the beginning and the plan is not written, so that it takes no memory.
-    file.set_len((layout::PLAN + plan.len()) as u64).map_err(failed)?;
+    let images_at = layout::images_at(plan.len());
+    file.set_len((images_at + images.len()) as u64).map_err(failed)?;
     file.write_all_at(&layout::head(&plan, run_id()), 0).map_err(failed)?;
     file.write_all_at(&plan, layout::PLAN as u64).map_err(failed)?;
+    file.write_all_at(images, images_at as u64).map_err(failed)?;
     Ok(file.into())
 }
 

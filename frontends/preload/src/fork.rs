@@ -50,6 +50,16 @@ pub fn is_new_child() -> bool {
     mark.load(Ordering::Relaxed) == 0 && mark.swap(1, Ordering::Relaxed) == 0
 }
 
+/// This is a child, and knows it.
+fn note_child() {
+    let page = MARK.load(Ordering::Acquire);
+    // SAFETY: as in `is_new_child`.
+    if let Some(mark) = unsafe { page.as_ref() } {
+        // Not read before: that would be one more fault on the page that the kernel has emptied.
+        mark.store(1, Ordering::Relaxed);
+    }
+}
+
 /// No descriptor.
 const NONE: i32 = -1;
 
@@ -96,6 +106,10 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     }
     if asked & MEMORY != 0 {
         flags.take(libc::CLONE_VM);
+    }
+    if asked & libc::CLONE_NEWUSER as u64 != 0 {
+        // The child has all capabilities, of its own name space.
+        process::credentials_changed();
     }
     {
         let _inside = Inside::enter();
@@ -148,7 +162,7 @@ fn shared(process: &'static Process, has_child: bool) {
 }
 
 fn in_child_of(process: &'static Process) {
-    let _ = is_new_child();
+    note_child();
     inside::alone();
     let _inside = Inside::enter();
     // The other end closes when this process executes a program, or ends.

@@ -1,14 +1,16 @@
 //! Replacing `syscall` instructions of loaded libraries by jumps.
 //!
-//! The places come from the plan, which was made from the files: here they are only checked (build
-//! id, and every byte) and written. Each jump goes to a trampoline of its own, in a page within
-//! 2 GiB of the library: the instructions before the `syscall`, a step over the red zone, the call of
-//! `defuse_entry`, the `syscall` itself where the call is not ours, the instructions after it, and
-//! the jump back.
+//! The places come from the plan, which was made from the files. Each jump goes to a trampoline of its
+//! own, in a page within 2 GiB of the library (`defuse_preload_plan::trampoline`). Where the run has
+//! an image of a library, whose build id is the same, that is mapped in place of its code
+//! (`defuse_preload_plan::image`): nothing is copied then. Otherwise every byte is compared, and the
+//! jumps are written here.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
+use defuse_preload_plan::image::{HEAD_PAGE, Image};
+use defuse_preload_plan::trampoline::{self, TRAMPOLINE};
 use defuse_preload_plan::{ObjectSites, Site};
 
 use crate::{entry, sys};
@@ -32,9 +34,18 @@ struct Loaded {
     code: Vec<(u64, u64)>,
 }
 
+/// Where the images of a run are: a descriptor, and the first byte of them there.
+#[derive(Clone, Copy)]
+pub struct Images {
+    /// The memory of the run.
+    pub fd: i32,
+    /// Where images begin in it.
+    pub from: u64,
+}
+
 /// Patches all libraries that are loaded and in the plan. The process has one thread yet, or the
 /// others are not in these libraries.
-pub fn all(objects: &[ObjectSites]) -> Patched {
+pub fn all(objects: &[ObjectSites], images: Images) -> Patched {
     let mut patched = Patched::default();
     let mut trampolines = Vec::new();
     for library in loaded() {
@@ -44,7 +55,9 @@ pub fn all(objects: &[ObjectSites]) -> Patched {
         let Some(at) = objects.iter().position(|object| same(&object)) else { continue };
         let sites = &objects[at].sites;
         patched.wanted += sites.len();
-        let Some((page, done)) = patch(&library, sites) else { continue };
+        let image = objects[at].image.and_then(|image| map_image(&library, &image, images));
+        let image = image.map(|page| (page, (0..sites.len()).collect()));
+        let Some((page, done)) = image.or_else(|| patch(&library, sites)) else { continue };
         patched.done += done.len();
         patched.forks |= done.iter().any(|&at| sites[at].number == Some(libc::SYS_clone as u16));
         let first: usize = objects[..at].iter().map(|object| object.sites.len()).sum();
@@ -119,9 +132,6 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Room for one trampoline: two parts of a site, and 37 bytes of our own.
-const TRAMPOLINE: usize = 64;
-
 /// What is before the first one: the address of the entry.
 const HEAD: usize = 16;
 
@@ -138,7 +148,7 @@ fn patch(library: &Loaded, sites: &[Site]) -> Option<(u64, Vec<usize>)> {
     bytes[..8].copy_from_slice(&entry::address().to_le_bytes());
     for (place, site) in code.iter().enumerate() {
         let at = HEAD + place * TRAMPOLINE;
-        let made = trampoline(site, library.base + site.address, page + at as u64, page);
+        let made = trampoline::code(site, library.base + site.address, page + at as u64, page);
         bytes[at..at + made.len()].copy_from_slice(&made);
     }
     // SAFETY: the pages were mapped just now, for this, and nobody else knows of them.
@@ -149,9 +159,7 @@ fn patch(library: &Loaded, sites: &[Site]) -> Option<(u64, Vec<usize>)> {
     }
     for (place, site) in code.iter().enumerate() {
         let (at, to) = (library.base + site.address, page + (HEAD + place * TRAMPOLINE) as u64);
-        let mut jump = vec![0x90; usize::from(site.len)];
-        jump[0] = 0xe9;
-        jump[1..5].copy_from_slice(&distance(at + 5, to));
+        let jump = &trampoline::jump(at, to)[..usize::from(site.len)];
         // SAFETY: the bytes were compared with those expected, and are writable now. No thread runs
         // there: the process is about to begin.
         unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), at as *mut u8, jump.len()) };
@@ -169,26 +177,48 @@ fn is_as_expected(library: &Loaded, site: &Site) -> bool {
     inside && unsafe { std::slice::from_raw_parts(at as *const u8, len) } == &site.bytes[..len]
 }
 
-/// The displacement from `from` to `to`; both lie within 2 GiB, see [`near`].
-fn distance(from: u64, to: u64) -> [u8; 4] {
-    (to.wrapping_sub(from) as i64 as i32).to_le_bytes()
-}
-
-fn trampoline(site: &Site, original: u64, at: u64, page: u64) -> Vec<u8> {
-    let (before, rest) = site.bytes[..usize::from(site.len)].split_at(usize::from(site.syscall_at));
-    let after = &rest[2..];
-    let mut code = before.to_vec();
-    code.extend_from_slice(&[0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp, [rsp - 128]
-    code.extend_from_slice(&[0xff, 0x15]); // call [rip + page]
-    let next = at + code.len() as u64 + 4;
-    code.extend_from_slice(&distance(next, page));
-    code.extend_from_slice(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp + 128]
-    code.extend_from_slice(&[0x73, 2, 0x0f, 0x05]); // jnc +2; syscall
-    code.extend_from_slice(after);
-    code.push(0xe9);
-    let next = at + code.len() as u64 + 4;
-    code.extend_from_slice(&distance(next, original + u64::from(site.len)));
-    code
+/// Maps an image in place of the code of `library`; returns what [`site_of`] reckons from. `None`
+/// where the place of the trampolines is taken, and then nothing has changed.
+fn map_image(library: &Loaded, image: &Image, images: Images) -> Option<u64> {
+    let code = library.base.checked_add(image.from)?;
+    let inside = |&(from, end): &(u64, u64)| {
+        from & !0xfff <= code && code + image.len <= end.next_multiple_of(4096)
+    };
+    let trampolines = library.base.wrapping_add(image.trampolines());
+    let head = trampolines.checked_sub(HEAD_PAGE).filter(|&head| head < code && head > 0xffff)?;
+    if !library.code.iter().any(inside) {
+        return None;
+    }
+    let (data, text) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
+    let map = |at: u64, len: u64, protection: c_int, how: c_int, file: Option<u64>| {
+        let (kind, fd) = match file {
+            Some(_) => (libc::MAP_PRIVATE | how, images.fd as u64),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | how, u64::MAX),
+        };
+        let offset = file.map_or(0, |place| images.from + place);
+        let args = [at, len, protection as u64, kind as u64, fd, offset];
+        // SAFETY: either the mapping replaces none, or it is the code of the library, byte by byte the
+        // same but for whole instructions at its sites, where no thread is: the process is about to
+        // begin.
+        let got = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }).ok()? as u64;
+        if got != at {
+            // A kernel that does not know the flag took the address for a hint.
+            let _ = sys::plain(libc::SYS_munmap, got, len, 0);
+            return None;
+        }
+        Some(())
+    };
+    let new = libc::MAP_FIXED_NOREPLACE;
+    map(head, HEAD_PAGE + image.trampolines_len, data, new, None)?;
+    // SAFETY: the page was mapped just now, for this, and nobody else knows of it.
+    unsafe { (head as *mut u64).write(entry::address()) };
+    let behind = Some(image.place + image.len);
+    let made = map(trampolines, image.trampolines_len, text, libc::MAP_FIXED, behind)
+        .and_then(|()| map(code, image.len, text, libc::MAP_FIXED, Some(image.place)));
+    if made.is_none() {
+        let _ = sys::plain(libc::SYS_munmap, head, HEAD_PAGE + image.trampolines_len, 0);
+    }
+    made.map(|()| trampolines - HEAD as u64)
 }
 
 /// Maps `room` bytes so that all of `from..end` can be reached by a jump.
@@ -226,18 +256,6 @@ pub fn next(name: &CStr) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_trampoline_keeps_what_stood_around_the_call() {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&[0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff]);
-        let site = Site { address: 0, len: 8, syscall_at: 0, number: Some(0), bytes };
-        let code = trampoline(&site, 0x1000, 0x2010, 0x2000);
-        assert!(code.len() <= TRAMPOLINE);
-        assert_eq!(code[23..29], bytes[2..8]);
-        let back = i32::from_le_bytes(code[30..34].try_into().unwrap());
-        assert_eq!(0x2010 + 34 + i64::from(back), 0x1008);
-    }
 
     #[test]
     fn a_build_id_is_found_behind_other_notes() {

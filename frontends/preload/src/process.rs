@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use defuse_direct::{Arena, Client, Credentials, Options, Place, Task};
+use defuse_direct::{Arena, Client, Credentials, Options, Place, Protected, Task};
 use defuse_fs::Errno;
 use defuse_preload_plan::{ForkPolicy, Plan};
 
@@ -80,8 +80,8 @@ pub fn pid() -> i32 {
 /// How many numbers we take for ourselves.
 const ZONE: u64 = 4096;
 /// Where our descriptors begin at most: the kernel copies a table up to the largest number at every
-/// fork.
-const HIGHEST: u64 = 16384;
+/// fork, which at sixteen thousand takes half as long again.
+const HIGHEST: u64 = 3072;
 
 /// Where our own descriptors begin, and the limit that the program is to see.
 ///
@@ -127,7 +127,10 @@ impl Process {
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
         let arena: Arc<dyn Arena> = Arc::new(shared);
-        let client = Client::new(Options { arena: Some(arena), ..Options::default() });
+        let [symlinks, hardlinks, regular] = plan.protected;
+        let protected = Protected { symlinks: symlinks > 0, hardlinks: hardlinks > 0, regular };
+        let (arena, protected) = (Some(arena), Some(protected));
+        let client = Client::new(Options { arena, protected, ..Options::default() });
         let mut mounts = Vec::new();
         for mount in &plan.mounts {
             let target = String::from_utf8_lossy(&mount.target).into_owned();
@@ -138,7 +141,7 @@ impl Process {
             let relay = composed.relay;
             mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
         }
-        let task = Task::of_this_process().map_err(|errno| format!("who this is: {errno}"))?;
+        let task = task().ok_or("who this is cannot be told")?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
         Ok(Process {
             client,
@@ -171,7 +174,13 @@ impl Process {
                 ));
             }
         }
-        self.adopt_credentials();
+        // The credentials are those of the thread that made it.
+        let pid = self.pid.load(Ordering::Relaxed) as u32;
+        self.view.task.set_pid(pid);
+        // SAFETY: as in `task`.
+        if let Some(own) = unsafe { OWN.get().as_ref() } {
+            own.set_pid(pid);
+        }
     }
 
     /// A mount whose state neither a child nor another program would have.
@@ -182,7 +191,8 @@ impl Process {
     /// Whether `fd` is one of our own.
     #[inline]
     pub fn is_reserved(&self, fd: i32) -> bool {
-        fd >= self.floor && fd < self.floor + ZONE as i32
+        let may_be = fd >= self.floor && fd < self.floor + ZONE as i32;
+        may_be && !self.view.table.has(fd) && is_of_a_kind_with_ours(fd)
     }
 
     /// Who asks on this thread, and from where.
@@ -211,28 +221,65 @@ impl Process {
         }
     }
 
-    /// In a child, whose one thread is a copy of the one that made it.
-    fn adopt_credentials(&'static self) {
-        if let Some(now) = credentials() {
-            // SAFETY: as in `task`.
-            if let Some(own) = unsafe { OWN.get().as_ref() } {
-                own.set_credentials(now.clone());
-            }
-            self.view.task.set_credentials(now);
-            SEEN.set(CHANGES.load(Ordering::Acquire));
-        }
-    }
-
     /// The kernel's working directory becomes the program's.
     pub fn outside(&'static self) {
-        let mut room = [0u8; 4096];
-        let args = [room.as_mut_ptr() as u64, room.len() as u64, 0, 0, 0, 0];
-        // SAFETY: getcwd fills the room.
-        let len = unsafe { sys::syscall(libc::SYS_getcwd as u64, &args) };
-        if len > 0 {
-            let path = room[..len as usize - 1].to_vec();
+        if let Some(path) = kernel_cwd() {
             self.task().set_cwd(Place::Outside(path));
         }
+    }
+}
+
+fn kernel_cwd() -> Option<Vec<u8>> {
+    let mut room = [0u8; 4096];
+    let args = [room.as_mut_ptr() as u64, room.len() as u64, 0, 0, 0, 0];
+    // SAFETY: getcwd fills the room.
+    let len = sys::check(unsafe { sys::syscall(libc::SYS_getcwd as u64, &args) }).ok()?;
+    Some(room[..(len as usize).checked_sub(1)?].to_vec())
+}
+
+/// Who this process is as it begins, with one thread.
+fn task() -> Option<Task> {
+    let cwd = kernel_cwd().unwrap_or_else(|| b"/".to_vec());
+    let task = Task::new(credentials()?, Place::Outside(cwd));
+    // There is no other way to ask for it but a file of /proc, which takes a hundred times as long.
+    let umask = sys::plain(libc::SYS_umask, 0o077, 0, 0).ok()?;
+    let _ = sys::plain(libc::SYS_umask, umask as u64, 0, 0);
+    task.set_umask(umask as u32);
+    let mut limit: libc::rlimit = sys::zeroed();
+    let args = [0, libc::RLIMIT_FSIZE as u64, 0, &raw mut limit as u64, 0, 0];
+    // SAFETY: prlimit64 fills the record.
+    let told = sys::check(unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) });
+    let is_limited = told.is_ok() && limit.rlim_cur != libc::RLIM_INFINITY;
+    task.set_file_size_limit(is_limited.then_some(limit.rlim_cur));
+    Some(task)
+}
+
+/// Whether a descriptor is of a kind of which we have some. A program that has so many that they lie
+/// among our own has mostly sockets, pipes, and what polls them: those are its own.
+#[cold]
+fn is_of_a_kind_with_ours(fd: i32) -> bool {
+    let mut stat: libc::stat = sys::zeroed();
+    let args = [fd as u64, &raw mut stat as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel fills the structure.
+    if sys::check(unsafe { sys::syscall(libc::SYS_fstat as u64, &args) }).is_err() {
+        return false;
+    }
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFDIR => true,
+        // To a process that has a file system for us.
+        libc::S_IFSOCK => {
+            let option = |name: i32| {
+                let (mut value, mut len) = (0i32, 4u32);
+                let (value_at, len_at) = (&raw mut value as u64, &raw mut len as u64);
+                let args = [fd as u64, libc::SOL_SOCKET as u64, name as u64, value_at, len_at, 0];
+                // SAFETY: the kernel writes four bytes, and how many these were.
+                let got = unsafe { sys::syscall(libc::SYS_getsockopt as u64, &args) };
+                (got == 0).then_some(value)
+            };
+            option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+                && option(libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
+        }
+        _ => false,
     }
 }
 

@@ -32,10 +32,17 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Maps the memory behind `fd`; `None` where that is not possible or another version made it.
-    pub fn map(fd: i32) -> Option<(Shared, Plan)> {
-        let len = usize::try_from(sys::plain(libc::SYS_lseek, fd as u64, 0, 2).ok()?).ok()?;
-        if len < layout::PLAN {
+    /// Maps the memory behind `fd`, without the images; `None` where that is not possible or another
+    /// version made it. The number is where images begin.
+    pub fn map(fd: i32) -> Option<(Shared, Plan, u64)> {
+        let mut head = [0u8; 24];
+        let args = [fd as u64, head.as_mut_ptr() as u64, head.len() as u64, 0, 0, 0];
+        // SAFETY: the kernel fills the room.
+        let read = sys::check(unsafe { sys::syscall(libc::SYS_pread64 as u64, &args) }).ok()?;
+        let plan_len = layout::plan_len(&head).filter(|_| read as usize == head.len())?;
+        let len = layout::PLAN.checked_add(plan_len)?;
+        let real = sys::plain(libc::SYS_lseek, fd as u64, 0, libc::SEEK_END as u64).ok()?;
+        if (real as u64) < len as u64 {
             return None;
         }
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -45,7 +52,8 @@ impl Shared {
         let shared = Shared { base: base as *const u8, len };
         // SAFETY: the mapping has this length, and the plan in it is not changed once it is there.
         let bytes = unsafe { std::slice::from_raw_parts(shared.base, shared.len) };
-        Some((shared, Plan::decode(layout::plan(bytes)?).ok()?))
+        let plan = Plan::decode(layout::plan(bytes)?).ok()?;
+        Some((shared, plan, layout::images_at(plan_len) as u64))
     }
 
     fn words(&self) -> &'static [AtomicU32] {

@@ -32,7 +32,7 @@ pub fn begin() {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let incoming = numbers.next().flatten().and_then(handover::read);
-    let Some((shared, plan)) = Shared::map(memory_fd) else {
+    let Some((shared, plan, images)) = Shared::map(memory_fd) else {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
@@ -45,7 +45,8 @@ pub fn begin() {
     if process.plan.report {
         crate::entry::count_all();
     }
-    let patched = patch::all(&process.plan.objects);
+    let images = patch::Images { fd: memory_fd, from: images };
+    let patched = patch::all(&process.plan.objects, images);
     let process = process::install(process);
     symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
     if !symbols::is_patched() && process.plan.report {

@@ -21,7 +21,8 @@ fn note(fd: i32, kind: u8) {
 }
 
 const CHUNK: usize = 256;
-const CHUNKS: usize = 4096;
+const GROUP: usize = 64;
+const GROUPS: usize = 64;
 
 /// What a descriptor of the process stands for.
 pub struct Entry {
@@ -54,17 +55,18 @@ impl Entry {
 pub type Found = Guard<Option<Arc<Entry>>>;
 
 type Chunk = Box<[ArcSwapOption<Entry>]>;
+type Group = Box<[OnceLock<Chunk>]>;
 
-/// The table.
+/// The table, in two levels: a program begins with it, and most use the first numbers alone.
 pub struct Table {
-    chunks: Box<[OnceLock<Chunk>]>,
+    groups: Box<[OnceLock<Group>]>,
     /// One past the largest number that was ever set.
     end: AtomicI32,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Table { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(), end: AtomicI32::new(0) }
+        Table { groups: (0..GROUPS).map(|_| OnceLock::new()).collect(), end: AtomicI32::new(0) }
     }
 }
 
@@ -72,7 +74,8 @@ impl Table {
     #[inline]
     fn slot(&self, fd: i32) -> Option<&ArcSwapOption<Entry>> {
         let fd = usize::try_from(fd).ok()?;
-        self.chunks.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
+        let group = self.groups.get(fd / CHUNK / GROUP)?.get()?;
+        group.get(fd / CHUNK % GROUP)?.get()?.get(fd % CHUNK)
     }
 
     /// What is at `fd`; `None` where the descriptor is the kernel's own affair.
@@ -91,12 +94,12 @@ impl Table {
     /// Puts `entry` at `fd`; returns what was there. A number beyond the table (1,048,576) gives
     /// the entry back as an error.
     pub fn set(&self, fd: i32, entry: Arc<Entry>) -> Result<Option<Arc<Entry>>, Arc<Entry>> {
-        let Some(chunk) = usize::try_from(fd).ok().and_then(|fd| self.chunks.get(fd / CHUNK))
-        else {
-            return Err(entry);
-        };
+        let place = usize::try_from(fd).ok();
+        let group = place.and_then(|place| self.groups.get(place / CHUNK / GROUP));
+        let (Some(place), Some(group)) = (place, group) else { return Err(entry) };
+        let group = group.get_or_init(|| (0..GROUP).map(|_| OnceLock::new()).collect());
         let make = || (0..CHUNK).map(|_| ArcSwapOption::empty()).collect();
-        let slot = &chunk.get_or_init(make)[fd as usize % CHUNK];
+        let slot = &group[place / CHUNK % GROUP].get_or_init(make)[place % CHUNK];
         self.end.fetch_max(fd + 1, Ordering::Relaxed);
         note(fd, if entry.backed { 1 } else { PLACEHOLDER });
         Ok(slot.swap(Some(entry)))

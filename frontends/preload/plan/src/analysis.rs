@@ -12,6 +12,7 @@ use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 
 use crate::cache::{Cache, Stamp};
 use crate::calls;
+use crate::image::{self, Image, Segment};
 use crate::plan::{ObjectSites, Site};
 use crate::scan::{self, Found};
 
@@ -64,6 +65,10 @@ pub struct Binary {
     pub raw_calls: Vec<Option<u16>>,
     /// Those that concern files and can be replaced.
     pub sites: Vec<Site>,
+    /// Its executable segments.
+    pub segments: Vec<Segment>,
+    /// Its code is changed when it is loaded (`DT_TEXTREL`).
+    pub changes_code: bool,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of those whose number cannot be told.
@@ -155,6 +160,14 @@ impl Binary {
         let header: &FileHeader64<LittleEndian> = file.elf_header();
         let Ok(segments) = header.program_headers(LittleEndian, data) else { return };
         for segment in segments {
+            let is_code = segment.p_flags(LittleEndian) & elf::PF_X != 0;
+            if is_code && segment.p_type(LittleEndian) == elf::PT_LOAD {
+                self.segments.push(Segment {
+                    address: segment.p_vaddr(LittleEndian),
+                    len: segment.p_filesz(LittleEndian),
+                    offset: segment.p_offset(LittleEndian),
+                });
+            }
             if let Ok(Some(path)) = segment.interpreter(LittleEndian, data) {
                 self.interpreter = Some(String::from_utf8_lossy(path).into_owned().into());
             }
@@ -180,6 +193,10 @@ impl Binary {
                 elf::DT_NEEDED => self.needed.push(text()),
                 elf::DT_RUNPATH | elf::DT_RPATH => {
                     self.run_path.extend(text().split(':').map(str::to_owned));
+                }
+                elf::DT_TEXTREL => self.changes_code = true,
+                elf::DT_FLAGS if entry.val32(LittleEndian).unwrap_or(0) & elf::DF_TEXTREL != 0 => {
+                    self.changes_code = true;
                 }
                 elf::DT_FLAGS_1 => {
                     pie = entry.val32(LittleEndian).unwrap_or(0) & elf::DF_1_PIE != 0;
@@ -216,7 +233,17 @@ impl Binary {
 
     /// What is to be patched in it.
     pub fn to_sites(&self) -> ObjectSites {
-        ObjectSites { build_id: self.build_id.clone(), sites: self.sites.clone() }
+        let (build_id, sites) = (self.build_id.clone(), self.sites.clone());
+        ObjectSites { build_id, sites, image: None }
+    }
+
+    /// Its code with all sites patched, to be put at `place` of the images of a run; `None` where it
+    /// cannot have an image.
+    pub fn image(&self, place: u64) -> Option<(Image, Vec<u8>)> {
+        if self.changes_code || self.build_id.is_empty() {
+            return None;
+        }
+        image::make(&File::open(&self.path).ok()?, &self.segments, &self.sites, place)
     }
 
     /// `syscall` instructions that may concern files: those with a number that is looked at, or an

@@ -8,6 +8,7 @@
 //! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
 //! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, [`CELL`] bytes each |
 //! | [`PLAN`] | the plan |
+//! | [`images_at`] | code of libraries with their sites replaced ([`crate::image`]); programs map it for itself, private and not to be written |
 
 /// What the memory begins with; another version begins otherwise.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse03");
@@ -33,6 +34,24 @@ pub const REFERENCES: usize = SITE_COUNTERS + SITES * 24;
 pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
 /// Where the plan begins.
 pub const PLAN: usize = OPEN_FILES + CELLS * CELL;
+
+/// Where images begin, behind a plan of this length in bytes; on a page.
+pub fn images_at(plan_len: usize) -> usize {
+    (PLAN + plan_len).next_multiple_of(4096)
+}
+
+/// The length of the plan in bytes, from the beginning of the memory ([`head`]); `None` where another
+/// version wrote it.
+pub fn plan_len(head: &[u8; 24]) -> Option<usize> {
+    let number = |from: usize| {
+        let bytes = head.get(from..from + 8)?.try_into().ok()?;
+        Some(u64::from_le_bytes(bytes))
+    };
+    if number(0)? != MAGIC {
+        return None;
+    }
+    usize::try_from(number(PLAN_LEN)?).ok()
+}
 
 /// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
 /// mounts. Whoever started the run removes it.

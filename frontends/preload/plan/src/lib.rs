@@ -14,10 +14,12 @@ pub mod analysis;
 pub mod cache;
 pub mod calls;
 mod codec;
+pub mod image;
 pub mod layout;
 mod plan;
 pub mod reach;
 mod scan;
+pub mod trampoline;
 mod unwind;
 
 pub use codec::Malformed;

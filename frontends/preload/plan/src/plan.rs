@@ -1,6 +1,7 @@
 //! The plan of a run.
 
 use crate::codec::{Malformed, Reader, Writer};
+use crate::image::Image;
 
 /// What happens to a mount's state when a program forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,8 @@ pub struct ObjectSites {
     pub build_id: Vec<u8>,
     /// Where to patch, in the order of addresses.
     pub sites: Vec<Site>,
+    /// Its code with all of them patched, where it has been made.
+    pub image: Option<Image>,
 }
 
 /// Everything that a program of a run is told.
@@ -81,6 +84,9 @@ pub struct Plan {
     pub mounts: Vec<MountPlan>,
     /// What is patched.
     pub objects: Vec<ObjectSites>,
+    /// What the kernel forbids about links: `fs.protected_symlinks`, `protected_hardlinks`,
+    /// `protected_regular`. Told, because to read them costs every program of a run.
+    pub protected: [u8; 3],
     /// Whether system calls that go past the C library are caught too (syscall user dispatch).
     pub dispatch: bool,
     /// Whether calls are counted and mistakes told.
@@ -92,7 +98,8 @@ impl Plan {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.string(&self.library);
-        out.number(u64::from(self.dispatch) | u64::from(self.report) << 1);
+        let protected = self.protected.iter().rev().fold(0, |all, &one| all << 8 | u64::from(one));
+        out.number(u64::from(self.dispatch) | u64::from(self.report) << 1 | protected << 8);
         out.number(self.mounts.len() as u64);
         for mount in &self.mounts {
             out.string(&mount.target);
@@ -105,6 +112,7 @@ impl Plan {
         for object in &self.objects {
             out.string(&object.build_id);
             encode_sites(&mut out, &object.sites);
+            encode_image(&mut out, object.image);
         }
         out.bytes
     }
@@ -118,7 +126,9 @@ impl Plan {
             (0..from.count(32)?).map(|_| decode_mount(&mut from)).collect::<Result<_, _>>()?;
         let objects = (0..from.count(16)?).map(|_| decode_object(&mut from));
         let objects = objects.collect::<Result<_, _>>()?;
-        Ok(Plan { library, mounts, objects, dispatch: flags & 1 != 0, report: flags & 2 != 0 })
+        let protected = [1, 2, 3].map(|byte| (flags >> (byte * 8)) as u8);
+        let (dispatch, report) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Plan { library, mounts, objects, protected, dispatch, report })
     }
 }
 
@@ -140,7 +150,12 @@ pub(crate) fn encode_sites(out: &mut Writer, sites: &[Site]) {
 }
 
 pub(crate) fn decode_sites(from: &mut Reader<'_>) -> Result<Vec<Site>, Malformed> {
-    (0..from.count(32)?).map(|_| decode_site(from)).collect()
+    let count = from.count(32)?;
+    let mut sites = Vec::with_capacity(count);
+    for _ in 0..count {
+        sites.push(decode_site(from)?);
+    }
+    Ok(sites)
 }
 
 fn encode_site(out: &mut Writer, site: &Site) {
@@ -151,7 +166,20 @@ fn encode_site(out: &mut Writer, site: &Site) {
 }
 
 fn decode_object(from: &mut Reader<'_>) -> Result<ObjectSites, Malformed> {
-    Ok(ObjectSites { build_id: from.string()?.to_vec(), sites: decode_sites(from)? })
+    let (build_id, sites) = (from.string()?.to_vec(), decode_sites(from)?);
+    Ok(ObjectSites { build_id, sites, image: decode_image(from)? })
+}
+
+/// No length is that of no image.
+fn encode_image(out: &mut Writer, image: Option<Image>) {
+    let all = image.map_or([0; 4], |i| [i.len, i.from, i.place, i.trampolines_len]);
+    all.into_iter().for_each(|number| out.number(number));
+}
+
+fn decode_image(from: &mut Reader<'_>) -> Result<Option<Image>, Malformed> {
+    let (len, at) = (from.number()?, from.number()?);
+    let (place, trampolines_len) = (from.number()?, from.number()?);
+    Ok((len > 0).then_some(Image { from: at, len, place, trampolines_len }))
 }
 
 fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
@@ -185,10 +213,15 @@ mod tests {
                 fork: ForkPolicy::Deny,
                 server: b"/run/s".to_vec(),
             }],
-            objects: vec![ObjectSites {
-                build_id: vec![1, 2, 3],
-                sites: vec![site, Site { number: None, ..site }],
-            }],
+            objects: vec![
+                ObjectSites {
+                    build_id: vec![1, 2, 3],
+                    sites: vec![site, Site { number: None, ..site }],
+                    image: Some(Image { from: 4096, len: 8192, place: 0, trampolines_len: 4096 }),
+                },
+                ObjectSites { build_id: vec![4], sites: vec![site], image: None },
+            ],
+            protected: [1, 0, 2],
             dispatch: true,
             report: false,
         }

@@ -11,6 +11,7 @@ mod open;
 mod path;
 mod poll;
 mod sockets;
+mod watch;
 mod xattrs;
 
 use std::ffi::CString;
@@ -125,6 +126,8 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         inside::alone();
         let _inside = Inside::enter();
         process.adopt();
+        // How it was made is not known.
+        process::credentials_changed();
     }
     let Some(handler) = handler(number) else {
         if process.plan.report {
@@ -316,8 +319,8 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_execve | libc::SYS_execveat => Any(exec::exec),
         libc::SYS_exit_group => Any(exec::exit),
 
-        libc::SYS_inotify_add_watch | libc::SYS_fanotify_mark => Any(path::unsupported),
-        libc::SYS_name_to_handle_at => Any(path::unsupported),
+        libc::SYS_inotify_add_watch => Any(watch::add),
+        libc::SYS_fanotify_mark | libc::SYS_name_to_handle_at => Any(path::unsupported),
         libc::SYS_mount | libc::SYS_umount2 => Any(path::unsupported),
         _ => return None,
     })

@@ -207,7 +207,6 @@ pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
 /// Calls that no file system of ours can serve: refused where they name one.
 pub fn unsupported(call: &Call<'_>) -> Served {
     let (dir, path) = match call.number as i64 {
-        libc::SYS_inotify_add_watch => (None, 1),
         libc::SYS_fanotify_mark => (Some(3), 4),
         libc::SYS_name_to_handle_at => (Some(0), 1),
         libc::SYS_umount2 => (None, 0),
@@ -215,7 +214,6 @@ pub fn unsupported(call: &Call<'_>) -> Served {
     };
     let target = call.target(dir, path, true)?;
     match call.client().stat(call.task(), target.at(), target.path, true) {
-        Ok(_) if call.number as i64 == libc::SYS_inotify_add_watch => Err(Errno::ENOSPC.into()),
         Ok(_) => Err(Errno::EOPNOTSUPP.into()),
         // The kernel says what is wrong with it, or that nothing is.
         Err(_) => Err(Fail::Pass),

@@ -1,0 +1,51 @@
+//! inotify_add_watch(2): the kernel watches what a passthrough serves where that really is.
+
+use std::ffi::CString;
+
+use defuse_direct::MountInfo;
+use defuse_fs::{Errno, FileKind};
+
+use super::{Call, Fail, Served};
+
+/// `IN_DONT_FOLLOW`.
+const DONT_FOLLOW: u64 = 0x0200_0000;
+
+/// Everything that happens to a file of a passthrough happens to the file below, whoever does it, so
+/// that is what the kernel watches. Other file systems have nothing that it could: `ENOSPC`, which
+/// programs take for a reason to look for themselves from time to time.
+pub fn add(call: &Call<'_>) -> Served {
+    let target = call.target(None, 1, false)?;
+    let follow = call.args[2] & DONT_FOLLOW == 0;
+    let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
+    let full = super::open::full_path(call.process, &target);
+    let is_link = stat.attr.kind == FileKind::Symlink;
+    let path = real_path(call, &full, is_link)?;
+    let below = below(&call.client().mounts(), &path).ok_or(Errno::ENOSPC)?;
+    let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
+    Err(Fail::Kernel(call.number as i64, *call.args, below))
+}
+
+/// The path of `full` without links, but for the last component where that is a link itself.
+fn real_path(call: &Call<'_>, full: &[u8], is_link: bool) -> Result<Vec<u8>, Fail> {
+    let whole = |path: &[u8]| Ok(call.client().real_path(call.task(), path)?);
+    if !is_link {
+        return whole(full);
+    }
+    let cut = full.iter().rposition(|&byte| byte == b'/').ok_or(Errno::ENOENT)?;
+    let mut path = whole(&full[..=cut])?;
+    path.push(b'/');
+    path.extend_from_slice(&full[cut + 1..]);
+    Ok(path)
+}
+
+/// Where the kernel has `path`, which is that of a mount and has no links in it.
+fn below(mounts: &[MountInfo], path: &[u8]) -> Option<Vec<u8>> {
+    let rest = |mount: &MountInfo| {
+        let rest = path.strip_prefix(&*mount.target)?;
+        matches!(rest.first(), None | Some(b'/')).then(|| rest.to_vec())
+    };
+    let found = mounts.iter().filter_map(|mount| Some((mount, rest(mount)?)));
+    let (mount, rest) = found.max_by_key(|(mount, _)| mount.target.len())?;
+    let source = mount.source.strip_prefix("passthrough:")?.split(',').next()?;
+    source.starts_with('/').then(|| [source.as_bytes(), &rest].concat())
+}
