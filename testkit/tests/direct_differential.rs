@@ -1,5 +1,7 @@
-//! Random calls by the in-process client on a passthrough, and the same by the kernel on another
-//! directory: every answer has to be the same, and the trees at the end.
+//! Random calls by the in-process client on file systems of every kind, and the same by the kernel on
+//! tmpfs: every answer has to be the same, and the trees at the end.
+//!
+//! `PROPTEST_CASES` is the number of sequences, which are others at every run then.
 
 #[path = "direct/kernel.rs"]
 mod kernel;
@@ -8,18 +10,17 @@ mod ops;
 #[path = "direct/ours.rs"]
 mod ours;
 
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use defuse_direct::Credentials;
+use defuse_memory::Memory;
 use defuse_passthrough::{Options, Passthrough};
-use ops::{Op, sequence};
+use ops::{EXTRA, GROUP, ITEMS, Op, USER, What, sequence};
+use ours::Mounted;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
-
-const USER: u32 = 5000;
-const GROUP: u32 = 6000;
-const EXTRA: u32 = 6001;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -29,53 +30,85 @@ fn is_root() -> bool {
     root
 }
 
-/// The tree that both sides begin with.
+/// Makes the tree that both sides begin with.
 fn prepare(root: &Path) {
-    let file = |name: &str, mode: u32, uid: u32, gid: u32| {
-        let path = root.join(name);
-        std::fs::write(&path, name.repeat(100)).unwrap();
-        chown(&path, Some(uid), Some(gid)).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-    };
-    let dir = |name: &str, mode: u32, uid: u32, gid: u32| {
-        let path = root.join(name);
-        std::fs::create_dir(&path).unwrap();
-        chown(&path, Some(uid), Some(gid)).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-    };
-    std::fs::set_permissions(root, PermissionsExt::from_mode(0o777)).unwrap();
-    dir("d", 0o777, 0, 0);
-    dir("s", 0o1777, 0, 0);
-    dir("g", 0o2775, USER, EXTRA);
-    dir("x", 0o711, 0, 0);
-    dir("n", 0o700, 0, 0);
-    file("a", 0o644, 0, 0);
-    file("s/a", 0o666, 0, 0);
-    file("x/a", 0o640, 0, EXTRA);
-    file("n/a", 0o666, 0, 0);
-    file("d/a", 0o6755, USER, GROUP);
-    file("g/a", 0o604, 0, GROUP);
-    std::os::unix::fs::symlink("d", root.join("l")).unwrap();
-    std::os::unix::fs::symlink("../a", root.join("d/l")).unwrap();
-    std::os::unix::fs::symlink("o", root.join("o")).unwrap();
+    for item in ITEMS {
+        let path = root.join(item.path);
+        match item.what {
+            What::Dir if item.path.is_empty() => {}
+            What::Dir => std::fs::create_dir(&path).unwrap(),
+            What::File => std::fs::write(&path, item.content()).unwrap(),
+            What::Link(to) => {
+                symlink(to, &path).unwrap();
+                continue;
+            }
+        }
+        chown(&path, Some(item.uid), Some(item.gid)).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(item.mode)).unwrap();
+    }
+}
+
+/// What the calls go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    Passthrough,
+    Memory,
+    /// A directory of the first is another file system, of the second kind: natively a tmpfs.
+    Both,
+}
+
+/// A tmpfs of the kernel, for as long as this lives.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(at: PathBuf) -> Self {
+        std::fs::create_dir_all(&at).unwrap();
+        let options = Some(c"mode=0777");
+        rustix::mount::mount("tmpfs", &at, "tmpfs", MountFlags::empty(), options).unwrap();
+        Tmpfs(at)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+    }
 }
 
 /// Runs `ops` on both sides as `who`, in directories below `base`.
-fn compare(base: &Path, who: &Credentials, ops: &[Op]) -> Result<(), String> {
-    let (real, served) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
+fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result<(), String> {
+    let (real, source) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
+    let is_passthrough = served != Served::Memory;
     // Links of the tree may lead to the directory above it, so there has to be one.
-    let (real_root, served_root) = (real.path().join("r"), served.path().join("r"));
-    for (above, root) in [(real.path(), &real_root), (served.path(), &served_root)] {
+    for above in [real.path(), source.path()] {
         std::fs::set_permissions(above, PermissionsExt::from_mode(0o755)).unwrap();
-        std::fs::create_dir(root).unwrap();
-        prepare(root);
     }
-    let ops = &without_set_group_id(ops, who);
-    let theirs = kernel::run(&real_root, who, ops);
-    let options =
-        Options { credentials: defuse_passthrough::Credentials::Restore, ..Options::default() };
-    let fs = Passthrough::new(served.path(), options).unwrap();
-    let ours = ours::run(Arc::new(fs), who, ops);
+    let real_root = real.path().join("r");
+    std::fs::create_dir(&real_root).unwrap();
+    prepare(&real_root);
+    let mount = (served == Served::Both).then(|| Tmpfs::new(real_root.join("m")));
+    let mut mounts = Vec::new();
+    if is_passthrough {
+        let root = source.path().join("r");
+        std::fs::create_dir(&root).unwrap();
+        prepare(&root);
+        let credentials = defuse_passthrough::Credentials::Restore;
+        let fs = Passthrough::new(source.path(), Options { credentials, ..Options::default() });
+        mounts.push(Mounted { target: "t:", fs: Arc::new(fs.unwrap()), is_empty: false });
+        if mount.is_some() {
+            std::fs::create_dir(root.join("m")).unwrap();
+            let options = defuse_memory::Options { root_perm: 0o777, ..Default::default() };
+            let fs = Arc::new(Memory::new(options));
+            mounts.push(Mounted { target: "t:/r/m", fs, is_empty: false });
+        }
+    } else {
+        let options = defuse_memory::Options { root_perm: 0o755, ..Default::default() };
+        let fs = Arc::new(Memory::new(options));
+        mounts.push(Mounted { target: "t:", fs, is_empty: true });
+    }
+    let ops: Vec<_> = ops.iter().map(|op| comparable(op, served, who)).collect();
+    let theirs = kernel::run(&real_root, who, &ops);
+    let (ours, tree) = ours::run(&mounts, who, &ops);
     for (number, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
         if ours != theirs {
             return Err(format!(
@@ -84,24 +117,42 @@ fn compare(base: &Path, who: &Credentials, ops: &[Op]) -> Result<(), String> {
             ));
         }
     }
-    let (left, right) = (kernel::tree(real.path()), kernel::tree(served.path()));
-    if left == right { Ok(()) } else { Err(format!("trees differ:\n{right}\n---\n{left}")) }
+    let left = kernel::tree(real.path());
+    if left != tree {
+        return Err(format!("trees differ:\n{tree}\n---\n{left}"));
+    }
+    // What the client shows is also what there is.
+    let below = kernel::tree(source.path());
+    if served == Served::Passthrough && left != below {
+        return Err(format!("trees differ:\n{below}\n---\n{left}"));
+    }
+    Ok(())
 }
 
-/// A passthrough that puts credentials back (`Credentials::Restore`) makes files without the
-/// supplementary groups of a user that is not the process, so a file that asks for set-group-id in
-/// a directory of such a group would not keep it.
-fn without_set_group_id(ops: &[Op], who: &Credentials) -> Vec<Op> {
-    let stripped = |op: &Op| match *op {
-        Op::Open { path, flags, mode } => Op::Open { path, flags, mode: mode & !0o2000 },
-        Op::Mknod { path, mode } => Op::Mknod { path, mode: mode & !0o2000 },
+/// The call, without what the file systems have reason to answer differently.
+fn comparable(op: &Op, served: Served, who: &Credentials) -> Op {
+    match *op {
+        // A passthrough that puts credentials back (`Credentials::Restore`) makes files without the
+        // supplementary groups of a user that is not the process, so a file that asks for
+        // set-group-id in a directory of such a group would not keep it.
+        Op::Open { path, flags, mode } if who.uid != 0 && served != Served::Memory => {
+            Op::Open { path, flags, mode: mode & !0o2000 }
+        }
+        Op::OpenIn { dir, path, flags, mode } if who.uid != 0 && served != Served::Memory => {
+            Op::OpenIn { dir, path, flags, mode: mode & !0o2000 }
+        }
+        Op::Mknod { path, mode } if who.uid != 0 && served != Served::Memory => {
+            Op::Mknod { path, mode: mode & !0o2000 }
+        }
+        // Memory has ways to make and remove holes that tmpfs lacks.
+        Op::Fallocate { file, mode, offset, length } if served != Served::Passthrough => {
+            Op::Fallocate { file, mode: mode & 1, offset, length }
+        }
         op => op,
-    };
-    let change = |op: &Op| if who.uid == 0 { *op } else { stripped(op) };
-    ops.iter().map(change).collect()
+    }
 }
 
-fn check(who: &Credentials) {
+fn check(served: Served, who: &Credentials) {
     if !is_root() {
         return;
     }
@@ -115,18 +166,46 @@ fn check(who: &Credentials) {
         None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
     };
     let base = Path::new("/dev/shm");
-    let run = |ops: Vec<Op>| compare(base, who, &ops).map_err(TestCaseError::fail);
+    let run = |ops: Vec<Op>| compare(base, served, who, &ops).map_err(TestCaseError::fail);
     if let Err(error) = runner.run(&sequence(), run) {
         panic!("{error}");
     }
 }
 
+fn root() -> Credentials {
+    Credentials::user(0, 0, &[])
+}
+
+fn user() -> Credentials {
+    Credentials::user(USER, GROUP, &[EXTRA])
+}
+
 #[test]
 fn root_gets_the_answers_of_the_kernel() {
-    check(&Credentials::user(0, 0, &[]));
+    check(Served::Passthrough, &root());
 }
 
 #[test]
 fn a_user_gets_the_answers_of_the_kernel() {
-    check(&Credentials::user(USER, GROUP, &[EXTRA]));
+    check(Served::Passthrough, &user());
+}
+
+#[test]
+fn root_gets_the_answers_of_tmpfs_from_memory() {
+    check(Served::Memory, &root());
+}
+
+#[test]
+fn a_user_gets_the_answers_of_tmpfs_from_memory() {
+    check(Served::Memory, &user());
+}
+
+#[test]
+fn root_gets_the_answers_of_the_kernel_across_mounts() {
+    check(Served::Both, &root());
+}
+
+#[test]
+fn a_user_gets_the_answers_of_the_kernel_across_mounts() {
+    check(Served::Both, &user());
 }

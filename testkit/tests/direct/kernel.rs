@@ -114,6 +114,32 @@ impl Kernel<'_> {
                     Err(errno) => text::<()>(Err(errno)),
                 }
             }
+            Op::OpenIn { dir, path, flags, mode } => {
+                let (flags, mode) = (OFlags::from_bits_retain(flags), Mode::from_raw_mode(mode));
+                match rustix::fs::openat(file!(dir), PATHS[path], flags, mode) {
+                    Ok(file) => {
+                        self.files.push(file);
+                        "open".to_owned()
+                    }
+                    Err(errno) => text::<()>(Err(errno)),
+                }
+            }
+            Op::Dup { file } => {
+                let copy = rustix::io::fcntl_dupfd_cloexec(file!(file), 0).unwrap();
+                self.files.push(copy);
+                "open".to_owned()
+            }
+            Op::Append { file, on } => {
+                let flags = if on { OFlags::APPEND } else { OFlags::empty() };
+                text(rustix::fs::fcntl_setfl(file!(file), flags))
+            }
+            Op::RenameIn { dirs, from, to } => {
+                let (old, new) = (file!(dirs.0), file!(dirs.1));
+                text(rustix::fs::renameat(old, PATHS[from], new, PATHS[to]))
+            }
+            Op::UnlinkIn { dir, path } => {
+                text(rustix::fs::unlinkat(file!(dir), PATHS[path], AtFlags::empty()))
+            }
             Op::Close { file } => {
                 if self.files.is_empty() {
                     return String::new();

@@ -6,38 +6,170 @@ use proptest::prelude::*;
 /// One call. Paths and open files are picked by number.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    Open { path: usize, flags: u32, mode: u32 },
-    Close { file: usize },
-    Read { file: usize, len: usize },
-    Write { file: usize, len: usize, byte: u8 },
-    Pread { file: usize, len: usize, offset: u64 },
-    Pwrite { file: usize, len: usize, offset: u64, byte: u8 },
-    Seek { file: usize, offset: i64, whence: u32 },
-    Ftruncate { file: usize, length: i64 },
-    Fallocate { file: usize, mode: u32, offset: i64, length: i64 },
-    Copy { from: usize, to: usize, len: usize },
-    List { file: usize },
-    Fstat { file: usize },
-    Fchmod { file: usize, mode: u32 },
-    Stat { path: usize, follow: bool },
-    Access { path: usize, mask: u32 },
-    Chmod { path: usize, mode: u32 },
-    Chown { path: usize, uid: u32, gid: u32, follow: bool },
-    Utimens { path: usize, now: bool, follow: bool },
-    Truncate { path: usize, length: i64 },
-    Mkdir { path: usize, mode: u32 },
-    Mknod { path: usize, mode: u32 },
-    Rmdir { path: usize },
-    Unlink { path: usize },
-    Symlink { target: usize, path: usize },
-    Readlink { path: usize },
-    Link { from: usize, to: usize, follow: bool },
-    Rename { from: usize, to: usize, flags: u32 },
-    SetXattr { path: usize, name: usize, len: usize, flags: u32 },
-    GetXattr { path: usize, name: usize, room: usize },
-    ListXattr { path: usize },
-    RemoveXattr { path: usize, name: usize },
-    SetAcl { path: usize, perm: u8 },
+    Open {
+        path: usize,
+        flags: u32,
+        mode: u32,
+    },
+    /// Relative to an open file, which may be no directory.
+    OpenIn {
+        dir: usize,
+        path: usize,
+        flags: u32,
+        mode: u32,
+    },
+    /// One more descriptor of an open file: both have one position.
+    Dup {
+        file: usize,
+    },
+    /// `O_APPEND` is set or taken away.
+    Append {
+        file: usize,
+        on: bool,
+    },
+    Close {
+        file: usize,
+    },
+    Read {
+        file: usize,
+        len: usize,
+    },
+    Write {
+        file: usize,
+        len: usize,
+        byte: u8,
+    },
+    Pread {
+        file: usize,
+        len: usize,
+        offset: u64,
+    },
+    Pwrite {
+        file: usize,
+        len: usize,
+        offset: u64,
+        byte: u8,
+    },
+    Seek {
+        file: usize,
+        offset: i64,
+        whence: u32,
+    },
+    Ftruncate {
+        file: usize,
+        length: i64,
+    },
+    Fallocate {
+        file: usize,
+        mode: u32,
+        offset: i64,
+        length: i64,
+    },
+    Copy {
+        from: usize,
+        to: usize,
+        len: usize,
+    },
+    List {
+        file: usize,
+    },
+    Fstat {
+        file: usize,
+    },
+    Fchmod {
+        file: usize,
+        mode: u32,
+    },
+    Stat {
+        path: usize,
+        follow: bool,
+    },
+    Access {
+        path: usize,
+        mask: u32,
+    },
+    Chmod {
+        path: usize,
+        mode: u32,
+    },
+    Chown {
+        path: usize,
+        uid: u32,
+        gid: u32,
+        follow: bool,
+    },
+    Utimens {
+        path: usize,
+        now: bool,
+        follow: bool,
+    },
+    Truncate {
+        path: usize,
+        length: i64,
+    },
+    Mkdir {
+        path: usize,
+        mode: u32,
+    },
+    Mknod {
+        path: usize,
+        mode: u32,
+    },
+    Rmdir {
+        path: usize,
+    },
+    Unlink {
+        path: usize,
+    },
+    Symlink {
+        target: usize,
+        path: usize,
+    },
+    Readlink {
+        path: usize,
+    },
+    Link {
+        from: usize,
+        to: usize,
+        follow: bool,
+    },
+    Rename {
+        from: usize,
+        to: usize,
+        flags: u32,
+    },
+    /// Between two open files that may be directories.
+    RenameIn {
+        dirs: (usize, usize),
+        from: usize,
+        to: usize,
+    },
+    UnlinkIn {
+        dir: usize,
+        path: usize,
+    },
+    SetXattr {
+        path: usize,
+        name: usize,
+        len: usize,
+        flags: u32,
+    },
+    GetXattr {
+        path: usize,
+        name: usize,
+        room: usize,
+    },
+    ListXattr {
+        path: usize,
+    },
+    RemoveXattr {
+        path: usize,
+        name: usize,
+    },
+    SetAcl {
+        path: usize,
+        perm: u8,
+    },
 }
 
 /// Paths that meet each other: through links, `..`, slashes at the end, and what is no directory.
@@ -91,6 +223,12 @@ pub const PATHS: &[&str] = &[
     "a/..",
     "a/.",
     "d/b/..",
+    "m",
+    "m/a",
+    "m/b",
+    "m/../a",
+    "m/.",
+    "d/../m/b/",
 ];
 
 /// Attributes of all namespaces.
@@ -141,6 +279,10 @@ fn files() -> impl Strategy<Value = Op> {
     let range = prop_oneof![Just(0), Just(1), Just(3), Just(4096), Just(8192)];
     prop_oneof![
         6 => (path, flags(), mode()).prop_map(|(path, flags, mode)| Op::Open { path, flags, mode }),
+        2 => (file.clone(), 0..PATHS.len(), flags(), mode())
+            .prop_map(|(dir, path, flags, mode)| Op::OpenIn { dir, path, flags, mode }),
+        1 => file.clone().prop_map(|file| Op::Dup { file }),
+        1 => (file.clone(), any::<bool>()).prop_map(|(file, on)| Op::Append { file, on }),
         1 => file.clone().prop_map(|file| Op::Close { file }),
         2 => (file.clone(), len.clone()).prop_map(|(file, len)| Op::Read { file, len }),
         3 => (file.clone(), len.clone(), any::<u8>())
@@ -178,6 +320,9 @@ fn names() -> impl Strategy<Value = Op> {
         1 => path.clone().prop_map(|path| Op::Readlink { path }),
         2 => (path.clone(), path.clone(), any::<bool>())
             .prop_map(|(from, to, follow)| Op::Link { from, to, follow }),
+        1 => ((0..4usize, 0..4usize), path.clone(), path.clone())
+            .prop_map(|(dirs, from, to)| Op::RenameIn { dirs, from, to }),
+        1 => (0..4usize, path.clone()).prop_map(|(dir, path)| Op::UnlinkIn { dir, path }),
         4 => (path.clone(), path, flags).prop_map(|(from, to, flags)| Op::Rename { from, to, flags }),
     ]
 }
@@ -220,3 +365,51 @@ pub fn acl(perm: u8) -> Vec<u8> {
     }
     bytes
 }
+
+/// What both sides begin with.
+pub struct Item {
+    pub path: &'static str,
+    pub what: What,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+pub enum What {
+    Dir,
+    File,
+    Link(&'static str),
+}
+
+impl Item {
+    pub fn content(&self) -> String {
+        self.path.repeat(100)
+    }
+}
+
+const fn item(path: &'static str, what: What, mode: u32, uid: u32, gid: u32) -> Item {
+    Item { path, what, mode, uid, gid }
+}
+
+pub const USER: u32 = 5000;
+pub const GROUP: u32 = 6000;
+pub const EXTRA: u32 = 6001;
+
+/// The tree, in the order in which it is made.
+pub const ITEMS: &[Item] = &[
+    item("", What::Dir, 0o777, 0, 0),
+    item("d", What::Dir, 0o777, 0, 0),
+    item("s", What::Dir, 0o1777, 0, 0),
+    item("g", What::Dir, 0o2775, USER, EXTRA),
+    item("x", What::Dir, 0o711, 0, 0),
+    item("n", What::Dir, 0o700, 0, 0),
+    item("a", What::File, 0o644, 0, 0),
+    item("s/a", What::File, 0o666, 0, 0),
+    item("x/a", What::File, 0o640, 0, EXTRA),
+    item("n/a", What::File, 0o666, 0, 0),
+    item("d/a", What::File, 0o6755, USER, GROUP),
+    item("g/a", What::File, 0o604, 0, GROUP),
+    item("l", What::Link("d"), 0, 0, 0),
+    item("d/l", What::Link("../a"), 0, 0, 0),
+    item("o", What::Link("o"), 0, 0, 0),
+];

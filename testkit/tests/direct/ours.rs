@@ -1,19 +1,27 @@
 //! The calls by the in-process client.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use defuse_direct::{
     Access, At, Client, Credentials, Description, How, MountArgs, Options, Owner, Place, Resolve,
     Result, Stat, Stop, Task, Times,
 };
-use defuse_fs::{FileSystem, RenameFlags, SetTime, SetXattrFlags, Timestamp, Xattr};
+use defuse_fs::{FileKind, FileSystem, RenameFlags, SetTime, SetXattrFlags, Timestamp, Xattr};
 
-use super::ops::{Op, PATHS, TARGETS, XATTRS, acl};
+use super::ops::{ITEMS, Op, PATHS, TARGETS, What, XATTRS, acl};
 
-/// Runs `ops` on `fs` as `who`; the answers as text.
-pub fn run(fs: Arc<dyn FileSystem>, who: &Credentials, ops: &[Op]) -> Vec<String> {
+/// Runs `ops` as `who` on the file systems of `mounts`, the first of which is at `t:`; the answers as
+/// text, and the tree at the end.
+pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, String) {
     let client = Client::new(Options::default());
-    client.mount(b"t:", fs, &MountArgs::default()).unwrap();
+    for mounted in mounts {
+        let (target, fs) = (mounted.target.as_bytes(), Arc::clone(&mounted.fs));
+        client.mount(target, fs, &MountArgs::default()).unwrap();
+        if mounted.is_empty {
+            prepare(&client, mounted.target);
+        }
+    }
     let task = Task::new(who.clone(), Place::Outside(b"/".to_vec()));
     task.set_umask(0o022);
     let how = How { flags: 0o200000, ..How::default() };
@@ -23,8 +31,77 @@ pub fn run(fs: Arc<dyn FileSystem>, who: &Credentials, ops: &[Op]) -> Vec<String
     let answers = ops.iter().map(|op| ours.step(op)).collect();
     drop(ours);
     drop(root);
-    client.unmount(b"t:", false).expect("everything is closed");
-    answers
+    let tree = tree(&client, &top);
+    for mounted in mounts.iter().rev() {
+        client.unmount(mounted.target.as_bytes(), false).expect("everything is closed");
+    }
+    (answers, tree)
+}
+
+/// A file system that calls go to.
+pub struct Mounted {
+    pub target: &'static str,
+    pub fs: Arc<dyn FileSystem>,
+    /// It is to get the tree that the other side begins with.
+    pub is_empty: bool,
+}
+
+fn prepare(client: &Client, target: &str) {
+    let top = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    top.set_umask(0);
+    for item in ITEMS {
+        let path = format!("{target}/r/{}", item.path);
+        let path = path.trim_end_matches('/').as_bytes();
+        match item.what {
+            What::Dir => client.mkdir(&top, At::Cwd, path, 0o777).unwrap(),
+            What::Link(to) => client.symlink(&top, to.as_bytes(), At::Cwd, path).unwrap(),
+            What::File => {
+                let how = How { flags: 0o101, mode: 0o666, ..How::default() };
+                let file = client.open(&top, At::Cwd, path, how).unwrap();
+                client.write(&top, &file, item.content().as_bytes()).unwrap();
+            }
+        }
+        if !matches!(item.what, What::Link(_)) {
+            let owner = Owner { uid: Some(item.uid), gid: Some(item.gid) };
+            client.chown(&top, At::Cwd, path, owner, true).unwrap();
+            client.chmod(&top, At::Cwd, path, item.mode, true).unwrap();
+        }
+    }
+}
+
+/// Every path with attributes and contents, in the form of the other side's.
+fn tree(client: &Client, top: &Task) -> String {
+    let mut out = String::new();
+    let mut dirs = vec![String::new()];
+    while let Some(dir) = dirs.pop() {
+        let full = |name: &str| format!("t:/{dir}{name}");
+        let how = How { flags: 0o200000, ..How::default() };
+        let open = client.open(top, At::Cwd, full("").as_bytes(), how).unwrap();
+        let entries = client.read_dir(top, &open).unwrap();
+        let mut names: Vec<_> =
+            entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()).collect();
+        names.sort();
+        for name in names.iter().filter(|name| !matches!(name.as_str(), "." | "..")) {
+            let found = client.stat(top, At::Cwd, full(name).as_bytes(), false).unwrap();
+            let kind = found.attr.kind;
+            write!(out, "{dir}{name} {}", stat(found)).unwrap();
+            match kind {
+                FileKind::Directory => dirs.push(format!("{dir}{name}/")),
+                FileKind::Regular => {
+                    let file = client.open(top, At::Cwd, full(name).as_bytes(), How::default());
+                    let mut bytes = vec![0; found.attr.size as usize];
+                    let len = client.pread(top, &file.unwrap(), &mut bytes, 0).unwrap();
+                    let sum = bytes[..len]
+                        .iter()
+                        .fold(7u64, |sum, &b| sum.wrapping_mul(31) + u64::from(b));
+                    write!(out, " {sum:x}").unwrap();
+                }
+                _ => {}
+            }
+            out.push('\n');
+        }
+    }
+    out
 }
 
 struct Ours<'a> {
@@ -83,11 +160,43 @@ impl<'a> Ours<'a> {
                     Err(stop) => text::<()>(Err(stop)),
                 }
             }
+            Op::OpenIn { dir, path, flags, mode } => {
+                let how = How { flags, mode, resolve: Resolve::default() };
+                let dir = file!(dir);
+                match client.open(task, At::Dir(&dir), p(path), how) {
+                    Ok(file) => {
+                        self.files.push(file);
+                        "open".to_owned()
+                    }
+                    Err(stop) => text::<()>(Err(stop)),
+                }
+            }
+            Op::Dup { file } => {
+                let copy = file!(file);
+                self.files.push(copy);
+                "open".to_owned()
+            }
+            Op::Append { file, on } => {
+                text(client.set_flags(task, &*file!(file), if on { 0o2000 } else { 0 }))
+            }
+            Op::RenameIn { dirs, from, to } => {
+                let (old, new) = (file!(dirs.0), file!(dirs.1));
+                let (old, new) = ((At::Dir(&old), p(from)), (At::Dir(&new), p(to)));
+                text(client.rename(task, old, new, RenameFlags::default()))
+            }
+            Op::UnlinkIn { dir, path } => {
+                let dir = file!(dir);
+                text(client.unlink(task, At::Dir(&dir), p(path)))
+            }
             Op::Close { file } => {
                 if self.files.is_empty() {
                     return String::new();
                 }
                 let file = self.files.remove(file % self.files.len());
+                if self.files.iter().any(|other| Arc::ptr_eq(other, &file)) {
+                    // Another descriptor has it: the number alone goes.
+                    return "()".to_owned();
+                }
                 text(file.close(task).map_err(Stop::from))
             }
             Op::Read { file, len } => {

@@ -1,0 +1,449 @@
+//! What a file system answers is what the caller of the in-process client sees: every error of every
+//! method, through every call that uses the method, and a panic in its place. Nothing leaks meanwhile,
+//! and what the client believes afterwards is what is there.
+//!
+//! `DEFUSE_FULL=1` tries every error at every place, in place of a part of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_direct::{
+    Access, At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
+    Options, Owner, Place, Result, Stop, Task, Times,
+};
+use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+use defuse_fs::{Context, Errno, FileSystem, Ino, Lock, LockType, RenameFlags, SetXattrFlags};
+use defuse_memory::Memory;
+use defuse_passthrough::Passthrough;
+
+const RDWR: u32 = libc::O_RDWR as u32;
+const CREATE: u32 = RDWR | libc::O_CREAT as u32;
+const DIRECTORY: u32 = libc::O_DIRECTORY as u32;
+
+/// Every error that has a name, and one that has none.
+fn errors() -> Vec<Errno> {
+    let named = (1..134).map(Errno::from_raw).filter(|errno| errno.name().is_some());
+    named.chain([Errno::from_raw(133)]).collect()
+}
+
+/// Those that are tried at the place `turn`: all with `DEFUSE_FULL`, otherwise those that mean
+/// something to a client, and of the others one in eight, others at every place.
+fn errors_of(turn: usize) -> impl Iterator<Item = Errno> {
+    const MEAN: [Errno; 8] = [
+        Errno::ENOSYS,
+        Errno::EOPNOTSUPP,
+        Errno::ENOENT,
+        Errno::EEXIST,
+        Errno::EXDEV,
+        Errno::EINTR,
+        Errno::EAGAIN,
+        Errno::ESTALE,
+    ];
+    let all = std::env::var_os("DEFUSE_FULL").is_some();
+    let is_tried = move |&(at, errno): &(usize, Errno)| {
+        all || MEAN.contains(&errno) || (at + turn).is_multiple_of(8)
+    };
+    errors().into_iter().enumerate().filter(is_tried).map(|(_, errno)| errno)
+}
+
+/// A file system with a client on it, and what is open.
+struct Side {
+    client: Client,
+    task: Task,
+    file: Arc<Description>,
+    dir: Arc<Description>,
+}
+
+impl Side {
+    fn new(fs: Arc<dyn FileSystem>) -> Self {
+        let (client, task) = client(fs);
+        let file = open(&client, &task, "a:/d/f", RDWR).unwrap();
+        let dir = open(&client, &task, "a:/d", DIRECTORY).unwrap();
+        Side { client, task, file, dir }
+    }
+
+    fn open(&self, path: &str, flags: u32) -> Result<()> {
+        let file = open(&self.client, &self.task, path, flags)?;
+        file.close(&self.task).map_err(Stop::from)
+    }
+}
+
+fn client(fs: Arc<dyn FileSystem>) -> (Client, Task) {
+    let client = Client::new(Options::default());
+    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
+    let place = Place::Outside(b"/".to_vec());
+    (client, Task::new(Credentials::user(0, 0, &[]), place))
+}
+
+fn open(client: &Client, task: &Task, path: &str, flags: u32) -> Result<Arc<Description>> {
+    client.open(task, At::Cwd, path.as_bytes(), How { flags, mode: 0o644, ..How::default() })
+}
+
+/// The tree that every call begins with.
+fn prepare(fs: Arc<dyn FileSystem>) {
+    let (client, task) = client(fs);
+    for dir in ["a:/d", "a:/e"] {
+        client.mkdir(&task, At::Cwd, dir.as_bytes(), 0o755).unwrap();
+    }
+    for path in ["a:/f", "a:/d/f"] {
+        let file = open(&client, &task, path, CREATE).unwrap();
+        client.write(&task, &file, &[7; 5000]).unwrap();
+        let flags = SetXattrFlags::default();
+        client.fsetxattr(&task, &file, b"user.a", b"value", flags).unwrap();
+    }
+    client.symlink(&task, b"f", At::Cwd, b"a:/l").unwrap();
+    client.unmount(b"a:", false).unwrap();
+}
+
+type Run = fn(&Side) -> Result<()>;
+
+const LOCK: Lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 0 };
+
+/// Every call of the client that reaches a file system.
+const CALLS: &[(&str, Run)] = &[
+    ("stat", |s| s.client.stat(&s.task, At::Cwd, b"a:/l", true).map(drop)),
+    ("lstat", |s| s.client.stat(&s.task, At::Cwd, b"a:/l", false).map(drop)),
+    ("fstat", |s| s.client.fstat(&s.task, &s.file).map(drop)),
+    ("access", |s| s.client.access(&s.task, At::Cwd, b"a:/f", Access::READ, (true, true))),
+    ("chmod", |s| s.client.chmod(&s.task, At::Cwd, b"a:/f", 0o600, true)),
+    ("fchmod", |s| s.client.fchmod(&s.task, &s.file, 0o600)),
+    ("chown", |s| {
+        let owner = Owner { uid: Some(1), gid: None };
+        s.client.chown(&s.task, At::Cwd, b"a:/f", owner, true)
+    }),
+    ("fchown", |s| s.client.fchown(&s.task, &s.file, Owner { uid: Some(1), gid: None })),
+    ("utimens", |s| s.client.utimens(&s.task, At::Cwd, b"a:/f", Times::NOW, true)),
+    ("futimens", |s| s.client.futimens(&s.task, &s.file, Times::NOW)),
+    ("truncate", |s| s.client.truncate(&s.task, At::Cwd, b"a:/f", 10)),
+    ("ftruncate", |s| s.client.ftruncate(&s.task, &s.file, 10)),
+    ("statfs", |s| s.client.statfs(&s.task, At::Cwd, b"a:/f").map(drop)),
+    ("fstatfs", |s| s.client.fstatfs(&s.task, &s.file).map(drop)),
+    ("mkdir", |s| s.client.mkdir(&s.task, At::Cwd, b"a:/n", 0o755)),
+    ("mkdirat", |s| s.client.mkdir(&s.task, At::Dir(&s.dir), b"n", 0o755)),
+    ("mknod", |s| s.client.mknod(&s.task, At::Cwd, b"a:/n", 0o10644, 0)),
+    ("symlink", |s| s.client.symlink(&s.task, b"f", At::Cwd, b"a:/n")),
+    ("readlink", |s| s.client.readlink(&s.task, At::Cwd, b"a:/l").map(drop)),
+    ("link", |s| s.client.link(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/n"), false)),
+    ("flink", |s| s.client.flink(&s.task, &s.file, (At::Cwd, b"a:/n"))),
+    ("unlink", |s| s.client.unlink(&s.task, At::Cwd, b"a:/f")),
+    ("unlink of an open file", |s| s.client.unlink(&s.task, At::Cwd, b"a:/d/f")),
+    ("rmdir", |s| s.client.rmdir(&s.task, At::Cwd, b"a:/e")),
+    ("rename", |s| {
+        s.client.rename(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/e/n"), RenameFlags(0))
+    }),
+    ("rename over an open file", |s| {
+        s.client.rename(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/d/f"), RenameFlags(0))
+    }),
+    ("read", |s| s.client.read(&s.task, &s.file, &mut [0; 100]).map(drop)),
+    ("pread", |s| s.client.pread(&s.task, &s.file, &mut [0; 100], 9).map(drop)),
+    ("write", |s| s.client.write(&s.task, &s.file, b"text").map(drop)),
+    ("pwrite", |s| s.client.pwrite(&s.task, &s.file, b"text", 6000).map(drop)),
+    ("lseek to a hole", |s| s.client.lseek(&s.task, &s.file, 0, libc::SEEK_HOLE as u32).map(drop)),
+    ("fallocate", |s| s.client.fallocate(&s.task, &s.file, 0, (0, 9000))),
+    ("fsync", |s| s.client.fsync(&s.task, &s.file, false)),
+    ("fsync of a directory", |s| s.client.fsync(&s.task, &s.dir, true)),
+    ("syncfs", |s| s.client.syncfs(&s.task, &s.file)),
+    ("copy_file_range", |s| {
+        let (from, to) = ((&*s.file, Some(0)), (&*s.file, Some(8192)));
+        s.client.copy_file_range(&s.task, from, to, 100).map(drop)
+    }),
+    ("open", |s| s.open("a:/f", RDWR)),
+    ("open of a directory", |s| s.open("a:/e", DIRECTORY)),
+    ("open of a new file", |s| s.open("a:/n", CREATE)),
+    ("open with O_TRUNC", |s| s.open("a:/f", RDWR | libc::O_TRUNC as u32)),
+    ("open with O_TMPFILE", |s| s.open("a:/d", RDWR | libc::O_TMPFILE as u32)),
+    ("open with O_PATH", |s| s.open("a:/f", libc::O_PATH as u32)),
+    ("read_dir", |s| s.client.read_dir(&s.task, &s.dir).map(drop)),
+    ("getxattr", |s| s.client.getxattr(&s.task, (At::Cwd, b"a:/f", true), b"user.a", 99).map(drop)),
+    ("fgetxattr", |s| s.client.fgetxattr(&s.task, &s.file, b"user.a", 99).map(drop)),
+    ("setxattr", |s| {
+        let place = (At::Cwd, &b"a:/f"[..], true);
+        s.client.setxattr(&s.task, place, b"user.b", b"x", SetXattrFlags::default())
+    }),
+    ("fsetxattr", |s| {
+        s.client.fsetxattr(&s.task, &s.file, b"user.b", b"x", SetXattrFlags::default())
+    }),
+    ("listxattr", |s| s.client.listxattr(&s.task, At::Cwd, b"a:/f", true, 999).map(drop)),
+    ("flistxattr", |s| s.client.flistxattr(&s.task, &s.file, 999).map(drop)),
+    ("removexattr", |s| s.client.removexattr(&s.task, (At::Cwd, b"a:/f", true), b"user.a")),
+    ("fremovexattr", |s| s.client.fremovexattr(&s.task, &s.file, b"user.a")),
+    ("set_lock", |s| s.client.set_lock(&s.task, &s.file, LockFamily::Process, LOCK)),
+    ("test_lock", |s| s.client.test_lock(&s.task, &s.file, LockFamily::OpenFile, LOCK).map(drop)),
+    ("chdir", |s| s.client.chdir(&s.task, b"a:/e")),
+    ("close", |s| s.file.close(&s.task).map_err(Stop::from)),
+];
+
+/// A file system for one call, and what it still holds when everything is given back.
+trait Backend: FileSystem + Sized + 'static {
+    fn new(place: &std::path::Path) -> Self;
+    /// Inodes beside the root that somebody has, and open files.
+    fn held(&self) -> (u64, u64);
+}
+
+impl Backend for Passthrough {
+    fn new(place: &std::path::Path) -> Self {
+        Passthrough::new(place, Default::default()).unwrap()
+    }
+
+    fn held(&self) -> (u64, u64) {
+        let stats = self.stats();
+        (stats.inodes as u64 - 1, stats.open_files as u64)
+    }
+}
+
+impl Backend for Memory {
+    fn new(_: &std::path::Path) -> Self {
+        Memory::new(Default::default())
+    }
+
+    /// An inode without a name lives for as long as somebody has it or has it open: so where nothing
+    /// has a name there are no more than the root.
+    fn held(&self) -> (u64, u64) {
+        let cx = Context::new(Credentials::user(0, 0, &[]).caller());
+        let space = self.statfs(&cx, Ino::ROOT).unwrap();
+        (space.files - space.files_free - 1, 0)
+    }
+}
+
+/// Removes everything, by a client of its own, so that what is left is what somebody holds.
+fn clear(fs: Arc<dyn FileSystem>) {
+    let (client, task) = client(fs);
+    for path in ["a:/f", "a:/n", "a:/l", "a:/d/f", "a:/d/n", "a:/e/n"] {
+        let _ = client.unlink(&task, At::Cwd, path.as_bytes());
+    }
+    for path in ["a:/n", "a:/d/n", "a:/d", "a:/e"] {
+        let _ = client.rmdir(&task, At::Cwd, path.as_bytes());
+    }
+    client.unmount(b"a:", false).unwrap();
+}
+
+/// What a client believes of all names.
+fn view(client: &Client, task: &Task) -> Vec<String> {
+    let names = ["f", "n", "l", "d", "d/f", "d/n", "e", "e/n"];
+    let one = |name: &&str| match client.stat(task, At::Cwd, format!("a:/{name}").as_bytes(), false)
+    {
+        Ok(stat) => {
+            let attr = stat.attr;
+            let size = if attr.kind == defuse_fs::FileKind::Directory { 0 } else { attr.size };
+            format!("{name}: {:o} {} {} {size} {}", attr.mode(), attr.nlink, attr.uid, attr.st_ino)
+        }
+        Err(stop) => format!("{name}: {stop:?}"),
+    };
+    names.iter().map(one).collect()
+}
+
+fn rule(method: Method, action: Action) -> Rule {
+    Rule { method: Some(method), when: When::Always, action }
+}
+
+/// Runs one call with a rule at work; says what it answered. Panics where something is left over, or
+/// where the client believes what is not so.
+fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64>) {
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let fault = Arc::new(Fault::new(F::new(place.path()), 1));
+    prepare(Arc::clone(&fault) as _);
+    let side = Side::new(Arc::clone(&fault) as _);
+    fault.set_rules(rules);
+    let result = run(&side);
+    let fired = fault.fired();
+    fault.set_rules(&[]);
+    let seen = view(&side.client, &side.task);
+    let (fresh, task) = client(Arc::clone(&fault) as _);
+    // Where a file system says that a name is not there, that may be believed.
+    let lies = |rule: &Rule| {
+        rule.method == Some(Method::Lookup) && rule.action == Action::Fail(Errno::ENOENT)
+    };
+    if !rules.iter().any(lies) {
+        assert_eq!(
+            seen,
+            view(&fresh, &task),
+            "{what}: what the client believes, and what is there"
+        );
+    }
+    fresh.unmount(b"a:", false).unwrap();
+    let Side { client, task, file, dir } = side;
+    task.set_cwd(Place::Outside(b"/".to_vec()));
+    drop((file, dir));
+    client.unmount(b"a:", false).unwrap_or_else(|errno| panic!("{what}: {errno}: still in use"));
+    drop(client);
+    clear(Arc::clone(&fault) as _);
+    // What the file system was told to give back and did not is its own affair.
+    if !rules.iter().any(|rule| gives_back(rule.method) && !matches!(rule.action, Action::Delay(_)))
+    {
+        assert_eq!(fault.inner().held(), (0, 0), "{what}: inodes and open files that are left");
+    }
+    (result, fired)
+}
+
+fn gives_back(method: Option<Method>) -> bool {
+    matches!(method, Some(Method::Release | Method::Releasedir))
+}
+
+/// The methods that a call uses.
+fn used<F: Backend>(name: &str, run: Run) -> Vec<Method> {
+    let counting: Vec<_> =
+        Method::ALL.iter().map(|&method| rule(method, Action::Delay(Duration::ZERO))).collect();
+    let (result, fired) = one::<F>(name, run, &counting);
+    assert_eq!(result, Ok(()), "{name} without faults");
+    let fired = Method::ALL.iter().zip(fired).filter(|(_, count)| *count > 0);
+    fired.map(|(method, _)| *method).collect()
+}
+
+/// What the caller of the call `name` is to see where `method` says `errno`: the same, but for what a
+/// file system says that lacks the method, which is what the kernel makes of it for FUSE.
+fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
+    use Method::*;
+    let makes = ["mkdir", "mkdirat", "mknod", "symlink", "flink", "open of a new file"];
+    let seen = match (method, errno) {
+        // Nobody waits for it.
+        (Release | Releasedir, _) => return Ok(()),
+        // That is what the lookup of a new name says anyway.
+        (Lookup, Errno::ENOENT) if makes.contains(&name) => return Ok(()),
+        // Permissions are the client's own affair then.
+        (Access, Errno::ENOSYS) => return Ok(()),
+        // Done by reading and writing.
+        (CopyFileRange, Errno::EXDEV | Errno::ENOSYS | Errno::EOPNOTSUPP) => return Ok(()),
+        // There are none.
+        (Listxattr, Errno::ENOSYS | Errno::EOPNOTSUPP) => return Ok(()),
+        // There is nothing to be done, and a file without holes.
+        (Flush | Fsync | Fsyncdir | Syncfs | Lseek, Errno::ENOSYS) => return Ok(()),
+        (Mkdir | Mknod | Symlink | Link | Unlink | Rmdir | Rename, Errno::ENOSYS) => Errno::EPERM,
+        (Setattr | Fallocate | Getxattr | Setxattr | Removexattr | Tmpfile, Errno::ENOSYS) => {
+            Errno::EOPNOTSUPP
+        }
+        // Somebody else has made it meanwhile, so it is looked up again: and is never there.
+        (Create, Errno::EEXIST) => Errno::EIO,
+        _ => errno,
+    };
+    Err(Stop::Errno(seen))
+}
+
+fn check<F: Backend>() {
+    let mut wrong = BTreeMap::<String, Vec<String>>::new();
+    let mut turn = 0;
+    for &(name, run) in CALLS {
+        let methods = used::<F>(name, run);
+        for &method in &methods {
+            turn += 1;
+            let fails = errors_of(turn).map(|errno| (Action::Fail(errno), errno));
+            // A panic is an error of that call alone.
+            for (action, errno) in fails.chain([(Action::Panic, Errno::EIO)]) {
+                let what = format!("{name}, {} fails: {action:?}", method.name());
+                let (result, _) = one::<F>(&what, run, &[rule(method, action)]);
+                if expected(name, method, errno) != result {
+                    let key = format!("{name}, {}: {result:?}", method.name());
+                    wrong.entry(key).or_default().push(format!("{action:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_error_of_memory_arrives_and_nothing_leaks() {
+    check::<Memory>();
+}
+
+#[test]
+fn every_error_of_a_passthrough_arrives_and_nothing_leaks() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root changes owners");
+        return;
+    }
+    check::<Passthrough>();
+}
+
+/// A table that is full refuses, gives out the lowest number that is free again, and holds what it was
+/// given: an open file that finds no number is closed by its last owner, like any other.
+#[test]
+fn a_full_table_refuses_and_nothing_that_found_no_number_stays_open() {
+    const LIMIT: usize = 1100;
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let fs = Arc::new(<Passthrough as Backend>::new(place.path()));
+    let (client, task) = client(Arc::clone(&fs) as _);
+    let table = Descriptors::new(LIMIT);
+    let add = |number: usize| {
+        let file = open(&client, &task, &format!("a:/{}", number % 7), CREATE).unwrap();
+        table.insert(file, 0, FdFlags::default())
+    };
+    for number in 0..LIMIT {
+        assert_eq!(add(number), Ok(number as i32));
+    }
+    let files = || fs.stats().open_files;
+    assert_eq!(files(), LIMIT);
+    for number in 0..5 {
+        assert_eq!(add(number), Err(Errno::EMFILE));
+        assert_eq!(files(), LIMIT, "what found no number is closed");
+    }
+    let last = LIMIT as i32 - 1;
+    let file = table.get(last).unwrap().clone();
+    assert_eq!(
+        table.replace(LIMIT as i32, Arc::clone(&file), FdFlags::default()).err(),
+        Some(Errno::EBADF)
+    );
+    assert_eq!(table.insert(file, LIMIT as i32, FdFlags::default()), Err(Errno::EINVAL));
+    for fd in [700, 3, 1023] {
+        drop(table.remove(fd).unwrap());
+    }
+    assert_eq!((add(0), add(1), add(2)), (Ok(3), Ok(700), Ok(1023)));
+    assert_eq!(add(3), Err(Errno::EMFILE));
+    for fd in 0..LIMIT as i32 {
+        table.remove(fd).unwrap().close(&task).unwrap();
+    }
+    assert_eq!((files(), add(0)), (0, Ok(0)));
+    drop(table);
+    client.unmount(b"a:", false).unwrap();
+    drop(client);
+    assert_eq!(fs.held(), (0, 0));
+}
+
+/// Threads that open, read and close while one call in five fails: each sees its own errors, and
+/// what it holds when it is done is nothing.
+#[test]
+fn a_thousand_threads_on_a_file_system_that_fails_leave_nothing_open() {
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let fault = Arc::new(Fault::new(<Passthrough as Backend>::new(place.path()), 7));
+    prepare(Arc::clone(&fault) as _);
+    let (client, task) = client(Arc::clone(&fault) as _);
+    let methods = Method::ALL.iter().copied().map(Some).filter(|&method| !gives_back(method));
+    let rules = methods.flat_map(|method| {
+        [Action::Fail(Errno::EDQUOT), Action::Panic].map(|action| Rule {
+            method,
+            when: When::Chance(0.1),
+            action,
+        })
+    });
+    fault.set_rules(&rules.collect::<Vec<_>>());
+    let work = |number: usize| -> Result<()> {
+        let path = ["a:/f", "a:/d/f", "a:/l"][number % 3];
+        let file = open(&client, &task, path, RDWR)?;
+        let mut room = [0; 5000];
+        let read = client.pread(&task, &file, &mut room, 0)?;
+        assert!(read == 5000 && room == [7; 5000], "{read} bytes");
+        client.stat(&task, At::Cwd, path.as_bytes(), true)?;
+        file.close(&task).map_err(Stop::from)
+    };
+    let known = [Ok(()), Err(Stop::Errno(Errno::EDQUOT)), Err(Stop::Errno(Errno::EIO))];
+    let seen: Vec<_> = std::thread::scope(|scope| {
+        let start = |number: usize| {
+            let thread = std::thread::Builder::new().stack_size(256 << 10);
+            let work = &work;
+            let run = move || (0..5).map(|turn| work(number + turn)).collect::<Vec<_>>();
+            thread.spawn_scoped(scope, run).unwrap()
+        };
+        let threads: Vec<_> = (0..1000).map(start).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    for (number, kind) in known.iter().enumerate() {
+        assert!(seen.iter().filter(|one| *one == kind).count() > 100, "{number}: {kind:?}");
+    }
+    assert!(seen.iter().all(|one| known.contains(one)));
+    fault.set_rules(&[]);
+    assert_eq!(client.mounts()[0].users, 0);
+    client.unmount(b"a:", false).unwrap();
+    drop(client);
+    clear(Arc::clone(&fault) as _);
+    assert_eq!(fault.inner().held(), (0, 0));
+}
