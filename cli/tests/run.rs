@@ -75,6 +75,24 @@ fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     assert!(!Path::new(target).exists(), "nothing is made outside");
 }
 
+/// As where the C library is one that cannot be analysed: calls are served by the functions that
+/// programs import, and by nothing else. So a listing of what was left, which the C library makes
+/// inside of itself, is not compared.
+fn by_symbols(name: &str, _: &[&str], program: &str) {
+    for source in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
+        let place = Place::new();
+        let native = place.path("native");
+        fs::create_dir(&native).unwrap();
+        let mut plain = Command::new(program);
+        plain.current_dir(&native);
+        let expected = finish(plain);
+        let source = source.replace("SRC", &place.path("src").display().to_string());
+        let mount = format!("/defuse-test={source}");
+        let run = ["run", "--symbols-only", "-C", "/defuse-test", "--mount", &mount, "--", program];
+        assert_eq!(finish(place.command(&run)), expected, "{name} on {mount}");
+    }
+}
+
 fn everywhere(name: &str, needs: &[&str], script: &str) {
     on_passthrough(name, needs, script);
     // In another process, which all programs of the run share.
@@ -368,6 +386,47 @@ fn processes_are_made_while_threads_work() {
 #[test]
 fn children_that_are_killed_take_nothing_from_their_parent() {
     same_c("kills", include_str!("run/kills.c"), everywhere);
+}
+
+#[test]
+fn a_c_library_that_is_not_known_is_served_by_its_functions() {
+    same_c("plain.c", include_str!("run/plain.c"), everywhere);
+    same_c("plain.c", include_str!("run/plain.c"), by_symbols);
+}
+
+#[test]
+fn calls_that_are_interrupted_answer_as_natively() {
+    same_c("interrupts.c", include_str!("run/interrupts.c"), everywhere);
+}
+
+#[test]
+fn threads_are_cancelled_as_natively() {
+    same_c("cancels.c", include_str!("run/cancels.c"), everywhere);
+}
+
+#[test]
+fn thousands_of_descriptors_are_the_program_s_own() {
+    same_c("many.c", include_str!("run/many.c"), everywhere);
+}
+
+#[test]
+fn changes_of_files_are_told_as_natively() {
+    same_c("watches.c", include_str!("run/watches.c"), on_passthrough);
+}
+
+/// What no kernel has below cannot be watched by it, and programs are told to look by themselves.
+#[test]
+fn what_is_kept_in_memory_cannot_be_watched() {
+    if !is_there("python3") {
+        println!("skipped: python3 is not installed");
+        return;
+    }
+    let script = "import ctypes, errno; c = ctypes.CDLL(None, use_errno=True); i = c.inotify_init(); \
+                  print(c.inotify_add_watch(i, b'.', 2), errno.errorcode[ctypes.get_errno()])";
+    let place = Place::new();
+    let run = ["run", "-C", "/defuse-test", "--mount", "/defuse-test=memory:", "--"];
+    let seen = finish(place.command(&[&run[..], &["python3", "-c", script]].concat()));
+    assert_eq!((seen.out.as_str(), seen.err.as_str()), ("-1 ENOSPC\n", ""));
 }
 
 #[test]

@@ -97,11 +97,13 @@ fn f_type(fd: BorrowedFd<'_>) -> Result<u64> {
     rustix::fs::fstatfs(fd).or_errno().map(|stat| stat.f_type as u64 & 0xffff_ffff)
 }
 
+type Group = Box<[OnceLock<Mount>]>;
+
 /// All mounts that were met. They are never removed, so that an index stays true and reading takes
 /// no lock.
 pub(crate) struct MountTable {
     /// In groups, because nearly always there is one mount.
-    groups: Box<[OnceLock<Box<[OnceLock<Mount>]>>]>,
+    groups: Box<[OnceLock<Group>]>,
     len: Mutex<usize>,
     want: FileHandles,
 }

@@ -58,9 +58,27 @@ pub fn deliver() {
     });
 }
 
+// SAFETY: as the C library exports it.
+unsafe extern "C" {
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+}
+
+/// The signal by which the C library cancels a thread in a call that waits.
+const CANCEL: c_int = 32;
+const DEFERRED: c_int = 0;
+
 #[cold]
 fn send_again(waiting: &Waiting) {
-    let number = waiting.number.replace(0) as u64;
+    let number = waiting.number.replace(0);
+    if number == CANCEL {
+        // Its handler would end the thread here and now, by unwinding our own code. It only notes
+        // that the thread is cancelled where that may wait until the next call: which the call that
+        // is served here was, too.
+        let mut before = 0;
+        // SAFETY: both arguments are right, and nothing is unwound by this change.
+        unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
+    }
+    let number = number as u64;
     let (pid, tid) = (crate::process::pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
     let tid = tid.unwrap_or(0) as u64;
     let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];

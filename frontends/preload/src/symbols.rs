@@ -277,6 +277,7 @@ exports! {
     fanotify_mark(a b c d e f) = SYS_fanotify_mark[a, b, c, d, e];
     execve(a b c d e f) = SYS_execve[a, b, c];
     execveat(a b c d e f) = SYS_execveat[a, b, c, d, e];
+    execv(a b c d e f) = SYS_execve[a, b, variables()];
 }
 
 /// The names that are exported for what is more than a system call.
@@ -479,6 +480,12 @@ static KEPT: unsafe extern "C" fn() = dlopen;
 // SAFETY: the C library's list of variables, as environ(7) has it.
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
+}
+
+/// The program's variables, as execv(3) takes them.
+fn variables() -> u64 {
+    // SAFETY: the C library's own functions read it without a lock, too.
+    unsafe { environ as u64 }
 }
 
 /// The value of a variable, which is taken out: the program is not to see it. Before `main`, so that
