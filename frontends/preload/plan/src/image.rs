@@ -78,8 +78,7 @@ pub fn make(
             && segment.address % PAGE == segment.offset % PAGE
     })?;
     let len = end - from;
-    // What begins at an address that is not that of the library itself has no room below.
-    if len > LONGEST || from % PAGE != 0 {
+    if len > LONGEST {
         return None;
     }
     let trampolines_len = (sites.len() * TRAMPOLINE).next_multiple_of(PAGE as usize) as u64;
