@@ -370,6 +370,15 @@ fn children_that_are_killed_take_nothing_from_their_parent() {
     same_c("kills", include_str!("run/kills.c"), everywhere);
 }
 
+/// Files without a name, and directories that are gone, are open files like others for the next
+/// program, where the run serves the mount; what nobody goes on with goes back.
+#[test]
+fn programs_go_on_with_what_the_one_before_had_open() {
+    same_c("programs", include_str!("run/programs.c"), |name, needs, script| {
+        same(name, needs, "memory:", &format!("COUNTS=1 {script}"));
+    });
+}
+
 #[test]
 fn a_full_table_of_descriptors_is_full_at_the_same_number() {
     same_c("full", include_str!("run/full.c"), everywhere);

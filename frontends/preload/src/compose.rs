@@ -14,6 +14,8 @@ use defuse_fs::{FileSystem, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan};
 
+use crate::inherit::Connection;
+
 /// A file system of a plan.
 pub struct Composed {
     /// The file system.
@@ -53,11 +55,17 @@ impl std::ops::Deref for Current {
 }
 
 impl Relay {
-    fn connect(path: &OsStr, floor: u32) -> Result<Arc<Self>, String> {
+    /// Goes on with `own`, or connects.
+    fn connect(path: &OsStr, floor: u32, own: Option<Connection>) -> Result<Arc<Self>, String> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
         let options = ClientOptions { descriptors_from: floor, ..ClientOptions::default() };
-        let client = Client::connect(Path::new(path), options);
-        let client: &Client = Box::leak(Box::new(client.map_err(|error| error.to_string())?));
+        let path = Path::new(path);
+        let own = own.and_then(|own| Client::from_text(own.fd, &own.known, path, options));
+        let client = match own {
+            Some(client) => client,
+            None => Client::connect(path, options).map_err(|error| error.to_string())?,
+        };
+        let client: &Client = Box::leak(Box::new(client));
         let inner = Current(ArcSwap::from_pointee(client));
         Ok(Arc::new(Relay { inner, next: ArcSwapOption::empty() }))
     }
@@ -72,6 +80,11 @@ impl Relay {
         if let Some(next) = self.next.swap(None).and_then(Arc::into_inner) {
             next.leave();
         }
+    }
+
+    /// A connection for the next program of this process, which begins with nothing.
+    pub fn heir(&self) -> Option<Client> {
+        self.inner.heir().ok()
     }
 
     /// In a child: its own connection.
@@ -91,11 +104,11 @@ impl Relay {
     }
 }
 
-/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. The error
-/// is for people.
-pub fn open(plan: &MountPlan, floor: u32) -> Result<Composed, String> {
+/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `own` is the
+/// connection that the program before has made. The error is for people.
+pub fn open(plan: &MountPlan, floor: u32, own: Option<Connection>) -> Result<Composed, String> {
     if !plan.server.is_empty() {
-        let relay = Relay::connect(OsStr::from_bytes(&plan.server), floor)?;
+        let relay = Relay::connect(OsStr::from_bytes(&plan.server), floor, own)?;
         let source = String::from_utf8_lossy(&plan.source).into_owned();
         let args = MountArgs { source, ..MountArgs::default() };
         let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;
@@ -130,13 +143,13 @@ mod tests {
     #[test]
     fn options_that_a_file_system_lacks_are_refused_by_name() {
         let plan = MountPlan { source: b"memory:,sise=1G".to_vec(), ..MountPlan::default() };
-        let error = open(&plan, 0).err().unwrap();
+        let error = open(&plan, 0, None).err().unwrap();
         assert!(error.contains("sise"), "{error}");
     }
 
     #[test]
     fn what_is_kept_in_the_process_is_not_shared() {
         let plan = MountPlan { source: b"memory:".to_vec(), ..MountPlan::default() };
-        assert_eq!(open(&plan, 0).unwrap().fork, ForkPolicy::Deny);
+        assert_eq!(open(&plan, 0, None).unwrap().fork, ForkPolicy::Deny);
     }
 }

@@ -26,6 +26,7 @@ mod fork;
 mod handover;
 #[allow(unsafe_code)]
 mod heap;
+mod inherit;
 #[allow(unsafe_code)]
 mod inside;
 #[allow(unsafe_code)]

@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use defuse_direct::{Arena, Client, Credentials, Options, Place, Task};
+use defuse_direct::{Arena, Client, Credentials, Mount, Options, Place, Task};
 use defuse_fs::Errno;
 use defuse_preload_plan::{ForkPolicy, Plan};
 
 use crate::compose::Relay;
+use crate::inherit::Connection;
 use crate::shared::Shared;
 use crate::table::Table;
 use crate::{compose, sys};
@@ -21,6 +22,8 @@ pub struct Mounted {
     pub target: Vec<u8>,
     /// The way to the process that has it, where there is one.
     pub relay: Option<Arc<Relay>>,
+    /// It itself.
+    pub mount: Arc<Mount>,
 }
 
 /// What every process has of its own. No child shares our memory: see [`crate::fork`].
@@ -124,19 +127,28 @@ impl Process {
         plan: Plan,
         memory_fd: i32,
         limits: (u64, u64),
+        connections: Vec<Connection>,
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
         let arena: Arc<dyn Arena> = Arc::new(shared);
         let client = Client::new(Options { arena: Some(arena), ..Options::default() });
         let mut mounts = Vec::new();
-        for mount in &plan.mounts {
+        let mut connections: Vec<_> = connections.into_iter().map(Some).collect();
+        for (place, mount) in plan.mounts.iter().enumerate() {
+            let mut own = connections.iter_mut();
+            let own = own.find(|own| own.as_ref().is_some_and(|own| own.mount == place));
             let target = String::from_utf8_lossy(&mount.target).into_owned();
             let failed = |why: String| format!("cannot mount {target}: {why}");
-            let composed = compose::open(mount, floor as u32).map_err(failed)?;
+            let composed = compose::open(mount, floor as u32, own.and_then(Option::take));
+            let composed = composed.map_err(failed)?;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
-            made.map_err(|errno| failed(errno.to_string()))?;
-            let relay = composed.relay;
-            mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
+            let made = made.map_err(|errno| failed(errno.to_string()))?;
+            mounts.push(Mounted {
+                relay: composed.relay,
+                fork: composed.fork,
+                target: mount.target.clone(),
+                mount: made,
+            });
         }
         let task = Task::of_this_process().map_err(|errno| format!("who this is: {errno}"))?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
@@ -172,6 +184,11 @@ impl Process {
             }
         }
         self.adopt_credentials();
+    }
+
+    /// The place of `mount` in the plan.
+    pub fn place_of(&self, mount: &Arc<Mount>) -> Option<usize> {
+        self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
     }
 
     /// A mount whose state neither a child nor another program would have.

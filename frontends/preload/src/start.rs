@@ -7,7 +7,7 @@ use defuse_preload_plan::{DIRECTORY, VARIABLE};
 use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
-use crate::{handover, patch, serve, symbols, sys};
+use crate::{inherit, patch, serve, symbols, sys};
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -31,7 +31,7 @@ pub fn begin() {
     let Some(Some(memory_fd)) = numbers.next() else {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
-    let incoming = numbers.next().flatten().and_then(handover::read);
+    let mut incoming = numbers.next().flatten().and_then(inherit::read);
     let Some((shared, plan)) = Shared::map(memory_fd) else {
         fail("program and library are of different versions: build both together");
     };
@@ -41,7 +41,10 @@ pub fn begin() {
     let Some(inside) = Inside::enter() else { return };
     let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
     let memory_fd = above(memory_fd, limits.0 as i32);
-    let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
+    let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
+    let connections = connections.unwrap_or_default();
+    let process = Process::new(shared, plan, memory_fd, limits, connections);
+    let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
         crate::entry::count_all();
     }

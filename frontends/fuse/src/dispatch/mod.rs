@@ -21,13 +21,14 @@ use defuse_fs::{
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi::{self, Opcode};
 use crate::backing::Backings;
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
+use crate::own;
 use crate::request::{Body, Payload, Request};
 use crate::server::{Closed, Peer};
 use crate::transport::Reply;
@@ -159,6 +160,13 @@ impl Dispatcher {
     ) -> Result<Done> {
         let (cx, ino) = (&call.cx, call.ino);
         if let Some(peer) = &self.peer {
+            if let Body::Ioctl { args, data } = body
+                && args.cmd == own::TAKE_OVER
+            {
+                let taken = own::TakeOver::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
+                peer.take_over(ino, &taken)?;
+                return pod(reply, &abi::IoctlOut::default());
+            }
             peer.check(body, ino, cx.caller)?;
         }
         match body {

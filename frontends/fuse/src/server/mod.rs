@@ -307,12 +307,17 @@ impl Shared {
         let names = says_something(socket, patience).then(|| peek_names(socket));
         let mut clients = lock(&self.clients);
         clients.strangers -= usize::from(!admitted);
-        let Names { copy_of, own } =
+        let Names { copy_of, is_heir, own } =
             names.ok_or("has connected and does not say INIT")?.unwrap_or_default();
         if clients.named.contains_key(&own) {
             return Err("has chosen a number that is taken");
         }
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
+            // Another program has the rights of the user that it begins with, and no more.
+            Some(peer) if is_heir => {
+                let credentials = Arc::new(credentials);
+                Peer { credentials, ledger: Arc::new(peer.ledger.heir()) }
+            }
             Some(peer) => {
                 let credentials = Arc::clone(&peer.credentials);
                 Peer { credentials, ledger: Arc::new(peer.ledger.copy()) }

@@ -3,11 +3,12 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Caller, Errno, Fh, File, Ino, Result};
+use defuse_fs::{Caller, Errno, Fh, File, Ino, LockOwner, Result};
 use rustix::net::sockopt::socket_peercred;
 
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Legacy};
 use crate::abi;
+use crate::own::TakeOver;
 use crate::request::Body;
 use crate::transport::errno;
 
@@ -75,6 +76,20 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Takes over what the client is the heir of: [`TakeOver`].
+    pub(crate) fn take_over(&self, ino: Ino, what: &TakeOver) -> Result<()> {
+        if what.flags & TakeOver::SETTLE != 0 {
+            self.ledger.settle();
+            return Ok(());
+        }
+        self.ledger.take_over(&Legacy {
+            ino,
+            fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
+            owner: LockOwner(what.owner),
+            process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
+        })
+    }
+
     /// Whether the client may ask for `body` on `ino` for `caller`. `EPERM` where it acts for somebody
     /// else, `ESTALE` and `EBADF` for inodes and handles that it was not given.
     pub(crate) fn check(&self, body: &Body<'_>, ino: Ino, caller: Caller) -> Result<()> {
