@@ -361,6 +361,45 @@ fn shared_mappings_of_a_file_are_one() {
 }
 
 #[test]
+fn programs_that_map_one_file_see_each_other() {
+    same_c("shared", include_str!("run/shared.c"), |name, needs, script| {
+        same(name, needs, "passthrough:SRC", script);
+        same(name, needs, "memory:", script);
+    });
+}
+
+/// Its index of the log is a file that is never read or written, only mapped.
+#[test]
+fn a_database_with_a_log_has_many_writers() {
+    let script = r#"
+        sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b);' > /dev/null
+        # Somebody reads all the time, and keeps the log.
+        python3 -c '
+import sqlite3, sys
+db = sqlite3.connect("db", timeout=120)
+list(db.execute("select count(*) from t")); print("open", flush=True); sys.stdin.readline()
+seen = list(db.execute("select count(*), count(distinct b) from t"))
+print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma journal_mode")))
+' < <(while [ ! -e done ]; do sleep 0.1; done; echo) > reader &
+        reader=$!
+        writers=
+        for writer in 1 2 3 4; do
+            for i in $(seq 12); do
+                echo ".timeout 120000"
+                echo "begin immediate; insert into t(b) values('$writer-$i-a'), ('$writer-$i-b'); commit;"
+            done | sqlite3 db & writers="$writers $!"
+        done
+        # One is killed in the middle of its work.
+        (echo ".timeout 120000"; while :; do echo "insert into u values(1);"; done) 2>/dev/null |
+            sqlite3 db 'create table if not exists u(a);' '.read /dev/stdin' 2>/dev/null & victim=$!; disown
+        sleep 0.5; kill -9 $victim 2>/dev/null; wait $writers; echo > done; wait $reader
+        cat reader; rm reader done
+        sqlite3 db 'select count(*) from t; pragma integrity_check;'; rm db*
+    "#;
+    same("sqlite3", &["sqlite3", "python3"], "memory:", script);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), everywhere);
 }
@@ -375,7 +414,9 @@ fn children_that_are_killed_take_nothing_from_their_parent() {
 #[test]
 fn programs_go_on_with_what_the_one_before_had_open() {
     same_c("programs", include_str!("run/programs.c"), |name, needs, script| {
-        same(name, needs, "memory:", &format!("COUNTS=1 {script}"));
+        // Of another file system it can be told how many files are in use.
+        let counts = "[ $PWD != /defuse-test ] || export COUNTS=1";
+        same(name, needs, "memory:", &format!("{counts}; {script}"));
     });
 }
 

@@ -1,7 +1,8 @@
 //! The one place where this frontend meets backends: how a file system of the plan is made.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, open_text};
 use defuse_direct::MountArgs;
-use defuse_fs::{FileSystem, delegate};
+use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan};
 
@@ -87,6 +88,18 @@ impl Relay {
         self.inner.heir().ok()
     }
 
+    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` where
+    /// the server has none.
+    pub fn map(&self, file: File, range: Range<u64>, writes: bool) -> Result<OwnedFd, Errno> {
+        self.inner.map(&context(), file, range, writes)
+    }
+
+    /// A mapping is gone.
+    pub fn unmap(&self, ino: Ino) {
+        // Of a server that is gone nothing is left to be told.
+        let _ = self.inner.unmap(&context(), ino);
+    }
+
     /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
         let next = match self.next.swap(None).and_then(Arc::into_inner) {
@@ -102,6 +115,15 @@ impl Relay {
         crate::process::close(parents);
         Ok(())
     }
+}
+
+/// Who asks for a mapping: this thread, as a server knows its user.
+fn context() -> Context<'static> {
+    let caller = crate::process::get().map(|process| {
+        let who = process.task().credentials();
+        Caller { uid: who.uid, gid: who.gid, pid: who.pid }
+    });
+    Context::new(caller.unwrap_or_default())
 }
 
 /// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `own` is the

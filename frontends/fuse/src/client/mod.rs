@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caller, Caps, Context, Errno, Fh, Ino, LockOwner, Result};
+use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::abi::{self, Opcode};
@@ -219,6 +219,44 @@ impl Client {
     /// Nothing more is taken over: from here on the connection has no rights but its own.
     pub fn settle(&self) -> Result<()> {
         self.tell_of_heir(Ino::ROOT, &TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() })
+    }
+
+    /// The memory that all mappings of an open file share, at all clients of the server, filled with
+    /// `range` of the file at least; an offset in the file is the offset in it. It is to be given back
+    /// by [`unmap`](Client::unmap) when the mapping is gone. Errors: `EACCES` where the file is not
+    /// open for that; `ENOSYS` from servers that cannot.
+    pub fn map(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        range: std::ops::Range<u64>,
+        writes: bool,
+    ) -> Result<OwnedFd> {
+        if self.shared.lacks(Opcode::Setupmapping) {
+            return Err(Errno::ENOSYS);
+        }
+        let write = if writes { abi::FUSE_SETUPMAPPING_FLAG_WRITE } else { 0 };
+        let args = abi::SetupmappingIn {
+            fh: file.fh.0,
+            foffset: range.start,
+            len: range.end.saturating_sub(range.start),
+            flags: abi::FUSE_SETUPMAPPING_FLAG_READ | write,
+            moffset: range.start,
+        };
+        let mut request = Request::new(Opcode::Setupmapping, cx, file.ino).with(&args);
+        let mapped = self.shared.connection.ask_for_descriptor(cx, request.finish(0));
+        if matches!(mapped, Err(Errno::ENOSYS)) {
+            self.shared.missing.fetch_or(1 << Opcode::Setupmapping as u32, Ordering::Relaxed);
+        }
+        mapped
+    }
+
+    /// A mapping is gone. What was changed by it is in the file system afterwards.
+    pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
+        let request = Request::new(Opcode::Removemapping, cx, ino)
+            .with(&abi::RemovemappingIn { count: 1 })
+            .with(&abi::RemovemappingOne::default());
+        self.shared.ask(cx, request, decode::nothing)
     }
 
     fn tell_of_heir(&self, ino: Ino, what: &TakeOver) -> Result<()> {

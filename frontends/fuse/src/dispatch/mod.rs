@@ -230,10 +230,10 @@ impl Dispatcher {
             Body::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
             Body::Init(_) => Err(Errno::EIO),
-            // DAX windows exist in virtual machines only, and this is not a character device.
-            Body::Setupmapping(_) | Body::Removemapping(_) | Body::CuseInit(_) => {
-                Err(Errno::ENOSYS)
-            }
+            // This is not a character device.
+            Body::CuseInit(_) => Err(Errno::ENOSYS),
+            Body::Setupmapping(args) => self.setupmapping(call, args, reply),
+            Body::Removemapping(items) => self.removemapping(call, *items, reply),
             // Handled where they are received, without an answer.
             Body::Forget(_)
             | Body::BatchForget(_)

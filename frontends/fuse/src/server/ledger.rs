@@ -36,6 +36,8 @@ struct Own {
     lookups: HashMap<Ino, u64>,
     open: HashMap<(Ino, Fh), u64>,
     locks: HashSet<LockKey>,
+    /// Mappings of files.
+    maps: HashMap<Ino, u64>,
 }
 
 /// What those connections have that come from one.
@@ -164,6 +166,7 @@ impl Ledger {
                 new.locks.insert(key);
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
+            new.maps = own.maps.clone();
         }
         copy
     }
@@ -242,6 +245,32 @@ impl Ledger {
         if takes && own.open.contains_key(&(file.ino, file.fh)) && own.locks.insert(key) {
             *family.locks.entry(key).or_default() += 1;
         }
+    }
+
+    /// A file is mapped once more.
+    pub(crate) fn mapped(&self, ino: Ino) {
+        *lock(&self.own[place(ino)]).maps.entry(ino).or_default() += 1;
+    }
+
+    /// A mapping of it is gone; false where there was none.
+    pub(crate) fn unmapped(&self, ino: Ino) -> bool {
+        let mut own = lock(&self.own[place(ino)]);
+        let Some(count) = own.maps.get_mut(&ino) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            own.maps.remove(&ino);
+        }
+        true
+    }
+
+    /// Keeps the mappings for which `keep` says so.
+    pub(crate) fn keep_maps(&self, mut keep: impl FnMut(Ino, u64) -> bool) {
+        self.own.iter().for_each(|own| lock(own).maps.retain(|&ino, &mut count| keep(ino, count)));
+    }
+
+    /// All mappings, which the connection then has no more.
+    pub(crate) fn take_maps(&self) -> Vec<(Ino, u64)> {
+        self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps)).collect()
     }
 
     /// The record locks of `owner` are given up. False where another connection has them, too, as

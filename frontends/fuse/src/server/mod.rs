@@ -5,6 +5,7 @@
 //! for a process that was killed.
 
 mod ledger;
+mod maps;
 mod peer;
 
 use std::collections::HashMap;
@@ -27,6 +28,8 @@ use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
 pub(crate) use ledger::{Closed, drop_locks};
+pub(crate) use maps::Mapped;
+use maps::Maps;
 use peer::Credentials;
 pub(crate) use peer::Peer;
 
@@ -100,6 +103,7 @@ struct Shared {
     next: AtomicU64,
     clients: Mutex<Clients>,
     changed: Condvar,
+    maps: Arc<Maps>,
 }
 
 #[derive(Default)]
@@ -190,6 +194,7 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
+                maps: Arc::default(),
             }),
         }
     }
@@ -316,15 +321,21 @@ impl Shared {
             // Another program has the rights of the user that it begins with, and no more.
             Some(peer) if is_heir => {
                 let credentials = Arc::new(credentials);
-                Peer { credentials, ledger: Arc::new(peer.ledger.heir()) }
+                let (ledger, maps) = (Arc::new(peer.ledger.heir()), Arc::clone(&self.maps));
+                Peer { credentials, ledger, maps }
             }
             Some(peer) => {
                 let credentials = Arc::clone(&peer.credentials);
-                Peer { credentials, ledger: Arc::new(peer.ledger.copy()) }
+                let (ledger, maps) = (peer.ledger.copy(), Arc::clone(&self.maps));
+                ledger.keep_maps(|ino, users| maps.hold(ino, users));
+                Peer { credentials, ledger: Arc::new(ledger), maps }
             }
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => Peer { credentials: Arc::new(credentials), ledger: Arc::default() },
+            None => {
+                let (credentials, maps) = (Arc::new(credentials), Arc::clone(&self.maps));
+                Peer { credentials, ledger: Arc::default(), maps }
+            }
         };
         if own != 0 {
             clients.named.insert(own, peer.clone());
@@ -354,6 +365,9 @@ impl Shared {
         }
         // From here on nobody begins as a copy of it.
         lock(&self.clients).named.remove(&name);
+        for (ino, users) in ledger.take_maps() {
+            self.maps.release(&*self.fs, ino, users);
+        }
         ledger.take_back(&*self.fs);
     }
 

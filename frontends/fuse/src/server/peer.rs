@@ -7,6 +7,7 @@ use defuse_fs::{Caller, Errno, Fh, File, Ino, LockOwner, Result};
 use rustix::net::sockopt::socket_peercred;
 
 use super::ledger::{Ledger, Legacy};
+use super::maps::Maps;
 use crate::abi;
 use crate::own::TakeOver;
 use crate::request::Body;
@@ -73,6 +74,8 @@ fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
 pub(crate) struct Peer {
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
+    /// What it and others have mapped.
+    pub(crate) maps: Arc<Maps>,
 }
 
 impl Peer {
@@ -143,6 +146,7 @@ fn handle(body: &Body<'_>) -> Option<u64> {
         Body::Ioctl { args, .. } => args.fh,
         Body::Poll(args) => args.fh,
         Body::Fallocate(args) => args.fh,
+        Body::Setupmapping(args) => args.fh,
         Body::Lseek(args) => args.fh,
         Body::CopyFileRange(args) | Body::CopyFileRange64(args) => args.fh_in,
         _ => return None,
