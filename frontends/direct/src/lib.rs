@@ -17,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod acl;
 mod asynchronous;
 mod attributes;
 mod buffers;

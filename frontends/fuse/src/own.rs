@@ -17,6 +17,8 @@ pub(crate) struct TakeOver {
     pub(crate) fh: u64,
     /// The owner of the locks of that open file.
     pub(crate) owner: u64,
+    /// Its flags of open(2), of which the access mode counts.
+    pub(crate) open_flags: u64,
     pub(crate) flags: u64,
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use defuse_direct::{At, How, Parcel};
-use defuse_fs::{Fh, FileKind, Ino, LockOwner};
+use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
 use defuse_fuse::client::{Client, Legacy};
 
 use crate::handover::owned;
@@ -166,9 +166,10 @@ impl Will<'_> {
     /// Gives an open file to the next program's connection; what that has to know.
     fn take_over(&self, entry: &Entry) -> Option<String> {
         let mount = self.call.process.place_of(entry.file().mount())?;
-        let Parcel { ino, fh, kind, stream, needs_flush, id, .. } = entry.file().parcel();
+        let Parcel { ino, fh, kind, flags, stream, needs_flush, id } = entry.file().parcel();
         let process_locks = !self.closed.contains(&(mount, ino));
-        let open = fh.map(|fh| Legacy { fh, owner: LockOwner(id), process_locks });
+        let (flags, owner) = (OpenFlags(flags), LockOwner(id));
+        let open = fh.map(|fh| Legacy { fh, flags, owner, process_locks });
         self.heir(mount)?.take_over(ino, open).ok()?;
         let (stream, flush) = (u8::from(stream), u8::from(needs_flush));
         let fh = fh.map_or("-".to_owned(), |fh| fh.0.to_string());

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, Result};
+use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::abi::{self, Opcode};
@@ -89,6 +89,8 @@ pub struct ClientOptions {
 pub struct Legacy {
     /// Its handle.
     pub fh: Fh,
+    /// Its flags of open(2): what it is not open for, the heir may not either.
+    pub flags: OpenFlags,
     /// The owner of its own locks.
     pub owner: LockOwner,
     /// The record locks of the process on the file stay.
@@ -209,9 +211,10 @@ impl Client {
     /// others from servers that know of no heirs.
     pub fn take_over(&self, ino: Ino, open: Option<Legacy>) -> Result<()> {
         let mut what = TakeOver::default();
-        if let Some(Legacy { fh, owner, process_locks }) = open {
+        if let Some(Legacy { fh, flags, owner, process_locks }) = open {
             let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };
-            what = TakeOver { fh: fh.0, owner: owner.0, flags: TakeOver::OPEN | locks };
+            let (open_flags, flags) = (flags.0.into(), TakeOver::OPEN | locks);
+            what = TakeOver { fh: fh.0, owner: owner.0, open_flags, flags };
         }
         self.tell_of_heir(ino, &what)
     }

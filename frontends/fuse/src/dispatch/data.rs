@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use defuse_fs::{
-    AccessMode, Errno, Fh, File, FileSystem, Ino, IoOp, LockOwner, ReadArgs, ReadBuf, Result,
-    WriteArgs, WriteBuf,
+    Errno, Fh, File, FileSystem, Ino, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs,
+    WriteBuf,
 };
 
 use super::{Call, Dispatcher, Done, convert, done, pod};
@@ -117,9 +117,9 @@ impl Dispatcher {
     ) -> Result<Done> {
         let peer = self.peer.as_ref().filter(|_| !self.submits).ok_or(Errno::ENOSYS)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let mode = peer.ledger.flags(file).ok_or(Errno::EBADF)?.access();
+        let open = peer.ledger.modes(file).ok_or(Errno::EBADF)?;
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
-        if mode == AccessMode::Write || writes && mode == AccessMode::Read {
+        if !open.0 || writes && !open.1 {
             return Err(Errno::EACCES);
         }
         let end = args.foffset.checked_add(args.len).filter(|&end| end <= i64::MAX as u64);

@@ -168,6 +168,7 @@ impl Dispatcher {
                 return pod(reply, &abi::IoctlOut::default());
             }
             peer.check(body, ino, cx.caller)?;
+            peer.guard(&*self.fs, body, ino, cx)?;
         }
         match body {
             Body::Lookup { name } => self.lookup(call, name, reply),

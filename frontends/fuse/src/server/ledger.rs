@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest,
-    LockType, OpenFlags, ReleaseArgs, Result,
+    AccessMode, Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner,
+    LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
 };
 
 const SHARDS: usize = 16;
@@ -34,10 +34,26 @@ type LockKey = (Ino, LockKind, LockOwner);
 #[derive(Default)]
 struct Own {
     lookups: HashMap<Ino, u64>,
-    open: HashMap<(Ino, Fh), u64>,
+    open: HashMap<(Ino, Fh), Held>,
     locks: HashSet<LockKey>,
     /// Mappings of files.
     maps: HashMap<Ino, u64>,
+}
+
+/// All opens of one inode by this connection that got the same handle.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    count: u64,
+    reads: bool,
+    writes: bool,
+}
+
+impl Held {
+    fn more(&mut self, mode: AccessMode) {
+        self.count += 1;
+        self.reads |= mode != AccessMode::Write;
+        self.writes |= mode != AccessMode::Read;
+    }
 }
 
 /// What those connections have that come from one.
@@ -93,6 +109,8 @@ pub(crate) struct Legacy {
     pub(crate) ino: Ino,
     /// The handle of an open file or directory; without one it is the inode alone.
     pub(crate) fh: Option<Fh>,
+    /// What it is open for.
+    pub(crate) mode: AccessMode,
     /// The owner of the locks of that open file.
     pub(crate) owner: LockOwner,
     /// The record locks of the process stay.
@@ -127,7 +145,7 @@ impl Ledger {
             let key = (legacy.ino, fh);
             let open = theirs.open.get(&key).and_then(|_| family.open.get_mut(&key));
             open.ok_or(Errno::EBADF)?.count.held += 1;
-            *own.open.entry(key).or_default() += 1;
+            own.open.entry(key).or_default().more(legacy.mode);
         }
         if legacy.ino != Ino::ROOT {
             *own.lookups.entry(legacy.ino).or_default() += 1;
@@ -156,9 +174,9 @@ impl Ledger {
             for (ino, &count) in &own.lookups {
                 family.lookups.entry(*ino).or_default().held += count;
             }
-            for (key, &count) in &own.open {
+            for (key, held) in &own.open {
                 if let Some(open) = family.open.get_mut(key) {
-                    open.count.held += count;
+                    open.count.held += held.count;
                 }
             }
             for &key in own.locks.iter().filter(|(.., owner)| !owner.is_process()) {
@@ -202,7 +220,7 @@ impl Ledger {
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        *own.open.entry(key).or_default() += 1;
+        own.open.entry(key).or_default().more(flags.access());
         let fresh = Open { count: Count::default(), dir, flags };
         family.open.entry(key).or_insert(fresh).count.give();
     }
@@ -211,9 +229,9 @@ impl Ledger {
     pub(crate) fn closed(&self, file: File, owner: Option<LockOwner>) -> Option<Closed> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        let count = own.open.get_mut(&key)?;
-        *count -= 1;
-        if *count == 0 {
+        let held = own.open.get_mut(&key)?;
+        held.count -= 1;
+        if held.count == 0 {
             own.open.remove(&key);
         }
         let unlock = owner.is_some_and(|owner| {
@@ -225,11 +243,10 @@ impl Ledger {
         Some(Closed { release, unlock })
     }
 
-    /// The flags with which the connection has it open.
-    pub(crate) fn flags(&self, file: File) -> Option<OpenFlags> {
-        let (own, family) = self.shard(file.ino);
-        let key = (file.ino, file.fh);
-        own.open.get(&key).and_then(|_| family.open.get(&key)).map(|open| open.flags)
+    /// Whether the connection has it open for reading, and for writing.
+    pub(crate) fn modes(&self, file: File) -> Option<(bool, bool)> {
+        let own = lock(&self.own[place(file.ino)]);
+        own.open.get(&(file.ino, file.fh)).map(|held| (held.reads, held.writes))
     }
 
     /// Whether the connection has it open.
@@ -287,8 +304,8 @@ impl Ledger {
             let own = std::mem::take(&mut *lock(own));
             let mut family = lock(&self.family[at]);
             let gone: Vec<_> = own.locks.iter().filter(|key| family.unlock(key)).collect();
-            let closed = own.open.iter().flat_map(|(&(ino, fh), &count)| {
-                let closed = (0..count).filter_map(|_| family.close((ino, fh)));
+            let closed = own.open.iter().flat_map(|(&(ino, fh), held)| {
+                let closed = (0..held.count).filter_map(|_| family.close((ino, fh)));
                 let (back, dir, flags) = closed
                     .fold((0, false, OpenFlags(0)), |all, (n, open)| (all.0 + n, open.0, open.1));
                 (0..back).map(move |_| (File { ino, fh }, dir, flags))

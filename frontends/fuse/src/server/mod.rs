@@ -4,6 +4,7 @@
 //! client was given and has not given back when its connection ends is taken back, as the kernel does
 //! for a process that was killed.
 
+mod guard;
 mod ledger;
 mod maps;
 mod peer;
@@ -322,19 +323,20 @@ impl Shared {
             Some(peer) if is_heir => {
                 let credentials = Arc::new(credentials);
                 let (ledger, maps) = (Arc::new(peer.ledger.heir()), Arc::clone(&self.maps));
-                Peer { credentials, ledger, maps }
+                Peer { credentials, ledger, maps, is_guarded: !admitted }
             }
             Some(peer) => {
                 let credentials = Arc::clone(&peer.credentials);
                 let (ledger, maps) = (peer.ledger.copy(), Arc::clone(&self.maps));
                 ledger.keep_maps(|ino, users| maps.hold(ino, users));
-                Peer { credentials, ledger: Arc::new(ledger), maps }
+                let is_guarded = peer.is_guarded;
+                Peer { credentials, ledger: Arc::new(ledger), maps, is_guarded }
             }
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
             None => {
                 let (credentials, maps) = (Arc::new(credentials), Arc::clone(&self.maps));
-                Peer { credentials, ledger: Arc::default(), maps }
+                Peer { credentials, ledger: Arc::default(), maps, is_guarded: false }
             }
         };
         if own != 0 {

@@ -3,9 +3,10 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Caller, Errno, Fh, File, Ino, LockOwner, Result};
+use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::sockopt::socket_peercred;
 
+use super::guard::Guard;
 use super::ledger::{Ledger, Legacy};
 use super::maps::Maps;
 use crate::abi;
@@ -76,6 +77,8 @@ pub(crate) struct Peer {
     pub(crate) ledger: Arc<Ledger>,
     /// What it and others have mapped.
     pub(crate) maps: Arc<Maps>,
+    /// Its user is not trusted to check permissions.
+    pub(crate) is_guarded: bool,
 }
 
 impl Peer {
@@ -88,6 +91,7 @@ impl Peer {
         self.ledger.take_over(&Legacy {
             ino,
             fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
+            mode: OpenFlags(what.open_flags as u32).access(),
             owner: LockOwner(what.owner),
             process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
         })
@@ -120,6 +124,20 @@ impl Peer {
             _ => true,
         };
         if copied && handle(body).is_none_or(is_open) { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// Whether the client's user may do that: asked of those alone who are not trusted to check it.
+    pub(crate) fn guard(
+        &self,
+        fs: &dyn FileSystem,
+        body: &Body<'_>,
+        ino: Ino,
+        cx: &Context<'_>,
+    ) -> Result<()> {
+        if !self.is_guarded {
+            return Ok(());
+        }
+        Guard { fs, ledger: &self.ledger, who: &self.credentials }.check(body, ino, cx)
     }
 
     /// Only root gives files away, chown(2); a group is given by those who are in it.
