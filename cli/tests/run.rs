@@ -434,6 +434,72 @@ fn who_asks_is_a_matter_of_the_thread() {
     same_c("users", include_str!("run/users.c"), everywhere);
 }
 
+/// Programs that are executed after root has become another user reach the mounts as that user.
+#[test]
+fn a_program_of_another_user_has_the_rights_of_that_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let script = r#"
+        chmod 777 .; mkdir own; chmod 700 own; touch own/x; echo secret > s; chmod 600 s; echo open > o
+        other="setpriv --reuid 65534 --regid 65534 --clear-groups"; exec 5< s
+        $other cat o s; $other ls own; $other touch own/y
+        $other bash -c 'id -u; cat o; (cat o); cat <&5; echo mine > m; stat -c "%u %g %a" m; chmod 644 s
+            echo more >> o; mv o p; mv p o; ln s t; bash -c "exec cat s"; { cat m; cat s; } | sort'
+        python3 -c "import os; os.setgid(65534); os.setuid(65534); os.execlp('cat', 'cat', 'o', 's')"
+        python3 -c "
+import os, subprocess
+f = open('s'); print(subprocess.run(['cat', '/dev/stdin'], stdin=f, user=65534, group=65534).returncode)
+print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_groups=[]).returncode)"
+        su nobody -s /bin/sh -c 'cat o; cat s; id -un'
+        chmod 1777 .; $other rm -f o m; ls
+    "#;
+    same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
+}
+
+/// The server of a run answers nobody but the run, and root.
+#[test]
+fn a_stranger_is_not_let_into_a_run() {
+    if !rustix::process::geteuid().is_root() || !is_there("python3") || !is_there("setpriv") {
+        println!("skipped: needs root, python3 and setpriv");
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.command(&["run", "--mount", "mem:=memory:", "--", "sh", "-c"]);
+    run.arg("echo here > mem:/x; echo ready; read line").stdin(Stdio::piped());
+    let mut run = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(run.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    // INIT, with the number of a connection that does not exist; then what the answer is.
+    let script = r#"
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(60)
+s.connect(chr(0) + sys.argv[1])
+names = [0, 0, int(sys.argv[2])] + [int(sys.argv[3])] * 8
+init = struct.pack("IIIII11I", 7, 38, 0, 0, 0, *names)
+s.send(struct.pack("IIQQIIIHH", 40 + len(init), 26, 2, 0, 0, 0, 0, 0, 0) + init)
+try: print("an answer" if s.recv(4096) else "nothing")
+except ConnectionResetError: print("nothing")
+"#;
+    let name = format!("defuse-run-{}-0", run.id());
+    let ask = |prefix: &[&str], heir: &str, number: &str| {
+        let mut words = prefix.to_vec();
+        words.extend(["python3", "-c", script, &name, heir, number]);
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).current_dir("/");
+        finish(command).out
+    };
+    let other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let tries = [("0", "0"), ("0", "7"), ("1", "7")];
+    let answers = tries.map(|(heir, number)| ask(&other, heir, number));
+    let roots = ask(&["env"], "0", "0");
+    drop(run.stdin.take());
+    run.wait().unwrap();
+    assert_eq!(answers, ["nothing\n"; 3]);
+    assert_eq!(roots, "an answer\n", "otherwise this proves nothing");
+}
+
 #[test]
 fn nothing_is_taken_from_the_heap_of_the_program() {
     same_c("heap", include_str!("run/heap.c"), everywhere);

@@ -65,7 +65,8 @@ impl Outgoing {
         drop(state);
         let (estate, text) = Estate::of(call);
         file.write_all(text.as_bytes()).map_err(Errno::from)?;
-        let variable = format!("{VARIABLE}={}:{}", process.memory_fd, file.as_raw_fd());
+        let variable =
+            format!("{VARIABLE}={}:{}:{}", process.memory_fd, process.plan_fd, file.as_raw_fd());
         let variable = CString::new(variable).unwrap_or_default();
         let preload = process.plan.library.clone();
         Ok(Outgoing { _estate: estate, state: file.into(), variable, preload })
@@ -96,14 +97,6 @@ impl Outgoing {
     }
 }
 
-/// Runs `note` with the cells of all that is open, each once: a fork gives them to one process more.
-pub fn all_cells(process: &'static Process, note: impl FnMut(u32)) {
-    let mut seen = std::collections::BTreeSet::new();
-    let all = process.view().table.all();
-    let cells = all.iter().filter_map(|(_, entry)| entry.cells);
-    cells.filter(|&cells| seen.insert(cells)).for_each(note);
-}
-
 /// The end of this process: its mappings are written back, and its open files given back.
 pub fn leave(call: &Call<'_>) {
     crate::mappings::write_back_all(call);
@@ -115,6 +108,7 @@ pub fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
+    crate::holders::leave(&call.process.shared);
 }
 
 /// Where the kernel has what a fifo, device or socket of a mount stands for: all processes of the run

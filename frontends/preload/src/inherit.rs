@@ -1,7 +1,7 @@
 //! The state of a program as text, for the next one.
 //!
-//! The first line has the limit of descriptors, the next id of an open file and the working directory;
-//! then come connections (`@`), each with the number of its mount, its descriptor and what is known of
+//! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
+//! the descriptor of its lock, and the working directory; then come connections (`@`), each with the number of its mount, its descriptor and what is known of
 //! it, and the descriptors that are ours. Paths are written in hexadecimal, so that any byte may be in
 //! them.
 //!
@@ -25,23 +25,13 @@ use defuse_fuse::client::{Client, Legacy};
 use crate::handover::owned;
 use crate::process::{self, Process};
 use crate::serve::Call;
-use crate::shared::Shared;
-use crate::sys;
 use crate::table::Entry;
+use crate::{holders, sys};
 
 /// What the text names beside itself. Dropped where nobody takes it over, it is given back.
 pub struct Estate {
-    shared: Shared,
-    /// References to open files that the next program has.
-    cells: Vec<u32>,
-    /// Connections that it has.
+    /// Connections that the next program has.
     _connections: Vec<OwnedFd>,
-}
-
-impl Drop for Estate {
-    fn drop(&mut self) {
-        self.cells.drain(..).for_each(|cells| self.shared.unshare(cells));
-    }
 }
 
 impl Estate {
@@ -50,9 +40,11 @@ impl Estate {
         let process = call.process;
         let mounts = 0..process.mounts.len();
         let heirs: Vec<Heir> = mounts.filter_map(|mount| Heir::new(process, mount)).collect();
-        let mut will = Will { call, heirs, cells: Vec::new(), closed: HashSet::new() };
+        let mut will = Will { call, heirs, closed: HashSet::new() };
         let limit = process.limit.load(Ordering::Relaxed);
-        let mut text = format!("{limit} {} {}\n", process.client.next_file_id(), will.cwd());
+        let (slot, slot_fd) = holders::own();
+        let (next_id, cwd) = (process.client.next_file_id(), will.cwd());
+        let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
         let lines = will.lines();
         let mut connections = Vec::new();
         for Heir { mount, client, fd } in will.heirs {
@@ -63,9 +55,7 @@ impl Estate {
             }
             client.leave();
         }
-        let estate =
-            Estate { shared: process.shared, cells: will.cells, _connections: connections };
-        (estate, text + &lines)
+        (Estate { _connections: connections }, text + &lines)
     }
 }
 
@@ -92,7 +82,6 @@ type Inode = (usize, Ino);
 struct Will<'a> {
     call: &'a Call<'a>,
     heirs: Vec<Heir>,
-    cells: Vec<u32>,
     /// Inodes of which a descriptor is closed: record locks of the process go with that.
     closed: HashSet<Inode>,
 }
@@ -137,7 +126,7 @@ impl Will<'_> {
     }
 
     /// All but the number of a descriptor's line.
-    fn describe(&mut self, entry: &Entry) -> String {
+    fn describe(&self, entry: &Entry) -> String {
         let process = self.call.process;
         let taken = if entry.backed { None } else { self.take_over(entry) };
         // What is taken over needs no other number.
@@ -153,11 +142,6 @@ impl Will<'_> {
             open |= libc::O_DIRECTORY as u32;
         }
         let cells = entry.cells.map_or(-1, i64::from);
-        // What the next program has open is one reference more; it is taken over as it is.
-        if let Some(cells) = entry.cells {
-            process.shared.share(cells);
-            self.cells.push(cells);
-        }
         let backed = u8::from(entry.backed);
         let taken = taken.unwrap_or_default();
         format!("{backed} {open} {cells} {ino} {}{taken}", hex(&entry.path))
@@ -200,12 +184,13 @@ pub fn read(fd: i32) -> Option<Incoming> {
     let (first, rest) = text.split_once('\n')?;
     let mut words = first.split(' ');
     let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let holder = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let cwd = words.next()?.to_owned();
     let (connections, lines): (Vec<_>, Vec<_>) =
         rest.lines().partition(|line| line.starts_with('@'));
     let connections = connections.into_iter().filter_map(Connection::parse).collect();
     let lines = lines.into_iter().map(str::to_owned).collect();
-    Some(Incoming { limit, connections, next_id, cwd, lines })
+    Some(Incoming { limit, connections, holder, next_id, cwd, lines })
 }
 
 /// A connection that the program before has made.
@@ -235,6 +220,8 @@ pub struct Incoming {
     pub limit: u32,
     /// The connections that this program has.
     pub connections: Vec<Connection>,
+    /// The slot of this process, and the descriptor of its lock: see [`holders`].
+    pub holder: (u32, i32),
     next_id: u64,
     cwd: String,
     lines: Vec<String>,
@@ -255,15 +242,14 @@ impl Incoming {
                 Some((_, entry)) => Some(Arc::clone(entry)),
                 None => record.open(process),
             };
-            if let Some(cells) = record.cells.filter(|_| entry.is_none()) {
-                process.shared.unshare(cells);
-            }
             let Some(entry) = entry else { continue };
             if shared.is_none() {
                 known.extend(record.cells.map(|cells| (cells, Arc::clone(&entry))));
             }
             let _ = view.table.set(record.fd, entry);
         }
+        let kept: HashSet<u32> = known.into_iter().map(|(cells, _)| cells).collect();
+        holders::keep_only(&process.shared, |cells| kept.contains(&cells));
     }
 
     fn go_to_cwd(&self, process: &'static Process) {

@@ -38,7 +38,7 @@ enum Kind {
     /// Memory of this process and its forked children, which is written back.
     Copy,
     /// Memory that all processes share.
-    Served(Arc<Use>),
+    Served { _used: Arc<Use> },
 }
 
 /// A mapping that the server of the mount knows of, for as long as a part of it is there.
@@ -141,7 +141,7 @@ fn map_served(call: &Call<'_>, entry: &Arc<Entry>) -> Result<Option<i64>, Fail> 
             entry: Arc::clone(entry),
             file: (0, 0),
             writes,
-            kind: Kind::Served(used),
+            kind: Kind::Served { _used: used },
         },
     );
     Ok(Some(at as i64))
@@ -263,7 +263,7 @@ pub fn remap(call: &Call<'_>) -> Served {
 fn remap_served(call: &Call<'_>) -> Result<Option<i64>, Fail> {
     let (from, old, new) = (call.args[0], call.args[1], call.args[2]);
     let (entry, offset, file, writes) = match mappings().get(&from) {
-        Some(Mapping { kind: Kind::Served(_), entry, offset, file, writes, .. }) => {
+        Some(Mapping { kind: Kind::Served { .. }, entry, offset, file, writes, .. }) => {
             (Arc::clone(entry), *offset, *file, *writes)
         }
         _ => return Ok(None),
@@ -277,7 +277,7 @@ fn remap_served(call: &Call<'_>) -> Result<Option<i64>, Fail> {
     forget(from, from.saturating_add(old));
     forget(at, at.saturating_add(new));
     let len = (new as usize).next_multiple_of(PAGE as usize);
-    note(at, Mapping { len, offset, entry, file, writes, kind: Kind::Served(used) });
+    note(at, Mapping { len, offset, entry, file, writes, kind: Kind::Served { _used: used } });
     Ok(Some(at as i64))
 }
 
@@ -289,7 +289,10 @@ pub fn sync(call: &Call<'_>) -> Served {
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     write_back(call, from, end, None)?;
     let is_served = |(at, m): &(&u64, &Mapping)| {
-        matches!(m.kind, Kind::Served(_)) && m.writes && **at < end && **at + m.len as u64 > from
+        matches!(m.kind, Kind::Served { .. })
+            && m.writes
+            && **at < end
+            && **at + m.len as u64 > from
     };
     let served: Vec<_> =
         mappings().iter().filter(is_served).map(|(_, m)| Arc::clone(&m.entry)).collect();

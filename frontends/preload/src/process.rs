@@ -46,6 +46,8 @@ pub struct Process {
     pub shared: Shared,
     /// The descriptor of that.
     pub memory_fd: i32,
+    /// The descriptor of the plan.
+    pub plan_fd: i32,
     /// The plan.
     pub plan: Plan,
     /// Descriptors from here on are ours and not the program's.
@@ -125,7 +127,7 @@ impl Process {
     pub fn new(
         shared: Shared,
         plan: Plan,
-        memory_fd: i32,
+        (memory_fd, plan_fd): (i32, i32),
         limits: (u64, u64),
         connections: Vec<Connection>,
     ) -> Result<Self, String> {
@@ -158,6 +160,7 @@ impl Process {
             mounts,
             shared,
             memory_fd,
+            plan_fd,
             plan,
             floor: floor as i32,
             limit: AtomicU32::new(limit.min(u64::from(u32::MAX)) as u32),
@@ -175,6 +178,7 @@ impl Process {
     /// This process is a child with memory of its own from now on: after fork(2).
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
+        crate::holders::in_child(&self.shared, self.memory_fd, self.floor);
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
                 crate::start::say(&format!(
