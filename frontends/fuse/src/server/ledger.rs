@@ -482,8 +482,13 @@ mod tests {
         }
         before.locks(FILE, &request(LockKind::Posix, process));
         let heir = before.heir();
-        let legacy =
-            Legacy { ino: FILE.ino, fh: Some(FILE.fh), owner: open_file, process_locks: true };
+        let legacy = Legacy {
+            ino: FILE.ino,
+            fh: Some(FILE.fh),
+            mode: AccessMode::Read,
+            owner: open_file,
+            process_locks: true,
+        };
         assert!(!heir.holds(FILE.ino) && !heir.is_open(FILE));
         assert_eq!(heir.take_over(&legacy), Ok(()));
         assert_eq!(heir.take_over(&Legacy { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
@@ -520,8 +525,13 @@ mod tests {
         let mut now = Arc::new(Ledger::default());
         now.looked_up(FILE.ino);
         now.opened(FILE, false, OpenFlags(0));
-        let legacy =
-            Legacy { ino: FILE.ino, fh: Some(FILE.fh), owner: LockOwner(7), process_locks: false };
+        let legacy = Legacy {
+            ino: FILE.ino,
+            fh: Some(FILE.fh),
+            mode: AccessMode::Read,
+            owner: LockOwner(7),
+            process_locks: false,
+        };
         for round in 0..1000 {
             let other = File { ino: Ino(16 + round), fh: Fh(1) };
             now.looked_up(other.ino);
