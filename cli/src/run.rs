@@ -19,6 +19,7 @@ use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::error::{Failure, Result};
 
@@ -71,7 +72,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         dispatch: false,
         report: args.report,
     };
-    let memory = memory(&plan, &images)?;
+    let (memory, sealed) = (memory()?, sealed(&plan, &images)?);
     let program = &args.command[0];
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
         // The kernel cannot find it: a program of ours, loaded with the library, runs it.
@@ -83,7 +84,8 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         command.args(&args.command[1..]);
         command
     };
-    prepare(&mut command, &plan, memory.as_raw_fd(), args.directory.as_deref());
+    let fds = (memory.as_raw_fd(), sealed.as_raw_fd());
+    prepare(&mut command, &plan, fds, args.directory.as_deref());
     let status = command.status().map_err(|error| {
         Failure::Failed(format!("{}: {error}: is it installed, and in PATH?", program.display()))
     })?;
@@ -249,19 +251,40 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
-/// The memory that all processes of the run share.
-fn memory(plan: &Plan, images: &[u8]) -> Result<OwnedFd> {
-    let failed = |error: std::io::Error| Failure::Failed(format!("no shared memory: {error}"));
-    let none = rustix::fs::MemfdFlags::empty();
-    let fd = rustix::fs::memfd_create("defuse-run", none).map_err(|error| failed(error.into()))?;
-    let (file, plan) = (File::from(fd), plan.encode());
-    // What is between the beginning and the plan is not written, so that it takes no memory.
-    let images_at = layout::images_at(plan.len());
-    file.set_len((images_at + images.len()) as u64).map_err(failed)?;
-    file.write_all_at(&layout::head(&plan, run_id()), 0).map_err(failed)?;
-    file.write_all_at(&plan, layout::PLAN as u64).map_err(failed)?;
-    file.write_all_at(images, images_at as u64).map_err(failed)?;
+/// The memory that all processes of the run share. Nobody can make it shorter, which would kill all who
+/// look at it.
+fn memory() -> Result<OwnedFd> {
+    let memory = sealable("defuse-run")?;
+    // What is not written takes no memory.
+    rustix::fs::ftruncate(&memory, layout::LEN as u64).map_err(no_memory)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals).map_err(no_memory)?;
+    Ok(memory)
+}
+
+/// The plan and the images, which nobody can change: not even a program of the run that has become
+/// another user.
+fn sealed(plan: &Plan, images: &[u8]) -> Result<OwnedFd> {
+    let file = File::from(sealable("defuse-plan")?);
+    let plan = plan.encode();
+    let images_at = layout::images_at(plan.len()) as u64;
+    let written = file
+        .write_all_at(&layout::with_head(&plan, run_id()), 0)
+        .and_then(|()| file.set_len(images_at))
+        .and_then(|()| file.write_all_at(images, images_at));
+    written.map_err(|error| Failure::Failed(format!("no shared memory: {error}")))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(no_memory)?;
     Ok(file.into())
+}
+
+/// A memfd that the programs of the run inherit.
+fn sealable(name: &str) -> Result<OwnedFd> {
+    rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING).map_err(no_memory)
+}
+
+fn no_memory(error: rustix::io::Errno) -> Failure {
+    Failure::Failed(format!("no shared memory: {error}"))
 }
 
 /// The number of this run: no other process has it at this time.
@@ -269,13 +292,18 @@ fn run_id() -> u64 {
     u64::from(std::process::id())
 }
 
-fn prepare(command: &mut Command, plan: &Plan, memory: i32, directory: Option<&OsStr>) {
+fn prepare(
+    command: &mut Command,
+    plan: &Plan,
+    (memory, sealed): (i32, i32),
+    directory: Option<&OsStr>,
+) {
     let mut preload = OsString::from_vec(plan.library.clone());
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    command.env("LD_PRELOAD", preload).env(VARIABLE, memory.to_string());
+    command.env("LD_PRELOAD", preload).env(VARIABLE, format!("{memory}:{sealed}"));
     if let Some(directory) = directory {
         command.env(defuse_preload_plan::DIRECTORY, directory);
     }
@@ -312,7 +340,7 @@ pub fn inside(args: &InsideArgs) -> Result {
 
 /// Tells what was counted: by system call, and by the function that made it.
 fn report(memory: &OwnedFd, plan: &Plan, paths: &[PathBuf]) {
-    let mut bytes = vec![0; layout::REFERENCES];
+    let mut bytes = vec![0; layout::STATES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
     if file.read_exact_at(&mut bytes, 0).is_err() {
         return;

@@ -379,6 +379,45 @@ fn shared_mappings_of_a_file_are_one() {
 }
 
 #[test]
+fn programs_that_map_one_file_see_each_other() {
+    same_c("shared", include_str!("run/shared.c"), |name, needs, script| {
+        same(name, needs, "passthrough:SRC", script);
+        same(name, needs, "memory:", script);
+    });
+}
+
+/// Its index of the log is a file that is never read or written, only mapped.
+#[test]
+fn a_database_with_a_log_has_many_writers() {
+    let script = r#"
+        sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b);' > /dev/null
+        # Somebody reads all the time, and keeps the log.
+        python3 -c '
+import sqlite3, sys
+db = sqlite3.connect("db", timeout=120)
+list(db.execute("select count(*) from t")); print("open", flush=True); sys.stdin.readline()
+seen = list(db.execute("select count(*), count(distinct b) from t"))
+print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma journal_mode")))
+' < <(while [ ! -e done ]; do sleep 0.1; done; echo) > reader &
+        reader=$!
+        writers=
+        for writer in 1 2 3 4; do
+            for i in $(seq 12); do
+                echo ".timeout 120000"
+                echo "begin immediate; insert into t(b) values('$writer-$i-a'), ('$writer-$i-b'); commit;"
+            done | sqlite3 db & writers="$writers $!"
+        done
+        # One is killed in the middle of its work.
+        (echo ".timeout 120000"; while :; do echo "insert into u values(1);"; done) 2>/dev/null |
+            sqlite3 db 'create table if not exists u(a);' '.read /dev/stdin' 2>/dev/null & victim=$!; disown
+        sleep 0.5; kill -9 $victim 2>/dev/null; wait $writers; echo > done; wait $reader
+        cat reader; rm reader done
+        sqlite3 db 'select count(*) from t; pragma integrity_check;'; rm db*
+    "#;
+    same("sqlite3", &["sqlite3", "python3"], "memory:", script);
+}
+
+#[test]
 fn processes_are_made_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), everywhere);
 }
@@ -386,6 +425,17 @@ fn processes_are_made_while_threads_work() {
 #[test]
 fn children_that_are_killed_take_nothing_from_their_parent() {
     same_c("kills", include_str!("run/kills.c"), everywhere);
+}
+
+/// Files without a name, and directories that are gone, are open files like others for the next
+/// program, where the run serves the mount; what nobody goes on with goes back.
+#[test]
+fn programs_go_on_with_what_the_one_before_had_open() {
+    same_c("programs", include_str!("run/programs.c"), |name, needs, script| {
+        // Of another file system it can be told how many files are in use.
+        let counts = "[ $PWD != /defuse-test ] || export COUNTS=1";
+        same(name, needs, "memory:", &format!("{counts}; {script}"));
+    });
 }
 
 #[test]
@@ -441,6 +491,76 @@ fn who_asks_is_a_matter_of_the_thread() {
         return;
     }
     same_c("users", include_str!("run/users.c"), everywhere);
+}
+
+/// Programs that are executed after root has become another user reach the mounts as that user.
+#[test]
+fn a_program_of_another_user_has_the_rights_of_that_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let script = r#"
+        chmod 777 .; mkdir own; chmod 700 own; touch own/x; echo secret > s; chmod 600 s; echo open > o
+        other="setpriv --reuid 65534 --regid 65534 --clear-groups"; exec 5< s
+        $other cat o s; $other ls own; $other touch own/y
+        $other bash -c 'id -u; cat o; (cat o); cat <&5; echo mine > m; stat -c "%u %g %a" m; chmod 644 s
+            echo more >> o; mv o p; mv p o; ln s t; bash -c "exec cat s"; { cat m; cat s; } | sort'
+        python3 -c "import os; os.setgid(65534); os.setuid(65534); os.execlp('cat', 'cat', 'o', 's')"
+        python3 -c "
+import os, subprocess
+f = open('s'); print(subprocess.run(['cat', '/dev/stdin'], stdin=f, user=65534, group=65534).returncode)
+print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_groups=[]).returncode)"
+        su nobody -s /bin/sh -c 'cat o; cat s; id -un'
+        chmod 1777 .; $other rm -f o m; ls
+    "#;
+    same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
+}
+
+/// The server of a run answers nobody but the run, and root.
+#[test]
+fn a_stranger_is_not_let_into_a_run() {
+    // One that others than root may execute.
+    let python = "/usr/bin/python3";
+    let is_there = is_there("setpriv") && Path::new(python).exists();
+    if !rustix::process::geteuid().is_root() || !is_there {
+        println!("skipped: needs root, {python} and setpriv");
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.command(&["run", "--mount", "mem:=memory:", "--", "sh", "-c"]);
+    run.arg("echo here > mem:/x; echo ready; read line").stdin(Stdio::piped());
+    let mut run = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(run.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    // INIT, with the number of a connection that does not exist; then what the answer is.
+    let script = r#"
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(60)
+s.connect(chr(0) + sys.argv[1])
+names = [0, 0, int(sys.argv[2])] + [int(sys.argv[3])] * 8
+init = struct.pack("IIIII11I", 7, 38, 0, 0, 0, *names)
+s.send(struct.pack("IIQQIIIHH", 40 + len(init), 26, 2, 0, 0, 0, 0, 0, 0) + init)
+try: print("an answer" if s.recv(4096) else "nothing")
+except ConnectionResetError: print("nothing")
+"#;
+    let name = format!("defuse-run-{}-0", run.id());
+    let ask = |prefix: &[&str], heir: &str, number: &str| {
+        let mut words = prefix.to_vec();
+        words.extend([python, "-c", script, &name, heir, number]);
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).current_dir("/");
+        let seen = finish(command);
+        seen.out + &seen.err
+    };
+    let other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let tries = [("0", "0"), ("0", "7"), ("1", "7")];
+    let answers = tries.map(|(heir, number)| ask(&other, heir, number));
+    let roots = ask(&["env"], "0", "0");
+    drop(run.stdin.take());
+    run.wait().unwrap();
+    assert_eq!(answers, ["nothing\n"; 3]);
+    assert_eq!(roots, "an answer\n", "otherwise this proves nothing");
 }
 
 #[test]

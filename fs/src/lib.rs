@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acl;
 mod buf;
 mod context;
 mod errno;

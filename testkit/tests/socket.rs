@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 use defuse_fs::{
     Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
     LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs,
-    Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+    RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
 };
-use defuse_fuse::client::{Client, ClientOptions};
+use defuse_fuse::client::{Client, ClientOptions, Legacy};
 use defuse_fuse::{Admission, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, check};
@@ -291,6 +291,118 @@ fn who_is_not_root_acts_for_nobody_else() {
         assert_eq!(child.getattr(&as_uid(4322), Ino::ROOT, None), Err(Errno::EPERM));
         drop(child);
         drop(client);
+        server.shut_down();
+    });
+}
+
+/// A program of root that becomes another user, and executes a program of that user: its connection
+/// has what is handed over, and no other rights than the user has, whatever the program may be.
+#[test]
+fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let path = format!("@defuse-heir-{}", std::process::id());
+    let memory = Options { root_perm: 0o777, ..Options::default() };
+    let options = ServerOptions::default();
+    let server = Server::bind(path.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        let root = Client::connect(path.as_ref(), ClientOptions::default()).unwrap();
+        let mode = |entry: &Entry, perm| {
+            let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+            root.setattr(&context(), entry.ino, None, &set).unwrap();
+        };
+        let (secret, secret_file) = create(&root, "secret");
+        let (given, given_file) = create(&root, "given");
+        let (shown, _) = create(&root, "shown");
+        mode(&secret, 0o600);
+        mode(&given, 0o600);
+        assert_eq!(write(&root, given_file, 0, b"given"), Ok(5));
+        let heir = std::thread::scope(|scope| {
+            let become_another = || {
+                let uid = rustix::process::Uid::from_raw(4322);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                root.heir().unwrap()
+            };
+            scope.spawn(become_another).join().unwrap()
+        });
+        let legacy = Legacy {
+            fh: given_file.fh,
+            flags: OpenFlags(0),
+            owner: LockOwner(1),
+            process_locks: false,
+        };
+        assert_eq!(heir.take_over(given.ino, Some(legacy)), Ok(()));
+        assert_eq!(heir.settle(), Ok(()));
+        let legacy = Legacy { fh: secret_file.fh, ..legacy };
+        assert_eq!(heir.take_over(secret.ino, Some(legacy)), Err(Errno::EPERM));
+        let cx = Context::new(Caller { uid: 4322, gid: 0, pid: 1 });
+        // What was open stays so.
+        let mut bytes = [0; 5];
+        let read = |file: File, bytes: &mut [u8]| {
+            let len = bytes.len();
+            let mut sink = SliceSink::new(bytes);
+            heir.read(&cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, len))
+        };
+        assert_eq!((read(given_file, &mut bytes), &bytes), (Ok(()), b"given"));
+        assert_eq!(read(secret_file, &mut bytes), Err(Errno::ESTALE));
+        let mut source = SliceSource::new(b"x");
+        let mut data = WriteBuf::new(&mut source);
+        let written = heir.write(&cx, given_file, WriteArgs::default(), &mut data);
+        assert_eq!(written, Err(Errno::EBADF), "it was handed over for reading");
+        // For nobody else, and nothing that the user may not, although its program does not ask.
+        assert_eq!(heir.getattr(&context(), Ino::ROOT, None), Err(Errno::EPERM));
+        let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
+        let found = |text| heir.lookup(&cx, Ino::ROOT, name(text)).unwrap().ino;
+        let open = |ino, flags| {
+            let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
+            heir.open(&cx, ino, args).map(|opened| File { ino, fh: opened.fh })
+        };
+        assert_eq!(open(found("secret"), 0), Err(Errno::EACCES));
+        assert_eq!(open(found("given"), 0), Err(Errno::EACCES));
+        let file = open(found("shown"), 0).unwrap();
+        assert_eq!(open(shown.ino, OpenFlags::RDWR), Err(Errno::EACCES));
+        assert_eq!(open(shown.ino, OpenFlags::TRUNC), Err(Errno::EACCES));
+        let mut source = SliceSource::new(b"x");
+        let written = heir.write(&cx, file, WriteArgs::default(), &mut WriteBuf::new(&mut source));
+        assert_eq!(written, Err(Errno::EBADF));
+        assert_eq!(heir.map(&cx, file, 0..4096, true).err(), Some(Errno::EACCES));
+        let map = std::fs::File::from(heir.map(&cx, file, 0..4096, false).unwrap());
+        assert!(std::io::Write::write(&mut &map, b"x").is_err());
+        let set = |set: SetAttr| heir.setattr(&cx, shown.ino, None, &set).map(drop);
+        assert_eq!(set(SetAttr { perm: Some(0o777), ..SetAttr::default() }), Err(Errno::EPERM));
+        assert_eq!(set(SetAttr { size: Some(9), ..SetAttr::default() }), Err(Errno::EACCES));
+        // In a directory that everybody writes, but removes nothing of others from.
+        let set = SetAttr { perm: Some(0o1777), ..SetAttr::default() };
+        root.setattr(&context(), Ino::ROOT, None, &set).unwrap();
+        assert_eq!(heir.unlink(&cx, Ino::ROOT, name("shown")), Err(Errno::EPERM));
+        let both = ((Ino::ROOT, name("shown")), (Ino::ROOT, name("other")));
+        let renamed = heir.rename(&cx, both.0, both.1, RenameFlags(0));
+        assert_eq!(renamed, Err(Errno::EPERM));
+        let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+        heir.mknod(&cx, Ino::ROOT, name("own"), &node).unwrap();
+        assert_eq!(heir.unlink(&cx, Ino::ROOT, name("own")), Ok(()));
+        let node = NewNode::new(FileKind::Regular, 0o644, context().caller);
+        assert!(heir.mknod(&cx, Ino::ROOT, name("roots"), &node).is_err());
+        // Its children have no more, and one who knows of no connection gets nothing.
+        let (child, stranger) = std::thread::scope(|scope| {
+            let become_another = || {
+                let uid = rustix::process::Uid::from_raw(4322);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                let stranger = Client::connect(path.as_ref(), ClientOptions::default());
+                (heir.sibling().unwrap(), stranger)
+            };
+            scope.spawn(become_another).join().unwrap()
+        });
+        assert!(stranger.is_err());
+        let args = OpenArgs::default();
+        assert_eq!(child.open(&cx, secret.ino, args).err(), Some(Errno::EACCES));
+        assert!(child.open(&cx, shown.ino, args).is_ok());
+        drop(child);
+        drop(heir);
+        drop(root);
         server.shut_down();
     });
 }

@@ -1,8 +1,7 @@
 //! Permissions, decided as the kernel decides them (inode_permission of fs/namei.c).
 
-use defuse_fs::{Attr, Errno, FileKind, Result};
+use defuse_fs::{Attr, Errno, FileKind, Result, acl};
 
-use crate::acl;
 use crate::credentials::{Credentials, cap};
 use crate::mount::Mount;
 use crate::node::Node;
@@ -76,8 +75,11 @@ fn by_mode(
     }
     // With an access list the group bits are its mask: without any, it can grant nothing more.
     if mount.caps().posix_acl && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink {
-        let decide =
-            |list: &[u8]| acl::permits(list, who, (attr.uid, attr.gid), access.0).unwrap_or(false);
+        let in_group = |group| who.in_group(group);
+        let owner = (attr.uid, attr.gid);
+        let decide = |list: &[u8]| {
+            acl::permits(list, (who.uid, &in_group), owner, access.0).unwrap_or(false)
+        };
         if let Some(granted) = mount.with_acl(node, who, decide)? {
             return Ok(granted);
         }

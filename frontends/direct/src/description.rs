@@ -75,7 +75,7 @@ pub struct Description {
     who: Credentials,
 }
 
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// What [`Description::new`] is made of.
 pub(crate) struct Parts {
@@ -85,17 +85,31 @@ pub(crate) struct Parts {
     pub who: Credentials,
 }
 
+/// What an open file keeps that another program has opened.
+pub(crate) struct Taken {
+    pub id: u64,
+}
+
 impl Description {
     /// An open file. `None` where the arena has no more cells.
     pub(crate) fn new(parts: Parts, arena: Option<&Arc<dyn Arena>>) -> Option<Arc<Self>> {
+        // Ids are unique across processes that share locks, as far as process ids are.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(parts.who.pid) << 41;
+        Description::taken_over(parts, arena, Taken { id })
+    }
+
+    /// One that another program of this process has opened, with what it keeps of that.
+    pub(crate) fn taken_over(
+        parts: Parts,
+        arena: Option<&Arc<dyn Arena>>,
+        Taken { id }: Taken,
+    ) -> Option<Arc<Self>> {
         let cells = match arena {
             Some(arena) => Cells::Arena(arena.take()?, Arc::clone(arena)),
             None => Cells::Own(OpenCells::default()),
         };
         let Parts { here, opened, flags, who } = parts;
         here.mount.users.fetch_add(1, Ordering::Relaxed);
-        // Ids are unique across processes that share locks, as far as process ids are.
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(who.pid) << 41;
         let file = Description {
             kind: here.node.kind(),
             fh: opened.as_ref().map(|opened| opened.fh),
@@ -156,6 +170,10 @@ impl Description {
     /// True where it was opened with `O_PATH`.
     pub fn is_path(&self) -> bool {
         self.fh.is_none()
+    }
+
+    pub(crate) fn needs_flush(&self) -> bool {
+        self.needs_flush
     }
 
     pub(crate) fn fh(&self) -> Option<Fh> {

@@ -17,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod acl;
 mod asynchronous;
 mod attributes;
 mod buffers;
@@ -30,6 +29,7 @@ mod data;
 mod description;
 mod descriptors;
 mod directory;
+mod handover;
 mod locks;
 mod mount;
 mod mounts;
@@ -54,6 +54,7 @@ pub use data::IoFlags;
 pub use description::{Arena, Description, OpenCells};
 pub use descriptors::{Descriptors, FdFlags, Opened};
 pub use directory::DirEntry;
+pub use handover::Parcel;
 pub use locks::LockFamily;
 pub use mount::Mount;
 pub use open::{How, Resolve};

@@ -15,6 +15,7 @@ mod init;
 pub mod mount;
 mod notify;
 mod options;
+mod own;
 mod probing;
 pub mod reply;
 pub mod request;

@@ -1,7 +1,8 @@
 //! The one place where this frontend meets backends: how a file system of the plan is made.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +11,11 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, open_text};
 use defuse_direct::MountArgs;
-use defuse_fs::{FileSystem, delegate};
+use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan};
+
+use crate::inherit::Connection;
 
 /// A file system of a plan.
 pub struct Composed {
@@ -53,11 +56,17 @@ impl std::ops::Deref for Current {
 }
 
 impl Relay {
-    fn connect(path: &OsStr, floor: u32) -> Result<Arc<Self>, String> {
+    /// Goes on with `own`, or connects.
+    fn connect(path: &OsStr, floor: u32, own: Option<Connection>) -> Result<Arc<Self>, String> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
         let options = ClientOptions { descriptors_from: floor, ..ClientOptions::default() };
-        let client = Client::connect(Path::new(path), options);
-        let client: &Client = Box::leak(Box::new(client.map_err(|error| error.to_string())?));
+        let path = Path::new(path);
+        let own = own.and_then(|own| Client::from_text(own.fd, &own.known, path, options));
+        let client = match own {
+            Some(client) => client,
+            None => Client::connect(path, options).map_err(|error| error.to_string())?,
+        };
+        let client: &Client = Box::leak(Box::new(client));
         let inner = Current(ArcSwap::from_pointee(client));
         Ok(Arc::new(Relay { inner, next: ArcSwapOption::empty() }))
     }
@@ -72,6 +81,23 @@ impl Relay {
         if let Some(next) = self.next.swap(None).and_then(Arc::into_inner) {
             next.leave();
         }
+    }
+
+    /// A connection for the next program of this process, which begins with nothing.
+    pub fn heir(&self) -> Option<Client> {
+        self.inner.heir().ok()
+    }
+
+    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` where
+    /// the server has none.
+    pub fn map(&self, file: File, range: Range<u64>, writes: bool) -> Result<OwnedFd, Errno> {
+        self.inner.map(&context(), file, range, writes)
+    }
+
+    /// A mapping is gone.
+    pub fn unmap(&self, ino: Ino) {
+        // Of a server that is gone nothing is left to be told.
+        let _ = self.inner.unmap(&context(), ino);
     }
 
     /// In a child: its own connection.
@@ -91,11 +117,20 @@ impl Relay {
     }
 }
 
-/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. The error
-/// is for people.
-pub fn open(plan: &MountPlan, floor: u32) -> Result<Composed, String> {
+/// Who asks for a mapping: this thread, as a server knows its user.
+fn context() -> Context<'static> {
+    let caller = crate::process::get().map(|process| {
+        let who = process.task().credentials();
+        Caller { uid: who.uid, gid: who.gid, pid: who.pid }
+    });
+    Context::new(caller.unwrap_or_default())
+}
+
+/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `own` is the
+/// connection that the program before has made. The error is for people.
+pub fn open(plan: &MountPlan, floor: u32, own: Option<Connection>) -> Result<Composed, String> {
     if !plan.server.is_empty() {
-        let relay = Relay::connect(OsStr::from_bytes(&plan.server), floor)?;
+        let relay = Relay::connect(OsStr::from_bytes(&plan.server), floor, own)?;
         let source = String::from_utf8_lossy(&plan.source).into_owned();
         let args = MountArgs { source, ..MountArgs::default() };
         let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;
@@ -130,13 +165,13 @@ mod tests {
     #[test]
     fn options_that_a_file_system_lacks_are_refused_by_name() {
         let plan = MountPlan { source: b"memory:,sise=1G".to_vec(), ..MountPlan::default() };
-        let error = open(&plan, 0).err().unwrap();
+        let error = open(&plan, 0, None).err().unwrap();
         assert!(error.contains("sise"), "{error}");
     }
 
     #[test]
     fn what_is_kept_in_the_process_is_not_shared() {
         let plan = MountPlan { source: b"memory:".to_vec(), ..MountPlan::default() };
-        assert_eq!(open(&plan, 0).unwrap().fork, ForkPolicy::Deny);
+        assert_eq!(open(&plan, 0, None).unwrap().fork, ForkPolicy::Deny);
     }
 }

@@ -25,7 +25,7 @@ use defuse_fs::Errno;
 
 use crate::inside::{self, Inside};
 use crate::process::{self, Process};
-use crate::{handover, sys};
+use crate::{holders, sys};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -118,8 +118,14 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         }
     }
     if inside::stop_others() {
-        share(process);
-        return Ok(true);
+        if share(process) {
+            return Ok(true);
+        }
+        inside::let_others_go_on();
+        let _inside = Inside::enter();
+        close_pipe();
+        crate::start::say("fork: the run has as many processes as it can have");
+        return Err(Errno::EAGAIN);
     }
     let _inside = Inside::enter();
     close_pipe();
@@ -146,19 +152,22 @@ pub fn after_clone(value: i64) {
 /// Everything that is open gets one more process that has it. To be called while no other thread is
 /// at work: what one closes or opens meanwhile would be counted for a child that never has it, or not
 /// counted for one that does.
-fn share(process: &'static Process) {
+///
+/// False where the run can have no more processes.
+fn share(process: &'static Process) -> bool {
     let _inside = Inside::enter();
-    handover::all_cells(process, |cells| process.shared.share(cells));
+    if !holders::before_fork(&process.shared, process.memory_fd, process.floor) {
+        return false;
+    }
     process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.before_fork());
+    true
 }
 
 /// In the parent, after [`share`]; without a child nobody has more than before.
 fn shared(process: &'static Process, has_child: bool) {
     let _inside = Inside::enter();
     process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.after_fork());
-    if !has_child {
-        handover::all_cells(process, |cells| process.shared.unshare(cells));
-    }
+    holders::after_fork(&process.shared, has_child);
 }
 
 fn in_child_of(process: &'static Process) {
@@ -211,7 +220,8 @@ fn wait_for_exec() {
 extern "C" fn prepare() {
     if let Some(process) = process::get() {
         inside::stop_others();
-        share(process);
+        // Without a slot for it, the child looks for one itself.
+        let _ = share(process);
     }
 }
 

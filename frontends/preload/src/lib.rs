@@ -26,6 +26,8 @@ mod fork;
 mod handover;
 #[allow(unsafe_code)]
 mod heap;
+mod holders;
+mod inherit;
 #[allow(unsafe_code)]
 mod inside;
 #[allow(unsafe_code)]

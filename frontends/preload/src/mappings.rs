@@ -1,13 +1,20 @@
-//! Mappings of files whose bytes no descriptor has: copies in memory, and the way back.
+//! Mappings of files whose bytes no descriptor has.
 //!
-//! A shared mapping is memory that a forked child shares. Another mapping of the same part of the same
-//! file is the same memory once more, by mremap(2) of a length of 0.
+//! Where another process serves the mount, it has one memory for all shared mappings of a file, in all
+//! processes, and sees to it that what is read and written is the same ([`Kind::Served`]).
+//!
+//! Otherwise a mapping is a copy, and there is a way back ([`Kind::Copy`]). A shared one is memory that a
+//! forked child shares; another mapping of the same part of the same file is the same memory once more,
+//! by mremap(2) of a length of 0.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use defuse_fs::Errno;
+use defuse_fs::{Errno, File, Ino};
 
+use crate::compose::Relay;
 use crate::serve::{Call, Fail, Served, is_regular};
 use crate::sys;
 use crate::table::Entry;
@@ -16,18 +23,42 @@ use crate::table::Entry;
 struct Mapping {
     len: usize,
     offset: u64,
+    // Given up before the open file, by which the server knows who may map what.
+    kind: Kind,
     entry: Arc<Entry>,
     /// The file, by device and number.
     file: (u64, u64),
-    /// It is written back.
+    /// It may be written.
     writes: bool,
+}
+
+/// What is mapped.
+#[derive(Clone)]
+enum Kind {
+    /// Memory of this process and its forked children, which is written back.
+    Copy,
+    /// Memory that all processes share.
+    Served { _used: Arc<Use> },
+}
+
+/// A mapping that the server of the mount knows of, for as long as a part of it is there.
+struct Use {
+    relay: Arc<Relay>,
+    ino: Ino,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.relay.unmap(self.ino);
+    }
 }
 
 impl Mapping {
     /// Where `len` bytes from `offset` of `file` are in this mapping, which begins at `at`.
     fn find(&self, at: u64, file: (u64, u64), offset: u64, len: usize) -> Option<u64> {
         let from = offset.checked_sub(self.offset)?;
-        let fits = self.file == file && from.checked_add(len as u64)? <= self.len as u64;
+        let is_copy = matches!(self.kind, Kind::Copy);
+        let fits = is_copy && self.file == file && from.checked_add(len as u64)? <= self.len as u64;
         fits.then_some(at + from)
     }
 }
@@ -52,6 +83,9 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     if access == 1 || writes && access == 0 {
         return Err(Errno::EACCES.into());
     }
+    if shared && let Some(mapped) = map_served(call, entry)? {
+        return Ok(mapped);
+    }
     let stat = call.client().fstat(call.task(), entry.file())?;
     let file = (stat.dev, stat.attr.st_ino);
     let known = |(&at, m): (&u64, &Mapping)| m.find(at, file, offset, len);
@@ -75,10 +109,72 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
         sys::plain(libc::SYS_mprotect, at, len as u64, protection as u64)?;
     }
     if shared {
-        let mapping = Mapping { len, offset, entry: Arc::clone(entry), file, writes };
+        let (entry, kind) = (Arc::clone(entry), Kind::Copy);
+        let mapping = Mapping { len, offset, entry, file, writes, kind };
         mappings().insert(at, mapping);
     }
     Ok(at as i64)
+}
+
+/// A shared mapping of a file whose mount is served by another process; `None` where that has no memory
+/// for it.
+fn map_served(call: &Call<'_>, entry: &Arc<Entry>) -> Result<Option<i64>, Fail> {
+    let (len, offset) = (call.args[1] as usize, call.args[5]);
+    if len == 0 || offset % PAGE != 0 {
+        return Ok(None);
+    }
+    // A mapping that is not written yet may be made writable, where the file is open for it.
+    let writes = entry.file().flags().0 & 3 == libc::O_RDWR as u32;
+    let end = offset.checked_add(len as u64).ok_or(Errno::EOVERFLOW)?;
+    let Some((used, memory)) = use_served(call, entry, offset..end, writes)? else {
+        return Ok(None);
+    };
+    let mut args = *call.args;
+    args[4] = memory.as_raw_fd() as u64;
+    let at = sys::check(sys::pass(libc::SYS_mmap as u64, &args))? as u64;
+    forget(at, at.saturating_add(len as u64));
+    note(
+        at,
+        Mapping {
+            len: len.next_multiple_of(PAGE as usize),
+            offset,
+            entry: Arc::clone(entry),
+            file: (0, 0),
+            writes,
+            kind: Kind::Served { _used: used },
+        },
+    );
+    Ok(Some(at as i64))
+}
+
+const PAGE: u64 = 4096;
+
+fn note(at: u64, mapping: Mapping) {
+    mappings().insert(at, mapping);
+}
+
+/// The memory of a file at the server of its mount, with `range` of the file in it.
+fn use_served(
+    call: &Call<'_>,
+    entry: &Entry,
+    range: Range<u64>,
+    writes: bool,
+) -> Result<Option<(Arc<Use>, OwnedFd)>, Fail> {
+    let process = call.process;
+    let place = process.place_of(entry.file().mount());
+    let Some(relay) = place.and_then(|place| process.mounts[place].relay.as_ref()) else {
+        return Ok(None);
+    };
+    let parcel = entry.file().parcel();
+    let Some(fh) = parcel.fh else { return Ok(None) };
+    match relay.map(File { ino: parcel.ino, fh }, range, writes) {
+        Ok(memory) => {
+            let used = Use { relay: Arc::clone(relay), ino: parcel.ino };
+            Ok(Some((Arc::new(used), memory)))
+        }
+        Err(Errno::ENOSYS) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// The protection of a mapping that is to be filled.
@@ -137,6 +233,9 @@ pub fn remap(call: &Call<'_>) -> Served {
         Some(mapping) => (Arc::clone(&mapping.entry), mapping.offset, mapping.writes),
         None => return Err(Fail::Pass),
     };
+    if let Some(moved) = remap_served(call)? {
+        return Ok(moved);
+    }
     let (entry, offset, writes) = known;
     write_back(call, from, from.saturating_add(old), None)?;
     let flags = call.int(3);
@@ -160,12 +259,46 @@ pub fn remap(call: &Call<'_>) -> Served {
     Ok(moved)
 }
 
+/// Memory of a server is moved, cut and made longer by the kernel; what it grows by has to be in it.
+fn remap_served(call: &Call<'_>) -> Result<Option<i64>, Fail> {
+    let (from, old, new) = (call.args[0], call.args[1], call.args[2]);
+    let (entry, offset, file, writes) = match mappings().get(&from) {
+        Some(Mapping { kind: Kind::Served { .. }, entry, offset, file, writes, .. }) => {
+            (Arc::clone(entry), *offset, *file, *writes)
+        }
+        _ => return Ok(None),
+    };
+    let end = offset.checked_add(new).ok_or(Errno::EOVERFLOW)?;
+    let Some((used, _memory)) = use_served(call, &entry, offset..end, writes)? else {
+        return Ok(None);
+    };
+    let at = sys::check(sys::pass(call.number, call.args))? as u64;
+    // With an old length of 0 it is there twice.
+    forget(from, from.saturating_add(old));
+    forget(at, at.saturating_add(new));
+    let len = (new as usize).next_multiple_of(PAGE as usize);
+    note(at, Mapping { len, offset, entry, file, writes, kind: Kind::Served { _used: used } });
+    Ok(Some(at as i64))
+}
+
 /// msync(2).
 pub fn sync(call: &Call<'_>) -> Served {
     if mappings().is_empty() {
         return Err(Fail::Pass);
     }
-    write_back(call, call.args[0], call.args[0].saturating_add(call.args[1]), None)?;
+    let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
+    write_back(call, from, end, None)?;
+    let is_served = |(at, m): &(&u64, &Mapping)| {
+        matches!(m.kind, Kind::Served { .. })
+            && m.writes
+            && **at < end
+            && **at + m.len as u64 > from
+    };
+    let served: Vec<_> =
+        mappings().iter().filter(is_served).map(|(_, m)| Arc::clone(&m.entry)).collect();
+    for entry in served {
+        call.client().fsync(call.task(), entry.file(), true)?;
+    }
     Err(Fail::Pass)
 }
 
@@ -177,7 +310,10 @@ pub fn write_back_all(call: &Call<'_>) {
 /// Writes back what is mapped from `from` to `end`, of one file or of all.
 fn write_back(call: &Call<'_>, from: u64, end: u64, file: Option<(u64, u64)>) -> Result<(), Fail> {
     for (&at, mapping) in mappings().iter() {
-        if !mapping.writes || file.is_some_and(|file| file != mapping.file) {
+        if !matches!(mapping.kind, Kind::Copy)
+            || !mapping.writes
+            || file.is_some_and(|file| file != mapping.file)
+        {
             continue;
         }
         let (first, last) = (at.max(from), (at + mapping.len as u64).min(end));
@@ -196,6 +332,8 @@ fn write_back(call: &Call<'_>, from: u64, end: u64, file: Option<(u64, u64)>) ->
 
 /// Cuts `from..end` out of the mappings.
 fn forget(from: u64, end: u64) {
+    // Servers are told without the lock.
+    let mut gone = Vec::new();
     let mut all = mappings();
     let hit = |(&at, m): (&u64, &Mapping)| (at < end && at + m.len as u64 > from).then_some(at);
     let places: Vec<u64> = all.iter().filter_map(hit).collect();
@@ -204,10 +342,14 @@ fn forget(from: u64, end: u64) {
         let last = at + mapping.len as u64;
         if last > end {
             let (offset, entry) = (mapping.offset + (end - at), Arc::clone(&mapping.entry));
-            all.insert(end, Mapping { len: (last - end) as usize, offset, entry, ..mapping });
+            let (len, kind) = ((last - end) as usize, mapping.kind.clone());
+            all.insert(end, Mapping { len, offset, entry, kind, ..mapping });
         }
         if at < from {
             all.insert(at, Mapping { len: (from - at) as usize, ..mapping });
+        } else {
+            gone.push(mapping);
         }
     }
+    drop(all);
 }

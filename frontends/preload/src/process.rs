@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use defuse_direct::{Arena, Client, Credentials, Options, Place, Protected, Task};
+use defuse_direct::{Arena, Client, Credentials, Mount, Options, Place, Protected, Task};
 use defuse_fs::Errno;
 use defuse_preload_plan::{ForkPolicy, Plan};
 
 use crate::compose::Relay;
+use crate::inherit::Connection;
 use crate::shared::Shared;
 use crate::table::Table;
 use crate::{compose, sys};
@@ -21,6 +22,8 @@ pub struct Mounted {
     pub target: Vec<u8>,
     /// The way to the process that has it, where there is one.
     pub relay: Option<Arc<Relay>>,
+    /// It itself.
+    pub mount: Arc<Mount>,
 }
 
 /// What every process has of its own. No child shares our memory: see [`crate::fork`].
@@ -43,6 +46,8 @@ pub struct Process {
     pub shared: Shared,
     /// The descriptor of that.
     pub memory_fd: i32,
+    /// The descriptor of the plan.
+    pub plan_fd: i32,
     /// The plan.
     pub plan: Plan,
     /// Descriptors from here on are ours and not the program's.
@@ -122,8 +127,9 @@ impl Process {
     pub fn new(
         shared: Shared,
         plan: Plan,
-        memory_fd: i32,
+        (memory_fd, plan_fd): (i32, i32),
         limits: (u64, u64),
+        connections: Vec<Connection>,
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
         let arena: Arc<dyn Arena> = Arc::new(shared);
@@ -132,14 +138,22 @@ impl Process {
         let (arena, protected) = (Some(arena), Some(protected));
         let client = Client::new(Options { arena, protected, ..Options::default() });
         let mut mounts = Vec::new();
-        for mount in &plan.mounts {
+        let mut connections: Vec<_> = connections.into_iter().map(Some).collect();
+        for (place, mount) in plan.mounts.iter().enumerate() {
+            let mut own = connections.iter_mut();
+            let own = own.find(|own| own.as_ref().is_some_and(|own| own.mount == place));
             let target = String::from_utf8_lossy(&mount.target).into_owned();
             let failed = |why: String| format!("cannot mount {target}: {why}");
-            let composed = compose::open(mount, floor as u32).map_err(failed)?;
+            let composed = compose::open(mount, floor as u32, own.and_then(Option::take));
+            let composed = composed.map_err(failed)?;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
-            made.map_err(|errno| failed(errno.to_string()))?;
-            let relay = composed.relay;
-            mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
+            let made = made.map_err(|errno| failed(errno.to_string()))?;
+            mounts.push(Mounted {
+                relay: composed.relay,
+                fork: composed.fork,
+                target: mount.target.clone(),
+                mount: made,
+            });
         }
         let task = task().ok_or("who this is cannot be told")?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
@@ -149,6 +163,7 @@ impl Process {
             mounts,
             shared,
             memory_fd,
+            plan_fd,
             plan,
             floor: floor as i32,
             limit: AtomicU32::new(limit.min(u64::from(u32::MAX)) as u32),
@@ -166,6 +181,7 @@ impl Process {
     /// This process is a child with memory of its own from now on: after fork(2).
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
+        crate::holders::in_child(&self.shared, self.memory_fd, self.floor);
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
                 crate::start::say(&format!(
@@ -181,6 +197,11 @@ impl Process {
         if let Some(own) = unsafe { OWN.get().as_ref() } {
             own.set_pid(pid);
         }
+    }
+
+    /// The place of `mount` in the plan.
+    pub fn place_of(&self, mount: &Arc<Mount>) -> Option<usize> {
+        self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
     }
 
     /// A mount whose state neither a child nor another program would have.

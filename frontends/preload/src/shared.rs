@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use defuse_direct::{Arena, OpenCells};
 use defuse_preload_plan::{Plan, layout};
 
-use crate::sys;
+use crate::{holders, sys};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Fate {
 #[derive(Clone, Copy)]
 pub struct Shared {
     base: *const u8,
-    len: usize,
+    id: u64,
 }
 
 // SAFETY: what is written after the mapping was made are atomics.
@@ -31,37 +31,63 @@ unsafe impl Send for Shared {}
 // SAFETY: see above.
 unsafe impl Sync for Shared {}
 
+/// Maps all of a file; its address and length.
+fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
+    let len = usize::try_from(sys::plain(libc::SYS_lseek, fd as u64, 0, 2).ok()?).ok()?;
+    let args = [0, len as u64, protection as u64, libc::MAP_SHARED as u64, fd as u64, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let base = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }).ok()?;
+    Some((base as *const u8, len))
+}
+
 impl Shared {
-    /// Maps the memory behind `fd`, without the images; `None` where that is not possible or another
-    /// version made it. The number is where images begin.
-    pub fn map(fd: i32) -> Option<(Shared, Plan, u64)> {
-        let mut head = [0u8; 24];
-        let args = [fd as u64, head.as_mut_ptr() as u64, head.len() as u64, 0, 0, 0];
-        // SAFETY: the kernel fills the room.
-        let read = sys::check(unsafe { sys::syscall(libc::SYS_pread64 as u64, &args) }).ok()?;
-        let plan_len = layout::plan_len(&head).filter(|_| read as usize == head.len())?;
-        let len = layout::PLAN.checked_add(plan_len)?;
-        let real = sys::plain(libc::SYS_lseek, fd as u64, 0, libc::SEEK_END as u64).ok()?;
-        if (real as u64) < len as u64 {
-            return None;
-        }
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let args = [0, len as u64, protection, libc::MAP_SHARED as u64, fd as u64, 0];
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }).ok()?;
-        let shared = Shared { base: base as *const u8, len };
-        // SAFETY: the mapping has this length, and the plan in it is not changed once it is there.
-        let bytes = unsafe { std::slice::from_raw_parts(shared.base, shared.len) };
-        let plan = Plan::decode(layout::plan(bytes)?).ok()?;
-        Some((shared, plan, layout::images_at(plan_len) as u64))
+    /// Maps the memory behind `memory`, and reads the plan in `plan`; `None` where that is not possible
+    /// or another version made them. The number is where images begin behind the plan.
+    pub fn map(memory: i32, plan: i32) -> Option<(Shared, Plan, u64)> {
+        let (at, len) = map_all(plan, libc::PROT_READ)?;
+        // SAFETY: the mapping has this length, and the file is sealed.
+        let bytes = unsafe { std::slice::from_raw_parts(at, len) };
+        let decoded = layout::plan(bytes);
+        let decoded = decoded.and_then(|(plan, id)| {
+            let images = layout::images_at(plan.len()) as u64;
+            Some((Plan::decode(plan).ok()?, id, images))
+        });
+        let _ = sys::plain(libc::SYS_munmap, at as u64, len as u64, 0);
+        let (plan, id, images) = decoded?;
+        let (base, len) = map_all(memory, libc::PROT_READ | libc::PROT_WRITE)?;
+        (len >= layout::LEN).then_some((Shared { base, id }, plan, images))
     }
 
-    fn words(&self) -> &'static [AtomicU32] {
-        // SAFETY: the table of references lies within the mapping (checked by `map`), is aligned as
-        // the mapping is (to pages) and its offset (to 8), and is only used through atomics.
+    fn words(&self, from: usize, count: usize) -> &'static [AtomicU32] {
+        // SAFETY: callers name a table of the layout, which lies within the mapping (checked by `map`),
+        // is aligned as the mapping is (to pages) and its offset (to 8), and is only used through
+        // atomics.
+        unsafe { std::slice::from_raw_parts(self.base.add(from).cast::<AtomicU32>(), count) }
+    }
+
+    /// The states of open files.
+    pub fn states(&self) -> &'static [AtomicU32] {
+        self.words(layout::STATES, layout::CELLS)
+    }
+
+    /// The words of processes.
+    pub fn processes(&self) -> &'static [AtomicU32] {
+        self.words(layout::PROCESSES, layout::SLOTS)
+    }
+
+    /// How many slots were ever taken.
+    pub fn high_water(&self) -> &'static AtomicU32 {
+        &self.words(layout::HIGH_WATER, 1)[0]
+    }
+
+    /// The open files that the process in `slot` has, a bit for each.
+    pub fn held(&self, slot: u32) -> &'static [AtomicU64] {
+        let slot = slot as usize % layout::SLOTS;
+        let at = layout::HELD + slot * (layout::CELLS / 8);
+        // SAFETY: as in `words`.
         unsafe {
-            let at = self.base.add(layout::REFERENCES).cast::<AtomicU32>();
-            std::slice::from_raw_parts(at, layout::CELLS)
+            let at = self.base.add(at).cast::<AtomicU64>();
+            std::slice::from_raw_parts(at, layout::CELLS / 64)
         }
     }
 
@@ -109,8 +135,7 @@ impl Shared {
 
     /// A number that is the same in all processes of the run, and differs between runs.
     pub fn id(&self) -> u64 {
-        // SAFETY: as in `words`; the word after the length of the plan was written before the run.
-        unsafe { (*self.base.add(layout::RUN_ID).cast::<AtomicU64>()).load(Ordering::Relaxed) }
+        self.id
     }
 
     /// The next cells that this thread takes are these, which belong to an open file already.
@@ -118,23 +143,9 @@ impl Shared {
         TAKEN_OVER.set(Some(index));
     }
 
-    /// From here on cells are new again; those that nobody took are given back.
+    /// From here on cells are new again.
     pub fn end_take_over(&self) {
         TAKEN_OVER.set(None);
-    }
-
-    /// One more process has the open file.
-    pub fn share(&self, index: u32) {
-        if let Some(word) = self.words().get(index as usize) {
-            word.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// One process less has it.
-    pub fn unshare(&self, index: u32) {
-        if let Some(word) = self.words().get(index as usize) {
-            let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, |n| n.checked_sub(1));
-        }
     }
 }
 
@@ -176,27 +187,11 @@ impl Arena for Shared {
         if let Some(index) = TAKEN_OVER.get() {
             return self.cells_at(index);
         }
-        // Where to look first differs by thread and time, so that processes do not follow each other.
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let words = self.words();
-        let start = match NEXT.load(Ordering::Relaxed) {
-            0 => sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as u32 * 64,
-            next => next,
-        };
-        for step in 0..layout::CELLS as u32 {
-            let index = start.wrapping_add(step) % layout::CELLS as u32;
-            let word = &words[index as usize];
-            if word.load(Ordering::Relaxed) == 0
-                && word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                NEXT.store(index + 1, Ordering::Relaxed);
-                return self.cells().get(index as usize);
-            }
-        }
-        None
+        let index = holders::take(self)?;
+        self.cells_at(index)
     }
 
     fn give_back(&self, cells: &'static OpenCells) {
-        self.unshare(self.index(cells));
+        holders::give_back(self, self.index(cells));
     }
 }

@@ -7,7 +7,7 @@ use defuse_preload_plan::{DIRECTORY, VARIABLE};
 use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
-use crate::{handover, patch, serve, symbols, sys};
+use crate::{inherit, patch, serve, symbols, sys};
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -28,11 +28,11 @@ pub fn begin() {
     let Some(value) = symbols::take_variable(VARIABLE) else { return };
     let value = value.to_string_lossy().into_owned();
     let mut numbers = value.split(':').map(|number| number.parse::<i32>().ok());
-    let Some(Some(memory_fd)) = numbers.next() else {
+    let (Some(Some(memory_fd)), Some(Some(plan_fd))) = (numbers.next(), numbers.next()) else {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
-    let incoming = numbers.next().flatten().and_then(handover::read);
-    let Some((shared, plan, images)) = Shared::map(memory_fd) else {
+    let mut incoming = numbers.next().flatten().and_then(inherit::read);
+    let Some((shared, plan, images)) = Shared::map(memory_fd, plan_fd) else {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
@@ -40,12 +40,20 @@ pub fn begin() {
     crate::inside::register();
     let Some(inside) = Inside::enter() else { return };
     let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
-    let memory_fd = above(memory_fd, limits.0 as i32);
-    let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
+    let floor = limits.0 as i32;
+    let fds = (above(memory_fd, floor), above(plan_fd, floor));
+    let before = incoming.as_ref().map(|incoming| incoming.holder);
+    if !crate::holders::begin(&shared, fds.0, floor, before) {
+        fail("the run has as many processes as it can have");
+    }
+    let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
+    let connections = connections.unwrap_or_default();
+    let process = Process::new(shared, plan, fds, limits, connections);
+    let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
         crate::entry::count_all();
     }
-    let images = patch::Images { fd: memory_fd, from: images };
+    let images = patch::Images { fd: fds.1, from: images };
     let patched = patch::all(&process.plan.objects, images);
     let process = process::install(process);
     symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);

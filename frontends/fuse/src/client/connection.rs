@@ -4,7 +4,8 @@
 //! *leader*: it receives, hands answers of others over to them, and when its own is there makes
 //! another one lead. A single caller so pays one send and one receive, and wakes nobody.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -12,7 +13,10 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
+    sockopt,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::slots::{Claim, Done, Slots, Waited};
@@ -65,7 +69,12 @@ pub(super) struct Connection {
     timeout: Option<Duration>,
     on_notification: OnNotification,
     no_interrupt: AtomicBool,
+    /// Descriptors that came with answers, by the number of the request.
+    passed: Mutex<Vec<(u64, OwnedFd)>>,
 }
+
+/// Most descriptors that wait for whoever asked for them: what nobody asked for is closed.
+const MOST_PASSED: usize = 64;
 
 impl Connection {
     pub(super) fn new(
@@ -84,6 +93,7 @@ impl Connection {
             timeout,
             on_notification,
             no_interrupt: AtomicBool::new(false),
+            passed: Mutex::default(),
         })
     }
 
@@ -117,6 +127,18 @@ impl Connection {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, data)?;
         self.wait(claim, cx, self.timeout, decode)
+    }
+
+    /// Like [`ask`](Connection::ask), for a request without data whose answer has a descriptor.
+    pub(super) fn ask_for_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
+        let claim = self.claim(None)?;
+        self.send_claimed(claim, head, &[])?;
+        let answered = self.wait(claim, cx, self.timeout, |_| Ok(()));
+        let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let place = passed.iter().position(|(unique, _)| *unique == claim.unique);
+        let fd = place.map(|place| passed.swap_remove(place).1);
+        answered?;
+        fd.ok_or(Errno::EIO)
     }
 
     /// Like [`ask`](Connection::ask), for a request without data that may take only so long.
@@ -387,13 +409,22 @@ impl Connection {
     /// Receives one message, and hands it over if it is for another request than that of `claim`.
     fn receive(&self, incoming: &mut Incoming, claim: Option<Claim>, flags: RecvFlags) -> Event {
         let flags = flags | RecvFlags::TRUNC;
-        let received = rustix::net::recv(&self.socket, &mut incoming.message[..], flags);
-        let len = match received {
-            Ok((_, 0)) => {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = RecvAncillaryBuffer::new(&mut room);
+        let mut message = [IoSliceMut::new(&mut incoming.message[..])];
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        let received = rustix::net::recvmsg(&self.socket, &mut message, &mut beside, flags);
+        let fds = beside.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fd = fds.flatten().last();
+        let len = match received.map(|received| received.bytes) {
+            Ok(0) => {
                 self.end("the server has closed it");
                 return Event::Nothing;
             }
-            Ok((_, len)) => len,
+            Ok(len) => len,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Event::Nothing,
             Err(error) => {
                 self.end(&format!("receiving: {error}"));
@@ -410,6 +441,11 @@ impl Connection {
         if len > incoming.message.len() {
             self.end(&format!("a message of {len} bytes, longer than anything asked for"));
             return Event::Nothing;
+        }
+        if let Some(fd) = fd {
+            let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            passed.truncate(MOST_PASSED - 1);
+            passed.push((header.unique, fd));
         }
         self.sort(incoming, &header, claim)
     }

@@ -49,6 +49,8 @@ const OFFERED: u64 = FUSE_ASYNC_READ
 
 /// Where a client puts the numbers of connections in INIT: the kernel leaves these words zero.
 const NAMES_AT: usize = 3;
+/// Where it says that it is the heir of the other connection, and no copy of it.
+const HEIR_AT: usize = NAMES_AT - 1;
 
 /// A number by which a connection is named to its server, and which nobody can guess: whoever knows
 /// it may have what the connection has. 0 for none.
@@ -59,6 +61,8 @@ pub(crate) type Number = u128;
 pub(crate) struct Names {
     /// The one of which it begins as a copy: see [`super::Client::sibling`].
     pub(crate) copy_of: Number,
+    /// It begins with nothing, and takes over from that one: see [`super::Client::heir`].
+    pub(crate) is_heir: bool,
     /// Its own.
     pub(crate) own: Number,
 }
@@ -67,13 +71,15 @@ pub(crate) struct Names {
 pub(crate) fn names_of(init: &InitIn) -> Names {
     let number = |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
     let (copy_of, own) = init.unused[NAMES_AT..].split_at(4);
-    Names { copy_of: number(copy_of), own: number(own) }
+    let is_heir = init.unused[HEIR_AT] == 1;
+    Names { copy_of: number(copy_of), is_heir, own: number(own) }
 }
 
 /// What is sent to a server.
 pub(super) fn init_in(names: Names) -> InitIn {
     let mut unused = [0; 11];
     let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
+    unused[HEIR_AT] = u32::from(names.is_heir);
     unused[NAMES_AT..][..4].copy_from_slice(&words(names.copy_of));
     unused[NAMES_AT..][4..].copy_from_slice(&words(names.own));
     InitIn {
@@ -122,6 +128,23 @@ impl Agreement {
         })
     }
 
+    /// What the program before this one has agreed on.
+    pub(super) fn again(
+        minor: u32,
+        flags: u64,
+        (max_write, max_read): (usize, usize),
+        time_granularity_ns: u32,
+    ) -> Agreement {
+        let most = |len: usize| len.clamp(PAGE, SOCKET_IO_MAX);
+        let (max_write, max_read) = (most(max_write), most(max_read));
+        let flags = flags & OFFERED;
+        Agreement { minor, flags, max_write, max_read, time_granularity_ns }
+    }
+
+    pub(super) fn time_granularity_ns(&self) -> u32 {
+        self.time_granularity_ns
+    }
+
     pub(super) fn uses(&self, flags: u64) -> bool {
         self.flags & flags != 0
     }
@@ -168,7 +191,7 @@ mod tests {
     fn the_names_of_connections_survive_the_way_through_init() {
         let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
         for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
-            let names = Names { copy_of, own };
+            let names = Names { copy_of, is_heir: own > copy_of, own };
             assert_eq!(names_of(&init_in(names)), names);
         }
         assert_eq!(names_of(&InitIn::default()), Names::default());

@@ -30,10 +30,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caller, Caps, Context, Errno, Ino, Result};
+use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::abi::{self, Opcode};
+use crate::own::{self, TakeOver};
 use crate::transport::errno;
 use connection::Connection;
 use encode::Request;
@@ -83,6 +84,19 @@ pub struct ClientOptions {
     pub descriptors_from: u16,
 }
 
+/// An open file or directory that a program goes on with, see [`Client::take_over`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Legacy {
+    /// Its handle.
+    pub fh: Fh,
+    /// Its flags of open(2): what it is not open for, the heir may not either.
+    pub flags: OpenFlags,
+    /// The owner of its own locks.
+    pub owner: LockOwner,
+    /// The record locks of the process on the file stay.
+    pub process_locks: bool,
+}
+
 /// How long INIT may take: a server that says nothing at all would otherwise hold its client up for
 /// good.
 const INIT_PATIENCE: Duration = Duration::from_secs(30);
@@ -126,15 +140,16 @@ impl Client {
         path: &Path,
         options: ClientOptions,
     ) -> std::result::Result<Client, ClientError> {
-        Client::connect_as(path, options, 0)
+        Client::connect_as(path, options, 0, false)
     }
 
     fn connect_as(
         path: &Path,
         options: ClientOptions,
         copy_of: Number,
+        is_heir: bool,
     ) -> std::result::Result<Client, ClientError> {
-        let names = Names { copy_of, own: new_number().map_err(ClientError::Socket)? };
+        let names = Names { copy_of, is_heir, own: new_number().map_err(ClientError::Socket)? };
         let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
         let socket = match options.descriptors_from {
@@ -178,7 +193,119 @@ impl Client {
     /// [`connect`](Client::connect).
     pub fn sibling(&self) -> std::result::Result<Client, ClientError> {
         let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        Client::connect_as(path, self.shared.options, self.shared.names.own)
+        Client::connect_as(path, self.shared.options, self.shared.names.own, false)
+    }
+
+    /// Another connection to the same server, for the program that this process is about to execute.
+    /// It begins with nothing and [takes over](Client::take_over) what that program goes on with; the
+    /// rest goes back when this one ends. It acts for the user that the process is now. Errors: as of
+    /// [`sibling`](Client::sibling).
+    pub fn heir(&self) -> std::result::Result<Client, ClientError> {
+        let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
+        Client::connect_as(path, self.shared.options, self.shared.names.own, true)
+    }
+
+    /// Takes over `ino` from the connection of which this is the [heir](Client::heir), and an open
+    /// file or directory of it. Errors: `EPERM` where this is no heir, or was
+    /// [settled](Client::settle); `ESTALE` and `EBADF` for what the other connection does not have;
+    /// others from servers that know of no heirs.
+    pub fn take_over(&self, ino: Ino, open: Option<Legacy>) -> Result<()> {
+        let mut what = TakeOver::default();
+        if let Some(Legacy { fh, flags, owner, process_locks }) = open {
+            let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };
+            let (open_flags, flags) = (flags.0.into(), TakeOver::OPEN | locks);
+            what = TakeOver { fh: fh.0, owner: owner.0, open_flags, flags };
+        }
+        self.tell_of_heir(ino, &what)
+    }
+
+    /// Nothing more is taken over: from here on the connection has no rights but its own.
+    pub fn settle(&self) -> Result<()> {
+        self.tell_of_heir(Ino::ROOT, &TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() })
+    }
+
+    /// The memory that all mappings of an open file share, at all clients of the server, filled with
+    /// `range` of the file at least; an offset in the file is the offset in it. It is to be given back
+    /// by [`unmap`](Client::unmap) when the mapping is gone. Errors: `EACCES` where the file is not
+    /// open for that; `ENOSYS` from servers that cannot.
+    pub fn map(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        range: std::ops::Range<u64>,
+        writes: bool,
+    ) -> Result<OwnedFd> {
+        if self.shared.lacks(Opcode::Setupmapping) {
+            return Err(Errno::ENOSYS);
+        }
+        let write = if writes { abi::FUSE_SETUPMAPPING_FLAG_WRITE } else { 0 };
+        let args = abi::SetupmappingIn {
+            fh: file.fh.0,
+            foffset: range.start,
+            len: range.end.saturating_sub(range.start),
+            flags: abi::FUSE_SETUPMAPPING_FLAG_READ | write,
+            moffset: range.start,
+        };
+        let mut request = Request::new(Opcode::Setupmapping, cx, file.ino).with(&args);
+        let mapped = self.shared.connection.ask_for_descriptor(cx, request.finish(0));
+        if matches!(mapped, Err(Errno::ENOSYS)) {
+            self.shared.missing.fetch_or(1 << Opcode::Setupmapping as u32, Ordering::Relaxed);
+        }
+        mapped
+    }
+
+    /// A mapping is gone. What was changed by it is in the file system afterwards.
+    pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
+        let request = Request::new(Opcode::Removemapping, cx, ino)
+            .with(&abi::RemovemappingIn { count: 1 })
+            .with(&abi::RemovemappingOne::default());
+        self.shared.ask(cx, request, decode::nothing)
+    }
+
+    fn tell_of_heir(&self, ino: Ino, what: &TakeOver) -> Result<()> {
+        let ioctl = abi::IoctlIn {
+            cmd: own::TAKE_OVER,
+            in_size: size_of::<TakeOver>() as u32,
+            ..abi::IoctlIn::default()
+        };
+        let cx = Context::new(Caller::default());
+        let request = Request::new(Opcode::Ioctl, &cx, ino).with(&ioctl).with(what);
+        self.shared.ask(&cx, request, |_| Ok(()))
+    }
+
+    /// What another program needs to go on with this connection, whose descriptor it inherits: text
+    /// without spaces. Whoever knows it may have what the connection has.
+    pub fn to_text(&self) -> String {
+        let Agreement { minor, flags, max_write, max_read, .. } = self.shared.agreement;
+        let granularity = self.shared.agreement.time_granularity_ns();
+        let missing = self.shared.missing.load(Ordering::Relaxed);
+        let own = self.shared.names.own;
+        format!(
+            "{minor:x},{flags:x},{max_write:x},{max_read:x},{granularity:x},{missing:x},{own:x}"
+        )
+    }
+
+    /// The connection over `socket` to the server at `path`, as the program before described it by
+    /// [`to_text`](Client::to_text). `None` where that makes no sense.
+    pub fn from_text(
+        socket: OwnedFd,
+        text: &str,
+        path: &Path,
+        options: ClientOptions,
+    ) -> Option<Client> {
+        let mut numbers = text.split(',').map(|word| u128::from_str_radix(word, 16).ok());
+        let mut next = || numbers.next().flatten();
+        let minor = u32::try_from(next()?).ok()?;
+        let flags = u64::try_from(next()?).ok()?;
+        let most = (usize::try_from(next()?).ok()?, usize::try_from(next()?).ok()?);
+        let granularity = u32::try_from(next()?).ok()?;
+        let missing = u64::try_from(next()?).ok()?;
+        let names = Names { own: next()?, ..Names::default() };
+        let agreement = Agreement::again(minor, flags, most, granularity);
+        let connection = Client::connection(socket, options).ok()?;
+        let client = Client::with(connection, agreement, options, Some(path), names, None);
+        client.shared.missing.store(missing, Ordering::Relaxed);
+        Some(client)
     }
 
     /// In a child: this process uses the connection from now on.
@@ -198,14 +325,29 @@ impl Client {
         names: Names,
         program: Option<Program>,
     ) -> std::result::Result<Client, ClientError> {
+        let (connection, notices) =
+            Client::connection(socket, options).map_err(ClientError::Socket)?;
+        let agreement = introduce(&connection, names)?;
+        log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
+        let path = path.as_deref();
+        Ok(Client::with((connection, notices), agreement, options, path, names, program))
+    }
+
+    fn connection(socket: OwnedFd, options: ClientOptions) -> Result<(Connection, Arc<Notices>)> {
         let notices = Arc::new(Notices::default());
         let heard = Arc::clone(&notices);
         let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
-        let timeout = options.timeout;
-        let connection = Connection::new(socket, timeout, on_notification);
-        let connection = connection.map_err(ClientError::Socket)?;
-        let agreement = introduce(&connection, names)?;
-        log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
+        Ok((Connection::new(socket, options.timeout, on_notification)?, notices))
+    }
+
+    fn with(
+        (connection, notices): (Connection, Arc<Notices>),
+        agreement: Agreement,
+        options: ClientOptions,
+        path: Option<&Path>,
+        names: Names,
+        program: Option<Program>,
+    ) -> Client {
         let shared = Arc::new(Shared {
             connection,
             caps: agreement.caps(),
@@ -216,12 +358,12 @@ impl Client {
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
             options,
-            path,
+            path: path.map(Path::to_path_buf),
             names,
             program: Mutex::new(program),
         });
         shared.notices.reach(&shared);
-        Ok(Client { shared })
+        Client { shared }
     }
 
     /// Delivers the notifications that have come while nobody waited for an answer, without waiting

@@ -1,12 +1,17 @@
 //! READ and WRITE.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use defuse_fs::{Errno, Fh, File, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
+use defuse_fs::{
+    Errno, Fh, File, FileSystem, Ino, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs,
+    WriteBuf,
+};
 
-use super::{Call, Dispatcher, Done, convert, pod};
+use super::{Call, Dispatcher, Done, convert, done, pod};
 use crate::abi;
-use crate::request::Payload;
+use crate::request::{Payload, Records};
+use crate::server::Mapped;
 use crate::transport::dev::MemorySource;
 use crate::transport::{Deferred, Reply};
 
@@ -32,6 +37,14 @@ impl Dispatcher {
             let deferred = reply.defer(Deferred::Read(len));
             self.submit(call, IoOp::Read { file, args, len }, deferred);
             return Ok(Done::Deferred);
+        }
+        if let Some(bytes) =
+            self.on_map(call.ino, |fs, mapped| mapped.read(fs, &call.cx, (file, args, len)))
+        {
+            let bytes = bytes?;
+            reply.data(len).put(&bytes)?;
+            let _ = reply.send_data();
+            return Ok(Done::Moved(bytes.len()));
         }
         let mut out = ReadBuf::new(reply.data(len), len);
         self.fs.read(&call.cx, file, args, &mut out)?;
@@ -64,7 +77,15 @@ impl Dispatcher {
             self.submit(call, IoOp::Write { file, args, len }, deferred);
             return Ok(Done::Deferred);
         }
+        let mapped = match data {
+            Payload::Memory(bytes) => {
+                self.on_map(call.ino, |fs, mapped| mapped.write(fs, &call.cx, (file, args, bytes)))
+            }
+            // Sockets have no pipes.
+            Payload::Pipe(_) => None,
+        };
         let count = match data {
+            _ if mapped.is_some() => mapped.unwrap_or(Err(Errno::EIO))?,
             Payload::Memory(bytes) => {
                 let mut source = MemorySource::new(bytes);
                 self.write_from(call, file, args, &mut WriteBuf::new(&mut source))?
@@ -75,6 +96,56 @@ impl Dispatcher {
         };
         pod(reply, &write_out(count))?;
         Ok(Done::Moved(count))
+    }
+
+    /// Runs `run` on the file where clients have it mapped. A client on a socket alone can do that.
+    pub(super) fn on_map<T>(
+        &self,
+        ino: Ino,
+        run: impl FnOnce(&dyn FileSystem, &mut Mapped) -> T,
+    ) -> Option<T> {
+        let maps = &self.peer.as_ref()?.maps;
+        maps.with(ino, |mapped| run(&*self.fs, mapped))
+    }
+
+    /// SETUPMAPPING: the answer has a descriptor of the memory that all mappings of the file share.
+    pub(super) fn setupmapping(
+        &self,
+        call: &Call<'_>,
+        args: &abi::SetupmappingIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let peer = self.peer.as_ref().filter(|_| !self.submits).ok_or(Errno::ENOSYS)?;
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let open = peer.ledger.modes(file).ok_or(Errno::EBADF)?;
+        let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
+        if !open.0 || writes && !open.1 {
+            return Err(Errno::EACCES);
+        }
+        let end = args.foffset.checked_add(args.len).filter(|&end| end <= i64::MAX as u64);
+        let range = args.foffset..end.ok_or(Errno::EOVERFLOW)?;
+        let memory = peer.maps.map(&*self.fs, call.ino, range, writes)?;
+        peer.ledger.mapped(call.ino);
+        // Of a client that has gone, it goes with the rest.
+        let _ = reply.send_descriptor(memory.as_fd());
+        Ok(Done::Sent)
+    }
+
+    /// REMOVEMAPPING: as many mappings as there are items are gone.
+    pub(super) fn removemapping(
+        &self,
+        call: &Call<'_>,
+        items: Records<'_, abi::RemovemappingOne>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let peer = self.peer.as_ref().ok_or(Errno::ENOSYS)?;
+        for _ in items {
+            if !peer.ledger.unmapped(call.ino) {
+                return Err(Errno::EINVAL);
+            }
+            peer.maps.release(&*self.fs, call.ino, 1);
+        }
+        done(Ok(()), reply)
     }
 
     /// The kernel's write-back takes every answer but an error for all of the bytes, so the rest of

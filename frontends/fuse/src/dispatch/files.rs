@@ -27,7 +27,15 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let args = self.open_args(call, args.flags, args.open_flags);
-        let opened = self.fs.open(&call.cx, call.ino, args)?;
+        let open = || self.fs.open(&call.cx, call.ino, args);
+        let truncated = match args.flags.has(OpenFlags::TRUNC) {
+            true => self.on_map(call.ino, |fs, mapped| mapped.resize(fs, 0, open)),
+            false => None,
+        };
+        let opened = match truncated {
+            Some(opened) => opened?,
+            None => open()?,
+        };
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
         self.note_opened(File { ino: call.ino, fh: opened.fh }, false, args.flags);
@@ -185,6 +193,7 @@ impl Dispatcher {
     ) -> Result<Done> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        self.write_back(call.ino)?;
         if self.submits {
             let deferred = reply.defer(Deferred::Plain);
             self.submit(call, IoOp::Fsync { file, datasync }, deferred);
@@ -311,7 +320,16 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let range = Fallocate { mode: args.mode, offset: args.offset, length: args.length };
-        done(self.fs.fallocate(&call.cx, file, range), reply)
+        let change = || self.fs.fallocate(&call.cx, file, range);
+        // Some modes move what is behind the range.
+        let changed =
+            self.on_map(call.ino, |fs, mapped| mapped.change(fs, args.offset..u64::MAX, change));
+        done(changed.unwrap_or_else(change), reply)
+    }
+
+    /// What was changed through mappings has to be seen by the file system.
+    fn write_back(&self, ino: Ino) -> Result<()> {
+        self.on_map(ino, |fs, mapped| mapped.write_back(fs, 0..u64::MAX)).unwrap_or(Ok(()))
     }
 
     pub(super) fn lseek(
@@ -327,6 +345,7 @@ impl Dispatcher {
             _ => return Err(Errno::EINVAL),
         };
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        self.write_back(call.ino)?;
         let offset = self.fs.lseek(&call.cx, file, args.offset, whence)?;
         pod(reply, &abi::LseekOut { offset })
     }
@@ -348,7 +367,11 @@ impl Dispatcher {
             length: args.len.min(longest),
             flags: args.flags,
         };
-        let count = self.fs.copy_file_range(&call.cx, &copy)?;
+        self.write_back(call.ino)?;
+        let change = || self.fs.copy_file_range(&call.cx, &copy);
+        let range = copy.dst_offset..copy.dst_offset.saturating_add(copy.length);
+        let copied = self.on_map(copy.dst.ino, |fs, mapped| mapped.change(fs, range, change));
+        let count = copied.unwrap_or_else(change)?;
         if wide {
             pod(reply, &abi::CopyFileRangeOut { bytes_copied: count })
         } else {

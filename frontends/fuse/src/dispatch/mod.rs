@@ -21,13 +21,14 @@ use defuse_fs::{
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi::{self, Opcode};
 use crate::backing::Backings;
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
+use crate::own;
 use crate::request::{Body, Payload, Request};
 use crate::server::{Closed, Peer};
 use crate::transport::Reply;
@@ -159,7 +160,15 @@ impl Dispatcher {
     ) -> Result<Done> {
         let (cx, ino) = (&call.cx, call.ino);
         if let Some(peer) = &self.peer {
+            if let Body::Ioctl { args, data } = body
+                && args.cmd == own::TAKE_OVER
+            {
+                let taken = own::TakeOver::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
+                peer.take_over(ino, &taken)?;
+                return pod(reply, &abi::IoctlOut::default());
+            }
             peer.check(body, ino, cx.caller)?;
+            peer.guard(&*self.fs, body, ino, cx)?;
         }
         match body {
             Body::Lookup { name } => self.lookup(call, name, reply),
@@ -222,10 +231,10 @@ impl Dispatcher {
             Body::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
             Body::Init(_) => Err(Errno::EIO),
-            // DAX windows exist in virtual machines only, and this is not a character device.
-            Body::Setupmapping(_) | Body::Removemapping(_) | Body::CuseInit(_) => {
-                Err(Errno::ENOSYS)
-            }
+            // This is not a character device.
+            Body::CuseInit(_) => Err(Errno::ENOSYS),
+            Body::Setupmapping(args) => self.setupmapping(call, args, reply),
+            Body::Removemapping(items) => self.removemapping(call, *items, reply),
             // Handled where they are received, without an answer.
             Body::Forget(_)
             | Body::BatchForget(_)

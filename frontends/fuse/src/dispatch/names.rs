@@ -80,7 +80,15 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
-        let attr = self.fs.setattr(&call.cx, call.ino, fh, &convert::set_attr(args))?;
+        let set = convert::set_attr(args);
+        let change = || self.fs.setattr(&call.cx, call.ino, fh, &set);
+        let resized = set
+            .size
+            .and_then(|size| self.on_map(call.ino, |fs, mapped| mapped.resize(fs, size, change)));
+        let attr = match resized {
+            Some(resized) => resized?,
+            None => change()?,
+        };
         pod(reply, &self.timeouts.attr_out(&attr))
     }
 

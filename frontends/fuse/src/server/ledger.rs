@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Caller, Context, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType,
-    OpenFlags, ReleaseArgs,
+    AccessMode, Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner,
+    LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
 };
 
 const SHARDS: usize = 16;
@@ -21,6 +21,8 @@ const SHARDS: usize = 16;
 pub(crate) struct Ledger {
     own: Shards<Own>,
     family: Arc<Shards<Family>>,
+    /// Whose books this one may take over from, while it is made.
+    source: Mutex<Option<Arc<Ledger>>>,
 }
 
 type Shards<T> = [Mutex<T>; SHARDS];
@@ -32,8 +34,26 @@ type LockKey = (Ino, LockKind, LockOwner);
 #[derive(Default)]
 struct Own {
     lookups: HashMap<Ino, u64>,
-    open: HashMap<(Ino, Fh), u64>,
+    open: HashMap<(Ino, Fh), Held>,
     locks: HashSet<LockKey>,
+    /// Mappings of files.
+    maps: HashMap<Ino, u64>,
+}
+
+/// All opens of one inode by this connection that got the same handle.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    count: u64,
+    reads: bool,
+    writes: bool,
+}
+
+impl Held {
+    fn more(&mut self, mode: AccessMode) {
+        self.count += 1;
+        self.reads |= mode != AccessMode::Write;
+        self.writes |= mode != AccessMode::Read;
+    }
 }
 
 /// What those connections have that come from one.
@@ -83,19 +103,80 @@ pub(crate) struct Closed {
     pub(crate) unlock: bool,
 }
 
+/// What a connection takes over from the one that it is the heir of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Legacy {
+    pub(crate) ino: Ino,
+    /// The handle of an open file or directory; without one it is the inode alone.
+    pub(crate) fh: Option<Fh>,
+    /// What it is open for.
+    pub(crate) mode: AccessMode,
+    /// The owner of the locks of that open file.
+    pub(crate) owner: LockOwner,
+    /// The record locks of the process stay.
+    pub(crate) process_locks: bool,
+}
+
 impl Ledger {
+    /// The books of a connection that has nothing yet, and may take over from this one until
+    /// [`settle`](Ledger::settle).
+    pub(crate) fn heir(self: &Arc<Ledger>) -> Ledger {
+        let source = Mutex::new(Some(Arc::clone(self)));
+        Ledger { own: Shards::default(), family: Arc::clone(&self.family), source }
+    }
+
+    /// Nothing more is taken over.
+    pub(crate) fn settle(&self) {
+        lock(&self.source).take();
+    }
+
+    /// Takes over one thing. `EPERM` where this is no heir, or one no more; `ESTALE` and `EBADF` for
+    /// what the other connection does not have.
+    pub(crate) fn take_over(&self, legacy: &Legacy) -> Result<()> {
+        let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
+        let at = place(legacy.ino);
+        // Heirs are younger than those they take over from, so that the order is always the same.
+        let theirs = lock(&source.own[at]);
+        let (mut own, mut family) = self.shard(legacy.ino);
+        if legacy.ino != Ino::ROOT && !theirs.lookups.contains_key(&legacy.ino) {
+            return Err(Errno::ESTALE);
+        }
+        if let Some(fh) = legacy.fh {
+            let key = (legacy.ino, fh);
+            let open = theirs.open.get(&key).and_then(|_| family.open.get_mut(&key));
+            open.ok_or(Errno::EBADF)?.count.held += 1;
+            own.open.entry(key).or_default().more(legacy.mode);
+        }
+        if legacy.ino != Ino::ROOT {
+            *own.lookups.entry(legacy.ino).or_default() += 1;
+            family.lookups.entry(legacy.ino).or_default().held += 1;
+        }
+        let stays = |key: &&LockKey| {
+            let process = key.2.is_process();
+            key.0 == legacy.ino
+                && (process && legacy.process_locks || !process && key.2 == legacy.owner)
+        };
+        for &key in theirs.locks.iter().filter(stays) {
+            if own.locks.insert(key) {
+                *family.locks.entry(key).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// The books of a connection that has all that this one has, but the locks of its process.
     pub(crate) fn copy(&self) -> Ledger {
-        let copy = Ledger { own: Shards::default(), family: Arc::clone(&self.family) };
+        let family = Arc::clone(&self.family);
+        let copy = Ledger { own: Shards::default(), family, source: Mutex::default() };
         for at in 0..SHARDS {
             let (own, mut family) = (lock(&self.own[at]), lock(&self.family[at]));
             let mut new = lock(&copy.own[at]);
             for (ino, &count) in &own.lookups {
                 family.lookups.entry(*ino).or_default().held += count;
             }
-            for (key, &count) in &own.open {
+            for (key, held) in &own.open {
                 if let Some(open) = family.open.get_mut(key) {
-                    open.count.held += count;
+                    open.count.held += held.count;
                 }
             }
             for &key in own.locks.iter().filter(|(.., owner)| !owner.is_process()) {
@@ -103,6 +184,7 @@ impl Ledger {
                 new.locks.insert(key);
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
+            new.maps = own.maps.clone();
         }
         copy
     }
@@ -138,7 +220,7 @@ impl Ledger {
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        *own.open.entry(key).or_default() += 1;
+        own.open.entry(key).or_default().more(flags.access());
         let fresh = Open { count: Count::default(), dir, flags };
         family.open.entry(key).or_insert(fresh).count.give();
     }
@@ -147,9 +229,9 @@ impl Ledger {
     pub(crate) fn closed(&self, file: File, owner: Option<LockOwner>) -> Option<Closed> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        let count = own.open.get_mut(&key)?;
-        *count -= 1;
-        if *count == 0 {
+        let held = own.open.get_mut(&key)?;
+        held.count -= 1;
+        if held.count == 0 {
             own.open.remove(&key);
         }
         let unlock = owner.is_some_and(|owner| {
@@ -159,6 +241,12 @@ impl Ledger {
         });
         let release = family.close(key).is_some_and(|(back, _)| back > 0);
         Some(Closed { release, unlock })
+    }
+
+    /// Whether the connection has it open for reading, and for writing.
+    pub(crate) fn modes(&self, file: File) -> Option<(bool, bool)> {
+        let own = lock(&self.own[place(file.ino)]);
+        own.open.get(&(file.ino, file.fh)).map(|held| (held.reads, held.writes))
     }
 
     /// Whether the connection has it open.
@@ -176,6 +264,32 @@ impl Ledger {
         }
     }
 
+    /// A file is mapped once more.
+    pub(crate) fn mapped(&self, ino: Ino) {
+        *lock(&self.own[place(ino)]).maps.entry(ino).or_default() += 1;
+    }
+
+    /// A mapping of it is gone; false where there was none.
+    pub(crate) fn unmapped(&self, ino: Ino) -> bool {
+        let mut own = lock(&self.own[place(ino)]);
+        let Some(count) = own.maps.get_mut(&ino) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            own.maps.remove(&ino);
+        }
+        true
+    }
+
+    /// Keeps the mappings for which `keep` says so.
+    pub(crate) fn keep_maps(&self, mut keep: impl FnMut(Ino, u64) -> bool) {
+        self.own.iter().for_each(|own| lock(own).maps.retain(|&ino, &mut count| keep(ino, count)));
+    }
+
+    /// All mappings, which the connection then has no more.
+    pub(crate) fn take_maps(&self) -> Vec<(Ino, u64)> {
+        self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps)).collect()
+    }
+
     /// The record locks of `owner` are given up. False where another connection has them, too, as
     /// those of an open file that a child has inherited.
     pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
@@ -190,8 +304,8 @@ impl Ledger {
             let own = std::mem::take(&mut *lock(own));
             let mut family = lock(&self.family[at]);
             let gone: Vec<_> = own.locks.iter().filter(|key| family.unlock(key)).collect();
-            let closed = own.open.iter().flat_map(|(&(ino, fh), &count)| {
-                let closed = (0..count).filter_map(|_| family.close((ino, fh)));
+            let closed = own.open.iter().flat_map(|(&(ino, fh), held)| {
+                let closed = (0..held.count).filter_map(|_| family.close((ino, fh)));
                 let (back, dir, flags) = closed
                     .fold((0, false, OpenFlags(0)), |all, (n, open)| (all.0 + n, open.0, open.1));
                 (0..back).map(move |_| (File { ino, fh }, dir, flags))
@@ -279,6 +393,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use defuse_fs::{Attr, DirBuf, Entry, Name};
+
     use super::*;
 
     const FILE: File = File { ino: Ino(5), fh: Fh(0) };
@@ -345,5 +461,92 @@ mod tests {
         assert_eq!(parent.closed(FILE, Some(open_file)), Some(KEPT));
         let last = Closed { release: true, unlock: true };
         assert_eq!(child.closed(FILE, Some(open_file)), Some(last));
+    }
+
+    #[test]
+    fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
+        let before = Arc::new(Ledger::default());
+        for ino in [5, 6] {
+            before.looked_up(Ino(ino));
+        }
+        before.opened(FILE, false, OpenFlags(0));
+        let request = |kind, owner| LockRequest {
+            kind,
+            owner,
+            lock: Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 },
+            wait: false,
+        };
+        let (open_file, other, process) = (LockOwner(7), LockOwner(8), LockOwner::of_process(1));
+        for owner in [open_file, other] {
+            before.locks(FILE, &request(LockKind::Flock, owner));
+        }
+        before.locks(FILE, &request(LockKind::Posix, process));
+        let heir = before.heir();
+        let legacy = Legacy {
+            ino: FILE.ino,
+            fh: Some(FILE.fh),
+            mode: AccessMode::Read,
+            owner: open_file,
+            process_locks: true,
+        };
+        assert!(!heir.holds(FILE.ino) && !heir.is_open(FILE));
+        assert_eq!(heir.take_over(&legacy), Ok(()));
+        assert_eq!(heir.take_over(&Legacy { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
+        assert_eq!(heir.take_over(&Legacy { ino: Ino(6), ..legacy }), Err(Errno::EBADF));
+        heir.settle();
+        assert_eq!(heir.take_over(&Legacy { ino: Ino(6), fh: None, ..legacy }), Err(Errno::EPERM));
+        assert!(heir.holds(FILE.ino) && heir.is_open(FILE) && !heir.holds(Ino(6)));
+        // The program before ends: what the next one has stays, with its locks.
+        assert_eq!(before.closed(FILE, Some(open_file)), Some(KEPT));
+        assert!(!before.flushed(FILE, process));
+        assert_eq!((before.forgotten(FILE.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
+        assert!(heir.flushed(FILE, process));
+        let last = Closed { release: true, unlock: true };
+        assert_eq!(heir.closed(FILE, Some(open_file)), Some(last));
+        assert_eq!(heir.forgotten(FILE.ino, 1), 1);
+    }
+
+    struct Nothing;
+    impl FileSystem for Nothing {
+        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+            Err(Errno::ENOENT)
+        }
+        fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+            Err(Errno::ENOENT)
+        }
+        fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+            Err(Errno::ENOENT)
+        }
+    }
+
+    /// A program that executes itself over and over, and hands over one of the files that it has.
+    #[test]
+    fn many_programs_one_after_the_other_leave_nothing_behind() {
+        let mut now = Arc::new(Ledger::default());
+        now.looked_up(FILE.ino);
+        now.opened(FILE, false, OpenFlags(0));
+        let legacy = Legacy {
+            ino: FILE.ino,
+            fh: Some(FILE.fh),
+            mode: AccessMode::Read,
+            owner: LockOwner(7),
+            process_locks: false,
+        };
+        for round in 0..1000 {
+            let other = File { ino: Ino(16 + round), fh: Fh(1) };
+            now.looked_up(other.ino);
+            now.opened(other, false, OpenFlags(0));
+            let heir = now.heir();
+            heir.take_over(&legacy).unwrap();
+            heir.settle();
+            now.take_back(&Nothing);
+            now = Arc::new(heir);
+        }
+        let count = |of: fn(&Family) -> usize| -> usize {
+            now.family.iter().map(|shard| of(&lock(shard))).sum()
+        };
+        assert_eq!((count(|f| f.lookups.len()), count(|f| f.open.len())), (1, 1));
+        let lookups = lock(&now.family[place(FILE.ino)]).lookups[&FILE.ino];
+        assert_eq!((lookups.given, lookups.held), (1, 1));
     }
 }

@@ -4,7 +4,9 @@
 //! client was given and has not given back when its connection ends is taken back, as the kernel does
 //! for a process that was killed.
 
+mod guard;
 mod ledger;
+mod maps;
 mod peer;
 
 use std::collections::HashMap;
@@ -27,6 +29,8 @@ use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
 pub(crate) use ledger::{Closed, drop_locks};
+pub(crate) use maps::Mapped;
+use maps::Maps;
 use peer::Credentials;
 pub(crate) use peer::Peer;
 
@@ -100,6 +104,7 @@ struct Shared {
     next: AtomicU64,
     clients: Mutex<Clients>,
     changed: Condvar,
+    maps: Arc<Maps>,
 }
 
 #[derive(Default)]
@@ -190,6 +195,7 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
+                maps: Arc::default(),
             }),
         }
     }
@@ -307,19 +313,31 @@ impl Shared {
         let names = says_something(socket, patience).then(|| peek_names(socket));
         let mut clients = lock(&self.clients);
         clients.strangers -= usize::from(!admitted);
-        let Names { copy_of, own } =
+        let Names { copy_of, is_heir, own } =
             names.ok_or("has connected and does not say INIT")?.unwrap_or_default();
         if clients.named.contains_key(&own) {
             return Err("has chosen a number that is taken");
         }
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
+            // Another program has the rights of the user that it begins with, and no more.
+            Some(peer) if is_heir => {
+                let credentials = Arc::new(credentials);
+                let (ledger, maps) = (Arc::new(peer.ledger.heir()), Arc::clone(&self.maps));
+                Peer { credentials, ledger, maps, is_guarded: !admitted }
+            }
             Some(peer) => {
                 let credentials = Arc::clone(&peer.credentials);
-                Peer { credentials, ledger: Arc::new(peer.ledger.copy()) }
+                let (ledger, maps) = (peer.ledger.copy(), Arc::clone(&self.maps));
+                ledger.keep_maps(|ino, users| maps.hold(ino, users));
+                let is_guarded = peer.is_guarded;
+                Peer { credentials, ledger: Arc::new(ledger), maps, is_guarded }
             }
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => Peer { credentials: Arc::new(credentials), ledger: Arc::default() },
+            None => {
+                let (credentials, maps) = (Arc::new(credentials), Arc::clone(&self.maps));
+                Peer { credentials, ledger: Arc::default(), maps, is_guarded: false }
+            }
         };
         if own != 0 {
             clients.named.insert(own, peer.clone());
@@ -349,6 +367,9 @@ impl Shared {
         }
         // From here on nobody begins as a copy of it.
         lock(&self.clients).named.remove(&name);
+        for (ino, users) in ledger.take_maps() {
+            self.maps.release(&*self.fs, ino, users);
+        }
         ledger.take_back(&*self.fs);
     }
 

@@ -3,11 +3,14 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Caller, Errno, Fh, File, Ino, Result};
+use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::sockopt::socket_peercred;
 
-use super::ledger::Ledger;
+use super::guard::Guard;
+use super::ledger::{Ledger, Legacy};
+use super::maps::Maps;
 use crate::abi;
+use crate::own::TakeOver;
 use crate::request::Body;
 use crate::transport::errno;
 
@@ -72,9 +75,28 @@ fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
 pub(crate) struct Peer {
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
+    /// What it and others have mapped.
+    pub(crate) maps: Arc<Maps>,
+    /// Its user is not trusted to check permissions.
+    pub(crate) is_guarded: bool,
 }
 
 impl Peer {
+    /// Takes over what the client is the heir of: [`TakeOver`].
+    pub(crate) fn take_over(&self, ino: Ino, what: &TakeOver) -> Result<()> {
+        if what.flags & TakeOver::SETTLE != 0 {
+            self.ledger.settle();
+            return Ok(());
+        }
+        self.ledger.take_over(&Legacy {
+            ino,
+            fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
+            mode: OpenFlags(what.open_flags as u32).access(),
+            owner: LockOwner(what.owner),
+            process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
+        })
+    }
+
     /// Whether the client may ask for `body` on `ino` for `caller`. `EPERM` where it acts for somebody
     /// else, `ESTALE` and `EBADF` for inodes and handles that it was not given.
     pub(crate) fn check(&self, body: &Body<'_>, ino: Ino, caller: Caller) -> Result<()> {
@@ -104,6 +126,20 @@ impl Peer {
         if copied && handle(body).is_none_or(is_open) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
+    /// Whether the client's user may do that: asked of those alone who are not trusted to check it.
+    pub(crate) fn guard(
+        &self,
+        fs: &dyn FileSystem,
+        body: &Body<'_>,
+        ino: Ino,
+        cx: &Context<'_>,
+    ) -> Result<()> {
+        if !self.is_guarded {
+            return Ok(());
+        }
+        Guard { fs, ledger: &self.ledger, who: &self.credentials }.check(body, ino, cx)
+    }
+
     /// Only root gives files away, chown(2); a group is given by those who are in it.
     fn may_give_away(&self, body: &Body<'_>) -> bool {
         let Body::Setattr(args) = body else { return true };
@@ -128,6 +164,7 @@ fn handle(body: &Body<'_>) -> Option<u64> {
         Body::Ioctl { args, .. } => args.fh,
         Body::Poll(args) => args.fh,
         Body::Fallocate(args) => args.fh,
+        Body::Setupmapping(args) => args.fh,
         Body::Lseek(args) => args.fh,
         Body::CopyFileRange(args) | Body::CopyFileRange64(args) => args.fh_in,
         _ => return None,

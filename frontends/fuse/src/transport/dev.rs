@@ -2,12 +2,13 @@
 //! or splice(2) for large data.
 
 use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 use defuse_probe::clock;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
@@ -122,11 +123,30 @@ impl DevPort {
         }
     }
 
+    /// Sends one message with a descriptor. `ENOSYS` to the kernel.
+    fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
+        if self.line == Line::Device {
+            return Err(Errno::ENOSYS);
+        }
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut room);
+        let fds = [fd];
+        beside.push(SendAncillaryMessage::ScmRights(&fds));
+        self.send_beside(&[IoSlice::new(message)], &mut beside)
+    }
+
     /// A client that has gone is an error and no signal.
     fn send_parts(&self, parts: &[IoSlice<'_>]) -> Result<()> {
-        let mut nothing = SendAncillaryBuffer::default();
+        self.send_beside(parts, &mut SendAncillaryBuffer::default())
+    }
+
+    fn send_beside(
+        &self,
+        parts: &[IoSlice<'_>],
+        beside: &mut SendAncillaryBuffer<'_, '_, '_>,
+    ) -> Result<()> {
         loop {
-            match rustix::net::sendmsg(&self.fd, parts, &mut nothing, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.fd, parts, beside, SendFlags::NOSIGNAL) {
                 // An answer must not be lost to the signal that interrupts its request.
                 Err(rustix::io::Errno::INTR) => {}
                 other => return other.map(drop).map_err(errno),
@@ -395,6 +415,11 @@ impl Reply for DevReply {
 
     fn send_errno(&mut self, errno: i32) -> Result<()> {
         self.send_short(&[], 0, -errno)
+    }
+
+    fn send_descriptor(&mut self, fd: BorrowedFd<'_>) -> Result<()> {
+        let header = self.header(0, 0);
+        self.port.send_with(header.as_bytes(), fd)
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {

@@ -8,6 +8,7 @@ mod splice;
 pub(crate) mod uring;
 
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
@@ -53,6 +54,12 @@ pub(crate) trait Reply {
 
     /// Sends the error number `errno` (positive), or success without a body for 0.
     fn send_errno(&mut self, errno: i32) -> Result<()>;
+
+    /// Sends success without a body, and a descriptor: to a client on a socket. `ENOSYS` elsewhere, and
+    /// nothing is sent.
+    fn send_descriptor(&mut self, _fd: BorrowedFd<'_>) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
 
     /// Room for `len` bytes of a body that [`send_room`](Reply::send_room) sends.
     fn room(&mut self, len: usize) -> &mut [u8];

@@ -1,21 +1,35 @@
-//! The memory that all processes of a run share: one memfd, mapped `MAP_SHARED`.
+//! What all processes of a run share: the memory, a memfd that is mapped `MAP_SHARED`, and the plan,
+//! another one that nobody can change. The plan says which code is loaded and changed; and the memory
+//! can be written by every program of the run, also by one that has become another user since.
+//!
+//! The memory:
 //!
 //! | from byte | what |
 //! |---|---|
-//! | 0 | [`MAGIC`], the length of the plan in bytes, the number of the run, each a u64 in little-endian order |
+//! | 0 | nothing |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
 //! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
-//! | [`REFERENCES`] | [`CELLS`] numbers of processes that have the open file, each a u32 |
+//! | [`STATES`] | [`CELLS`] states of open files, each a u32: bit 0 in use, bit 1 shared, above it a number that counts how often it was given back |
 //! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, [`CELL`] bytes each |
-//! | [`PLAN`] | the plan |
-//! | [`images_at`] | code of libraries with their sites replaced ([`crate::image`]); programs map it for itself, private and not to be written |
+//! | [`PROCESSES`] | [`SLOTS`] words of processes, each a u32, not 0 where the slot is or was taken |
+//! | [`HIGH_WATER`] | how many slots were ever taken, a u32 |
+//! | [`HELD`] | for each slot [`CELLS`] bits: the open files that the process has |
+//!
+//! A slot belongs to the process that has a description of the memory with an open-file-description
+//! lock, fcntl(2), on the byte of that number: the kernel drops it with the process, however it ends.
+//!
+//! The plan: [`MAGIC`], the length of what follows, and the number of the run, each a u64 in
+//! little-endian order, then the plan itself, and from [`images_at`] on code of libraries with their
+//! sites replaced ([`crate::image`]), which programs map for themselves.
 
-/// What the memory begins with; another version begins otherwise.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse03");
+/// What the plan begins with; another version begins otherwise.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse04");
 /// Where the length of the plan is.
-pub const PLAN_LEN: usize = 8;
+const PLAN_LEN: usize = 8;
 /// Where the number of the run is, which no other run at this time has.
-pub const RUN_ID: usize = 16;
+const RUN_ID: usize = 16;
+/// Where the plan begins.
+const PLAN: usize = 24;
 /// Where the counters begin.
 pub const COUNTERS: usize = 4096;
 /// How many system calls have counters.
@@ -28,29 +42,24 @@ pub const SITES: usize = 8192;
 pub const CELLS: usize = 1 << 16;
 /// The length in bytes of the cells of an open file.
 pub const CELL: usize = 24;
-/// Where the numbers of references begin.
-pub const REFERENCES: usize = SITE_COUNTERS + SITES * 24;
+/// Where the states of open files begin.
+pub const STATES: usize = SITE_COUNTERS + SITES * 24;
 /// Where positions and flags begin.
-pub const OPEN_FILES: usize = REFERENCES + CELLS * 4;
-/// Where the plan begins.
-pub const PLAN: usize = OPEN_FILES + CELLS * CELL;
+pub const OPEN_FILES: usize = STATES + CELLS * 4;
+/// Processes that a run can have at once; beyond it fork(2) fails with `EAGAIN`.
+pub const SLOTS: usize = 8192;
+/// Where the words of processes begin.
+pub const PROCESSES: usize = OPEN_FILES + CELLS * CELL;
+/// Where the number of slots is that were ever taken.
+pub const HIGH_WATER: usize = PROCESSES + SLOTS * 4;
+/// Where the bits of processes begin.
+pub const HELD: usize = HIGH_WATER + 4096;
+/// The length of the memory. What is not touched takes none.
+pub const LEN: usize = HELD + SLOTS * (CELLS / 8);
 
 /// Where images begin, behind a plan of this length in bytes; on a page.
 pub fn images_at(plan_len: usize) -> usize {
     (PLAN + plan_len).next_multiple_of(4096)
-}
-
-/// The length of the plan in bytes, from the beginning of the memory ([`head`]); `None` where another
-/// version wrote it.
-pub fn plan_len(head: &[u8; 24]) -> Option<usize> {
-    let number = |from: usize| {
-        let bytes = head.get(from..from + 8)?.try_into().ok()?;
-        Some(u64::from_le_bytes(bytes))
-    };
-    if number(0)? != MAGIC {
-        return None;
-    }
-    usize::try_from(number(PLAN_LEN)?).ok()
 }
 
 /// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
@@ -97,22 +106,23 @@ fn counts_at(bytes: &[u8], start: usize) -> Counts {
     Counts { served: at(0), passed: at(1), missed: at(2) }
 }
 
-/// The beginning of the memory of a run with this plan, which itself belongs at [`PLAN`].
-pub fn head(plan: &[u8], run_id: u64) -> [u8; 24] {
-    let mut bytes = [0; 24];
-    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[PLAN_LEN..PLAN_LEN + 8].copy_from_slice(&(plan.len() as u64).to_le_bytes());
-    bytes[RUN_ID..RUN_ID + 8].copy_from_slice(&run_id.to_le_bytes());
+/// The plan with what comes before it.
+pub fn with_head(plan: &[u8], run_id: u64) -> Vec<u8> {
+    let mut bytes = MAGIC.to_le_bytes().to_vec();
+    bytes.extend((plan.len() as u64).to_le_bytes());
+    bytes.extend(run_id.to_le_bytes());
+    bytes.extend(plan);
     bytes
 }
 
-/// The plan in `bytes`; `None` where another version wrote them.
-pub fn plan(bytes: &[u8]) -> Option<&[u8]> {
+/// The plan in `bytes`, and the number of the run; `None` where another version wrote them.
+pub fn plan(bytes: &[u8]) -> Option<(&[u8], u64)> {
     let number = |from: usize| {
         bytes.get(from..from + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
     };
     if number(0)? != MAGIC {
         return None;
     }
-    bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)
+    let plan = bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)?;
+    Some((plan, number(RUN_ID)?))
 }

@@ -1,0 +1,455 @@
+//! Files that clients have mapped, `MAP_SHARED`.
+//!
+//! Of each there is one memory (memfd), which all mappings of all clients are of, filled when a part is
+//! mapped for the first time. While it is there it *is* the file's data as far as it was filled, as the
+//! page cache is for a file system of the kernel: what clients read is taken from it, what they write
+//! goes to both, and what was changed through mappings goes to the file system when a client asks for
+//! it (fsync, as of msync(2)), before operations that have to see it, and when a mapping ends, however
+//! it does. With the last mapping the memory goes.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use defuse_fs::{
+    Caller, Context, Errno, File, FileSystem, Ino, OpenArgs, OpenFlags, ReadArgs, ReadBuf,
+    ReleaseArgs, Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
+};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+
+use crate::transport::errno;
+
+const PAGE: u64 = 4096;
+/// How much is moved at once.
+const PIECE: usize = 128 * 1024;
+
+/// All of a server.
+#[derive(Default)]
+pub(crate) struct Maps {
+    /// How many there are, so that a server without any never looks further.
+    count: AtomicUsize,
+    files: Mutex<HashMap<Ino, Used>>,
+}
+
+/// A file with its number of users.
+type Used = (Arc<Mutex<Mapped>>, u64);
+
+/// One file, with the parts that are in memory.
+pub(crate) struct Mapped {
+    ino: Ino,
+    /// The server's own handle and the memory, from the first mapping on.
+    open: Option<Open>,
+    /// Begin and end, in order, apart from each other, in whole pages.
+    filled: Vec<Range<u64>>,
+}
+
+struct Open {
+    file: File,
+    writable: bool,
+    memory: OwnedFd,
+    len: u64,
+}
+
+impl Maps {
+    /// The memory of a file, filled in `range` at least, as a descriptor that is open for writing
+    /// where the client `writes`. One user more.
+    pub(crate) fn map(
+        &self,
+        fs: &dyn FileSystem,
+        ino: Ino,
+        range: Range<u64>,
+        writes: bool,
+    ) -> Result<OwnedFd> {
+        let mapped = {
+            let mut files = lock(&self.files);
+            let entry = files.entry(ino).or_insert_with(|| {
+                self.count.fetch_add(1, Ordering::SeqCst);
+                (Arc::new(Mutex::new(Mapped { ino, open: None, filled: Vec::new() })), 0)
+            });
+            entry.1 += 1;
+            Arc::clone(&entry.0)
+        };
+        let made = lock(&mapped).prepare(fs, range, writes);
+        if made.is_err() {
+            self.release(fs, ino, 1);
+        }
+        made
+    }
+
+    /// So many users more of what is mapped already; false where it is not any more.
+    pub(crate) fn hold(&self, ino: Ino, users: u64) -> bool {
+        let mut files = lock(&self.files);
+        let held = files.get_mut(&ino).map(|entry| entry.1 += users);
+        held.is_some()
+    }
+
+    /// So many users less. What they have changed is in the file system afterwards.
+    pub(crate) fn release(&self, fs: &dyn FileSystem, ino: Ino, users: u64) {
+        let Some(mapped) = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0)) else {
+            return;
+        };
+        let mut mapped = lock(&mapped);
+        if let Err(errno) = mapped.write_back(fs, 0..u64::MAX) {
+            log::warn!("inode {}: what was mapped is not written: {errno}", ino.0);
+        }
+        let mut files = lock(&self.files);
+        let Some(entry) = files.get_mut(&ino) else { return };
+        entry.1 = entry.1.saturating_sub(users);
+        if entry.1 > 0 {
+            return;
+        }
+        files.remove(&ino);
+        self.count.fetch_sub(1, Ordering::SeqCst);
+        drop(files);
+        if let Some(Open { file, .. }) = mapped.open.take() {
+            let args = ReleaseArgs { flags: OpenFlags(OpenFlags::RDWR), flock_owner: None };
+            let _ = fs.release(&own(), file, args);
+        }
+    }
+
+    /// Runs `run` with the file where it is mapped, alone among all who use it.
+    pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Mapped) -> T) -> Option<T> {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mapped = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0))?;
+        let mut mapped = lock(&mapped);
+        // Its end may have come in between.
+        mapped.open.is_some().then(|| run(&mut mapped))
+    }
+}
+
+/// The server asks by itself.
+fn own() -> Context<'static> {
+    Context::new(Caller::default())
+}
+
+impl Mapped {
+    fn prepare(&mut self, fs: &dyn FileSystem, range: Range<u64>, writes: bool) -> Result<OwnedFd> {
+        self.open(fs, writes)?;
+        let end = range.end.checked_next_multiple_of(PAGE).ok_or(Errno::EOVERFLOW)?;
+        self.fill(fs, range.start / PAGE * PAGE..end)?;
+        let open = self.open.as_ref().ok_or(Errno::EIO)?;
+        if writes {
+            return open.memory.try_clone().map_err(Errno::from);
+        }
+        // Whoever may only read the file gets nothing to write with.
+        let path = format!("/proc/self/fd/{}", open.memory.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).map_err(errno)
+    }
+
+    fn open(&mut self, fs: &dyn FileSystem, writes: bool) -> Result<()> {
+        let cx = own();
+        if self.open.as_ref().is_some_and(|open| open.writable || !writes) {
+            return Ok(());
+        }
+        let flags = OpenFlags(if writes { OpenFlags::RDWR } else { 0 });
+        let opened = fs.open(&cx, self.ino, OpenArgs { flags, kill_suidgid: false })?;
+        let file = File { ino: self.ino, fh: opened.fh };
+        if let Some(open) = &mut self.open {
+            let before = std::mem::replace(&mut open.file, file);
+            open.writable = writes;
+            let _ = fs.release(&cx, before, ReleaseArgs::default());
+            return Ok(());
+        }
+        match memory() {
+            Ok(memory) => self.open = Some(Open { file, writable: writes, memory, len: 0 }),
+            Err(errno) => {
+                let _ = fs.release(&cx, file, ReleaseArgs { flags, flock_owner: None });
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes those parts of `range` into memory that are not there yet.
+    fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+        let missing = without(&range, &self.filled);
+        if let Some(open) = &mut self.open
+            && open.len < range.end
+        {
+            rustix::fs::ftruncate(&open.memory, range.end).map_err(errno)?;
+            open.len = range.end;
+        }
+        for part in missing {
+            self.load(fs, part.clone())?;
+            add(&mut self.filled, part);
+        }
+        Ok(())
+    }
+
+    /// What the file system has of `range` comes into memory.
+    fn load(&self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let mut piece = vec![0; PIECE];
+        for part in pieces(range) {
+            let room = &mut piece[..(part.end - part.start) as usize];
+            let count = read(fs, &own(), open.file, plain(part.start), room)?;
+            put(open, part.start, &room[..count])?;
+            if count < room.len() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what mappings have changed in `range` into the file system.
+    pub(crate) fn write_back(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+        let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
+        let cx = own();
+        // Nothing beyond the end of the file is part of it.
+        let size = fs.getattr(&cx, self.ino, Some(open.file.fh))?.size;
+        let (mut ours, mut theirs) = (vec![0; PIECE], vec![0; PIECE]);
+        for part in self.filled.iter().filter_map(|part| common(part, &range)) {
+            for part in pieces(part.start..part.end.min(size)) {
+                let len = (part.end - part.start) as usize;
+                let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
+                theirs.fill(0);
+                get(open, part.start, ours)?;
+                read(fs, &cx, open.file, plain(part.start), theirs)?;
+                for (page, (new, old)) in
+                    ours.chunks(PAGE as usize).zip(theirs.chunks(PAGE as usize)).enumerate()
+                {
+                    if new != old {
+                        write(fs, &cx, open.file, part.start + page as u64 * PAGE, new)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// READ: what the file system has, with what is in memory over it.
+    pub(crate) fn read(
+        &mut self,
+        fs: &dyn FileSystem,
+        cx: &Context<'_>,
+        (file, args, len): (File, ReadArgs, usize),
+    ) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let count = read(fs, cx, file, args, &mut bytes)?;
+        bytes.truncate(count);
+        let Some(open) = &self.open else { return Ok(bytes) };
+        let range = args.offset..args.offset + count as u64;
+        for part in self.filled.iter().filter_map(|part| common(part, &range)) {
+            let at = |offset: u64| (offset - range.start) as usize;
+            get(open, part.start, &mut bytes[at(part.start)..at(part.end)])?;
+        }
+        Ok(bytes)
+    }
+
+    /// WRITE: to the file system, and into memory.
+    pub(crate) fn write(
+        &mut self,
+        fs: &dyn FileSystem,
+        cx: &Context<'_>,
+        (file, args, bytes): (File, WriteArgs, &[u8]),
+    ) -> Result<usize> {
+        let count = fs.write(cx, file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))?;
+        let Some(open) = &self.open else { return Ok(count) };
+        let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        let start = match appends {
+            true => fs.getattr(cx, self.ino, Some(open.file.fh))?.size.saturating_sub(count as u64),
+            false => args.offset,
+        };
+        let range = start..start + count as u64;
+        for part in self.filled.iter().filter_map(|part| common(part, &range)) {
+            let at = |offset: u64| (offset - range.start) as usize;
+            put(open, part.start, &bytes[at(part.start)..at(part.end)])?;
+        }
+        Ok(count)
+    }
+
+    /// Runs `change`, after which the file is `size` bytes long: what is beyond either length is zeros.
+    pub(crate) fn resize<T>(
+        &mut self,
+        fs: &dyn FileSystem,
+        size: u64,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let before = fs.getattr(&own(), self.ino, None)?.size;
+        let changed = change()?;
+        let from = before.min(size);
+        if let Some(open) = &self.open
+            && from < open.len
+        {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&open.memory, flags, from, open.len - from).map_err(errno)?;
+        }
+        Ok(changed)
+    }
+
+    /// Runs `change`, which changes the file system's bytes of `range` in some other way.
+    pub(crate) fn change<T>(
+        &mut self,
+        fs: &dyn FileSystem,
+        range: Range<u64>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let pages =
+            range.start / PAGE * PAGE..range.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        self.write_back(fs, 0..u64::MAX)?;
+        let changed = change()?;
+        let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &pages)).collect();
+        parts.into_iter().try_for_each(|part| self.load(fs, part))?;
+        Ok(changed)
+    }
+}
+
+fn memory() -> Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create("defuse-map", MemfdFlags::CLOEXEC).map_err(errno)?;
+    // Nobody else opens it by its name in /proc.
+    rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(errno)?;
+    Ok(memory)
+}
+
+fn plain(offset: u64) -> ReadArgs {
+    ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), lock_owner: None }
+}
+
+/// Reads until `room` is full or the file ends.
+fn read(
+    fs: &dyn FileSystem,
+    cx: &Context<'_>,
+    file: File,
+    args: ReadArgs,
+    room: &mut [u8],
+) -> Result<usize> {
+    let mut done = 0;
+    while done < room.len() {
+        let rest = &mut room[done..];
+        let len = rest.len();
+        let mut sink = SliceSink::new(rest);
+        let mut out = ReadBuf::new(&mut sink, len);
+        let args = ReadArgs { offset: args.offset + done as u64, ..args };
+        match fs.read(cx, file, args, &mut out) {
+            Ok(()) => {}
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+        match out.filled() {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(done)
+}
+
+fn write(
+    fs: &dyn FileSystem,
+    cx: &Context<'_>,
+    file: File,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let offset = offset + done as u64;
+        let flags = OpenFlags(OpenFlags::RDWR);
+        let args = WriteArgs { offset, flags, ..WriteArgs::default() };
+        let mut source = SliceSource::new(&bytes[done..]);
+        match fs.write(cx, file, args, &mut WriteBuf::new(&mut source))? {
+            0 => return Err(Errno::EIO),
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// Takes bytes out of the memory.
+fn get(open: &Open, offset: u64, room: &mut [u8]) -> Result<()> {
+    let mut done = 0;
+    while done < room.len() {
+        let count = rustix::io::pread(&open.memory, &mut room[done..], offset + done as u64);
+        match count.map_err(errno)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// Puts bytes into the memory.
+fn put(open: &Open, offset: u64, bytes: &[u8]) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let count = rustix::io::pwrite(&open.memory, &bytes[done..], offset + done as u64);
+        match count.map_err(errno)? {
+            0 => return Err(Errno::EIO),
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let step = PIECE as u64;
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let part = at..range.end.min(at.saturating_add(step));
+        at = part.end;
+        (part.start < part.end).then_some(part)
+    })
+}
+
+fn common(a: &Range<u64>, b: &Range<u64>) -> Option<Range<u64>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (both.start < both.end).then_some(both)
+}
+
+/// What of `range` is in none of `parts`.
+fn without(range: &Range<u64>, parts: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut missing = Vec::new();
+    let mut at = range.start;
+    for part in parts.iter().filter_map(|part| common(part, range)) {
+        if at < part.start {
+            missing.push(at..part.start);
+        }
+        at = part.end;
+    }
+    if at < range.end {
+        missing.push(at..range.end);
+    }
+    missing
+}
+
+/// Adds `part`, which is in none of `parts`.
+fn add(parts: &mut Vec<Range<u64>>, part: Range<u64>) {
+    let place = parts.partition_point(|other| other.start < part.start);
+    parts.insert(place, part);
+    parts.dedup_by(|next, before| {
+        let touches = before.end == next.start;
+        if touches {
+            before.end = next.end;
+        }
+        touches
+    });
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_filled_once_and_grow_together() {
+        let mut parts = Vec::new();
+        for part in [8..16, 32..40, 0..4] {
+            add(&mut parts, part);
+        }
+        assert_eq!(without(&(2..36), &parts), [4..8, 16..32]);
+        add(&mut parts, 4..8);
+        add(&mut parts, 16..32);
+        assert_eq!((parts.len(), &parts[0]), (1, &(0..40)));
+        assert_eq!(without(&(0..40), &parts), []);
+        assert_eq!(without(&(39..50), &parts).first(), Some(&(40..50)));
+        assert_eq!(common(&(0..4), &(4..8)), None);
+        assert_eq!(pieces(0..PIECE as u64 + 1).last(), Some(PIECE as u64..PIECE as u64 + 1));
+    }
+}

@@ -1,0 +1,334 @@
+//! The state of a program as text, for the next one.
+//!
+//! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
+//! the descriptor of its lock, and the working directory; then come connections (`@`), each with the number of its mount, its descriptor and what is known of
+//! it, and the descriptors that are ours. Paths are written in hexadecimal, so that any byte may be in
+//! them.
+//!
+//! What a mount has that is served by another process is taken over by its numbers: the program before
+//! makes a connection for the next one, which has exactly the open files that stay open, and the rights
+//! of the user that the process is at that moment. A file without a name is an open file like others
+//! so. What is not taken over ends with the connection that had it. Elsewhere open files are opened
+//! anew by their paths, or are descriptors of the kernel.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use defuse_direct::{At, How, Parcel};
+use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
+use defuse_fuse::client::{Client, Legacy};
+
+use crate::handover::owned;
+use crate::process::{self, Process};
+use crate::serve::Call;
+use crate::table::Entry;
+use crate::{holders, sys};
+
+/// What the text names beside itself. Dropped where nobody takes it over, it is given back.
+pub struct Estate {
+    /// Connections that the next program has.
+    _connections: Vec<OwnedFd>,
+}
+
+impl Estate {
+    /// All that the next program goes on with, and the text that tells it.
+    pub fn of(call: &Call<'_>) -> (Estate, String) {
+        let process = call.process;
+        let mounts = 0..process.mounts.len();
+        let heirs: Vec<Heir> = mounts.filter_map(|mount| Heir::new(process, mount)).collect();
+        let mut will = Will { call, heirs, closed: HashSet::new() };
+        let limit = process.limit.load(Ordering::Relaxed);
+        let (slot, slot_fd) = holders::own();
+        let (next_id, cwd) = (process.client.next_file_id(), will.cwd());
+        let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
+        let lines = will.lines();
+        let mut connections = Vec::new();
+        for Heir { mount, client, fd } in will.heirs {
+            // From here on the connection has no rights but its own.
+            if client.settle().is_ok() {
+                text += &format!("@ {mount} {} {}\n", fd.as_raw_fd(), client.to_text());
+                connections.push(fd);
+            }
+            client.leave();
+        }
+        (Estate { _connections: connections }, text + &lines)
+    }
+}
+
+/// The connection of the next program to a mount.
+struct Heir {
+    mount: usize,
+    client: Client,
+    /// The same once more, for the next program to inherit.
+    fd: OwnedFd,
+}
+
+impl Heir {
+    fn new(process: &Process, mount: usize) -> Option<Heir> {
+        let client = process.mounts[mount].relay.as_ref()?.heir()?;
+        let fd = process::keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
+        Some(Heir { mount, client, fd: owned(fd) })
+    }
+}
+
+/// An inode, by the mount and its number.
+type Inode = (usize, Ino);
+
+/// The text in the making.
+struct Will<'a> {
+    call: &'a Call<'a>,
+    heirs: Vec<Heir>,
+    /// Inodes of which a descriptor is closed: record locks of the process go with that.
+    closed: HashSet<Inode>,
+}
+
+impl Will<'_> {
+    fn heir(&self, mount: usize) -> Option<&Client> {
+        self.heirs.iter().find(|heir| heir.mount == mount).map(|heir| &heir.client)
+    }
+
+    /// The working directory: `mount:inode`, or its path.
+    fn cwd(&self) -> String {
+        let process = self.call.process;
+        let cwd = self.call.task().cwd();
+        let Some((mount, ino)) = cwd.inside() else { return String::new() };
+        if let Some(mount) = process.place_of(mount)
+            && self.heir(mount).is_some_and(|heir| heir.take_over(ino, None).is_ok())
+        {
+            return format!("{mount}:{}", ino.0);
+        }
+        hex(&process.client.getcwd(self.call.task()).unwrap_or_default())
+    }
+
+    /// All descriptors that stay open, a line for each.
+    fn lines(&mut self) -> String {
+        let process = self.call.process;
+        let all = process.view().table.all();
+        let (closed, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
+        let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
+        let inode = |(_, entry): &(i32, Arc<Entry>)| {
+            Some((process.place_of(entry.file().mount())?, entry.file().parcel().ino))
+        };
+        self.closed = files.filter_map(inode).collect();
+        let mut known = HashMap::new();
+        let mut lines = String::new();
+        for (fd, entry) in &kept {
+            // Duplicates are one open file.
+            let what = known.entry(Arc::as_ptr(entry)).or_insert_with(|| self.describe(entry));
+            lines += &format!("{fd} {what}\n");
+        }
+        lines
+    }
+
+    /// All but the number of a descriptor's line.
+    fn describe(&self, entry: &Entry) -> String {
+        let process = self.call.process;
+        let taken = if entry.backed { None } else { self.take_over(entry) };
+        // What is taken over needs no other number.
+        let ino = match &taken {
+            Some(_) => 0,
+            None => {
+                let stat = process.client.fstat(self.call.task(), entry.file());
+                stat.map_or(0, |stat| stat.attr.st_ino)
+            }
+        };
+        let mut open = entry.file().flags().0;
+        if entry.file().kind() == FileKind::Directory {
+            open |= libc::O_DIRECTORY as u32;
+        }
+        let cells = entry.cells.map_or(-1, i64::from);
+        let backed = u8::from(entry.backed);
+        let taken = taken.unwrap_or_default();
+        format!("{backed} {open} {cells} {ino} {}{taken}", hex(&entry.path))
+    }
+
+    /// Gives an open file to the next program's connection; what that has to know.
+    fn take_over(&self, entry: &Entry) -> Option<String> {
+        let mount = self.call.process.place_of(entry.file().mount())?;
+        let Parcel { ino, fh, kind, flags, stream, needs_flush, id } = entry.file().parcel();
+        let process_locks = !self.closed.contains(&(mount, ino));
+        let (flags, owner) = (OpenFlags(flags), LockOwner(id));
+        let open = fh.map(|fh| Legacy { fh, flags, owner, process_locks });
+        self.heir(mount)?.take_over(ino, open).ok()?;
+        let (stream, flush) = (u8::from(stream), u8::from(needs_flush));
+        let fh = fh.map_or("-".to_owned(), |fh| fh.0.to_string());
+        Some(format!(" {mount} {} {fh} {} {stream} {flush} {id}", ino.0, kind.mode_bits()))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+fn closes_at_exec(fd: i32) -> bool {
+    let flags = sys::plain(libc::SYS_fcntl, fd as u64, libc::F_GETFD as u64, 0);
+    flags.is_ok_and(|flags| flags & i64::from(libc::FD_CLOEXEC) != 0)
+}
+
+/// Takes over what the program before handed over in `fd`.
+pub fn read(fd: i32) -> Option<Incoming> {
+    let mut file = File::from(owned(fd));
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.read_to_string(&mut text).ok()?;
+    let (first, rest) = text.split_once('\n')?;
+    let mut words = first.split(' ');
+    let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let holder = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let cwd = words.next()?.to_owned();
+    let (connections, lines): (Vec<_>, Vec<_>) =
+        rest.lines().partition(|line| line.starts_with('@'));
+    let connections = connections.into_iter().filter_map(Connection::parse).collect();
+    let lines = lines.into_iter().map(str::to_owned).collect();
+    Some(Incoming { limit, connections, holder, next_id, cwd, lines })
+}
+
+/// A connection that the program before has made.
+pub struct Connection {
+    /// The place of its mount in the plan.
+    pub mount: usize,
+    /// Its descriptor.
+    pub fd: OwnedFd,
+    /// What is known of it.
+    pub known: String,
+}
+
+impl Connection {
+    fn parse(line: &str) -> Option<Connection> {
+        let mut words = line.split(' ').skip(1);
+        let (mount, fd) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let known = words.next()?.to_owned();
+        let close = libc::FD_CLOEXEC as u64;
+        sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
+        Some(Connection { mount, fd: owned(fd), known })
+    }
+}
+
+/// What was handed over.
+pub struct Incoming {
+    /// The limit of descriptors that the program sees.
+    pub limit: u32,
+    /// The connections that this program has.
+    pub connections: Vec<Connection>,
+    /// The slot of this process, and the descriptor of its lock: see [`holders`].
+    pub holder: (u32, i32),
+    next_id: u64,
+    cwd: String,
+    lines: Vec<String>,
+}
+
+impl Incoming {
+    /// Makes it this process's state.
+    pub fn apply(&self, process: &'static Process) {
+        process.client.set_next_file_id(self.next_id);
+        self.go_to_cwd(process);
+        let view = process.view();
+        // Duplicates of one open file share it: they have the same cells.
+        let mut known: Vec<(u32, Arc<Entry>)> = Vec::new();
+        for line in &self.lines {
+            let Some(record) = Record::parse(line) else { continue };
+            let shared = known.iter().find(|(cells, _)| Some(*cells) == record.cells);
+            let entry = match shared {
+                Some((_, entry)) => Some(Arc::clone(entry)),
+                None => record.open(process),
+            };
+            let Some(entry) = entry else { continue };
+            if shared.is_none() {
+                known.extend(record.cells.map(|cells| (cells, Arc::clone(&entry))));
+            }
+            let _ = view.table.set(record.fd, entry);
+        }
+        let kept: HashSet<u32> = known.into_iter().map(|(cells, _)| cells).collect();
+        holders::keep_only(&process.shared, |cells| kept.contains(&cells));
+    }
+
+    fn go_to_cwd(&self, process: &'static Process) {
+        if let Some((mount, ino)) = self.cwd.split_once(':') {
+            let mount = mount.parse().ok().and_then(|at: usize| process.mounts.get(at));
+            if let (Some(mount), Ok(ino)) = (mount, ino.parse()) {
+                process.client.take_over_cwd(process.task(), &mount.mount, Ino(ino));
+            }
+        } else if let Some(path) = unhex(&self.cwd).filter(|path| !path.is_empty()) {
+            let _ = process.client.chdir(process.task(), &path);
+        }
+    }
+}
+
+struct Record {
+    fd: i32,
+    backed: bool,
+    flags: u32,
+    cells: Option<u32>,
+    ino: u64,
+    path: Vec<u8>,
+    /// What was given to this program's connection, and to which mount.
+    parcel: Option<(usize, Parcel)>,
+}
+
+impl Record {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let record = Record {
+            fd: words.next()?.parse().ok()?,
+            backed: words.next()? == "1",
+            flags: words.next()?.parse().ok()?,
+            cells: u32::try_from(words.next()?.parse::<i64>().ok()?).ok(),
+            ino: words.next()?.parse().ok()?,
+            path: unhex(words.next()?)?,
+            parcel: None,
+        };
+        let parcel = parcel(&mut words, record.flags);
+        Some(Record { parcel, ..record })
+    }
+
+    /// The open file in this process: taken over, or opened anew by its path, where that still leads
+    /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
+    /// without it.
+    fn open(&self, process: &'static Process) -> Option<Arc<Entry>> {
+        if let Some(cells) = self.cells {
+            process.shared.take_over(cells);
+        }
+        let file = match &self.parcel {
+            Some((mount, parcel)) => {
+                let mount = process.mounts.get(*mount)?;
+                process.client.take_over(process.task(), &mount.mount, parcel)
+            }
+            None => {
+                let flags = if self.backed { libc::O_PATH as u32 } else { self.flags };
+                let how = How { flags, ..How::default() };
+                process.client.open(process.task(), At::Cwd, &self.path, how)
+            }
+        };
+        process.shared.end_take_over();
+        let file = file.ok()?;
+        if self.parcel.is_none() {
+            let stat = process.client.fstat(process.task(), &file).ok()?;
+            if stat.attr.st_ino != self.ino {
+                return None;
+            }
+        }
+        let cells = file.arena_cells().map(|cells| process.shared.index(cells));
+        Some(Arc::new(Entry::new(file, self.backed, self.path.clone(), cells)))
+    }
+}
+
+fn parcel<'a>(words: &mut impl Iterator<Item = &'a str>, flags: u32) -> Option<(usize, Parcel)> {
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (mount, ino) = (usize::try_from(number()?).ok()?, Ino(number()?));
+    // `-` for no handle.
+    let fh = words.next()?.parse().ok().map(Fh);
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let kind = FileKind::from_mode(number()? as u32)?;
+    let (stream, needs_flush, id) = (number()? == 1, number()? == 1, number()?);
+    Some((mount, Parcel { ino, fh, kind, flags, stream, needs_flush, id }))
+}
