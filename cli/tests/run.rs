@@ -375,6 +375,20 @@ fn a_full_table_of_descriptors_is_full_at_the_same_number() {
     same_c("full", include_str!("run/full.c"), everywhere);
 }
 
+/// ftruncate(2) and its kin failed with `EBADF` on what the program before had open, cp(1) took
+/// `/dev/stdin` and fifos for files that were replaced, limits of files and filters of system calls
+/// stopped every execve(2), and programs that lowered their limit of descriptors lost ours.
+#[test]
+fn what_a_program_inherits_can_do_all_that_it_could() {
+    same_c("inherited", include_str!("run/inherited.c"), everywhere);
+    let script = r#"
+        echo hi > f; cp /dev/stdin x < f; cp /dev/fd/4 y 4< f; cat x y; dd if=f of=/dev/stdout conv=fsync > z 2> e
+        cat z; dd if=f conv=fsync 2> e > w; cat w; rm e; mkfifo p; (echo through > p &); cp p copy 2> e; cat copy
+        rm e; cp --reflink=always f g 2> e; grep -c address e; rm -f e g
+    "#;
+    everywhere("what is opened once more", &["bash"], script);
+}
+
 #[test]
 fn who_asks_is_a_matter_of_the_thread() {
     if !rustix::process::geteuid().is_root() {

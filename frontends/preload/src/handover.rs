@@ -1,11 +1,11 @@
 //! What one program hands to the next: open files, working directory, limits.
 //!
-//! The state is text in a memfd: a first line of the working directory and the limit, then one line
+//! The state is text (see [`crate::letter`]): a first line of the working directory and the limit, then one line
 //! for every descriptor. Paths are written in hexadecimal, so that any byte may be in them.
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,15 +14,15 @@ use defuse_direct::{At, Description, How, Place, Stat};
 use defuse_fs::{Errno, FileKind};
 use defuse_preload_plan::{VARIABLE, layout};
 
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::serve::{Call, Fail};
 use crate::sys;
 use crate::table::Entry;
 
 /// A memfd. `EMFILE`.
-fn memory(name: &std::ffi::CStr, cloexec: bool) -> Result<OwnedFd, Errno> {
-    let flags = if cloexec { libc::MFD_CLOEXEC } else { 0 };
-    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, u64::from(flags), 0)?;
+fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+    let flags = u64::from(libc::MFD_CLOEXEC);
+    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
     Ok(owned(fd as i32))
 }
 
@@ -34,7 +34,7 @@ fn owned(fd: i32) -> OwnedFd {
 
 /// A copy of a file in memory that can be executed or loaded.
 pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
-    let fd = memory(c"defuse", true)?;
+    let fd = memory(c"defuse")?;
     let mut out = File::from(fd);
     let mut piece = vec![0; 256 << 10];
     let mut at = 0;
@@ -60,14 +60,11 @@ impl Outgoing {
     /// Writes down what the next program gets.
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
-        let state = memory(c"defuse-state", false)?;
-        let kept = process::keep_above(state.as_raw_fd(), process.floor, false)?;
-        let mut file = File::from(owned(kept));
-        drop(state);
-        file.write_all(text(call).as_bytes()).map_err(Errno::from)?;
-        let variable = format!("{VARIABLE}={}:{}", process.memory_fd, file.as_raw_fd());
+        let state = crate::letter::write(&text(call), process.floor)?;
+        let (memory, floor) = (process.memory_fd, process.floor);
+        let variable = format!("{VARIABLE}={memory}:{}:{floor}", state.as_raw_fd());
         let variable = CString::new(variable).unwrap_or_default();
-        Ok(Outgoing { state: file.into(), variable, preload: process.plan.library.clone() })
+        Ok(Outgoing { state, variable, preload: process.plan.library.clone() })
     }
 
     /// The environment with what leads to us.
@@ -138,10 +135,7 @@ fn text(call: &Call<'_>) -> String {
 /// Takes over what the program before handed over in `fd`; returns the limit of descriptors that it
 /// believed in.
 pub fn read(fd: i32) -> Option<Incoming> {
-    let mut file = File::from(owned(fd));
-    let mut text = String::new();
-    file.rewind().ok()?;
-    file.read_to_string(&mut text).ok()?;
+    let text = crate::letter::read(fd)?;
     let (first, rest) = text.split_once('\n')?;
     let (limit, cwd) = first.split_once(' ')?;
     Some(Incoming { limit: limit.parse().ok()?, cwd: unhex(cwd)?, rest: rest.to_owned() })

@@ -28,6 +28,7 @@ mod handover;
 mod heap;
 #[allow(unsafe_code)]
 mod inside;
+mod letter;
 #[allow(unsafe_code)]
 mod lock;
 mod mappings;

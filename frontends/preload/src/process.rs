@@ -86,14 +86,16 @@ const HIGHEST: u64 = 16384;
 /// Where our own descriptors begin, and the limit that the program is to see.
 ///
 /// The program's numbers have to be those that it would get without us, so ours lie above. The soft
-/// limit is raised for them where the hard one lets us; otherwise the program gets fewer.
-pub fn raise_limit(told: Option<u32>) -> (u64, u64) {
+/// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All programs
+/// of a process begin them at one number, the `floor` of the first, whatever limit they set: what one
+/// leaves to the next lies there.
+pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     let mut limit: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
     // SAFETY: prlimit64 fills the record.
     let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
     let seen = told.map_or(limit.rlim_cur, u64::from);
-    let floor = seen.min(HIGHEST);
+    let floor = floor.unwrap_or(seen.min(HIGHEST));
     if limit.rlim_max >= floor + ZONE {
         let new = libc::rlimit { rlim_cur: limit.rlim_cur.max(floor + ZONE), ..limit };
         let args = [0, libc::RLIMIT_NOFILE as u64, &raw const new as u64, 0, 0, 0];

@@ -32,6 +32,7 @@ pub fn begin() {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let incoming = numbers.next().flatten().and_then(handover::read);
+    let floor = numbers.next().flatten().and_then(|floor| u64::try_from(floor).ok());
     let Some((shared, plan)) = Shared::map(memory_fd) else {
         fail("program and library are of different versions: build both together");
     };
@@ -39,7 +40,7 @@ pub fn begin() {
     crate::thread_exit::begin();
     crate::inside::register();
     let Some(inside) = Inside::enter() else { return };
-    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
+    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let memory_fd = above(memory_fd, limits.0 as i32);
     let process = Process::new(shared, plan, memory_fd, limits).unwrap_or_else(|why| fail(&why));
     if process.plan.report {
