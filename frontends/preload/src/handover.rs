@@ -1,7 +1,7 @@
 //! What one program hands to the next: open files, working directory, limits.
 //!
-//! The state is text (see [`crate::letter`]): a first line of the working directory and the limit, then one line
-//! for every descriptor. Paths are written in hexadecimal, so that any byte may be in them.
+//! The state is text (see [`crate::letter`]): a first line of the working directory and the limit, then
+//! one line for every descriptor. Paths are written in hexadecimal, so that any byte may be in them.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -27,7 +27,7 @@ fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
 }
 
 #[allow(unsafe_code)]
-fn owned(fd: i32) -> OwnedFd {
+pub fn owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel gave the number just now, and nobody else has it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

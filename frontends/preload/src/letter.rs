@@ -7,17 +7,12 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use defuse_fs::Errno;
 
+use crate::handover::owned;
 use crate::{process, sys};
-
-#[allow(unsafe_code)]
-fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel gave the number just now, or the program before named it as ours.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
 
 /// Writes `text`; what comes back stays open at exec, and lies among our own numbers from `floor` on.
 /// `EMFILE`, `ENFILE`, `ENOMEM`.

@@ -21,6 +21,8 @@ pub struct Mounted {
     pub target: Vec<u8>,
     /// The way to the process that has it, where there is one.
     pub relay: Option<Arc<Relay>>,
+    /// Its files have descriptors that the kernel can read and write.
+    pub backs: bool,
 }
 
 /// What every process has of its own. No child shares our memory: see [`crate::fork`].
@@ -135,10 +137,16 @@ impl Process {
             let target = String::from_utf8_lossy(&mount.target).into_owned();
             let failed = |why: String| format!("cannot mount {target}: {why}");
             let composed = compose::open(mount, floor as u32).map_err(failed)?;
+            let backs = composed.fs.caps().backing_files;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
             made.map_err(|errno| failed(errno.to_string()))?;
             let relay = composed.relay;
-            mounts.push(Mounted { relay, fork: composed.fork, target: mount.target.clone() });
+            mounts.push(Mounted {
+                relay,
+                backs,
+                fork: composed.fork,
+                target: mount.target.clone(),
+            });
         }
         let task = Task::of_this_process().map_err(|errno| format!("who this is: {errno}"))?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;

@@ -37,6 +37,7 @@ pub fn begin() {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
+    symbols::find_next();
     crate::thread_exit::begin();
     crate::inside::register();
     let Some(inside) = Inside::enter() else { return };

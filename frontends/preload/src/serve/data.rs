@@ -105,6 +105,15 @@ pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
     Ok(to as i64)
 }
 
+/// Reads and writes that finish later are begun by the kernel, which can do nothing with a
+/// placeholder, and programs learn that from the first that fails. They have another way where the
+/// kernel does not know such calls, and that they ask before: so it does not, in a run with a mount
+/// whose files have no descriptors of their bytes.
+pub fn asynchronous(call: &Call<'_>) -> Served {
+    let all = call.process.mounts.iter().all(|mount| mount.backs);
+    if all { Err(Fail::Pass) } else { Err(Errno::ENOSYS.into()) }
+}
+
 /// What is open in the kernel alone, it cuts and syncs by itself.
 fn by_the_kernel(entry: &Entry) -> Result<(), Fail> {
     if entry.is_inode() { Err(Fail::Pass) } else { Ok(()) }

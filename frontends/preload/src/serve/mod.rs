@@ -246,6 +246,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_munmap => Any(data::munmap),
         libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
+        libc::SYS_io_setup | libc::SYS_io_uring_setup => Any(data::asynchronous),
         libc::SYS_ioctl => Fd(true, data::ioctl),
         libc::SYS_flock => Fd(true, data::flock),
 
