@@ -1,6 +1,7 @@
 //! `defuse check`.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ pub fn run(args: &CheckArgs) -> Result {
     let path = find_program(&args.program).ok_or_else(|| {
         Failure::Failed(format!("{shown}: there is no such program: give its path"))
     })?;
-    let path = interpreter(&path)?.unwrap_or(path);
+    let path = executed(&path)?;
     let findings = find(&path)?;
     let missed = findings.objects.iter().any(|object| !object.missed.is_empty());
     if args.json {
@@ -70,11 +71,14 @@ pub fn run(args: &CheckArgs) -> Result {
     }
 }
 
-/// The interpreter of a script.
-fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-    let Some(line) = bytes.strip_prefix(b"#!") else { return Ok(None) };
+/// The file that is executed for a program: the interpreter where it is a script.
+pub fn executed(path: &Path) -> Result<PathBuf> {
+    let failed = |error| Failure::Failed(format!("{}: {error}", path.display()));
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    // As much as the kernel looks at.
+    file.take(256).read_to_end(&mut head).map_err(failed)?;
+    let Some(line) = head.strip_prefix(b"#!") else { return Ok(path.to_owned()) };
     let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
     let words: Vec<&[u8]> =
         line[..end].split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
@@ -82,23 +86,37 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
     let word = match words.as_slice() {
         [env, program, ..] if env.ends_with(b"/env") => program,
         [program, ..] => program,
-        [] => return Ok(None),
+        [] => return Ok(path.to_owned()),
     };
-    Ok(find_program(OsStr::from_bytes(word)))
+    Ok(find_program(OsStr::from_bytes(word)).unwrap_or(path.to_owned()))
 }
 
-fn find(path: &Path) -> Result<Findings> {
-    let program = Binary::read_sites(path).map_err(Failure::failed)?;
+/// Why no library can be loaded into the program `path`; empty where one can.
+pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
     let mut reasons = Vec::new();
     if program.is_static {
         reasons.push("it is linked statically: no library can be loaded into it".to_owned());
+    }
+    // The C library that ours is made with, whatever directory its loader lies in.
+    let is_ours = |loader: &PathBuf| loader.file_name() == Some(OsStr::new("ld-linux-x86-64.so.2"));
+    if let Some(loader) = program.interpreter.as_ref().filter(|loader| !is_ours(loader)) {
+        reasons.push(format!(
+            "its loader is {}: the library is made for programs of the GNU C library",
+            loader.display()
+        ));
     }
     let mode = std::fs::metadata(path).map(|meta| meta.permissions().mode()).unwrap_or(0);
     if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
         reasons.push("it is set-user-id or set-group-id: the loader ignores LD_PRELOAD".to_owned());
     }
+    reasons
+}
+
+fn find(path: &Path) -> Result<Findings> {
+    let program = Binary::read_sites(path).map_err(Failure::failed)?;
+    let reasons = obstacles(path, &program);
     let mut next = vec![path.to_owned()];
-    next.extend(analysis::find_library("libc.so.6", &[]).filter(|_| !program.is_static));
+    next.extend(analysis::find_library("libc.so.6", &[]).filter(|_| reasons.is_empty()));
     let (mut objects, mut seen) = (Vec::new(), Vec::new());
     while let Some(path) = next.pop() {
         if seen.contains(&path) {
@@ -138,8 +156,9 @@ fn text(findings: &Findings) -> String {
     for object in &findings.objects {
         let Object { path, calls, replaced, missed, unknown } = object;
         let path = path.display();
+        let how = if findings.preloadable { "are" } else { "could be" };
         text += &format!(
-            "  {path}: {calls} system calls, {replaced} concern files and are replaced, {unknown} \
+            "  {path}: {calls} system calls, {replaced} concern files and {how} replaced, {unknown} \
              have a number that is not told\n"
         );
         for call in missed {

@@ -21,6 +21,7 @@ use defuse_preload_plan::reach::Exports;
 use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use crate::check;
 use crate::error::{Failure, Result};
 
 /// Run a program on file systems inside of its own process
@@ -57,6 +58,8 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
 
 /// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do.
 pub fn run(args: &RunArgs) -> Result<u8> {
+    let program = &args.command[0];
+    refuse(program)?;
     let library = library()?;
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
@@ -73,7 +76,6 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         report: args.report,
     };
     let (memory, sealed) = (memory()?, sealed(&plan, &images)?);
-    let program = &args.command[0];
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
         // The kernel cannot find it: a program of ours, loaded with the library, runs it.
         let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
@@ -87,7 +89,11 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let fds = (memory.as_raw_fd(), sealed.as_raw_fd());
     prepare(&mut command, &plan, fds, args.directory.as_deref());
     let status = command.status().map_err(|error| {
-        Failure::Failed(format!("{}: {error}: is it installed, and in PATH?", program.display()))
+        let next = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => "is it a program, and executable?",
+            _ => "is it installed, and in PATH?",
+        };
+        Failure::Failed(format!("{}: {error}: {next}", program.display()))
     })?;
     let uid = rustix::process::getuid().as_raw();
     let _ = fs::remove_dir_all(layout::node_directory(uid, run_id()));
@@ -103,6 +109,28 @@ fn protected() -> [u8; 3] {
     [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
 
+/// Says so where nothing of a program could be served, rather than running it on other files than it
+/// names.
+fn refuse(program: &OsStr) -> Result {
+    let shown = program.display();
+    if program.as_bytes().starts_with(b"-") {
+        return Err(Failure::Usage(format!(
+            "{shown} is no option of defuse run: see `defuse run --help`; a program of this name is \
+             ./{shown}"
+        )));
+    }
+    let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
+    let path = check::executed(&path)?;
+    // What is no ELF file of this machine, the kernel refuses.
+    let Ok(binary) = Binary::read_for_run(&path, Cache::of_user().as_ref()) else { return Ok(()) };
+    match check::obstacles(&path, &binary).into_iter().next() {
+        None => Ok(()),
+        Some(why) => Err(Failure::Failed(format!(
+            "{shown}: {why}: mount what it is to see by `defuse mount`"
+        ))),
+    }
+}
+
 /// `TARGET=TYPE:REST[,OPTION...]`.
 fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     let shown = text.display();
@@ -116,6 +144,13 @@ fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     if !named && !target.starts_with(b"/") {
         return Err(Failure::Usage(format!(
             "mount {shown}: its target is neither an absolute path nor a name with a colon: {form}"
+        )));
+    }
+    let mut names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
+    if names.peek().is_none() || names.any(|name| matches!(name, b"." | b"..")) {
+        return Err(Failure::Usage(format!(
+            "mount {shown}: its target is not a place of its own: name a directory below /, without \
+             . and .."
         )));
     }
     let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
@@ -430,5 +465,9 @@ mod tests {
         assert!(error("/data").contains("TARGET=TYPE:REST"));
         assert!(error("data=memory:").contains("absolute path"));
         assert!(error("/data=nfs:x").contains("passthrough:DIR"));
+        for target in ["/", "//", "/a/../b", "/a/."] {
+            let error = error(&format!("{target}=memory:"));
+            assert!(error.contains("below /"), "{target}: {error}");
+        }
     }
 }

@@ -484,6 +484,20 @@ fn a_full_table_of_descriptors_is_full_at_the_same_number() {
     same_c("full", include_str!("run/full.c"), everywhere);
 }
 
+/// ftruncate(2) and its kin failed with `EBADF` on what the program before had open, cp(1) took
+/// `/dev/stdin` and fifos for files that were replaced, limits of files and filters of system calls
+/// stopped every execve(2), and programs that lowered their limit of descriptors lost ours.
+#[test]
+fn what_a_program_inherits_can_do_all_that_it_could() {
+    same_c("inherited", include_str!("run/inherited.c"), everywhere);
+    let script = r#"
+        echo hi > f; cp /dev/stdin x < f; cp /dev/fd/4 y 4< f; cat x y; dd if=f of=/dev/stdout conv=fsync > z 2> e
+        cat z; dd if=f conv=fsync 2> e > w; cat w; rm e; mkfifo p; (echo through > p &); cp p copy 2> e; cat copy
+        rm e; cp --reflink=always f g 2> e; grep -c address e; rm -f e g
+    "#;
+    everywhere("what is opened once more", &["bash"], script);
+}
+
 #[test]
 fn who_asks_is_a_matter_of_the_thread() {
     if !rustix::process::geteuid().is_root() {
@@ -587,6 +601,114 @@ fn a_check_tells_what_is_intercepted() {
     }
     let seen = finish(place.command(&["check", program.to_str().unwrap()]));
     assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
+}
+
+/// Before, they ran on the files that the kernel has under these names.
+#[test]
+fn a_program_that_the_library_cannot_be_loaded_into_is_refused() {
+    let place = Place::new();
+    let refused = |command: &[&str], parts: &[&str]| {
+        let seen = finish(place.command(&[&["run", "--mount", "mem:=memory:"], command].concat()));
+        assert!(parts.iter().all(|part| seen.err.contains(part)), "{seen:?}");
+        assert!(seen.code != Some(0) && seen.out.is_empty(), "{seen:?}");
+    };
+    refused(&["--frok", "deny", "--", "true"], &["--frok", "--help"]);
+    refused(&["--", "/etc/passwd"], &["/etc/passwd", "executable?"]);
+    if !is_there("gcc") {
+        println!("skipped: gcc is not installed");
+        return;
+    }
+    let source = place.path("t.c");
+    fs::write(&source, "int main() { return 0; }").unwrap();
+    for (how, why) in [
+        ("-static", "linked statically"),
+        ("-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1", "its loader is /lib/ld-musl-x86_64.so.1"),
+    ] {
+        let program = place.path("t");
+        let mut compiler = Command::new("gcc");
+        compiler.args([how, "-o"]).arg(&program).arg(&source);
+        if !compiler.status().unwrap().success() {
+            println!("skipped: {how}: gcc cannot link so");
+            continue;
+        }
+        let program = program.to_str().unwrap();
+        refused(&["--", program], &[program, why, "defuse mount"]);
+        let seen = finish(place.command(&["check", program]));
+        assert!(seen.out.contains(why) && seen.code == Some(1), "{seen:?}");
+    }
+}
+
+/// A database with its files in memory waited for reads that the kernel had refused.
+#[test]
+fn asynchronous_reads_are_there_where_the_kernel_can_do_them() {
+    if !is_there("gcc") {
+        println!("skipped: gcc is not installed");
+        return;
+    }
+    let place = Place::new();
+    let (source, program) = (place.path("t.c"), place.path("t"));
+    let code = r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <stdio.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int main() {
+            unsigned long context = 0;
+            int aio = syscall(SYS_io_setup, 1, &context) == 0 ? 0 : errno;
+            // Without parameters: refused for that, where there is anything to refuse.
+            int rings = syscall(SYS_io_uring_setup, 1, 0) >= 0 ? 0 : errno;
+            printf("%d %d\n", aio == ENOSYS, rings == ENOSYS);
+        }
+    "#;
+    fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("gcc");
+    assert!(compiler.args(["-o"]).arg(&program).arg(&source).status().unwrap().success());
+    let native = finish(Command::new(&program)).out;
+    let backed = format!("/defuse-test=passthrough:{}", place.path("src").display());
+    let unbacked = format!("{backed},backing=off");
+    for (mounts, expected) in [
+        (&[&backed][..], native.as_str()),
+        (&[&unbacked], "1 1\n"),
+        (&[&backed, &"mem:=memory:".to_owned()], "1 1\n"),
+    ] {
+        let mut run = place.command(&["run"]);
+        mounts.iter().for_each(|mount| _ = run.args(["--mount", mount.as_str()]));
+        run.arg("--").arg(&program);
+        assert_eq!(finish(run).out, expected, "{mounts:?}");
+    }
+}
+
+/// dlopen(3) was not exported, and what dlerror(3) had said was gone when it was printed: the first
+/// write(2) of a program asked the loader for the function to go on with.
+#[test]
+fn libraries_are_loaded_out_of_mounts_and_errors_of_the_loader_stay() {
+    let script = r#"
+        cat > l.c <<'END'
+int seven(void) { return 7; }
+END
+        cat > m.c <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main() {
+    char *here = realpath("l.so", 0);
+    void *library = dlopen(here, RTLD_NOW);
+    int (*seven)(void) = library ? dlsym(library, "seven") : 0;
+    printf("%d\n", seven ? seven() : -1);
+    fflush(stdout);
+    dlopen("/no/such/library.so", RTLD_NOW);
+    char *why = dlerror();
+    FILE *file = fopen("why", "w");
+    fprintf(file, "%s\n", why);
+    fclose(file);
+    puts(why);
+    return 0;
+}
+END
+        gcc -shared -fPIC -o l.so l.c && gcc -o m m.c -ldl && ./m; cat why; rm -f l.so m
+    "#;
+    everywhere("dlopen", &["gcc"], script);
 }
 
 /// There is no list of programs that are served otherwise than all others.

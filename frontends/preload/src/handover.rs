@@ -1,6 +1,6 @@
 //! What one program hands to the next, and what is left when one ends.
 //!
-//! The state of the program is text in a memfd (see [`crate::inherit`]).
+//! The state of the program is text (see [`crate::inherit`] and [`crate::letter`]).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,14 +12,14 @@ use defuse_fs::Errno;
 use defuse_preload_plan::{VARIABLE, layout};
 
 use crate::inherit::Estate;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::serve::{Call, Fail};
 use crate::sys;
 
 /// A memfd. `EMFILE`.
-fn memory(name: &std::ffi::CStr, cloexec: bool) -> Result<OwnedFd, Errno> {
-    let flags = if cloexec { libc::MFD_CLOEXEC } else { 0 };
-    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, u64::from(flags), 0)?;
+fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+    let flags = u64::from(libc::MFD_CLOEXEC);
+    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
     Ok(owned(fd as i32))
 }
 
@@ -31,7 +31,7 @@ pub fn owned(fd: i32) -> OwnedFd {
 
 /// A copy of a file in memory that can be executed or loaded.
 pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
-    let fd = memory(c"defuse", true)?;
+    let fd = memory(c"defuse")?;
     let mut out = File::from(fd);
     let mut piece = vec![0; 256 << 10];
     let mut at = 0;
@@ -59,17 +59,13 @@ impl Outgoing {
     /// Writes down what the next program gets.
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
-        let state = memory(c"defuse-state", false)?;
-        let kept = process::keep_above(state.as_raw_fd(), process.floor, false)?;
-        let mut file = File::from(owned(kept));
-        drop(state);
         let (estate, text) = Estate::of(call);
-        file.write_all(text.as_bytes()).map_err(Errno::from)?;
-        let variable =
-            format!("{VARIABLE}={}:{}:{}", process.memory_fd, process.plan_fd, file.as_raw_fd());
+        let state = crate::letter::write(&text, process.floor)?;
+        let (memory, plan, floor) = (process.memory_fd, process.plan_fd, process.floor);
+        let variable = format!("{VARIABLE}={memory}:{plan}:{}:{floor}", state.as_raw_fd());
         let variable = CString::new(variable).unwrap_or_default();
         let preload = process.plan.library.clone();
-        Ok(Outgoing { _estate: estate, state: file.into(), variable, preload })
+        Ok(Outgoing { _estate: estate, state, variable, preload })
     }
 
     /// The environment with what leads to us.

@@ -12,8 +12,6 @@
 //! anew by their paths, or are descriptors of the kernel.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -177,10 +175,7 @@ fn closes_at_exec(fd: i32) -> bool {
 
 /// Takes over what the program before handed over in `fd`.
 pub fn read(fd: i32) -> Option<Incoming> {
-    let mut file = File::from(owned(fd));
-    let mut text = String::new();
-    file.rewind().ok()?;
-    file.read_to_string(&mut text).ok()?;
+    let text = crate::letter::read(fd)?;
     let (first, rest) = text.split_once('\n')?;
     let mut words = first.split(' ');
     let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);

@@ -30,6 +30,7 @@ mod holders;
 mod inherit;
 #[allow(unsafe_code)]
 mod inside;
+mod letter;
 #[allow(unsafe_code)]
 mod lock;
 mod mappings;

@@ -24,6 +24,8 @@ pub struct Mounted {
     pub relay: Option<Arc<Relay>>,
     /// It itself.
     pub mount: Arc<Mount>,
+    /// Its files have descriptors that the kernel can read and write.
+    pub backs: bool,
 }
 
 /// What every process has of its own. No child shares our memory: see [`crate::fork`].
@@ -91,14 +93,16 @@ const HIGHEST: u64 = 3072;
 /// Where our own descriptors begin, and the limit that the program is to see.
 ///
 /// The program's numbers have to be those that it would get without us, so ours lie above. The soft
-/// limit is raised for them where the hard one lets us; otherwise the program gets fewer.
-pub fn raise_limit(told: Option<u32>) -> (u64, u64) {
+/// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All programs
+/// of a process begin them at one number, the `floor` of the first, whatever limit they set: what one
+/// leaves to the next lies there.
+pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     let mut limit: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
     // SAFETY: prlimit64 fills the record.
     let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
     let seen = told.map_or(limit.rlim_cur, u64::from);
-    let floor = seen.min(HIGHEST);
+    let floor = floor.unwrap_or(seen.min(HIGHEST));
     if limit.rlim_max >= floor + ZONE {
         let new = libc::rlimit { rlim_cur: limit.rlim_cur.max(floor + ZONE), ..limit };
         let args = [0, libc::RLIMIT_NOFILE as u64, &raw const new as u64, 0, 0, 0];
@@ -146,10 +150,12 @@ impl Process {
             let failed = |why: String| format!("cannot mount {target}: {why}");
             let composed = compose::open(mount, floor as u32, own.and_then(Option::take));
             let composed = composed.map_err(failed)?;
+            let backs = composed.fs.caps().backing_files;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
             let made = made.map_err(|errno| failed(errno.to_string()))?;
             mounts.push(Mounted {
                 relay: composed.relay,
+                backs,
                 fork: composed.fork,
                 target: mount.target.clone(),
                 mount: made,

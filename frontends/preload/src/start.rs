@@ -32,14 +32,16 @@ pub fn begin() {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let mut incoming = numbers.next().flatten().and_then(inherit::read);
+    let floor = numbers.next().flatten().and_then(|floor| u64::try_from(floor).ok());
     let Some((shared, plan, images)) = Shared::map(memory_fd, plan_fd) else {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
+    symbols::find_next();
     crate::thread_exit::begin();
     crate::inside::register();
     let Some(inside) = Inside::enter() else { return };
-    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit));
+    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
     let fds = (above(memory_fd, floor), above(plan_fd, floor));
     let before = incoming.as_ref().map(|incoming| incoming.holder);

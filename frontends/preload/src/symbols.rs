@@ -65,6 +65,37 @@ impl Next {
     }
 }
 
+/// A name that ends with NUL.
+pub const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!(),
+    }
+}
+
+/// Finds all functions that ours go on with, while the program has not begun: to ask the loader later
+/// would take the message away that dlerror(3) has for the program, and wait for the loader's lock
+/// where a handler of a signal may not.
+pub fn find_next() {
+    let others = [&SYSCALL, &FORK, &FORK_ALONE, &SPAWN, &SPAWN_SEARCHED, &DLOPEN];
+    for next in next::ALL.iter().chain(&others).chain(crate::users::ALL) {
+        next.address();
+    }
+    // What was not found is no news for the program: told once, and then forgotten.
+    for _ in 0..2 {
+        // SAFETY: dlerror(3) takes nothing.
+        unsafe { libc::dlerror() };
+    }
+}
+
+static SYSCALL: Next = Next::new(c"syscall");
+static FORK: Next = Next::new(c"fork");
+static FORK_ALONE: Next = Next::new(c"_Fork");
+static SPAWN: Next = Next::new(c"posix_spawn");
+static SPAWN_SEARCHED: Next = Next::new(c"posix_spawnp");
+/// Where dlopen(3) goes on.
+static DLOPEN: Next = Next::new(c"dlopen");
+
 /// The C library's way of returning: -1, and the error in errno.
 fn result(value: i64) -> i64 {
     if !(-4095..0).contains(&value) {
@@ -96,6 +127,15 @@ macro_rules! exports {
         /// The names that are exported as system calls, each with the call.
         #[cfg(test)]
         pub const EXPORTS: &[(&str, i64)] = &[$((stringify!($name), libc::$number)),*];
+        /// The functions of the C library that these go on with.
+        #[allow(non_upper_case_globals)]
+        mod next {
+            use super::{Next, name};
+
+            $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
+            pub static ALL: &[&Next] = &[$(&$name),*];
+        }
+
         $(
             /// # Safety
             ///
@@ -103,15 +143,10 @@ macro_rules! exports {
             #[unsafe(no_mangle)]
             // SAFETY: the arguments are the program's, for the function of this name.
             pub unsafe extern "C" fn $name($a: u64, $b: u64, $c: u64, $d: u64, $e: u64, $f: u64) -> i64 {
-                const NAME: &str = concat!(stringify!($name), "\0");
-                static NEXT: Next = Next::new(match CStr::from_bytes_with_nul(NAME.as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!(),
-                });
                 let mut args = [0; 6];
                 let list: &[u64] = &[$($arg),*];
                 args[..list.len()].copy_from_slice(list);
-                serve(&NEXT, &[$a, $b, $c, $d, $e, $f], libc::$number, args)
+                serve(&next::$name, &[$a, $b, $c, $d, $e, $f], libc::$number, args)
             }
         )*
     };
@@ -302,11 +337,10 @@ pub unsafe extern "C" fn syscall(
 ) -> i64 {
     // SAFETY: the type of syscall(2), called with what the program passed.
     type Syscall = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
-    static NEXT: Next = Next::new(c"syscall");
     if let Some(value) = serve::call(number, &[a, b, c, d, e, f]) {
         return result(value);
     }
-    match NEXT.address() {
+    match SYSCALL.address() {
         0 => result(sys::pass(number, &[a, b, c, d, e, f])),
         address => {
             // SAFETY: the address is that of the C library's syscall, which takes these.
@@ -343,11 +377,10 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn fork() -> c_int {
-    static NEXT: Next = Next::new(c"fork");
     if crate::start::refuses_fork() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    NEXT.call(&[0; 6]) as c_int
+    FORK.call(&[0; 6]) as c_int
 }
 
 /// # Safety
@@ -366,11 +399,10 @@ pub unsafe extern "C" fn __fork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn _Fork() -> c_int {
-    static NEXT: Next = Next::new(c"_Fork");
     if crate::start::refuses_fork() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    crate::fork::without_handlers(|| NEXT.call(&[0; 6])) as c_int
+    crate::fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
 }
 
 /// # Safety
@@ -401,11 +433,10 @@ pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn posix_spawn(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
-    static NEXT: Next = Next::new(c"posix_spawn");
     let refused = || spawn::refusal(sys::string(b).ok()?, c != 0);
     match process::get().and_then(|_| refused()) {
         Some(errno) => i64::from(errno.raw()),
-        None => NEXT.call(&[a, b, c, d, e, f]),
+        None => SPAWN.call(&[a, b, c, d, e, f]),
     }
 }
 
@@ -415,7 +446,6 @@ pub unsafe extern "C" fn posix_spawn(a: u64, b: u64, c: u64, d: u64, e: u64, f: 
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn posix_spawnp(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
-    static NEXT: Next = Next::new(c"posix_spawnp");
     let refused = || {
         // Where it is not set, the C library has directories of its own.
         let dirs = std::env::var_os("PATH")?;
@@ -423,37 +453,32 @@ pub unsafe extern "C" fn posix_spawnp(a: u64, b: u64, c: u64, d: u64, e: u64, f:
     };
     match process::get().and_then(|_| refused()) {
         Some(errno) => i64::from(errno.raw()),
-        None => NEXT.call(&[a, b, c, d, e, f]),
+        None => SPAWN_SEARCHED.call(&[a, b, c, d, e, f]),
     }
 }
 
-/// Where dlopen(3) goes on.
-static DLOPEN: AtomicU64 = AtomicU64::new(0);
-
-// The dynamic loader looks at who called dlopen(3): where its run path and its name space come from.
-// So the real function is jumped to, with the path replaced where it lies in a mount.
-std::arch::global_asm!(
-    ".globl dlopen",
-    ".type dlopen,@function",
-    "dlopen:",
-    ".cfi_startproc",
-    "push rsi",
-    ".cfi_def_cfa_offset 16",
-    "call {decide}",
-    "pop rsi",
-    ".cfi_def_cfa_offset 8",
-    "mov rdi, rax",
-    "jmp qword ptr [rip + {next}]",
-    ".cfi_endproc",
-    ".size dlopen, .-dlopen",
-    decide = sym decide_library,
-    next = sym DLOPEN,
-);
+/// # Safety
+///
+/// dlopen(3). The dynamic loader looks at who called it: where its run path and its name space come
+/// from. So the real function is jumped to, with the path replaced where it lies in a mount.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+// SAFETY: the arguments and the stack are left as the caller made them.
+pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut libc::c_void {
+    std::arch::naked_asm!(
+        "push rsi",
+        "call {decide}",
+        "pop rsi",
+        "mov rdi, rax",
+        "jmp qword ptr [rip + {next} + {address}]",
+        decide = sym decide_library,
+        next = sym DLOPEN,
+        address = const std::mem::offset_of!(Next, address),
+    );
+}
 
 extern "C" fn decide_library(path: *const c_char) -> *const c_char {
-    if DLOPEN.load(Ordering::Relaxed) == 0 {
-        DLOPEN.store(patch::next(c"dlopen"), Ordering::Relaxed);
-    }
+    DLOPEN.address();
     let Ok(text) = sys::string(path as u64) else { return path };
     if !text.contains(&b'/') {
         return path;
@@ -464,16 +489,6 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
         None => path,
     }
 }
-
-// SAFETY: defined above, called by the loader of programs alone.
-unsafe extern "C" {
-    fn dlopen();
-}
-
-/// Keeps what nothing else refers to.
-#[used]
-// SAFETY: see above.
-static KEPT: unsafe extern "C" fn() = dlopen;
 
 // ---- the environment ----------------------------------------------------------------------
 
@@ -596,7 +611,9 @@ mod tests {
             "utimes",
             "futimesat",
             "mknod",
+            "io_setup",
             "io_submit",
+            "io_uring_setup",
             "io_uring_enter",
             "io_uring_register",
             "openat2",

@@ -44,6 +44,12 @@ impl Entry {
         Entry { file, backed, path, cells }
     }
 
+    /// The kernel has what is open, and our side knows no more than the inode: the program before
+    /// opened it, it is what a fifo or device stands for, or it was opened by a link of /proc.
+    pub fn is_inode(&self) -> bool {
+        self.backed && self.file.is_path()
+    }
+
     /// The open file.
     #[inline]
     pub fn file(&self) -> &Arc<Description> {

@@ -7,7 +7,6 @@
 
 use crate::inside::Inside;
 use crate::process;
-use crate::symbols::Next;
 
 /// Runs `change`, after which the process may have other credentials.
 fn around(change: impl FnOnce() -> i64) -> i64 {
@@ -21,6 +20,15 @@ fn around(change: impl FnOnce() -> i64) -> i64 {
 
 macro_rules! changes {
     ($($name:ident)*) => {
+        #[allow(non_upper_case_globals)]
+        mod next {
+            use crate::symbols::{Next, name};
+
+            $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
+            pub static ALL: &[&Next] = &[$(&$name),*];
+        }
+        pub use next::ALL;
+
         $(
             /// # Safety
             ///
@@ -28,15 +36,7 @@ macro_rules! changes {
             #[unsafe(no_mangle)]
             // SAFETY: as the function of this name.
             pub unsafe extern "C" fn $name(a: u64, b: u64, c: u64) -> i64 {
-                static NEXT: Next = Next::new(
-                    match std::ffi::CStr::from_bytes_with_nul(
-                        concat!(stringify!($name), "\0").as_bytes(),
-                    ) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    },
-                );
-                around(|| NEXT.call(&[a, b, c, 0, 0, 0]))
+                around(|| next::$name.call(&[a, b, c, 0, 0, 0]))
             }
         )*
 

@@ -1,6 +1,6 @@
 //! stat and its kin, access, chmod, chown, times, truncate, statfs.
 
-use defuse_direct::{Access, Owner, Stat, Times};
+use defuse_direct::{Access, At, Owner, Stat, Times};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
 use super::path::Target;
@@ -154,6 +154,11 @@ pub fn chmod(call: &Call<'_>) -> Served {
 }
 
 pub fn fchmod(call: &Call<'_>, entry: &Entry) -> Served {
+    if entry.is_inode() {
+        let itself = At::Itself(entry.file());
+        call.client().chmod(call.task(), itself, b"", call.args[1] as u32, true)?;
+        return Ok(0);
+    }
     call.client().fchmod(call.task(), entry.file(), call.args[1] as u32)?;
     Ok(0)
 }
@@ -182,7 +187,12 @@ pub fn chown(call: &Call<'_>) -> Served {
 }
 
 pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
-    call.client().fchown(call.task(), entry.file(), owner(call.args[1], call.args[2]))?;
+    let owner = owner(call.args[1], call.args[2]);
+    if entry.is_inode() {
+        call.client().chown(call.task(), At::Itself(entry.file()), b"", owner, true)?;
+    } else {
+        call.client().fchown(call.task(), entry.file(), owner)?;
+    }
     Ok(0)
 }
 
@@ -195,6 +205,18 @@ pub fn fchownat(call: &Call<'_>) -> Served {
 
 fn change_times(call: &Call<'_>, target: &Target<'_>, times: Times, follow: bool) -> Served {
     call.client().utimens(call.task(), target.at(), target.path, times, follow)?;
+    Ok(0)
+}
+
+/// Those of an open file.
+fn times_of(call: &Call<'_>, entry: &Entry, times: Times) -> Served {
+    if entry.is_inode() {
+        call.client().utimens(call.task(), At::Itself(entry.file()), b"", times, true)?;
+    } else if entry.file().is_path() {
+        return Err(Errno::EBADF.into());
+    } else {
+        call.client().futimens(call.task(), entry.file(), times)?;
+    }
     Ok(0)
 }
 
@@ -231,8 +253,7 @@ pub fn utimes(call: &Call<'_>) -> Served {
 pub fn futimesat(call: &Call<'_>) -> Served {
     if call.args[1] == 0 {
         let entry = call.entry(0).ok_or(Fail::Pass)?;
-        call.client().futimens(call.task(), entry.file(), microseconds(call.args[2])?)?;
-        return Ok(0);
+        return times_of(call, &entry, microseconds(call.args[2])?);
     }
     let target = call.target(Some(0), 1, false)?;
     change_times(call, &target, microseconds(call.args[2])?, true)
@@ -249,11 +270,7 @@ pub fn utimensat(call: &Call<'_>) -> Served {
     // Without a path it is the descriptor itself: futimens(3).
     if call.args[1] == 0 {
         let entry = call.entry(0).ok_or(Fail::Pass)?;
-        if entry.file().is_path() {
-            return Err(Errno::EBADF.into());
-        }
-        call.client().futimens(call.task(), entry.file(), times)?;
-        return Ok(0);
+        return times_of(call, &entry, times);
     }
     let flags = call.int(3);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;

@@ -105,28 +105,46 @@ pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
     Ok(to as i64)
 }
 
+/// Reads and writes that finish later are begun by the kernel, which can do nothing with a
+/// placeholder, and programs learn that from the first that fails. They have another way where the
+/// kernel does not know such calls, and that they ask before: so it does not, in a run with a mount
+/// whose files have no descriptors of their bytes.
+pub fn asynchronous(call: &Call<'_>) -> Served {
+    let all = call.process.mounts.iter().all(|mount| mount.backs);
+    if all { Err(Fail::Pass) } else { Err(Errno::ENOSYS.into()) }
+}
+
+/// What is open in the kernel alone, it cuts and syncs by itself.
+fn by_the_kernel(entry: &Entry) -> Result<(), Fail> {
+    if entry.is_inode() { Err(Fail::Pass) } else { Ok(()) }
+}
+
 /// Advice may be ignored; that it is about an open file is all that is checked.
 pub fn advise(_: &Call<'_>, entry: &Entry) -> Served {
     if entry.file().is_path() { Err(Errno::EBADF.into()) } else { Ok(0) }
 }
 
 pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
+    by_the_kernel(entry)?;
     let data = call.number as i64 != libc::SYS_fsync;
     call.client().fsync(call.task(), entry.file(), data)?;
     Ok(0)
 }
 
 pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
+    by_the_kernel(entry)?;
     call.client().syncfs(call.task(), entry.file())?;
     Ok(0)
 }
 
 pub fn ftruncate(call: &Call<'_>, entry: &Entry) -> Served {
+    by_the_kernel(entry)?;
     limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
     Ok(0)
 }
 
 pub fn fallocate(call: &Call<'_>, entry: &Entry) -> Served {
+    by_the_kernel(entry)?;
     let range = (call.args[2] as i64, call.args[3] as i64);
     limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
     Ok(0)
@@ -148,6 +166,9 @@ pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
         let flag = u64::from(cmd == FIOCLEX);
         return Ok(sys::plain(libc::SYS_fcntl, call.args[0], libc::F_SETFD as u64, flag)?);
     }
+    if let Some(answer) = common_ioctl(call, entry, cmd) {
+        return answer;
+    }
     // Size and direction as `_IOC` encodes them: bit 30 says that data goes in, bit 31 out.
     let size = (cmd >> 16 & 0x3fff) as usize;
     let input = if cmd & 1 << 30 != 0 { sys::bytes(call.args[2], size)? } else { &[] };
@@ -157,6 +178,36 @@ pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
     let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
     sys::room(call.args[2], out.len())?.copy_from_slice(out);
     Ok(i64::from(reply.result))
+}
+
+/// Commands that the kernel answers for every file system, some of which take no address.
+fn common_ioctl(call: &Call<'_>, entry: &Entry, cmd: u32) -> Option<Served> {
+    const FIGETBSZ: u32 = 2;
+    const FIONREAD: u32 = 0x541b;
+    const FIONBIO: u32 = 0x5421;
+    const FIOASYNC: u32 = 0x5452;
+    const FS_IOC_FIEMAP: u32 = 0xc020_660b;
+    const FICLONE: u32 = 0x4004_9409;
+    const FICLONERANGE: u32 = 0x4020_940d;
+    const FIDEDUPERANGE: u32 = 0xc018_9436;
+    let (client, task, file) = (call.client(), call.task(), entry.file());
+    let stat = || client.fstat(task, file).map(|stat| stat.attr).map_err(Fail::from);
+    let put = |value: i32| sys::store(call.args[2], value).map(|()| 0).map_err(Fail::from);
+    Some(match cmd {
+        FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP.into()),
+        FIONREAD if file.kind() == FileKind::Regular => {
+            stat().and_then(|attr| put((attr.size as i64 - file.position() as i64) as i32))
+        }
+        FIGETBSZ => stat().and_then(|attr| put(attr.blksize as i32)),
+        FIONBIO => sys::load::<i32>(call.args[2]).map_err(Fail::from).and_then(|on| {
+            let flag = libc::O_NONBLOCK as u32;
+            let flags = file.flags().0 & !flag | if on != 0 { flag } else { 0 };
+            client.set_flags(task, file, flags)?;
+            Ok(0)
+        }),
+        FIOASYNC => Err(Errno::ENOTTY.into()),
+        _ => return None,
+    })
 }
 
 pub fn flock(call: &Call<'_>, entry: &Entry) -> Served {

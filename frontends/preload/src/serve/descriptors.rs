@@ -86,7 +86,8 @@ pub fn dup3(call: &Call<'_>) -> Served {
 
 fn replace(call: &Call<'_>) -> Served {
     let (old, new) = (call.entry(0), call.int(1));
-    if call.process.is_reserved(new) || call.process.is_reserved(call.int(0)) {
+    let beyond = new as u32 >= call.process.limit.load(Ordering::Relaxed);
+    if beyond || call.process.is_reserved(new) || call.process.is_reserved(call.int(0)) {
         return Err(Errno::EBADF.into());
     }
     if old.is_none() && !call.table().has(new) || call.int(0) == new {

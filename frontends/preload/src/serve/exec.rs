@@ -90,7 +90,15 @@ impl Program<'_> {
     fn run(&self, target: &Target<'_>, scripts: usize) -> Served {
         let (client, task) = (self.call.client(), self.call.task());
         let (file, name) = match target.whole() {
-            Some(entry) => (std::sync::Arc::clone(entry.file()), entry.path.clone()),
+            Some(entry) => {
+                client.access(task, target.at(), b"", Access::EXEC, (true, true))?;
+                let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
+                let file = match entry.file().is_path() {
+                    true => client.open(task, target.at(), b"", how)?,
+                    false => std::sync::Arc::clone(entry.file()),
+                };
+                (file, entry.path.clone())
+            }
             None => {
                 let how = (true, true);
                 client.access(task, target.at(), target.path, Access::EXEC, how)?;

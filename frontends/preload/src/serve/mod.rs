@@ -37,8 +37,8 @@ pub enum Fail {
     /// The kernel is to do it, with other paths.
     Outside(defuse_direct::Outside),
     /// The kernel is to do another call, which may block: with this number, these arguments, and a
-    /// path in the second.
-    Kernel(i64, [u64; 6], CString),
+    /// path in the second. A descriptor that comes of it stands for the entry.
+    Kernel(i64, [u64; 6], CString, Option<Arc<Entry>>),
     /// The kernel is to do it as it is.
     Pass,
 }
@@ -208,9 +208,13 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         Err(Fail::Errno(errno)) => Some(sys::failure(errno)),
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
-        Err(Fail::Kernel(number, mut args, path)) => {
+        Err(Fail::Kernel(number, mut args, path, entry)) => {
             args[1] = path.as_ptr() as u64;
-            Some(sys::pass(number as u64, &args))
+            let value = sys::pass(number as u64, &args);
+            Some(match entry {
+                Some(entry) if value >= 0 => open::took(call, value as i32, entry),
+                _ => value,
+            })
         }
     }
 }
@@ -245,6 +249,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_munmap => Any(data::munmap),
         libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
+        libc::SYS_io_setup | libc::SYS_io_uring_setup => Any(data::asynchronous),
         libc::SYS_ioctl => Fd(true, data::ioctl),
         libc::SYS_flock => Fd(true, data::flock),
 

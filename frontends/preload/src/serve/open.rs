@@ -42,7 +42,7 @@ pub fn openat2(call: &Call<'_>) -> Served {
 fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
     let target = call.target(dir, path, false)?;
     let how = match target.whole() {
-        Some(entry) if entry.backed => return Err(Fail::Pass),
+        Some(entry) if entry.backed => return Err(again(call, path, entry, how)),
         // Opened once more, as the links of /proc do it.
         Some(_) => How { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
         None => how,
@@ -66,7 +66,43 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Served {
     }
     let path = crate::handover::node(call.process, &stat).ok_or(Errno::ENXIO)?;
     let flags = u64::from(how.flags & !(libc::O_CREAT | libc::O_EXCL) as u32);
-    Err(Fail::Kernel(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, flags, 0, 0, 0], path))
+    let entry = inode(call, target, how.flags);
+    Err(Fail::Kernel(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, flags, 0, 0, 0], path, entry))
+}
+
+/// What the kernel is to open for the program, as our side knows it: by its inode.
+fn inode(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Option<Arc<Entry>> {
+    let flags = libc::O_PATH as u32 | flags & libc::O_NOFOLLOW as u32;
+    let how = How { flags, ..How::default() };
+    let file = call.client().open(call.task(), target.at(), target.path, how).ok()?;
+    let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
+    let path = full_path(call.process, target);
+    Some(Arc::new(Entry::new(file, true, path, cells)))
+}
+
+/// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
+/// that with what it has open itself.
+fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
+    if how.flags & libc::O_NOFOLLOW as u32 != 0 {
+        return Fail::Pass;
+    }
+    let target = Target { start: Start::Entry(Arc::clone(entry)), path: b"", magic: true };
+    let text = sys::string(call.args[path]).ok().and_then(|text| CString::new(text).ok());
+    let (Some(text), Some(entry)) = (text, inode(call, &target, 0)) else { return Fail::Pass };
+    let (flags, mode) = (u64::from(how.flags), u64::from(how.mode));
+    let args = [libc::AT_FDCWD as u64, 0, flags, mode, 0, 0];
+    Fail::Kernel(libc::SYS_openat, args, text, Some(entry))
+}
+
+/// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.
+pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
+    let Some(_inside) = crate::inside::Inside::enter() else { return i64::from(fd) };
+    let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
+    if fd as u32 >= limit || call.process.view().table.set(fd, entry).is_err() {
+        crate::process::close(fd);
+        return sys::failure(Errno::EMFILE);
+    }
+    i64::from(fd)
 }
 
 /// The path by which an open file is named later: absolute.

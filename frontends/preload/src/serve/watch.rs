@@ -22,7 +22,7 @@ pub fn add(call: &Call<'_>) -> Served {
     let path = real_path(call, &full, is_link)?;
     let below = below(&call.client().mounts(), &path).ok_or(Errno::ENOSPC)?;
     let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
-    Err(Fail::Kernel(call.number as i64, *call.args, below))
+    Err(Fail::Kernel(call.number as i64, *call.args, below, None))
 }
 
 /// The path of `full` without links, but for the last component where that is a link itself.

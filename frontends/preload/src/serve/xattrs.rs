@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
-use super::path::Target;
+use super::path::{Start, Target};
 use super::{Call, Fail, Served};
 use crate::sys;
 use crate::table::Entry;
@@ -14,7 +14,13 @@ pub fn any(call: &Call<'_>) -> Served {
     let place = call.number as i64 - libc::SYS_setxattr;
     let (what, how) = (place / 3, place % 3);
     let place = match how {
-        2 => Place::Descriptor(call.entry(0).ok_or(Fail::Pass)?),
+        2 => match call.entry(0).ok_or(Fail::Pass)? {
+            entry if entry.is_inode() => {
+                let start = Start::Entry(entry);
+                Place::Path(Target { start, path: b"", magic: false }, true)
+            }
+            entry => Place::Descriptor(entry),
+        },
         _ => Place::Path(call.target(None, 0, false)?, how == 0),
     };
     match what {
