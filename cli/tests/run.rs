@@ -45,6 +45,11 @@ fn is_there(program: &str) -> bool {
 /// Runs `script` in a directory of the machine, and with its working directory in a mount on the
 /// same path's place of another one; both have to say the same, and to leave the same files.
 fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
+    same_with(&[], name, needs, mount, script);
+}
+
+/// The same with more `options` of the run.
+fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
     if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
         println!("skipped: {name}: {missing} is not installed");
         return;
@@ -64,7 +69,7 @@ fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     let target = "/defuse-test";
     let mount = mount.replace("SRC", &source.display().to_string());
     let mut run = Command::new(PROGRAM);
-    run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]);
+    run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]).args(options);
     run.args(["--", "bash", "-c", &script]);
     let mut seen = finish(run);
     // Where they are is the one thing in which they differ.
@@ -85,6 +90,13 @@ fn on_passthrough(name: &str, needs: &[&str], script: &str) {
     same(name, needs, "passthrough:SRC", script);
     // Without descriptors of the bytes every call is served in the process.
     same(name, needs, "passthrough:SRC,backing=off", script);
+}
+
+/// With calls dispatched that the C library does not make.
+fn dispatched(name: &str, needs: &[&str], script: &str) {
+    for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
+        same_with(&["--dispatch"], name, needs, mount, script);
+    }
 }
 
 #[test]
@@ -507,6 +519,29 @@ except ConnectionResetError: print("nothing")
 #[test]
 fn nothing_is_taken_from_the_heap_of_the_program() {
     same_c("heap", include_str!("run/heap.c"), everywhere);
+}
+
+#[test]
+fn system_calls_without_the_c_library_answer_as_natively() {
+    same_c("raw", include_str!("run/raw.c"), dispatched);
+}
+
+#[test]
+fn what_is_dispatched_does_not_disturb_what_is_not() {
+    // One mount is enough: the calls are the same on all.
+    fn once(name: &str, needs: &[&str], script: &str) {
+        same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
+    }
+    same_c("families", include_str!("run/families.c"), once);
+    same_c("threads", include_str!("run/threads.c"), once);
+    same_c("endings", include_str!("run/endings.c"), once);
+    same_c("stacks", include_str!("run/stacks.c"), once);
+    same_c("spawns", include_str!("run/spawns.c"), once);
+    same_c("heap", include_str!("run/heap.c"), once);
+    let script = "echo hello > f; ls -l f | wc -l; find . | sort; (sleep 0.1; echo late) | cat
+        trap 'echo caught' USR1; kill -USR1 $$; mkdir d; tar cf t d; tar tf t; rm t
+        { bash -c 'kill -SYS $$; echo not'; } 2> /dev/null; echo $?";
+    dispatched("bash", &["bash", "tar"], script);
 }
 
 #[test]

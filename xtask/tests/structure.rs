@@ -46,6 +46,10 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
+    // Frames of signals, which are the kernel's and the program's.
+    "frontends/preload/src/delivery.rs",
+    // System calls that come back as signals.
+    "frontends/preload/src/dispatch.rs",
     // What a trampoline leads to.
     "frontends/preload/src/entry.rs",
     // A page by which children know themselves.

@@ -20,6 +20,10 @@ mod compose;
 #[cfg(test)]
 mod coverage;
 #[allow(unsafe_code)]
+mod delivery;
+#[allow(unsafe_code)]
+mod dispatch;
+#[allow(unsafe_code)]
 mod entry;
 #[allow(unsafe_code)]
 mod fork;

@@ -72,6 +72,13 @@ pub fn site_of(address: u64) -> Option<usize> {
     })
 }
 
+/// The part of a library's code that `address` lies in: first and last (exclusive) address.
+pub fn own_code(address: u64) -> Option<(u64, u64)> {
+    let parts = loaded().into_iter().flat_map(|library| library.code);
+    let (from, end) = parts.into_iter().find(|(from, end)| (*from..*end).contains(&address))?;
+    Some((from & !0xfff, end.next_multiple_of(4096)))
+}
+
 fn loaded() -> Vec<Loaded> {
     // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {
@@ -121,6 +128,9 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 
 /// Room for one trampoline: two parts of a site, and 37 bytes of our own.
 const TRAMPOLINE: usize = 64;
+
+/// How far behind the call of the entry the `syscall` of a trampoline ends.
+pub const TO_SYSCALL_END: u64 = 8 + 2 + 2;
 
 /// What is before the first one: the address of the entry.
 const HEAD: usize = 16;

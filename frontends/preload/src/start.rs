@@ -7,7 +7,7 @@ use defuse_preload_plan::{DIRECTORY, VARIABLE};
 use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
-use crate::{inherit, patch, serve, symbols, sys};
+use crate::{dispatch, inherit, patch, serve, symbols, sys};
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -75,7 +75,26 @@ pub fn begin() {
     if !patched.forks {
         crate::fork::follow_handlers();
     }
+    if process.plan.dispatch {
+        dispatch_calls();
+    }
     drop(inside);
+}
+
+/// Has the system calls seen that no library makes.
+fn dispatch_calls() {
+    if !symbols::is_patched() {
+        fail(
+            "this C library is not the one that was analysed, so that calls cannot be dispatched: \
+             run without --dispatch",
+        );
+    }
+    if !dispatch::begin() {
+        fail(
+            "the kernel cannot dispatch system calls to their program (Linux 5.11 can): run without \
+             --dispatch",
+        );
+    }
 }
 
 /// The shared memory's descriptor among our own numbers.

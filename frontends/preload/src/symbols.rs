@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{patch, process, serve, spawn, sys};
+use crate::{dispatch, patch, process, serve, spawn, sys};
 
 static PATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -306,6 +306,7 @@ pub unsafe extern "C" fn syscall(
         return result(value);
     }
     match NEXT.address() {
+        _ if dispatch::passes(number) => result(sys::pass(number, &[a, b, c, d, e, f])),
         0 => result(sys::pass(number, &[a, b, c, d, e, f])),
         address => {
             // SAFETY: the address is that of the C library's syscall, which takes these.

@@ -64,6 +64,8 @@ pub struct Binary {
     pub raw_calls: Vec<Option<u16>>,
     /// Those that concern files and can be replaced.
     pub sites: Vec<Site>,
+    /// Others that can be replaced: where calls are dispatched, these need not be.
+    pub other_sites: Vec<Site>,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of those whose number cannot be told.
@@ -101,11 +103,14 @@ impl Binary {
         let mut binary = Self::parse_outline(&file, &data).ok_or_else(foreign)?;
         binary.path = path.to_owned();
         match cache.and_then(|cache| cache.sites(&binary.build_id, stamp)) {
-            Some(sites) => binary.sites = sites,
+            Some(sites) => {
+                let is_looked_at = |site: &Site| site.number.is_some_and(is_looked_at);
+                (binary.sites, binary.other_sites) = sites.into_iter().partition(is_looked_at);
+            }
             None => {
                 binary.find_calls(&file);
                 if let Some(cache) = cache {
-                    cache.keep(&binary.build_id, stamp, &binary.sites);
+                    cache.keep(&binary.build_id, stamp, &binary.all_sites());
                 }
             }
         }
@@ -195,11 +200,12 @@ impl Binary {
         if found.number.is_none() {
             self.unknown.push(found.address);
         }
-        let Some(number) = found.number.filter(|&number| calls::name(number).is_some()) else {
-            return;
-        };
+        let Some(number) = found.number else { return };
         match found.site {
-            Some(site) => self.sites.push(site),
+            Some(site) if is_looked_at(number) => self.sites.push(site),
+            Some(site) if !RETURNS_ELSEWHERE.contains(&number) => self.other_sites.push(site),
+            _ if !is_looked_at(number) => {}
+            Some(_) => {}
             None => self.unreachable.push((found.address, number)),
         }
     }
@@ -214,9 +220,16 @@ impl Binary {
         file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
     }
 
-    /// What is to be patched in it.
-    pub fn to_sites(&self) -> ObjectSites {
-        ObjectSites { build_id: self.build_id.clone(), sites: self.sites.clone() }
+    /// What is to be patched in it: with `all`, also what does not concern files.
+    pub fn to_sites(&self, all: bool) -> ObjectSites {
+        let sites = if all { self.all_sites() } else { self.sites.clone() };
+        ObjectSites { build_id: self.build_id.clone(), sites }
+    }
+
+    fn all_sites(&self) -> Vec<Site> {
+        let mut sites = [&self.sites[..], &self.other_sites].concat();
+        sites.sort_unstable_by_key(|site| site.address);
+        sites
     }
 
     /// `syscall` instructions that may concern files: those with a number that is looked at, or an
@@ -226,6 +239,14 @@ impl Binary {
         self.raw_calls.iter().filter(may).count()
     }
 }
+
+fn is_looked_at(number: u16) -> bool {
+    calls::name(number).is_some()
+}
+
+/// rt_sigreturn(2), fork(2) and vfork(2): they do not come back as others do, and are left to be
+/// dispatched.
+const RETURNS_ELSEWHERE: [u16; 3] = [15, 57, 58];
 
 /// Where the loader would find a library, ld.so(8): `run_path` first, then the usual directories.
 pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {

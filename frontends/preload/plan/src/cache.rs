@@ -5,7 +5,7 @@
 //!
 //! | what | length |
 //! |---|---|
-//! | `dfsites1` | 8 |
+//! | `dfsites2` | 8 |
 //! | digest (FNV-1a) of all that follows | 8 |
 //! | build id, with its length before it | 8 and its length |
 //! | size, seconds and nanoseconds of the last change of the object file | 24 |
@@ -28,7 +28,7 @@ use crate::codec::{Malformed, Reader, Writer};
 use crate::plan::{Site, decode_sites, encode_sites};
 
 /// What a file begins with. Another analysis, another number.
-const MAGIC: &[u8; 8] = b"dfsites1";
+const MAGIC: &[u8; 8] = b"dfsites2";
 /// Most files of the cache; beyond it the half that was written first goes.
 const MOST_FILES: usize = 1024;
 /// Most bytes of a file that are read.
