@@ -72,8 +72,11 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     };
     let (memory, sealed) = (memory()?, sealed(&plan)?);
     let program = &args.command[0];
-    let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
-        // The kernel cannot find it: a program of ours, loaded with the library, runs it.
+    let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
+        || args.dispatch && !is_dynamic(program)
+    {
+        // The kernel cannot find it, or could load no library into it: a program of ours, loaded with
+        // the library, runs it.
         let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
         own.args(["inside", "--"]).args(&args.command);
         own
@@ -230,6 +233,13 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let files = std::env::split_paths(&path).map(|folder| folder.join(program));
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
+}
+
+/// Whether a program is one into which the loader loads libraries; not where it is a script, whose
+/// interpreter may be none.
+fn is_dynamic(program: &OsStr) -> bool {
+    let binary = find_program(program).map(|path| Binary::read_outline(&path));
+    binary.is_none_or(|binary| binary.is_ok_and(|binary| binary.interpreter.is_some()))
 }
 
 /// The memory that all processes of the run share. Nobody can make it shorter, which would kill all who

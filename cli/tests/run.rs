@@ -328,6 +328,15 @@ fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
 
 /// A C program, compiled and run natively and in a mount: both say the same.
 fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    same_compiled(&[], name, code, check);
+}
+
+/// The same without a C library that is loaded.
+fn same_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    same_compiled(&["-static"], name, code, check);
+}
+
+fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     if !is_there("gcc") {
         println!("skipped: {name}: gcc is not installed");
         return;
@@ -336,8 +345,12 @@ fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     let (source, program) = (place.path("t.c"), place.path("t"));
     fs::write(&source, code).unwrap();
     let mut compiler = Command::new("gcc");
-    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source);
-    let status = compiler.status().unwrap();
+    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source).args(how);
+    let status = compiler.stderr(Stdio::null()).status().unwrap();
+    if !status.success() && !how.is_empty() {
+        println!("skipped: {name}: there is no static C library");
+        return;
+    }
     assert!(status.success(), "{name} does not compile");
     check(name, &[], &program.display().to_string());
 }
@@ -526,12 +539,53 @@ fn system_calls_without_the_c_library_answer_as_natively() {
     same_c("raw", include_str!("run/raw.c"), dispatched);
 }
 
+/// With calls dispatched on one mount, which is enough where the calls are the same on all.
+fn once(name: &str, needs: &[&str], script: &str) {
+    same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
+}
+
+#[test]
+fn static_programs_answer_as_natively() {
+    same_static("raw, static", include_str!("run/raw.c"), dispatched);
+    same_static("forks, static", include_str!("run/forks.c"), once);
+    same_static("threads, static", include_str!("run/threads.c"), once);
+    same_static("endings, static", include_str!("run/endings.c"), once);
+    same_static("stacks, static", include_str!("run/stacks.c"), once);
+    same_static("mappings, static", include_str!("run/mappings.c"), once);
+    same_static("full, static", include_str!("run/full.c"), once);
+    same_static("kills, static", include_str!("run/kills.c"), once);
+}
+
+#[test]
+fn a_static_busybox_does_what_it_does_natively() {
+    let script = include_str!("run/busybox.sh").replace('\'', "'\\''");
+    dispatched("busybox", &["busybox"], &format!("busybox sh -c '{script}'"));
+    // From static to dynamic programs and back, and by a script.
+    let script = "printf '#!/bin/busybox sh\necho script $1; bash -c \"echo dynamic; busybox echo static\"' > s
+        chmod +x s; ./s 1; busybox sh -c './s 2; exec ./s 3'; busybox env | grep DEFUSE
+        mkdir d; cp /bin/busybox d; ./d/busybox echo own; d/busybox sh -c 'readlink /proc/self/exe'; rm -r d";
+    dispatched("busybox", &["busybox", "bash"], script);
+}
+
+#[test]
+fn programs_in_go_do_what_they_do_natively() {
+    let go = ["go", "/usr/local/go/bin/go"].into_iter().find(|go| is_there(go));
+    let Some(go) = go else {
+        println!("skipped: go is not installed");
+        return;
+    };
+    let place = Place::new();
+    let (source, program) = (place.path("main.go"), place.path("program"));
+    fs::write(&source, include_str!("run/program.go")).unwrap();
+    let mut compiler = Command::new(go);
+    compiler.args(["build", "-o"]).arg(&program).arg(&source).env("CGO_ENABLED", "0");
+    compiler.env("GO111MODULE", "off").env("GOCACHE", place.path("cache"));
+    assert!(compiler.status().unwrap().success(), "the program does not compile");
+    dispatched("go", &[], &program.display().to_string());
+}
+
 #[test]
 fn what_is_dispatched_does_not_disturb_what_is_not() {
-    // One mount is enough: the calls are the same on all.
-    fn once(name: &str, needs: &[&str], script: &str) {
-        same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
-    }
     same_c("families", include_str!("run/families.c"), once);
     same_c("threads", include_str!("run/threads.c"), once);
     same_c("endings", include_str!("run/endings.c"), once);

@@ -58,6 +58,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/preload/src/handover.rs",
     // Memory that is not from the program's heap.
     "frontends/preload/src/heap.rs",
+    // Thread-local variables of ours where the program has none, and the bases of FS and GS.
+    "frontends/preload/src/home.rs",
     // States of other threads.
     "frontends/preload/src/inside.rs",
     // A lock that a child may take by force.
@@ -70,6 +72,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/preload/src/shared.rs",
     // Handlers of signals.
     "frontends/preload/src/signals.rs",
+    // Programs that are mapped, and jumped to.
+    "frontends/preload/src/statics.rs",
     // The functions of the C library, by their names.
     "frontends/preload/src/symbols.rs",
     // System calls, and the memory of the program that makes them.

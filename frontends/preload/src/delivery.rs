@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::Errno;
 
 use crate::signals::{self, Action, WANTED};
-use crate::{dispatch, entry, inside, sys};
+use crate::{dispatch, entry, home, inside, sys};
 
 /// The kernel's `struct sigaltstack`: address, flags, size.
 type AltStack = [u64; 3];
@@ -49,6 +49,8 @@ const MINSIGSTKSZ: u64 = 2048;
 #[repr(C)]
 pub struct Leave {
     sp: u64,
+    /// The base of FS that a static program has.
+    pub fs: u64,
     handler: u64,
     number: u64,
     info: u64,
@@ -78,19 +80,31 @@ std::arch::global_asm!(
     "sub rsp, {leave}",
     "lea rax, [rbx + 8]",
     "mov [rsp], rax",
+    "cmp byte ptr [rip + {homes}], 0",
+    "je 2f",
+    "rdfsbase rax",
+    "mov [rsp + 8], rax",
+    "mov rax, gs:[0]",
+    "wrfsbase rax",
+    "2:",
     "mov rcx, rsp",
     "cld",
     "call {decide}",
     "mov rbp, rsp",
+    "cmp byte ptr [rip + {homes}], 0",
+    "je 2f",
+    "mov rcx, [rbp + 8]",
+    "wrfsbase rcx",
+    "2:",
     "mov rsp, [rbp]",
     "test eax, eax",
     "jz defuse_return",
     // On the program's stack, and nothing of ours is in use: now other signals may come.
-    "mov rbx, [rbp + 8]",
-    "mov r12, [rbp + 16]",
-    "mov r13, [rbp + 24]",
-    "mov r14, [rbp + 32]",
-    "mov rsi, [rbp + 40]",
+    "mov rbx, [rbp + 16]",
+    "mov r12, [rbp + 24]",
+    "mov r13, [rbp + 32]",
+    "mov r14, [rbp + 40]",
+    "mov rsi, [rbp + 48]",
     "mov edi, {set_mask}",
     "xor edx, edx",
     "mov r10d, 8",
@@ -110,6 +124,7 @@ std::arch::global_asm!(
     "syscall",
     leave = const size_of::<Leave>().next_multiple_of(16),
     decide = sym decide,
+    homes = sym home::USED,
     set_mask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigreturn = const libc::SYS_rt_sigreturn,
@@ -131,6 +146,7 @@ pub fn handler() -> u64 {
 // `struct ucontext` of the kernel, arch/x86/include/uapi/asm/sigcontext.h: what follows the 40 bytes
 // of flags, link and stack.
 const LINK: usize = 8;
+const STACK: usize = 16;
 const REGISTERS: usize = 40;
 const STATE: usize = REGISTERS + 23 * 8;
 const MASK: usize = STATE + 9 * 8;
@@ -329,12 +345,53 @@ fn hand_over(
     let _ = info;
     *leave = Leave {
         sp: frame,
+        fs: leave.fs,
         handler: wanted[0],
         number: number as u64,
         info: frame + FRAME as u64 - 128,
         context: frame + 8,
         mask: frame + 8 + LINK as u64,
     };
+}
+
+impl Context {
+    /// A copy of the frame for a new thread, on its stack for our code, which begins at `from` and has
+    /// `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns where it is, and
+    /// what is free below.
+    pub fn copy_for_thread(&mut self, (from, len): (u64, u64), sp: u64) -> (u64, u64) {
+        let frame = self.copy(from + len);
+        let mut copy = Context((frame + 8) as *mut u64);
+        copy.set_result(0);
+        copy.set_sp(sp);
+        // SAFETY: the copy was made just now.
+        unsafe { copy.0.byte_add(STACK).cast::<AltStack>().write([from, 0, len]) };
+        (frame + 8, frame - 8)
+    }
+
+    /// Copies frame and state to below `top`; returns where the frame is.
+    fn copy(&mut self, top: u64) -> u64 {
+        let (state, state_len) = self.state();
+        let new_state = (top - state_len as u64) & !63;
+        // As the stack is behind a call.
+        let frame = ((new_state - FRAME as u64) & !15) - 8;
+        let old = self.0.cast::<u8>().wrapping_sub(8);
+        // SAFETY: the frame and the state were put here by the kernel, and lie on our stack; the other
+        // one has room for them, as it would have to have without us. They do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(old, frame as *mut u8, FRAME);
+            std::ptr::copy_nonoverlapping(state as *const u8, new_state as *mut u8, state_len);
+            if state != 0 {
+                ((frame + 8 + STATE as u64) as *mut u64).write(new_state);
+            }
+        }
+        frame
+    }
+}
+
+/// This thread, which ends, leaves its home as it found it.
+pub fn forget() {
+    ALT.set(NO_STACK);
+    SYS_IS_BLOCKED.set(false);
 }
 
 /// Copies a frame from our stack to that which the program wants its handler to run on; returns where
@@ -345,21 +402,7 @@ fn move_frame(context: &mut Context, wanted_flags: u64) -> u64 {
         wanted_flags & libc::SA_ONSTACK as u64 != 0 && flags & libc::SS_DISABLE as u64 == 0;
     let is_there = (from..from + len).contains(&sp);
     let top = if has_other && !is_there { from + len } else { sp - 128 };
-    let (state, state_len) = context.state();
-    let new_state = (top - state_len as u64) & !63;
-    // As the stack is behind a call.
-    let frame = ((new_state - FRAME as u64) & !15) - 8;
-    let old = context.0.cast::<u8>().wrapping_sub(8);
-    // SAFETY: the frame and the state were put here by the kernel, and lie on our stack; the program's
-    // has room for them, as it would have to have without us. They do not overlap.
-    unsafe {
-        std::ptr::copy_nonoverlapping(old, frame as *mut u8, FRAME);
-        std::ptr::copy_nonoverlapping(state as *const u8, new_state as *mut u8, state_len);
-        if state != 0 {
-            ((frame + 8 + STATE as u64) as *mut u64).write(new_state);
-        }
-    }
-    frame
+    context.copy(top)
 }
 
 // ---- the calls about signals -----------------------------------------------------------------

@@ -21,8 +21,10 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use defuse_fs::Errno;
+
 use crate::delivery::{self, Context, Leave};
-use crate::{entry, fork, serve, sys};
+use crate::{entry, fork, home, serve, sys};
 
 // prctl(2).
 const SET_DISPATCH: u64 = 59;
@@ -166,6 +168,7 @@ pub fn is_dispatched(number: i32, code: i32) -> bool {
 }
 
 /// The number of fork(2) as clone(2) has it.
+const CLONE: u64 = libc::SYS_clone as u64;
 const FORK: u64 = libc::SIGCHLD as u64;
 const VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
 
@@ -183,9 +186,17 @@ pub fn serve(context: &mut Context, leave: &mut Leave) {
             let result = delivery::change_mask(&args, context.mask());
             context.set_result(result.unwrap_or_else(sys::failure));
         }
-        libc::SYS_fork => make(context, (libc::SYS_clone as u64, [FORK, 0, 0, 0, 0, 0])),
-        libc::SYS_vfork => make(context, (libc::SYS_clone as u64, [VFORK, 0, 0, 0, 0, 0])),
-        libc::SYS_clone | libc::SYS_clone3 => make(context, (number, args)),
+        libc::SYS_fork => make(context, leave, (CLONE, [FORK, 0, 0, 0, 0, 0])),
+        libc::SYS_vfork => make(context, leave, (CLONE, [VFORK, 0, 0, 0, 0, 0])),
+        libc::SYS_clone | libc::SYS_clone3 => make(context, leave, (number, args)),
+        libc::SYS_arch_prctl if home::is_used() && SET_GS <= args[0] && args[0] <= GET_GS => {
+            let result = segment(args[0], args[1], &mut leave.fs);
+            context.set_result(result.unwrap_or_else(sys::failure));
+        }
+        libc::SYS_exit if home::is_used() => {
+            home::end(args[0]);
+            pass(context, number, &args);
+        }
         _ => one(context, number, &args),
     }
 }
@@ -260,7 +271,7 @@ fn exchange(context: &mut Context, mask: delivery::MaskArgument) {
 }
 
 /// fork(2), vfork(2), clone(2) and clone3(2).
-fn make(context: &mut Context, (number, args): (u64, [u64; 6])) {
+fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6])) {
     let mut record = [0u64; 11];
     let mut own = args;
     let is_clone3 = number == libc::SYS_clone3 as u64;
@@ -268,7 +279,7 @@ fn make(context: &mut Context, (number, args): (u64, [u64; 6])) {
         // The program's record stays as it is. A longer one means what this does not know.
         let len = (args[1] as usize).min(size_of_val(&record));
         let Ok(bytes) = sys::bytes(args[0], len) else {
-            return context.set_result(sys::failure(defuse_fs::Errno::EFAULT));
+            return context.set_result(sys::failure(Errno::EFAULT));
         };
         for (word, bytes) in record.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -277,9 +288,15 @@ fn make(context: &mut Context, (number, args): (u64, [u64; 6])) {
     }
     let flags = if is_clone3 { record[0] } else { args[0] };
     let stack = fork::stack_of_child(number, &own);
+    // A child begins in our code, with our variables.
+    let mut fs = leave.fs;
+    if home::is_used() && flags & libc::CLONE_SETTLS as u64 != 0 {
+        fs = if is_clone3 { record[7] } else { args[4] };
+        fork::without(number, &mut own, libc::CLONE_SETTLS);
+    }
     let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
     if !is_thread && crate::start::refuses_fork() {
-        return context.set_result(sys::failure(defuse_fs::Errno::EPERM));
+        return context.set_result(sys::failure(Errno::EPERM));
     }
     match fork::before_clone(number, &mut own) {
         Err(errno) => context.set_result(sys::failure(errno)),
@@ -292,14 +309,41 @@ fn make(context: &mut Context, (number, args): (u64, [u64; 6])) {
             }
             let value = sys::pass(number, &own);
             fork::after_clone(value);
-            if value == 0 && stack != 0 {
-                context.set_sp(stack);
+            if value == 0 {
+                leave.fs = fs;
+                if stack != 0 {
+                    context.set_sp(stack);
+                }
             }
             context.set_result(value);
         }
         Ok(false) if stack == 0 => pass(context, number, &args),
+        Ok(false) if home::is_used() && is_thread => {
+            let origin = home::Origin { call: (number, own), fs };
+            let copy = |from, len| context.copy_for_thread((from, len), stack);
+            let value = home::make(origin, copy);
+            context.set_result(value);
+        }
         Ok(false) => share(context, stack),
     }
+}
+
+// arch_prctl(2).
+const SET_GS: u64 = 0x1001;
+const SET_FS: u64 = 0x1002;
+const GET_FS: u64 = 0x1003;
+const GET_GS: u64 = 0x1004;
+
+/// arch_prctl(2) in a static program, which has the base of FS for itself, but not that of GS.
+fn segment(code: u64, value: u64, fs: &mut u64) -> Result<i64, Errno> {
+    match code {
+        SET_FS if value >= 0x7fff_ffff_f000 => return Err(Errno::EPERM),
+        SET_FS => *fs = value,
+        GET_FS => sys::store(value, *fs)?,
+        GET_GS => sys::store(value, 0u64)?,
+        _ => return Err(Errno::EPERM),
+    }
+    Ok(0)
 }
 
 /// A clone(2) that shares our memory, with a `stack` of its own.

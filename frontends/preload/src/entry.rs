@@ -237,7 +237,7 @@ const STACK_LEN: u64 = 512 << 10;
 const GUARD_LEN: u64 = 4096;
 
 /// Where this thread keeps the end of its stack for our code.
-fn stack_slot() -> *mut u64 {
+pub fn stack_slot() -> *mut u64 {
     let slot: *mut u64;
     // SAFETY: the address of a variable of the thread, computed as the loader lays it out.
     unsafe {
@@ -259,20 +259,30 @@ extern "C" fn new_stack() -> u64 {
     if inside::has_ended() {
         return 0;
     }
-    let Ok(at) = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE) else {
-        return 0;
-    };
+    let Some(end) = map_stack() else { return 0 };
+    // SAFETY: the variable is this thread's own.
+    unsafe { stack_slot().write(end) };
+    // Whoever has one gives it back.
+    thread_exit::arm();
+    end
+}
+
+/// A new stack for our code; returns its end.
+pub fn map_stack() -> Option<u64> {
+    let at = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE).ok()?;
     let rest = STACK_LEN - GUARD_LEN;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     if sys::plain(libc::SYS_mprotect, at + GUARD_LEN, rest, protection).is_err() {
         let _ = sys::plain(libc::SYS_munmap, at, STACK_LEN, 0);
-        return 0;
+        return None;
     }
-    // SAFETY: the variable is this thread's own.
-    unsafe { stack_slot().write(at + STACK_LEN) };
-    // Whoever has one gives it back.
-    thread_exit::arm();
-    at + STACK_LEN
+    Some(at + STACK_LEN)
+}
+
+/// First address and length of the stack for our code that ends at `end`.
+pub fn bounds(end: u64) -> (u64, u64) {
+    let len = STACK_LEN - GUARD_LEN;
+    (end - len, len)
 }
 
 /// This thread's stack for our code, first address and length, made where there is none; `None` where
@@ -283,8 +293,7 @@ pub fn stack() -> Option<(u64, u64)> {
         0 => new_stack(),
         end => end,
     };
-    let len = STACK_LEN - GUARD_LEN;
-    (end != 0).then(|| (end - len, len))
+    (end != 0).then(|| bounds(end))
 }
 
 /// Whether `address` lies on this thread's stack for our code.

@@ -33,6 +33,8 @@ mod heap;
 mod holders;
 mod inherit;
 #[allow(unsafe_code)]
+mod home;
+#[allow(unsafe_code)]
 mod inside;
 #[allow(unsafe_code)]
 mod lock;
@@ -48,6 +50,8 @@ mod shared;
 mod signals;
 mod spawn;
 mod start;
+#[allow(unsafe_code)]
+mod statics;
 #[allow(unsafe_code)]
 mod symbols;
 #[allow(unsafe_code)]

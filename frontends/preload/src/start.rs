@@ -1,13 +1,14 @@
 //! How the library begins: before `main`, in every program of a run.
 
 use std::ffi::CString;
+use std::os::fd::OwnedFd;
 
 use defuse_preload_plan::{DIRECTORY, VARIABLE};
 
 use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
-use crate::{dispatch, inherit, patch, serve, symbols, sys};
+use crate::{dispatch, inherit, patch, serve, statics, symbols, sys};
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -32,6 +33,7 @@ pub fn begin() {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let mut incoming = numbers.next().flatten().and_then(inherit::read);
+    let carried = numbers.next().flatten().map(crate::handover::owned);
     let Some((shared, plan)) = Shared::map(memory_fd, plan_fd) else {
         fail("program and library are of different versions: build both together");
     };
@@ -78,7 +80,11 @@ pub fn begin() {
     if process.plan.dispatch {
         dispatch_calls();
     }
+    let carried = carried.map(|fd| carry(fd).unwrap_or_else(|why| fail(&why)));
     drop(inside);
+    if let Some(program) = carried {
+        program.run();
+    }
 }
 
 /// Has the system calls seen that no library makes.
@@ -95,6 +101,14 @@ fn dispatch_calls() {
              --dispatch",
         );
     }
+}
+
+/// Loads a static program, for which this process was made.
+fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
+    let program = statics::load(fd)?;
+    symbols::leave_to_program();
+    crate::home::begin();
+    Ok(program)
 }
 
 /// The shared memory's descriptor among our own numbers.

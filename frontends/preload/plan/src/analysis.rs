@@ -89,6 +89,15 @@ impl Binary {
         Self::parse_sites(&file, &bytes).ok_or_else(foreign)
     }
 
+    /// What a file is and needs, without its calls.
+    pub fn read_outline(path: &Path) -> Result<Self, Error> {
+        let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let data = ReadCache::new(file);
+        let foreign = || Error::Foreign(path.to_owned());
+        let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
+        Self::parse_outline(&file, &data).ok_or_else(foreign)
+    }
+
     /// What a run has to know of a file. What `cache` has of it is believed, and then
     /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are not told; what it
     /// has not is found and put there.
