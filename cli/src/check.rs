@@ -9,7 +9,7 @@ use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::calls;
 
 use crate::error::{Failure, Result, print};
-use crate::run::find_program;
+use crate::run::{find_program, is_loader_of_linux};
 
 /// Say what `defuse run` will and will not intercept in a program
 ///
@@ -30,6 +30,8 @@ struct Findings {
     program: PathBuf,
     /// A library can be loaded into it.
     preloadable: bool,
+    /// The same with `--dispatch`, and whether all its calls that concern files are served then.
+    dispatchable: bool,
     reasons: Vec<String>,
     objects: Vec<Object>,
 }
@@ -64,6 +66,10 @@ pub fn run(args: &CheckArgs) -> Result {
     }
     match findings.preloadable && !missed {
         true => Ok(()),
+        false if findings.dispatchable => Err(Failure::Failed(format!(
+            "{shown}: not all of its files can be reached: run it by `defuse run --dispatch`, or \
+             mount them by `defuse mount`"
+        ))),
         false => Err(Failure::Failed(format!(
             "{shown}: not all of its files can be reached: mount them by `defuse mount`"
         ))),
@@ -91,12 +97,30 @@ fn find(path: &Path) -> Result<Findings> {
     let program = Binary::read_sites(path).map_err(Failure::failed)?;
     let mut reasons = Vec::new();
     if program.is_static {
-        reasons.push("it is linked statically: no library can be loaded into it".to_owned());
+        reasons.push(
+            "it is linked statically: no library can be loaded into it; `defuse run --dispatch` \
+             serves it"
+                .to_owned(),
+        );
+    }
+    let is_foreign = program.interpreter.as_deref().is_some_and(|l| !is_loader_of_linux(l));
+    if is_foreign {
+        reasons.push(
+            "its loader is that of another C library, and takes no library of this one; `defuse run \
+             --dispatch` serves it"
+                .to_owned(),
+        );
     }
     let mode = std::fs::metadata(path).map(|meta| meta.permissions().mode()).unwrap_or(0);
     if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
-        reasons.push("it is set-user-id or set-group-id: the loader ignores LD_PRELOAD".to_owned());
+        reasons.push(
+            "it is set-user-id or set-group-id: the loader ignores LD_PRELOAD, and --dispatch does \
+             not change that"
+                .to_owned(),
+        );
     }
+    let needs_it = program.is_static || is_foreign;
+    let dispatchable = reasons.is_empty() || needs_it && reasons.len() == 1;
     let mut next = vec![path.to_owned()];
     next.extend(analysis::find_library("libc.so.6", &[]).filter(|_| !program.is_static));
     let (mut objects, mut seen) = (Vec::new(), Vec::new());
@@ -114,7 +138,8 @@ fn find(path: &Path) -> Result<Findings> {
         }
         seen.push(path);
     }
-    Ok(Findings { program: path.to_owned(), preloadable: reasons.is_empty(), reasons, objects })
+    let preloadable = reasons.is_empty();
+    Ok(Findings { program: path.to_owned(), preloadable, dispatchable, reasons, objects })
 }
 
 fn object(path: &Path, binary: &Binary) -> Object {
@@ -138,10 +163,20 @@ fn text(findings: &Findings) -> String {
     for object in &findings.objects {
         let Object { path, calls, replaced, missed, unknown } = object;
         let path = path.display();
+        if findings.dispatchable && !findings.preloadable {
+            text += &format!(
+                "  {path}: {calls} system calls: with --dispatch all are served, each by a signal\n"
+            );
+            continue;
+        }
         text += &format!(
             "  {path}: {calls} system calls, {replaced} concern files and are replaced, {unknown} \
              have a number that is not told\n"
         );
+        if findings.dispatchable && unknown + missed.len() > 0 {
+            text += "    with --dispatch all are served, what is not replaced by a signal
+";
+        }
         for call in missed {
             text += &format!("    not replaced: {call}\n");
         }

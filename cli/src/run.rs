@@ -235,11 +235,18 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
-/// Whether a program is one into which the loader loads libraries; not where it is a script, whose
+/// Whether a program is one into which the loader loads our library; not where it is a script, whose
 /// interpreter may be none.
 fn is_dynamic(program: &OsStr) -> bool {
     let binary = find_program(program).map(|path| Binary::read_outline(&path));
-    binary.is_none_or(|binary| binary.is_ok_and(|binary| binary.interpreter.is_some()))
+    let takes_it =
+        |binary: Binary| binary.interpreter.is_some_and(|loader| is_loader_of_linux(&loader));
+    binary.is_none_or(|binary| binary.is_ok_and(takes_it))
+}
+
+/// Whether this is the loader of the C library that ours is for.
+pub fn is_loader_of_linux(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
 /// The memory that all processes of the run share. Nobody can make it shorter, which would kill all who

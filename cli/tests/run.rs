@@ -304,6 +304,23 @@ fn a_report_tells_calls_and_functions() {
 }
 
 #[test]
+fn a_report_tells_calls_that_no_library_made() {
+    if !is_there("busybox") {
+        println!("skipped: busybox is not installed");
+        return;
+    }
+    let place = Place::new();
+    let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
+    let run = ["run", "--report", "--dispatch", "--mount", &mount, "--", "busybox", "mkdir"];
+    let mut run = place.command(&run);
+    run.args(["/defuse-test/d", "/defuse-test/e"]);
+    let seen = finish(run);
+    let row = seen.err.lines().find(|line| line.starts_with("mkdir ")).unwrap_or_default();
+    let counts: Vec<_> = row.split_whitespace().skip(1).collect();
+    assert_eq!((counts, seen.code), (vec!["2", "0", "0"], Some(0)), "{seen:?}");
+}
+
+#[test]
 fn the_exit_code_is_that_of_the_program() {
     let place = Place::new();
     for (script, code) in [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0)] {
@@ -617,6 +634,8 @@ fn a_check_tells_what_is_intercepted() {
     }
     let seen = finish(place.command(&["check", program.to_str().unwrap()]));
     assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
+    assert!(seen.out.contains("with --dispatch all are served"), "{seen:?}");
+    assert!(seen.err.contains("defuse run --dispatch"), "{seen:?}");
 }
 
 /// There is no list of programs that are served otherwise than all others.

@@ -19,6 +19,9 @@
 #include <unistd.h>
 #include <ucontext.h>
 
+/* Some C libraries name calls of 64 bits by macros. */
+#undef pread64
+
 static long raw(long n, long a, long b, long c, long d, long e, long f)
 {
     register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
@@ -255,6 +258,7 @@ static void signals(void)
     action.sa_flags &= ~SA_RESTART;
     sigaction(SIGALRM, &action, 0);
     RAW(mknod, "fifo", S_IFIFO | 0600, 0);
+    soon.it_value.tv_usec = 200000;
     setitimer(ITIMER_REAL, &soon, 0);
     say("open", RAW(open, "fifo", O_RDONLY));
     say("caught", caught);

@@ -163,9 +163,9 @@ impl Context {
         unsafe { &mut *self.0.byte_add(REGISTERS + number as usize * 8) }
     }
 
-    /// The number of the call.
+    /// The number of the call, of which the kernel takes 32 bits.
     pub fn number(&mut self) -> u64 {
-        *self.register(libc::REG_RAX)
+        u64::from(*self.register(libc::REG_RAX) as u32)
     }
 
     /// The arguments of the call.

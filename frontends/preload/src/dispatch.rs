@@ -235,6 +235,8 @@ fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
     }
     match served {
         Some(value) => context.set_result(value),
+        // The stack of the thread may be what goes.
+        None if changes_memory(number) => context.set_result(sys::pass(number, args)),
         None => pass(context, number, args),
     }
 }
@@ -353,6 +355,14 @@ fn share(context: &mut Context, stack: u64) {
     if stored.is_ok() {
         context.go_to(defuse_pass_clone as *const () as u64, sp);
     }
+}
+
+/// Whether a call takes memory away. It does not wait.
+fn changes_memory(number: u64) -> bool {
+    matches!(
+        number as i64,
+        libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_madvise
+    )
 }
 
 /// Whether signals have to come in while a call is served: it may wait for others.

@@ -6,6 +6,9 @@
 //! auxiliary vector that it would have got, and jumps to it: from there on its system calls are
 //! dispatched ([`crate::dispatch`]).
 //!
+//! Programs for another C library, whose loader would not take this one, are begun the same way, with
+//! their loader.
+//!
 //! What the program can see of it: `/proc/PID/exe` as others read it, and mappings that are not its
 //! own.
 
@@ -94,6 +97,15 @@ impl Image {
         Some(Image { kind, entry: number::<8>(head, 24)?, headers_at, segments })
     }
 
+    /// The path of the loader that the file asks for.
+    fn loader(&self, read: impl Fn(&mut [u8], u64) -> usize) -> Option<Vec<u8>> {
+        let segment = self.all(INTERP).next()?;
+        let mut path = vec![0; segment.in_file.min(PAGE) as usize];
+        let len = read(&mut path, segment.offset);
+        path.truncate(path[..len].iter().position(|byte| *byte == 0).unwrap_or(len));
+        Some(path)
+    }
+
     fn all(&self, kind: u32) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(move |segment| segment.kind == kind)
     }
@@ -102,12 +114,13 @@ impl Image {
 /// How much of a file is looked at.
 pub const HEAD: usize = 4096;
 
-/// Whether a file, which begins with `head`, is a program that is linked statically; `read` reads more
-/// of it.
-pub fn is_static(head: &[u8], read: impl FnOnce(&mut [u8], u64) -> usize) -> bool {
+/// Whether a file, which begins with `head`, is a program into which no loader takes this library: it
+/// is linked statically, or for another C library. `read` reads more of it.
+pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = Image::parse(head) else { return false };
-    if image.all(INTERP).next().is_some() {
-        return false;
+    if let Some(loader) = image.loader(&read) {
+        let name = loader.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        return !name.starts_with(b"ld-linux");
     }
     match image.kind {
         EXEC => true,
@@ -242,13 +255,18 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
              5.9), which static programs need: run without --dispatch"
         ));
     }
-    let file = File::from(fd);
-    let mut head = vec![0; HEAD];
-    let len = file.read_at(&mut head, 0).map_err(|error| format!("{shown}: {error}"))?;
-    let image = Image::parse(&head[..len]).ok_or_else(|| format!("{shown}: not an ELF file"))?;
-    let base = map(&image, &file).map_err(|errno| {
-        format!("{shown}: cannot be mapped where it is linked to: {errno}: run without --dispatch")
-    })?;
+    let (image, base, file) = map_file(File::from(fd)).map_err(|why| format!("{shown}: {why}"))?;
+    let read = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
+    let loader = match image.loader(read) {
+        None => None,
+        Some(path) => {
+            let failed = |why| format!("{}: {why}", String::from_utf8_lossy(&path));
+            let file = open(&path).map_err(|errno| failed(errno.to_string()))?;
+            let (image, base, _) = map_file(file).map_err(failed)?;
+            Some((base, base + image.entry))
+        }
+    };
+    let begin = loader.map_or(base + image.entry, |(_, entry)| entry);
     set_name(name.as_bytes());
     let headers = image.all(PHDR).next().map(|segment| segment.address).or_else(|| {
         let holds = |s: &&Segment| (s.offset..s.offset + s.in_file).contains(&image.headers_at);
@@ -258,12 +276,30 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
     let changes = [
         (libc::AT_PHDR, base + headers.unwrap_or(0)),
         (libc::AT_PHNUM, image.segments.len() as u64),
-        (libc::AT_BASE, 0),
+        (libc::AT_BASE, loader.map_or(0, |(base, _)| base)),
         (libc::AT_ENTRY, base + image.entry),
         // The program keeps it for as long as it runs.
         (libc::AT_EXECFN, name.into_raw() as u64),
     ];
-    Ok(Program { entry: base + image.entry, sp: stack(&changes) })
+    Ok(Program { entry: begin, sp: stack(&changes) })
+}
+
+fn open(path: &[u8]) -> Result<File, Errno> {
+    let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
+    let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let fd = sys::plain(libc::SYS_open, path.as_ptr() as u64, how, 0)?;
+    Ok(File::from(crate::handover::owned(fd as i32)))
+}
+
+/// Maps an ELF file; returns also how far from its addresses it is.
+fn map_file(file: File) -> Result<(Image, u64, File), String> {
+    let mut head = vec![0; HEAD];
+    let len = file.read_at(&mut head, 0).map_err(|error| error.to_string())?;
+    let image = Image::parse(&head[..len]).ok_or("not an ELF file for this machine")?;
+    let base = map(&image, &file).map_err(|errno| {
+        format!("cannot be mapped where it is linked to: {errno}: run without --dispatch")
+    })?;
+    Ok((image, base, file))
 }
 
 impl Program {
