@@ -31,9 +31,9 @@ mod handover;
 #[allow(unsafe_code)]
 mod heap;
 mod holders;
-mod inherit;
 #[allow(unsafe_code)]
 mod home;
+mod inherit;
 #[allow(unsafe_code)]
 mod inside;
 #[allow(unsafe_code)]

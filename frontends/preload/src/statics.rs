@@ -120,7 +120,7 @@ pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = Image::parse(head) else { return false };
     if let Some(loader) = image.loader(&read) {
         let name = loader.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        return !name.starts_with(b"ld-linux");
+        return !name.is_empty() && !name.starts_with(b"ld-linux");
     }
     match image.kind {
         EXEC => true,
@@ -418,7 +418,21 @@ mod tests {
         let loader = image.all(INTERP).next().unwrap();
         let from = loader.offset as usize;
         assert_eq!(&bytes[from..from + loader.in_file as usize], LOADER);
-        assert!(!is_static(&bytes, |_, _| 0));
+        let read = |room: &mut [u8], at: u64| {
+            let rest = &bytes[at as usize..];
+            let len = rest.len().min(room.len());
+            room[..len].copy_from_slice(&rest[..len]);
+            len
+        };
+        assert!(!is_static(&bytes, read));
+        // With the loader of another C library.
+        let mut other = bytes.clone();
+        other[from + 8..from + 11].copy_from_slice(b"dl-");
+        let read = |room: &mut [u8], at: u64| {
+            room.copy_from_slice(&other[at as usize..][..room.len()]);
+            room.len()
+        };
+        assert!(is_static(&other, read));
         assert_eq!(image.entry as usize + 8, bytes.len());
     }
 

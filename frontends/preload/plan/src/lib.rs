@@ -23,9 +23,9 @@ mod unwind;
 pub use codec::Malformed;
 pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, Site};
 
-/// The variable that leads from one program of a run to the next: `FD`, `FD:STATE` or
-/// `FD:STATE:PROGRAM`, numbers of inherited descriptors. The first is the shared memory with the
-/// [`Plan`], the second the state that a program handed over at execve(2), the third a static program
+/// The variable that leads from one program of a run to the next: `FD:PLAN`, `FD:PLAN:STATE` or
+/// `FD:PLAN:STATE:PROGRAM`, numbers of inherited descriptors. The first is the shared memory, the second
+/// the [`Plan`], the third the state that a program handed over at execve(2), the fourth a static program
 /// that the library is to load.
 pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 
