@@ -10,7 +10,7 @@ use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::calls;
 
 use crate::error::{Failure, Result, print};
-use crate::run::find_program;
+use crate::run::{find_program, is_loader_of_linux};
 
 /// Say what `defuse run` will and will not intercept in a program
 ///
@@ -31,6 +31,8 @@ struct Findings {
     program: PathBuf,
     /// A library can be loaded into it.
     preloadable: bool,
+    /// The same with `--dispatch`, and whether all its calls that concern files are served then.
+    dispatchable: bool,
     reasons: Vec<String>,
     objects: Vec<Object>,
 }
@@ -65,6 +67,10 @@ pub fn run(args: &CheckArgs) -> Result {
     }
     match findings.preloadable && !missed {
         true => Ok(()),
+        false if findings.dispatchable => Err(Failure::Failed(format!(
+            "{shown}: not all of its files can be reached: run it by `defuse run --dispatch`, or \
+             mount them by `defuse mount`"
+        ))),
         false => Err(Failure::Failed(format!(
             "{shown}: not all of its files can be reached: mount them by `defuse mount`"
         ))),
@@ -91,23 +97,41 @@ pub fn executed(path: &Path) -> Result<PathBuf> {
     Ok(find_program(OsStr::from_bytes(word)).unwrap_or(path.to_owned()))
 }
 
+/// The loader of a program of another C library than the one that ours is made with.
+fn foreign_loader(program: &Binary) -> Option<&Path> {
+    program.interpreter.as_deref().filter(|loader| !is_loader_of_linux(loader))
+}
+
+/// Whether `defuse run --dispatch` serves a program, with these [`obstacles`].
+pub fn is_dispatchable(program: &Binary, obstacles: &[String]) -> bool {
+    let needs_it = program.is_static || foreign_loader(program).is_some();
+    obstacles.is_empty() || needs_it && obstacles.len() == 1
+}
+
 /// Why no library can be loaded into the program `path`; empty where one can.
 pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
     let mut reasons = Vec::new();
     if program.is_static {
-        reasons.push("it is linked statically: no library can be loaded into it".to_owned());
+        reasons.push(
+            "it is linked statically: no library can be loaded into it; `defuse run --dispatch` \
+             serves it"
+                .to_owned(),
+        );
     }
-    // The C library that ours is made with, whatever directory its loader lies in.
-    let is_ours = |loader: &PathBuf| loader.file_name() == Some(OsStr::new("ld-linux-x86-64.so.2"));
-    if let Some(loader) = program.interpreter.as_ref().filter(|loader| !is_ours(loader)) {
+    if let Some(loader) = foreign_loader(program) {
         reasons.push(format!(
-            "its loader is {}: the library is made for programs of the GNU C library",
+            "its loader is {}, and the library is made for programs of the GNU C library; `defuse run \
+             --dispatch` serves it",
             loader.display()
         ));
     }
     let mode = std::fs::metadata(path).map(|meta| meta.permissions().mode()).unwrap_or(0);
     if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
-        reasons.push("it is set-user-id or set-group-id: the loader ignores LD_PRELOAD".to_owned());
+        reasons.push(
+            "it is set-user-id or set-group-id: the loader ignores LD_PRELOAD, and --dispatch does \
+             not change that"
+                .to_owned(),
+        );
     }
     reasons
 }
@@ -115,6 +139,7 @@ pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
 fn find(path: &Path) -> Result<Findings> {
     let program = Binary::read_sites(path).map_err(Failure::failed)?;
     let reasons = obstacles(path, &program);
+    let dispatchable = is_dispatchable(&program, &reasons);
     let mut next = vec![path.to_owned()];
     next.extend(analysis::find_library("libc.so.6", &[]).filter(|_| reasons.is_empty()));
     let (mut objects, mut seen) = (Vec::new(), Vec::new());
@@ -132,7 +157,8 @@ fn find(path: &Path) -> Result<Findings> {
         }
         seen.push(path);
     }
-    Ok(Findings { program: path.to_owned(), preloadable: reasons.is_empty(), reasons, objects })
+    let preloadable = reasons.is_empty();
+    Ok(Findings { program: path.to_owned(), preloadable, dispatchable, reasons, objects })
 }
 
 fn object(path: &Path, binary: &Binary) -> Object {
@@ -157,10 +183,20 @@ fn text(findings: &Findings) -> String {
         let Object { path, calls, replaced, missed, unknown } = object;
         let path = path.display();
         let how = if findings.preloadable { "are" } else { "could be" };
+        if findings.dispatchable && !findings.preloadable {
+            text += &format!(
+                "  {path}: {calls} system calls: with --dispatch all are served, each by a signal\n"
+            );
+            continue;
+        }
         text += &format!(
             "  {path}: {calls} system calls, {replaced} concern files and {how} replaced, {unknown} \
              have a number that is not told\n"
         );
+        if findings.dispatchable && unknown + missed.len() > 0 {
+            text += "    with --dispatch all are served, what is not replaced by a signal
+";
+        }
         for call in missed {
             text += &format!("    not replaced: {call}\n");
         }

@@ -40,6 +40,10 @@ pub struct RunArgs {
     /// The directory to begin in, which may lie in a mount
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
     pub directory: Option<OsString>,
+    /// Serve system calls that are made without the C library, too, and static programs (Linux 5.11):
+    /// each such call costs two microseconds more, and every other one some fifty nanoseconds
+    #[arg(long)]
+    pub dispatch: bool,
     /// Tell on the standard error, at the end, which calls were served and which the kernel got
     #[arg(long)]
     pub report: bool,
@@ -59,25 +63,29 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
 /// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do.
 pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
-    refuse(program)?;
+    refuse(program, args.dispatch)?;
     let library = library()?;
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     let _servers = serve(&mut mounts)?;
+    let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
-    let (objects, images) = images(&binaries);
+    let (objects, images) = images(&binaries, all);
     let paths: Vec<PathBuf> = binaries.into_iter().map(|binary| binary.path).collect();
     let plan = Plan {
         library: library.into_os_string().into_vec(),
         mounts,
         objects,
         protected: protected(),
-        dispatch: false,
+        dispatch: args.dispatch,
         report: args.report,
     };
     let (memory, sealed) = (memory()?, sealed(&plan, &images)?);
-    let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref()) {
-        // The kernel cannot find it: a program of ours, loaded with the library, runs it.
+    let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
+        || args.dispatch && !is_dynamic(program)
+    {
+        // The kernel cannot find it, or could load no library into it: a program of ours, loaded with
+        // the library, runs it.
         let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
         own.args(["inside", "--"]).args(&args.command);
         own
@@ -111,7 +119,7 @@ fn protected() -> [u8; 3] {
 
 /// Says so where nothing of a program could be served, rather than running it on other files than it
 /// names.
-fn refuse(program: &OsStr) -> Result {
+fn refuse(program: &OsStr, dispatch: bool) -> Result {
     let shown = program.display();
     if program.as_bytes().starts_with(b"-") {
         return Err(Failure::Usage(format!(
@@ -123,7 +131,11 @@ fn refuse(program: &OsStr) -> Result {
     let path = check::executed(&path)?;
     // What is no ELF file of this machine, the kernel refuses.
     let Ok(binary) = Binary::read_for_run(&path, Cache::of_user().as_ref()) else { return Ok(()) };
-    match check::obstacles(&path, &binary).into_iter().next() {
+    let obstacles = check::obstacles(&path, &binary);
+    if dispatch && check::is_dispatchable(&binary, &obstacles) {
+        return Ok(());
+    }
+    match obstacles.into_iter().next() {
         None => Ok(()),
         Some(why) => Err(Failure::Failed(format!(
             "{shown}: {why}: mount what it is to see by `defuse mount`"
@@ -245,7 +257,7 @@ fn objects(program: &OsStr) -> Vec<Binary> {
         if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
-            if !binary.sites.is_empty() && !is_loader(&path) {
+            if binary.has_sites() && !is_loader(&path) {
                 objects.push(binary);
             }
         }
@@ -254,16 +266,17 @@ fn objects(program: &OsStr) -> Vec<Binary> {
     objects
 }
 
-/// What programs are told of these files, and the images that go with it, one behind the other.
-fn images(binaries: &[Binary]) -> (Vec<ObjectSites>, Vec<u8>) {
+/// What programs are told of these files, and the images that go with it, one behind the other. With
+/// `all`, also what does not concern files is patched.
+fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<u8>) {
     let mut images = Vec::new();
     let objects = binaries.iter().map(|binary| {
-        let image = binary.image(images.len() as u64);
+        let image = binary.image(all, images.len() as u64);
         let image = image.map(|(image, bytes)| {
             images.extend_from_slice(&bytes);
             image
         });
-        ObjectSites { image, ..binary.to_sites() }
+        ObjectSites { image, ..binary.to_sites(all) }
     });
     (objects.collect(), images)
 }
@@ -284,6 +297,20 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let files = std::env::split_paths(&path).map(|folder| folder.join(program));
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
+}
+
+/// Whether a program is one into which the loader loads our library; not where it is a script, whose
+/// interpreter may be none.
+fn is_dynamic(program: &OsStr) -> bool {
+    let binary = find_program(program).map(|path| Binary::read_outline(&path));
+    let takes_it =
+        |binary: Binary| binary.interpreter.is_some_and(|loader| is_loader_of_linux(&loader));
+    binary.is_none_or(|binary| binary.is_ok_and(takes_it))
+}
+
+/// Whether this is the loader of the C library that ours is for.
+pub fn is_loader_of_linux(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
 /// The memory that all processes of the run share. Nobody can make it shorter, which would kill all who

@@ -45,6 +45,11 @@ fn is_there(program: &str) -> bool {
 /// Runs `script` in a directory of the machine, and with its working directory in a mount on the
 /// same path's place of another one; both have to say the same, and to leave the same files.
 fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
+    same_with(&[], name, needs, mount, script);
+}
+
+/// The same with more `options` of the run.
+fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
     if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
         println!("skipped: {name}: {missing} is not installed");
         return;
@@ -64,7 +69,7 @@ fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     let target = "/defuse-test";
     let mount = mount.replace("SRC", &source.display().to_string());
     let mut run = Command::new(PROGRAM);
-    run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]);
+    run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]).args(options);
     run.args(["--", "bash", "-c", &script]);
     let mut seen = finish(run);
     // Where they are is the one thing in which they differ.
@@ -103,6 +108,13 @@ fn on_passthrough(name: &str, needs: &[&str], script: &str) {
     same(name, needs, "passthrough:SRC", script);
     // Without descriptors of the bytes every call is served in the process.
     same(name, needs, "passthrough:SRC,backing=off", script);
+}
+
+/// With calls dispatched that the C library does not make.
+fn dispatched(name: &str, needs: &[&str], script: &str) {
+    for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
+        same_with(&["--dispatch"], name, needs, mount, script);
+    }
 }
 
 #[test]
@@ -310,6 +322,23 @@ fn a_report_tells_calls_and_functions() {
 }
 
 #[test]
+fn a_report_tells_calls_that_no_library_made() {
+    if !is_there("busybox") {
+        println!("skipped: busybox is not installed");
+        return;
+    }
+    let place = Place::new();
+    let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
+    let run = ["run", "--report", "--dispatch", "--mount", &mount, "--", "busybox", "mkdir"];
+    let mut run = place.command(&run);
+    run.args(["/defuse-test/d", "/defuse-test/e"]);
+    let seen = finish(run);
+    let row = seen.err.lines().find(|line| line.starts_with("mkdir ")).unwrap_or_default();
+    let counts: Vec<_> = row.split_whitespace().skip(1).collect();
+    assert_eq!((counts, seen.code), (vec!["2", "0", "0"], Some(0)), "{seen:?}");
+}
+
+#[test]
 fn the_exit_code_is_that_of_the_program() {
     let place = Place::new();
     for (script, code) in [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0)] {
@@ -334,6 +363,15 @@ fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
 
 /// A C program, compiled and run natively and in a mount: both say the same.
 fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    same_compiled(&[], name, code, check);
+}
+
+/// The same without a C library that is loaded.
+fn same_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    same_compiled(&["-static"], name, code, check);
+}
+
+fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     if !is_there("gcc") {
         println!("skipped: {name}: gcc is not installed");
         return;
@@ -342,8 +380,12 @@ fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     let (source, program) = (place.path("t.c"), place.path("t"));
     fs::write(&source, code).unwrap();
     let mut compiler = Command::new("gcc");
-    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source);
-    let status = compiler.status().unwrap();
+    compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source).args(how);
+    let status = compiler.stderr(Stdio::null()).status().unwrap();
+    if !status.success() && !how.is_empty() {
+        println!("skipped: {name}: there is no static C library");
+        return;
+    }
     assert!(status.success(), "{name} does not compile");
     check(name, &[], &program.display().to_string());
 }
@@ -583,6 +625,70 @@ fn nothing_is_taken_from_the_heap_of_the_program() {
 }
 
 #[test]
+fn system_calls_without_the_c_library_answer_as_natively() {
+    same_c("raw", include_str!("run/raw.c"), dispatched);
+}
+
+/// With calls dispatched on one mount, which is enough where the calls are the same on all.
+fn once(name: &str, needs: &[&str], script: &str) {
+    same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
+}
+
+#[test]
+fn static_programs_answer_as_natively() {
+    same_static("raw, static", include_str!("run/raw.c"), dispatched);
+    same_static("forks, static", include_str!("run/forks.c"), once);
+    same_static("threads, static", include_str!("run/threads.c"), once);
+    same_static("endings, static", include_str!("run/endings.c"), once);
+    same_static("stacks, static", include_str!("run/stacks.c"), once);
+    same_static("mappings, static", include_str!("run/mappings.c"), once);
+    same_static("full, static", include_str!("run/full.c"), once);
+    same_static("kills, static", include_str!("run/kills.c"), once);
+}
+
+#[test]
+fn a_static_busybox_does_what_it_does_natively() {
+    let script = include_str!("run/busybox.sh").replace('\'', "'\\''");
+    dispatched("busybox", &["busybox"], &format!("busybox sh -c '{script}'"));
+    // From static to dynamic programs and back, and by a script.
+    let script = "printf '#!/bin/busybox sh\necho script $1; bash -c \"echo dynamic; busybox echo static\"' > s
+        chmod +x s; ./s 1; busybox sh -c './s 2; exec ./s 3'; busybox env | grep DEFUSE
+        mkdir d; cp /bin/busybox d; ./d/busybox echo own; d/busybox sh -c 'readlink /proc/self/exe'; rm -r d";
+    dispatched("busybox", &["busybox", "bash"], script);
+}
+
+#[test]
+fn programs_in_go_do_what_they_do_natively() {
+    let go = ["go", "/usr/local/go/bin/go"].into_iter().find(|go| is_there(go));
+    let Some(go) = go else {
+        println!("skipped: go is not installed");
+        return;
+    };
+    let place = Place::new();
+    let (source, program) = (place.path("main.go"), place.path("program"));
+    fs::write(&source, include_str!("run/program.go")).unwrap();
+    let mut compiler = Command::new(go);
+    compiler.args(["build", "-o"]).arg(&program).arg(&source).env("CGO_ENABLED", "0");
+    compiler.env("GO111MODULE", "off").env("GOCACHE", place.path("cache"));
+    assert!(compiler.status().unwrap().success(), "the program does not compile");
+    dispatched("go", &[], &program.display().to_string());
+}
+
+#[test]
+fn what_is_dispatched_does_not_disturb_what_is_not() {
+    same_c("families", include_str!("run/families.c"), once);
+    same_c("threads", include_str!("run/threads.c"), once);
+    same_c("endings", include_str!("run/endings.c"), once);
+    same_c("stacks", include_str!("run/stacks.c"), once);
+    same_c("spawns", include_str!("run/spawns.c"), once);
+    same_c("heap", include_str!("run/heap.c"), once);
+    let script = "echo hello > f; ls -l f | wc -l; find . | sort; (sleep 0.1; echo late) | cat
+        trap 'echo caught' USR1; kill -USR1 $$; mkdir d; tar cf t d; tar tf t; rm t
+        { bash -c 'kill -SYS $$; echo not'; } 2> /dev/null; echo $?";
+    dispatched("bash", &["bash", "tar"], script);
+}
+
+#[test]
 fn a_check_tells_what_is_intercepted() {
     let place = Place::new();
     let seen = finish(place.command(&["check", "ls"]));
@@ -601,6 +707,8 @@ fn a_check_tells_what_is_intercepted() {
     }
     let seen = finish(place.command(&["check", program.to_str().unwrap()]));
     assert!(seen.out.contains("linked statically") && seen.code == Some(1), "{seen:?}");
+    assert!(seen.out.contains("with --dispatch all are served"), "{seen:?}");
+    assert!(seen.err.contains("defuse run --dispatch"), "{seen:?}");
 }
 
 /// Before, they ran on the files that the kernel has under these names.

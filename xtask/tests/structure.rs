@@ -46,6 +46,10 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
+    // Frames of signals, which are the kernel's and the program's.
+    "frontends/preload/src/delivery.rs",
+    // System calls that come back as signals.
+    "frontends/preload/src/dispatch.rs",
     // What a trampoline leads to.
     "frontends/preload/src/entry.rs",
     // A page by which children know themselves.
@@ -54,6 +58,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/preload/src/handover.rs",
     // Memory that is not from the program's heap.
     "frontends/preload/src/heap.rs",
+    // Thread-local variables of ours where the program has none, and the bases of FS and GS.
+    "frontends/preload/src/home.rs",
     // States of other threads.
     "frontends/preload/src/inside.rs",
     // A lock that a child may take by force.
@@ -66,6 +72,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/preload/src/shared.rs",
     // Handlers of signals.
     "frontends/preload/src/signals.rs",
+    // Programs that are mapped, and jumped to.
+    "frontends/preload/src/statics.rs",
     // The functions of the C library, by their names.
     "frontends/preload/src/symbols.rs",
     // System calls, and the memory of the program that makes them.

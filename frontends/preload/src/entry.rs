@@ -15,7 +15,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
-use crate::{fork, inside, serve, sys, table, thread_exit};
+use defuse_preload_plan::trampoline::TO_SYSCALL_END;
+
+use crate::{delivery, dispatch, fork, inside, serve, signals, sys, table, thread_exit};
 
 // Where the stack of this thread for our code ends; 0 where it has none yet.
 std::arch::global_asm!(
@@ -51,7 +53,20 @@ std::arch::global_asm!(
     "je 2f",
     "cmp byte ptr [rip + {counting}], 0",
     "jne 2f",
+    "cmp byte ptr [rip + {armed}], 0",
+    "jne 9f",
     "stc",
+    "ret",
+    // Where calls are dispatched, this is the one place where they are not.
+    "9:",
+    "syscall",
+    "clc",
+    "ret",
+    // The same of a clone(2) that makes a thread: it has a stack of its own.
+    "10:",
+    "syscall",
+    "test rax, rax",
+    "jz defuse_begin_thread",
     "ret",
     "2:",
     "push rbp",
@@ -103,6 +118,15 @@ std::arch::global_asm!(
     "call {serve}",
     "mov rsp, [rsp + 8]",
     "6:",
+    "cmp byte ptr [rip + {armed}], 0",
+    "je 7f",
+    // Back on the program's stack: what has waited may come.
+    "mov [rsp + 304], rax",
+    "mov [rsp + 312], rdx",
+    "call {deliver}",
+    "mov rax, [rsp + 304]",
+    "mov rdx, [rsp + 312]",
+    "7:",
     // Free, as behind a `syscall`.
     "mov ecx, edx",
     "movups xmm0, [rsp + 48]",
@@ -132,6 +156,10 @@ std::arch::global_asm!(
     ".cfi_def_cfa rsp, 8",
     "bt ecx, 1",
     "jc 3f",
+    "bt ecx, 2",
+    "jc 9b",
+    "bt ecx, 3",
+    "jc 10b",
     // The carry flag says that the kernel is to do it.
     "bt ecx, 0",
     "ret",
@@ -172,6 +200,8 @@ std::arch::global_asm!(
     red_zone = const 128,
     new_stack = sym new_stack,
     stack_len = const STACK_LEN,
+    armed = sym dispatch::ARMED,
+    deliver = sym signals::deliver_outside,
 );
 
 // SAFETY: defined above; only its address is taken here.
@@ -209,7 +239,7 @@ const STACK_LEN: u64 = 512 << 10;
 const GUARD_LEN: u64 = 4096;
 
 /// Where this thread keeps the end of its stack for our code.
-fn stack_slot() -> *mut u64 {
+pub fn stack_slot() -> *mut u64 {
     let slot: *mut u64;
     // SAFETY: the address of a variable of the thread, computed as the loader lays it out.
     unsafe {
@@ -231,20 +261,49 @@ extern "C" fn new_stack() -> u64 {
     if inside::has_ended() {
         return 0;
     }
-    let Ok(at) = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE) else {
-        return 0;
-    };
+    let Some(end) = map_stack() else { return 0 };
+    // SAFETY: the variable is this thread's own.
+    unsafe { stack_slot().write(end) };
+    // Whoever has one gives it back.
+    thread_exit::arm();
+    end
+}
+
+/// A new stack for our code; returns its end.
+pub fn map_stack() -> Option<u64> {
+    let at = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE).ok()?;
     let rest = STACK_LEN - GUARD_LEN;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     if sys::plain(libc::SYS_mprotect, at + GUARD_LEN, rest, protection).is_err() {
         let _ = sys::plain(libc::SYS_munmap, at, STACK_LEN, 0);
-        return 0;
+        return None;
     }
-    // SAFETY: the variable is this thread's own.
-    unsafe { stack_slot().write(at + STACK_LEN) };
-    // Whoever has one gives it back.
-    thread_exit::arm();
-    at + STACK_LEN
+    Some(at + STACK_LEN)
+}
+
+/// First address and length of the stack for our code that ends at `end`.
+pub fn bounds(end: u64) -> (u64, u64) {
+    let len = STACK_LEN - GUARD_LEN;
+    (end - len, len)
+}
+
+/// This thread's stack for our code, first address and length, made where there is none; `None` where
+/// there is none to be had.
+pub fn stack() -> Option<(u64, u64)> {
+    // SAFETY: as in `new_stack`.
+    let end = match unsafe { stack_slot().read() } {
+        0 => new_stack(),
+        end => end,
+    };
+    (end != 0).then(|| bounds(end))
+}
+
+/// Whether `address` lies on this thread's stack for our code.
+#[inline]
+pub fn is_on_stack(address: u64) -> bool {
+    // SAFETY: as in `new_stack`.
+    let end = unsafe { stack_slot().read() };
+    end.wrapping_sub(address).wrapping_sub(1) < STACK_LEN && end != 0
 }
 
 /// Gives this thread's stack for our code back, at its end. Not to be called on that stack.
@@ -252,6 +311,9 @@ pub fn drop_stack() {
     // SAFETY: as in `new_stack`.
     let end = unsafe { stack_slot().replace(0) };
     if end != 0 {
+        if dispatch::is_armed() {
+            dispatch::disarm();
+        }
         let _ = sys::plain(libc::SYS_munmap, end - STACK_LEN, STACK_LEN, 0);
     }
 }
@@ -269,6 +331,10 @@ const SERVED: u64 = 0;
 const PASS: u64 = 1;
 /// It is a clone(2) to be made here.
 const CLONE: u64 = 2;
+/// The kernel is to do it, and it is made here: elsewhere it would be dispatched.
+const PASS_HERE: u64 = 4;
+/// It is a clone(2) that makes a thread, to be made here.
+const THREAD: u64 = 8;
 
 extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer {
     if number == AFTER_CLONE {
@@ -279,9 +345,20 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
         return match fork::before_clone(number, args) {
             Ok(true) => Answer { value: number as i64, then: CLONE },
+            Ok(false) if dispatch::is_armed() => share(number, args, from),
             Ok(false) => Answer { value: number as i64, then: PASS },
             Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
         };
+    }
+    if dispatch::is_armed() {
+        let sp = std::ptr::from_ref(args) as u64;
+        let served = match number as i64 {
+            libc::SYS_rt_sigprocmask => Some(delivery::change_own_mask(args)),
+            _ => delivery::serve(number, args, sp),
+        };
+        if let Some(value) = served {
+            return Answer { value, then: SERVED };
+        }
     }
     let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
     let served = serve::call(number, args);
@@ -290,6 +367,24 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
     }
     match served {
         Some(value) => Answer { value, then: SERVED },
-        None => Answer { value: number as i64, then: PASS },
+        None => Answer { value: number as i64, then: passed(number, args) },
     }
+}
+
+/// Where a call that is not ours is made.
+fn passed(number: u64, args: &[u64; 6]) -> u64 {
+    match dispatch::is_armed() {
+        // The trampoline makes it, and it is dispatched: its arguments have to be exchanged.
+        true if delivery::mask_of(number, args).is_some() => PASS,
+        true => PASS_HERE,
+        false => PASS,
+    }
+}
+
+/// A clone(2) that shares our memory, from the trampoline that goes on at `from`. What it makes goes on
+/// behind the instruction there.
+fn share(number: u64, args: &[u64; 6], from: u64) -> Answer {
+    let stack = fork::stack_of_child(number, args);
+    let is_stored = stack != 0 && sys::store(stack - 8, from + TO_SYSCALL_END).is_ok();
+    Answer { value: number as i64, then: if is_stored { THREAD } else { PASS_HERE } }
 }

@@ -25,7 +25,7 @@ use defuse_fs::Errno;
 
 use crate::inside::{self, Inside};
 use crate::process::{self, Process};
-use crate::{holders, sys};
+use crate::{dispatch, holders, home, sys};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -89,6 +89,21 @@ impl Flags<'_> {
             self.args[0] = flags;
         }
     }
+}
+
+/// The end of the stack that a clone(2) or clone3(2) gives to what it makes; 0 where that is the one
+/// of its maker.
+pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
+    if number != libc::SYS_clone3 as u64 {
+        return args[1];
+    }
+    let [stack, len] = sys::load::<[u64; 2]>(args[0] + 40).unwrap_or_default();
+    if stack == 0 { 0 } else { stack + len }
+}
+
+/// Takes `flag` out of those of a clone(2) or clone3(2).
+pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
+    Flags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
 /// Before a clone(2) or clone3(2): true where it makes a process, and is to be followed by
@@ -172,6 +187,10 @@ fn shared(process: &'static Process, has_child: bool) {
 
 fn in_child_of(process: &'static Process) {
     note_child();
+    if dispatch::is_armed() {
+        dispatch::rearm();
+        home::reset();
+    }
     inside::alone();
     let _inside = Inside::enter();
     // The other end closes when this process executes a program, or ends.

@@ -17,12 +17,13 @@ use crate::serve::{Call, Fail};
 use crate::sys;
 
 /// A memfd. `EMFILE`.
-fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+pub fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
     let flags = u64::from(libc::MFD_CLOEXEC);
     let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
     Ok(owned(fd as i32))
 }
 
+/// A descriptor that is nobody else's.
 #[allow(unsafe_code)]
 pub fn owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel gave the number just now, and nobody else has it.

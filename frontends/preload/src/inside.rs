@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
 use crate::lock::{self, Held, Lock};
-use crate::{sys, thread_exit};
+use crate::{delivery, sys, thread_exit};
 
 /// A thread is not in our code.
 const OUTSIDE: u32 = 0;
@@ -202,7 +202,7 @@ pub fn stop_others() -> bool {
         return true;
     }
     // A handler on this very thread would wait for the end of the fork.
-    MASK.set(change_mask(libc::SIG_BLOCK, u64::MAX));
+    MASK.set(change_mask(libc::SIG_BLOCK, delivery::ALL));
     let threads = THREADS.lock();
     CLOSED.store(1, Ordering::SeqCst);
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
@@ -275,7 +275,7 @@ pub fn alone() {
 }
 
 /// Changes the signals that are blocked; returns those that were.
-fn change_mask(how: libc::c_int, mask: u64) -> u64 {
+pub fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     let mut before = 0u64;
     let args = [how as u64, &raw const mask as u64, &raw mut before as u64, 8, 0, 0];
     // SAFETY: the kernel reads and writes eight bytes each.

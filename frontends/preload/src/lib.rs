@@ -20,6 +20,10 @@ mod compose;
 #[cfg(test)]
 mod coverage;
 #[allow(unsafe_code)]
+mod delivery;
+#[allow(unsafe_code)]
+mod dispatch;
+#[allow(unsafe_code)]
 mod entry;
 #[allow(unsafe_code)]
 mod fork;
@@ -27,6 +31,8 @@ mod handover;
 #[allow(unsafe_code)]
 mod heap;
 mod holders;
+#[allow(unsafe_code)]
+mod home;
 mod inherit;
 #[allow(unsafe_code)]
 mod inside;
@@ -45,6 +51,8 @@ mod shared;
 mod signals;
 mod spawn;
 mod start;
+#[allow(unsafe_code)]
+mod statics;
 #[allow(unsafe_code)]
 mod symbols;
 #[allow(unsafe_code)]

@@ -85,6 +85,13 @@ pub fn site_of(address: u64) -> Option<usize> {
     })
 }
 
+/// The part of a library's code that `address` lies in: first and last (exclusive) address.
+pub fn own_code(address: u64) -> Option<(u64, u64)> {
+    let parts = loaded().into_iter().flat_map(|library| library.code);
+    let (from, end) = parts.into_iter().find(|(from, end)| (*from..*end).contains(&address))?;
+    Some((from & !0xfff, end.next_multiple_of(4096)))
+}
+
 fn loaded() -> Vec<Loaded> {
     // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {

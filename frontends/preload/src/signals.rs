@@ -13,22 +13,53 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_fs::Errno;
 
 use crate::serve::{Call, Fail, Served};
-use crate::{inside, sys};
+use crate::{delivery, dispatch, entry, home, inside, sys};
 
 /// The kernel's structure: handler, flags, restorer, mask.
-type Action = [u64; 4];
+pub type Action = [u64; 4];
 
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
 const RESETHAND: u64 = libc::SA_RESETHAND as u64;
 
 /// What the program asked for, by signal.
-struct Wanted {
-    handler: AtomicU64,
+pub struct Wanted {
+    /// Its handler, and what stands for none.
+    pub handler: AtomicU64,
     flags: AtomicU64,
+    restorer: AtomicU64,
+    mask: AtomicU64,
 }
 
-static WANTED: [Wanted; 65] =
-    [const { Wanted { handler: AtomicU64::new(0), flags: AtomicU64::new(0) } }; 65];
+impl Wanted {
+    const fn nothing() -> Wanted {
+        Wanted {
+            handler: AtomicU64::new(0),
+            flags: AtomicU64::new(0),
+            restorer: AtomicU64::new(0),
+            mask: AtomicU64::new(0),
+        }
+    }
+
+    fn get(&self) -> Action {
+        let rest = [&self.flags, &self.restorer, &self.mask].map(|it| it.load(Ordering::Relaxed));
+        [self.handler.load(Ordering::Acquire), rest[0], rest[1], rest[2]]
+    }
+
+    fn set(&self, action: &Action) {
+        self.flags.store(action[1], Ordering::Relaxed);
+        self.restorer.store(action[2], Ordering::Relaxed);
+        self.mask.store(action[3], Ordering::Relaxed);
+        self.handler.store(action[0], Ordering::Release);
+    }
+}
+
+/// By signal.
+pub static WANTED: [Wanted; 65] = [const { Wanted::nothing() }; 65];
+
+/// What the program asked for.
+pub fn wanted(number: c_int) -> Action {
+    WANTED[number as usize % WANTED.len()].get()
+}
 
 /// A signal that waits, with the signals that were blocked before.
 struct Waiting {
@@ -67,10 +98,50 @@ unsafe extern "C" {
 const CANCEL: c_int = 32;
 const DEFERRED: c_int = 0;
 
+/// Sends again what had to wait, and lets nothing in: who calls this sees to it.
+pub fn send_waiting() {
+    WAITING.with(|waiting| {
+        if waiting.number.get() != 0 {
+            queue(waiting);
+        }
+    });
+}
+
+/// Delivers what had to wait, where calls are dispatched: on the way out of our code, once its stack
+/// is free.
+pub extern "C" fn deliver_outside() {
+    if !inside::is_inside() {
+        deliver();
+    }
+}
+
+/// Runs `change` on the mask that this thread has when what waits was delivered; `None` where nothing
+/// waits.
+pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
+    WAITING.with(|waiting| {
+        let mut mask = (waiting.number.get() != 0).then(|| waiting.mask.get())?;
+        let result = change(&mut mask);
+        waiting.mask.set(mask);
+        Some(result)
+    })
+}
+
 #[cold]
 fn send_again(waiting: &Waiting) {
+    // A handler of the program would use the stack once more, from its beginning on.
+    if dispatch::is_armed() && entry::is_on_stack(std::ptr::from_ref(&waiting) as u64) {
+        return;
+    }
+    queue(waiting);
+    let mask = waiting.mask.get();
+    let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
+    // SAFETY: the kernel reads eight bytes. The signal arrives before this returns.
+    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+}
+
+fn queue(waiting: &Waiting) {
     let number = waiting.number.replace(0);
-    if number == CANCEL {
+    if number == CANCEL && !home::is_used() {
         // Its handler would end the thread here and now, by unwinding our own code. It only notes
         // that the thread is cancelled where that may wait until the next call: which the call that
         // is served here was, too.
@@ -84,10 +155,6 @@ fn send_again(waiting: &Waiting) {
     let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
     // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
     unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
-    let mask = waiting.mask.get();
-    let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
-    // SAFETY: the kernel reads eight bytes. The signal arrives before this returns.
-    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
 }
 
 /// rt_sigaction(2).
@@ -96,32 +163,71 @@ pub fn action(call: &Call<'_>) -> Served {
     let Some(wanted) = usize::try_from(number).ok().and_then(|number| WANTED.get(number)) else {
         return Err(Fail::Pass);
     };
-    let before = (wanted.handler.load(Ordering::Relaxed), wanted.flags.load(Ordering::Relaxed));
+    let before = wanted.get();
+    if dispatch::is_armed() && number == libc::SIGSYS {
+        return action_of_sys(call, wanted, &before);
+    }
     let mut args = *call.args;
     let mut ours: Action = [0; 4];
     if new != 0 {
         ours = sys::load::<Action>(new)?;
         if ours[0] > 1 {
-            wanted.flags.store(ours[1], Ordering::Relaxed);
-            wanted.handler.store(ours[0], Ordering::Release);
-            ours[0] = handle as *const () as u64;
-            ours[1] = (ours[1] | SIGINFO) & !RESETHAND;
+            wanted.set(&ours);
+            ours = our_action(&ours);
         }
         args[1] = &raw const ours as u64;
     }
     let value = sys::pass(call.number, &args);
     let _ = &ours;
     if value < 0 {
-        wanted.flags.store(before.1, Ordering::Relaxed);
-        wanted.handler.store(before.0, Ordering::Release);
+        wanted.set(&before);
     } else if old != 0 {
         let mut seen = sys::load::<Action>(old).map_err(|_| Errno::EFAULT)?;
         if seen[0] == handle as *const () as u64 {
-            (seen[0], seen[1]) = before;
+            (seen[0], seen[1]) = (before[0], before[1]);
             sys::store(old, seen)?;
+        } else if seen[0] == delivery::handler() {
+            sys::store(old, before)?;
         }
     }
     Ok(value)
+}
+
+/// What the kernel is told where the program wants `wanted`, a handler.
+fn our_action(wanted: &Action) -> Action {
+    if dispatch::is_armed() {
+        return delivery::action_of(wanted);
+    }
+    let flags = (wanted[1] | SIGINFO) & !RESETHAND;
+    [handle as *const () as u64, flags, wanted[2], wanted[3]]
+}
+
+/// What the program asks for of the signal that calls are dispatched by is noted alone.
+fn action_of_sys(call: &Call<'_>, wanted: &Wanted, before: &Action) -> Served {
+    let [_, new, old, len, ..] = *call.args;
+    if len != 8 {
+        return Err(Errno::EINVAL.into());
+    }
+    if new != 0 {
+        wanted.set(&sys::load::<Action>(new)?);
+    }
+    if old != 0 {
+        sys::store(old, *before)?;
+    }
+    Ok(0)
+}
+
+/// A signal waits until our code is done: everything is blocked in `mask`, that of the interrupted
+/// thread, until then.
+pub fn note(number: c_int, info: *mut u64, mask: &mut u64) {
+    WAITING.with(|waiting| {
+        // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else
+        // comes, so that one place is enough.
+        unsafe { std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16) };
+        waiting.mask.set(*mask);
+        *mask |= delivery::ALL;
+        waiting.number.set(number);
+    });
 }
 
 /// The handler of all signals that the program handles.
@@ -133,7 +239,11 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
     );
     if inside::is_inside() && !own {
-        WAITING.with(|waiting| wait(waiting, number, info, context.cast()));
+        let context: *mut libc::ucontext_t = context.cast();
+        // SAFETY: the kernel passed the state of the interrupted thread, from which it takes the blocked
+        // signals when the handler returns.
+        let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
+        note(number, info, mask);
         return;
     }
     if wanted.flags.load(Ordering::Relaxed) & RESETHAND != 0 {
@@ -149,17 +259,4 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let handler = unsafe { std::mem::transmute::<u64, Handler>(handler) };
     // SAFETY: see above; the arguments are those of the kernel.
     unsafe { handler(number, info, context) };
-}
-
-fn wait(waiting: &Waiting, number: c_int, info: *mut u64, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passed both: 128 bytes about the signal, and the state of the interrupted
-    // thread, from which it takes the blocked signals when the handler returns. Until our code is
-    // done nothing else comes, so that one place is enough.
-    unsafe {
-        std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16);
-        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
-        waiting.mask.set(*mask);
-        *mask = u64::MAX;
-    }
-    waiting.number.set(number);
 }

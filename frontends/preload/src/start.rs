@@ -1,13 +1,14 @@
 //! How the library begins: before `main`, in every program of a run.
 
 use std::ffi::CString;
+use std::os::fd::OwnedFd;
 
 use defuse_preload_plan::{DIRECTORY, VARIABLE};
 
 use crate::inside::Inside;
 use crate::process::{self, Process};
 use crate::shared::Shared;
-use crate::{inherit, patch, serve, symbols, sys};
+use crate::{dispatch, inherit, patch, serve, statics, symbols, sys};
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -33,6 +34,7 @@ pub fn begin() {
     };
     let mut incoming = numbers.next().flatten().and_then(inherit::read);
     let floor = numbers.next().flatten().and_then(|floor| u64::try_from(floor).ok());
+    let carried = numbers.next().flatten().map(crate::handover::owned);
     let Some((shared, plan, images)) = Shared::map(memory_fd, plan_fd) else {
         fail("program and library are of different versions: build both together");
     };
@@ -78,7 +80,38 @@ pub fn begin() {
     if !patched.forks {
         crate::fork::follow_handlers();
     }
+    if process.plan.dispatch {
+        dispatch_calls();
+    }
+    let carried = carried.map(|fd| carry(fd).unwrap_or_else(|why| fail(&why)));
     drop(inside);
+    if let Some(program) = carried {
+        program.run();
+    }
+}
+
+/// Has the system calls seen that no library makes.
+fn dispatch_calls() {
+    if !symbols::is_patched() {
+        fail(
+            "this C library is not the one that was analysed, so that calls cannot be dispatched: \
+             run without --dispatch",
+        );
+    }
+    if !dispatch::begin() {
+        fail(
+            "the kernel cannot dispatch system calls to their program (Linux 5.11 can): run without \
+             --dispatch",
+        );
+    }
+}
+
+/// Loads a static program, for which this process was made.
+fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
+    let program = statics::load(fd)?;
+    symbols::leave_to_program();
+    crate::home::begin();
+    Ok(program)
 }
 
 /// The shared memory's descriptor among our own numbers.

@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{patch, process, serve, spawn, sys};
+use crate::{dispatch, patch, process, serve, spawn, sys};
 
 static PATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -341,6 +341,7 @@ pub unsafe extern "C" fn syscall(
         return result(value);
     }
     match SYSCALL.address() {
+        _ if dispatch::passes(number) => result(sys::pass(number, &[a, b, c, d, e, f])),
         0 => result(sys::pass(number, &[a, b, c, d, e, f])),
         address => {
             // SAFETY: the address is that of the C library's syscall, which takes these.
@@ -563,15 +564,37 @@ fn edit(mut keep: impl FnMut(&CStr) -> bool) {
 
 // ---- the life of the process --------------------------------------------------------------
 
-extern "C" fn begin() {
+extern "C" fn begin(count: usize, arguments: *mut u64, variables: *mut u64) {
+    // SAFETY: the loader passes these to functions of initialization.
+    unsafe { crate::statics::note_arguments(count, arguments, variables) };
     crate::start::begin();
+}
+
+/// Gives a static program, which has a C library of its own or none, what the one in this process has
+/// of the kernel: the area for restartable sequences, of which a thread has one, and the end of its
+/// memory, brk(2), from which malloc(3) takes.
+pub fn leave_to_program() {
+    const UNREGISTER: u64 = 1;
+    const SIGNATURE: u64 = 0x5305_3053;
+    let (offset, size) = (patch::next(c"__rseq_offset"), patch::next(c"__rseq_size"));
+    if offset != 0 && size != 0 {
+        // SAFETY: the variables of these names are numbers of the C library.
+        let (offset, size) =
+            unsafe { ((offset as *const i64).read(), (size as *const u32).read()) };
+        let area = crate::home::fs().wrapping_add_signed(offset);
+        // The kernel's first record had 32 bytes, and libraries tell what they use of it.
+        let args = [area, u64::from(size.max(32)), UNREGISTER, SIGNATURE, 0, 0];
+        sys::pass(libc::SYS_rseq as u64, &args);
+    }
+    // SAFETY: an option of the heap.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 0) };
 }
 
 /// Runs [`begin`] when the library is loaded.
 #[used]
-// SAFETY: a function that takes nothing may stand where the loader passes arguments.
+// SAFETY: the loader passes these arguments.
 #[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = begin;
+static BEGIN: extern "C" fn(usize, *mut u64, *mut u64) = begin;
 
 #[cfg(test)]
 mod tests {

@@ -76,6 +76,7 @@ const TEST_TOOLS: &[Tool] = &[
         "/usr/share/doc/libpython3-testsuite",
         "Python's own tests under defuse run",
     ),
+    Tool::package_for("busybox-static", "busybox", "static programs in a run"),
     Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
     Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
     Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),

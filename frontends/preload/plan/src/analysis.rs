@@ -69,6 +69,8 @@ pub struct Binary {
     pub segments: Vec<Segment>,
     /// Its code is changed when it is loaded (`DT_TEXTREL`).
     pub changes_code: bool,
+    /// Others that can be replaced: where calls are dispatched, these need not be.
+    pub other_sites: Vec<Site>,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of those whose number cannot be told.
@@ -92,6 +94,15 @@ impl Binary {
         Self::parse_sites(&file, &bytes).ok_or_else(foreign)
     }
 
+    /// What a file is and needs, without its calls.
+    pub fn read_outline(path: &Path) -> Result<Self, Error> {
+        let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+        let data = ReadCache::new(file);
+        let foreign = || Error::Foreign(path.to_owned());
+        let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
+        Self::parse_outline(&file, &data).ok_or_else(foreign)
+    }
+
     /// What a run has to know of a file. What `cache` has of it is believed, and then
     /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are not told; what it
     /// has not is found and put there.
@@ -106,11 +117,14 @@ impl Binary {
         let mut binary = Self::parse_outline(&file, &data).ok_or_else(foreign)?;
         binary.path = path.to_owned();
         match cache.and_then(|cache| cache.sites(&binary.build_id, stamp)) {
-            Some(sites) => binary.sites = sites,
+            Some(sites) => {
+                let is_looked_at = |site: &Site| site.number.is_some_and(is_looked_at);
+                (binary.sites, binary.other_sites) = sites.into_iter().partition(is_looked_at);
+            }
             None => {
                 binary.find_calls(&file);
                 if let Some(cache) = cache {
-                    cache.keep(&binary.build_id, stamp, &binary.sites);
+                    cache.keep(&binary.build_id, stamp, &binary.sites(true));
                 }
             }
         }
@@ -212,11 +226,12 @@ impl Binary {
         if found.number.is_none() {
             self.unknown.push(found.address);
         }
-        let Some(number) = found.number.filter(|&number| calls::name(number).is_some()) else {
-            return;
-        };
+        let Some(number) = found.number else { return };
         match found.site {
-            Some(site) => self.sites.push(site),
+            Some(site) if is_looked_at(number) => self.sites.push(site),
+            Some(site) if !RETURNS_ELSEWHERE.contains(&number) => self.other_sites.push(site),
+            _ if !is_looked_at(number) => {}
+            Some(_) => {}
             None => self.unreachable.push((found.address, number)),
         }
     }
@@ -231,19 +246,32 @@ impl Binary {
         file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
     }
 
-    /// What is to be patched in it.
-    pub fn to_sites(&self) -> ObjectSites {
-        let (build_id, sites) = (self.build_id.clone(), self.sites.clone());
-        ObjectSites { build_id, sites, image: None }
+    /// What is to be patched in it: with `all`, also what does not concern files.
+    pub fn to_sites(&self, all: bool) -> ObjectSites {
+        ObjectSites { build_id: self.build_id.clone(), sites: self.sites(all), image: None }
     }
 
-    /// Its code with all sites patched, to be put at `place` of the images of a run; `None` where it
-    /// cannot have an image.
-    pub fn image(&self, place: u64) -> Option<(Image, Vec<u8>)> {
+    /// Whether anything is.
+    pub fn has_sites(&self) -> bool {
+        !self.sites.is_empty() || !self.other_sites.is_empty()
+    }
+
+    /// Its code with all of these sites patched, to be put at `place` of the images of a run; `None`
+    /// where it cannot have an image.
+    pub fn image(&self, all: bool, place: u64) -> Option<(Image, Vec<u8>)> {
         if self.changes_code || self.build_id.is_empty() {
             return None;
         }
-        image::make(&File::open(&self.path).ok()?, &self.segments, &self.sites, place)
+        image::make(&File::open(&self.path).ok()?, &self.segments, &self.sites(all), place)
+    }
+
+    fn sites(&self, all: bool) -> Vec<Site> {
+        if !all {
+            return self.sites.clone();
+        }
+        let mut sites = [&self.sites[..], &self.other_sites].concat();
+        sites.sort_unstable_by_key(|site| site.address);
+        sites
     }
 
     /// `syscall` instructions that may concern files: those with a number that is looked at, or an
@@ -253,6 +281,14 @@ impl Binary {
         self.raw_calls.iter().filter(may).count()
     }
 }
+
+fn is_looked_at(number: u16) -> bool {
+    calls::name(number).is_some()
+}
+
+/// rt_sigreturn(2), fork(2) and vfork(2): they do not come back as others do, and are left to be
+/// dispatched.
+const RETURNS_ELSEWHERE: [u16; 3] = [15, 57, 58];
 
 /// Where the loader would find a library, ld.so(8): `run_path` first, then the usual directories.
 pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {

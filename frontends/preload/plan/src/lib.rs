@@ -25,13 +25,20 @@ mod unwind;
 pub use codec::Malformed;
 pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, Site};
 
-/// The variable that leads from one program of a run to the next: `FD` or `FD:STATE`, numbers of
-/// inherited descriptors. The first is the shared memory with the [`Plan`], the second the state
-/// that a program handed over at execve(2).
+/// The variable that leads from one program of a run to the next: `FD:PLAN`, `FD:PLAN:STATE` or
+/// `FD:PLAN:STATE:PROGRAM`, numbers of inherited descriptors. The first is the shared memory, the second
+/// the [`Plan`], the third the state that a program handed over at execve(2), the fourth a static program
+/// that the library is to load.
 pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 
 /// The variable with the directory that the first program of a run begins in.
 pub const DIRECTORY: &str = "DEFUSE_PRELOAD_DIRECTORY";
+
+/// The variable with the path that a static program was executed by.
+pub const NAME: &str = "DEFUSE_PRELOAD_NAME";
+
+/// The variable with the absolute path of a static program.
+pub const EXECUTABLE: &str = "DEFUSE_PRELOAD_EXECUTABLE";
 
 /// The file name of the library.
 pub const LIBRARY: &str = "libdefuse_preload.so";

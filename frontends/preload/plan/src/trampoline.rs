@@ -5,6 +5,9 @@ use crate::plan::Site;
 /// Room for one trampoline: two parts of a site, and 37 bytes of our own.
 pub const TRAMPOLINE: usize = 64;
 
+/// How far behind the call of the entry the `syscall` of a trampoline ends.
+pub const TO_SYSCALL_END: u64 = 8 + 2 + 2;
+
 /// The displacement from `from` to `to`; both lie within 2 GiB of each other.
 fn distance(from: u64, to: u64) -> [u8; 4] {
     (to.wrapping_sub(from) as i64 as i32).to_le_bytes()

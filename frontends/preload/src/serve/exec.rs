@@ -1,14 +1,17 @@
 //! Other programs, and the end of this one.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use defuse_direct::{Access, How, Stop};
 use defuse_fs::{Errno, FileKind};
+use defuse_preload_plan::{EXECUTABLE, NAME, VARIABLE};
 
 use super::path::Target;
 use super::{Call, Fail, Served};
-use crate::{handover, sys};
+use crate::{handover, statics, sys};
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -28,12 +31,14 @@ pub fn exec(call: &Call<'_>) -> Served {
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
-        Err(Fail::Pass) => program.by_kernel(*call.args),
+        Err(Fail::Pass) => program.by_kernel(*call.args, flags),
         Err(fail) => Err(fail),
     };
     // Only a failure comes back.
     match result {
-        Err(Fail::Outside(outside)) if outside.path.is_none() => program.by_kernel(*call.args),
+        Err(Fail::Outside(outside)) if outside.path.is_none() => {
+            program.by_kernel(*call.args, flags)
+        }
         Err(Fail::Outside(outside)) => program.at(&outside.path.unwrap_or_default()),
         other => other,
     }
@@ -71,7 +76,10 @@ fn pointers(strings: &[CString]) -> Vec<u64> {
 
 impl Program<'_> {
     /// The program's own call, with our environment.
-    fn by_kernel(&self, mut args: [u64; 6]) -> Served {
+    fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> Served {
+        if let Some(served) = self.of_kernel(&args, flags) {
+            return served;
+        }
         let envp = pointers(&self.envp);
         let at = usize::from(self.call.number as i64 == libc::SYS_execveat);
         args[2 + at] = envp.as_ptr() as u64;
@@ -80,10 +88,79 @@ impl Program<'_> {
 
     /// A program of the kernel's name space.
     fn at(&self, path: &[u8]) -> Served {
+        if let Some(served) = self.of_kernel_at((libc::AT_FDCWD, path), 0, path) {
+            return served;
+        }
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
         let (argv, envp) = (pointers(&self.argv), pointers(&self.envp));
         let args = [path.as_ptr() as u64, argv.as_ptr() as u64, envp.as_ptr() as u64, 0, 0, 0];
         Ok(sys::pass(libc::SYS_execve as u64, &args))
+    }
+
+    /// What [`of_kernel_at`](Self::of_kernel_at) is for the program's own call.
+    fn of_kernel(&self, args: &[u64; 6], flags: i32) -> Option<Served> {
+        if self.call.number as i64 != libc::SYS_execveat {
+            let path = sys::string(args[0]).ok()?;
+            return self.of_kernel_at((libc::AT_FDCWD, path), 0, path);
+        }
+        let (fd, path) = (args[0] as i32, sys::string(args[1]).ok()?);
+        let name = match path {
+            _ if path.starts_with(b"/") || fd == libc::AT_FDCWD => path.to_vec(),
+            b"" => format!("/dev/fd/{fd}").into_bytes(),
+            _ => [format!("/dev/fd/{fd}/").as_bytes(), path].concat(),
+        };
+        self.of_kernel_at((fd, path), flags, &name)
+    }
+
+    /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
+    /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
+    fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<Served> {
+        if !self.call.process.plan.dispatch {
+            return None;
+        }
+        // What is not to be had this way is refused by the kernel, or is not readable.
+        let file = open_program(at, flags)?;
+        let mut head = [0; statics::HEAD];
+        let len = file.read_at(&mut head, 0).ok()?;
+        if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
+            return Some(self.interpret(name, interpreter, argument, MAX_SCRIPTS));
+        }
+        let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
+        if !statics::is_static(&head[..len], more) {
+            return None;
+        }
+        let path =
+            super::path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
+        Some(self.carry(file.as_raw_fd(), name, &path))
+    }
+
+    /// Executes the static program in `fd`, which has this path and was called by `name`.
+    fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> Served {
+        let carrier = statics::make_carrier()?;
+        let floor = self.call.process.floor;
+        let kept = handover::owned(crate::process::keep_above(fd, floor, false)?);
+        let own = format!("{VARIABLE}=");
+        let with = |variable: &CString| {
+            let text = variable.to_bytes();
+            match text.starts_with(own.as_bytes()) {
+                true => [text, format!(":{}", kept.as_raw_fd()).as_bytes()].concat(),
+                false => text.to_vec(),
+            }
+        };
+        let mut envp: Vec<Vec<u8>> = self.envp.iter().map(with).collect();
+        envp.push([NAME.as_bytes(), b"=", name].concat());
+        envp.push([EXECUTABLE.as_bytes(), b"=", path].concat());
+        let envp: Vec<CString> =
+            envp.into_iter().map(|text| CString::new(text).unwrap_or_default()).collect();
+        self.by_descriptor(carrier.as_raw_fd(), &envp)
+    }
+
+    fn by_descriptor(&self, fd: i32, envp: &[CString]) -> Served {
+        let (argv, envp) = (pointers(&self.argv), pointers(envp));
+        let empty = c"".as_ptr() as u64;
+        let flags = libc::AT_EMPTY_PATH as u64;
+        let args = [fd as u64, empty, argv.as_ptr() as u64, envp.as_ptr() as u64, flags, 0];
+        Ok(sys::pass(libc::SYS_execveat as u64, &args))
     }
 
     /// A program of a mount.
@@ -119,9 +196,9 @@ impl Program<'_> {
         if file.kind() != FileKind::Regular {
             return Err(Errno::EACCES.into());
         }
-        let mut head = [0; HEAD];
+        let mut head = [0; statics::HEAD];
         let len = client.pread(task, &file, &mut head, 0)?;
-        if let Some((interpreter, argument)) = script(&head[..len]) {
+        if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
             return self.interpret(&name, interpreter, argument, scripts);
         }
         let copy;
@@ -132,11 +209,15 @@ impl Program<'_> {
                 copy.as_raw_fd()
             }
         };
-        let (argv, envp) = (pointers(&self.argv), pointers(&self.envp));
-        let empty = c"".as_ptr() as u64;
-        let flags = libc::AT_EMPTY_PATH as u64;
-        let args = [fd as u64, empty, argv.as_ptr() as u64, envp.as_ptr() as u64, flags, 0];
-        Ok(sys::pass(libc::SYS_execveat as u64, &args))
+        let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
+        if self.call.process.plan.dispatch && statics::is_static(&head[..len], more) {
+            let full = match target.whole() {
+                Some(entry) => entry.path.clone(),
+                None => super::open::full_path(self.call.process, target),
+            };
+            return self.carry(fd, &name, &plain(&full));
+        }
+        self.by_descriptor(fd, &self.envp)
     }
 
     /// Runs the interpreter of a script, with the script's path as an argument.
@@ -165,6 +246,36 @@ impl Program<'_> {
             other => other,
         }
     }
+}
+
+/// Opens a program of the kernel's name space, where this process may execute it and is not to become
+/// another user by that.
+fn open_program((dir, path): (i32, &[u8]), flags: i32) -> Option<File> {
+    let path = CString::new(path).ok()?;
+    let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let text = path.as_ptr() as u64;
+    let args = match flags & libc::AT_EMPTY_PATH != 0 && path.is_empty() {
+        true => [dir as u64, libc::F_DUPFD_CLOEXEC as u64, 0, 0, 0, 0],
+        false => [dir as u64, text, how, 0, 0, 0],
+    };
+    let number = if args[1] == text { libc::SYS_openat } else { libc::SYS_fcntl };
+    let fd = handover::owned(sys::check(sys::pass(number as u64, &args)).ok()? as i32);
+    let empty = c"".as_ptr() as u64;
+    let how = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
+    let args = [fd.as_raw_fd() as u64, empty, libc::X_OK as u64, how, 0, 0];
+    sys::check(sys::pass(libc::SYS_faccessat2 as u64, &args)).ok()?;
+    let file = File::from(fd);
+    let meta = file.metadata().ok()?;
+    let changes_user = meta.mode() & (libc::S_ISUID | libc::S_ISGID) != 0
+        && sys::plain(libc::SYS_geteuid, 0, 0, 0) != Ok(0);
+    (meta.is_file() && !changes_user).then_some(file)
+}
+
+/// An absolute path without what stands for nothing: C libraries take no other for that of their
+/// program.
+fn plain(path: &[u8]) -> Vec<u8> {
+    let parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    parts.flat_map(|part| [b"/", part].concat()).collect()
 }
 
 fn is_cwd(target: &Target<'_>) -> bool {
@@ -202,5 +313,11 @@ mod tests {
         );
         assert_eq!(one(b"#!\n"), None);
         assert_eq!(one(b"\x7fELF"), None);
+    }
+
+    #[test]
+    fn the_path_of_a_program_is_absolute_and_plain() {
+        assert_eq!(plain(b"/mnt/./a//b/../c"), b"/mnt/a/b/../c");
+        assert_eq!(plain(b"mem:/a"), b"/mem:/a");
     }
 }

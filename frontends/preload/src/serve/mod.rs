@@ -208,6 +208,8 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         Err(Fail::Errno(errno)) => Some(sys::failure(errno)),
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
+        // A signal has come before the call could wait, and nothing else would end that.
+        Err(Fail::Kernel(..)) if crate::signals::waits() => Some(sys::failure(Errno::EINTR)),
         Err(Fail::Kernel(number, mut args, path, entry)) => {
             args[1] = path.as_ptr() as u64;
             let value = sys::pass(number as u64, &args);

@@ -107,15 +107,23 @@ pub fn symlink(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-pub fn readlink(call: &Call<'_>) -> Served {
-    let at = usize::from(call.number as i64 == libc::SYS_readlinkat);
+/// What the link says whose path is in argument `at`.
+fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
     let target = call.target((at == 1).then_some(0), at, true)?;
     let (client, task) = (call.client(), call.task());
-    let text = match target.whole() {
+    Ok(match target.whole() {
         Some(entry) if target.magic => entry.path.clone(),
         Some(entry) => client.freadlink(task, entry.file())?,
         None if target.magic => super::cwd::path(call.process).ok_or(Errno::ENOENT)?,
         None => client.readlink(task, target.at(), target.path)?,
+    })
+}
+
+pub fn readlink(call: &Call<'_>) -> Served {
+    let at = usize::from(call.number as i64 == libc::SYS_readlinkat);
+    let text = match super::path::executable(sys::string(call.args[at]).unwrap_or_default()) {
+        Some(program) => program.to_vec(),
+        None => link_of(call, at)?,
     };
     let room = call.args[at + 2] as i32;
     if room <= 0 {

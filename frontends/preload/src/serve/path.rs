@@ -57,9 +57,27 @@ impl<'a> Call<'a> {
     pub fn target(&self, dir: Option<usize>, path: usize, empty: bool) -> Result<Target<'a>, Fail> {
         // What is no address, the kernel says.
         let path = sys::string(self.args[path]).map_err(|_| Fail::Pass)?;
+        if let Some(program) = executable(path) {
+            // A path without links, as the kernel tells it.
+            if self.process.client.may_be_inside(program) {
+                return Ok(Target { start: Start::Cwd, path: program, magic: false });
+            }
+            let outside = Outside { path: Some(program.to_vec()), second: None };
+            return Err(Fail::Outside(outside));
+        }
         let dir = dir.map_or(libc::AT_FDCWD, |at| self.int(at));
         target(self.process, dir, path, empty)
     }
+}
+
+/// What a path leads to that is the link of /proc to the program of this process, where the kernel
+/// believes that it is another one.
+pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
+    let program = crate::statics::executable()?;
+    let who = path.strip_prefix(b"/proc/")?.strip_suffix(b"/exe")?;
+    let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
+    let is_own = matches!(who, b"self" | b"thread-self") || number == Some(crate::process::pid());
+    is_own.then_some(program)
 }
 
 /// Where `path` begins, relative to the descriptor `dir`.

@@ -1,0 +1,356 @@
+//! Thread-local variables of ours in programs that have none of the C library's.
+//!
+//! A static program sets the base of FS as it likes: our variables of a thread, which the loader has
+//! laid out, are not where the compiler looks for them then. So every thread of such a program has a
+//! *home*: a copy of the thread-local blocks that the loader made for the first one, and a stack for
+//! our code. The base of GS, which programs on x86-64 leave alone, leads to the home; on the way into
+//! our code FS is exchanged, and on the way out it is the program's again ([`crate::delivery`]).
+//!
+//! The kernel gives no notice of the end of such a thread. It ends by exit(2), which comes here: the
+//! home is free for the next thread once its own does not need it any more.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+
+use crate::lock::Lock;
+use crate::{dispatch, entry, sys};
+
+/// Not 0 where the program is a static one, whose threads have homes.
+pub static USED: AtomicU8 = AtomicU8::new(0);
+
+/// Whether the program is a static one.
+#[inline]
+pub fn is_used() -> bool {
+    USED.load(Ordering::Relaxed) != 0
+}
+
+/// What GS leads to. It is never given back.
+#[repr(C)]
+struct Home {
+    /// The base of FS for our code. The first, where assembly looks for it.
+    fs: u64,
+    /// Where its stack for our code ends.
+    stack: u64,
+    state: AtomicU32,
+}
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+/// That of the first thread, which the loader made.
+const FIRST: u32 = 2;
+
+static HOMES: Lock<Vec<&'static Home>> = Lock::new(Vec::new());
+
+/// What is known of the blocks of the first thread.
+static TEMPLATE: AtomicPtr<Template> = AtomicPtr::new(std::ptr::null_mut());
+
+struct Template {
+    /// The base of FS.
+    fs: u64,
+    /// How much lies below it.
+    below: u64,
+    /// Of each block: how far below it begins, where its first bytes come from, and how many.
+    blocks: Vec<(u64, u64, usize)>,
+    /// Where the C library keeps the thread's number, behind the base.
+    tid_at: Option<u64>,
+}
+
+/// Room for what the C library has behind the base: `struct pthread` has 2304 bytes in glibc 2.36.
+const BEHIND: u64 = 8192;
+
+std::arch::global_asm!(
+    // What a thread of a static program begins with: clone(2) or clone3(2), whose number is in rdi
+    // and whose arguments rsi leads to.
+    ".globl defuse_clone",
+    ".hidden defuse_clone",
+    "defuse_clone:",
+    "mov rax, rdi",
+    "mov r11, rsi",
+    "mov rdi, [r11]",
+    "mov rsi, [r11 + 8]",
+    "mov rdx, [r11 + 16]",
+    "mov r10, [r11 + 24]",
+    "mov r8, [r11 + 32]",
+    "mov r9, [r11 + 40]",
+    "syscall",
+    "test rax, rax",
+    "jz 2f",
+    "ret",
+    // Here the new thread begins; on its stack is a `Begin`.
+    "2:",
+    "mov rax, [rsp + 8]",
+    "wrfsbase rax",
+    "mov rax, [rsp]",
+    "wrgsbase rax",
+    "mov rbx, rsp",
+    "cld",
+    "call {begin}",
+    "mov rax, [rbx + 16]",
+    "wrfsbase rax",
+    "mov rsp, [rbx + 24]",
+    "jmp defuse_return",
+    // The end of a thread: from the second instruction on, others may have its stack.
+    ".globl defuse_exit",
+    ".hidden defuse_exit",
+    "defuse_exit:",
+    "mov eax, {exit}",
+    "mov dword ptr [rsi], {free}",
+    "syscall",
+    "ud2",
+    // The first thread begins: with its stack in rdi, at rsi.
+    ".globl defuse_jump",
+    ".hidden defuse_jump",
+    "defuse_jump:",
+    "mov rsp, rdi",
+    "mov [rsp - 8], rsi",
+    "xor eax, eax",
+    "wrfsbase rax",
+    "xor ebx, ebx",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "xor esi, esi",
+    "xor edi, edi",
+    "xor ebp, ebp",
+    "xor r8d, r8d",
+    "xor r9d, r9d",
+    "xor r10d, r10d",
+    "xor r11d, r11d",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "xor r14d, r14d",
+    "xor r15d, r15d",
+    "jmp qword ptr [rsp - 8]",
+    begin = sym begin_thread,
+    exit = const libc::SYS_exit,
+    free = const FREE,
+);
+
+// SAFETY: defined above, and called as it says there.
+unsafe extern "C" {
+    fn defuse_clone(number: u64, args: *const [u64; 6]) -> i64;
+    fn defuse_exit(code: u64, state: *const AtomicU32) -> !;
+    fn defuse_jump(sp: u64, address: u64) -> !;
+}
+
+/// What a thread finds on its stack.
+#[repr(C, align(16))]
+struct Begin {
+    home: u64,
+    home_fs: u64,
+    program_fs: u64,
+    /// The frame that it goes on from.
+    context: u64,
+}
+
+/// Whether the processor and the kernel let programs set FS and GS (Linux 5.9).
+pub fn is_possible() -> bool {
+    // SAFETY: getauxval reads what the kernel passed.
+    unsafe { libc::getauxval(libc::AT_HWCAP2) & 2 != 0 }
+}
+
+/// The base of FS, for our code.
+pub fn fs() -> u64 {
+    let fs: u64;
+    // SAFETY: the loader keeps the base of FS where FS leads.
+    unsafe { std::arch::asm!("mov {}, fs:[0]", out(reg) fs, options(pure, readonly, nostack)) };
+    fs
+}
+
+/// The first thread has a home from here on.
+pub fn begin() {
+    let template = Template::of_this_thread();
+    let home = Home { fs: template.fs, stack: 0, state: AtomicU32::new(FIRST) };
+    TEMPLATE.store(Box::into_raw(Box::new(template)), Ordering::Release);
+    let home: &Home = Box::leak(Box::new(home));
+    // SAFETY: GS leads nowhere in a program that has just begun.
+    unsafe { std::arch::asm!("wrgsbase {}", in(reg) std::ptr::from_ref(home), options(nostack)) };
+    USED.store(1, Ordering::Release);
+}
+
+/// The program begins at `address`, with this stack pointer.
+///
+/// # Safety
+///
+/// Both are the program's; nothing that is on the stack now is needed any more.
+pub unsafe fn jump(sp: u64, address: u64) -> ! {
+    // SAFETY: the caller's promise.
+    unsafe { defuse_jump(sp, address) }
+}
+
+/// The home of this thread.
+fn own() -> &'static Home {
+    let home: *const Home;
+    // SAFETY: GS has the address of the home.
+    unsafe { std::arch::asm!("rdgsbase {}", out(reg) home, options(nostack)) };
+    // SAFETY: as above; a home is never given back.
+    unsafe { &*home }
+}
+
+/// What a new thread needs of the one that makes it.
+pub struct Origin {
+    /// The call, with a copy of its arguments.
+    pub call: (u64, [u64; 6]),
+    /// The base of FS that the program gives it.
+    pub fs: u64,
+}
+
+/// Makes a thread, which goes on where its maker does: `copy` puts the frame of the maker onto its
+/// stack for our code, of which it gets first address and length, and says where it is, and what is
+/// free below.
+pub fn make(origin: Origin, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
+    let Some(home) = take() else { return -i64::from(libc::EAGAIN) };
+    let (from, len) = entry::bounds(home.stack);
+    let (context, free) = copy(from, len);
+    let at = (free - size_of::<Begin>() as u64) & !15;
+    let begin = Begin {
+        home: std::ptr::from_ref(home) as u64,
+        home_fs: home.fs,
+        program_fs: origin.fs,
+        context,
+    };
+    // SAFETY: the stack is the new thread's, which does not run yet.
+    unsafe { (at as *mut Begin).write(begin) };
+    let (number, mut args) = origin.call;
+    if number == libc::SYS_clone3 as u64 {
+        let _ = sys::store(args[0] + 40, [from, at - from]);
+    } else {
+        args[1] = at;
+    }
+    // SAFETY: the new thread finds what it needs on its own stack.
+    let value = unsafe { defuse_clone(number, &raw const args) };
+    if value < 0 {
+        home.state.store(FREE, Ordering::Release);
+    }
+    value
+}
+
+extern "C" fn begin_thread() {
+    let tid = sys::plain(libc::SYS_gettid, 0, 0, 0).unwrap_or(0) as u32;
+    // SAFETY: the template is there before the first thread is made; the place lies in this thread's
+    // own block.
+    unsafe {
+        if let Some(at) = TEMPLATE.load(Ordering::Acquire).as_ref().and_then(|t| t.tid_at) {
+            ((fs() + at) as *mut u32).write(tid);
+        }
+    }
+    dispatch::arm();
+}
+
+/// exit(2): the end of this thread. Comes back for the first one, whose home stays.
+pub fn end(code: u64) {
+    let home = own();
+    if home.state.load(Ordering::Relaxed) != TAKEN {
+        return;
+    }
+    {
+        let _inside = crate::inside::Inside::enter();
+        crate::process::end_of_thread();
+    }
+    crate::delivery::forget();
+    // SAFETY: the thread needs nothing of its home any more.
+    unsafe { defuse_exit(code, &raw const home.state) }
+}
+
+/// A home that nobody has.
+fn take() -> Option<&'static Home> {
+    let _inside = crate::inside::Inside::enter();
+    let free = |home: &&&'static Home| {
+        let state = &home.state;
+        state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    };
+    let mut homes = HOMES.lock();
+    if let Some(home) = homes.iter().find(free) {
+        return Some(home);
+    }
+    // SAFETY: `begin` stored it, for good.
+    let template = unsafe { TEMPLATE.load(Ordering::Acquire).as_ref() }?;
+    let fs = template.copy()?;
+    let stack = entry::map_stack()?;
+    // SAFETY: the variable of the new thread lies where that of this one does, in its own block.
+    unsafe { ((entry::stack_slot() as u64 + fs - self::fs()) as *mut u64).write(stack) };
+    let home = Home { fs, stack, state: AtomicU32::new(TAKEN) };
+    let home: &'static Home = Box::leak(Box::new(home));
+    homes.push(home);
+    Some(home)
+}
+
+/// In a child, which has one thread: the others' homes stay as they are, used by nobody.
+pub fn reset() {
+    HOMES.reset();
+}
+
+impl Template {
+    fn of_this_thread() -> Self {
+        let fs = fs();
+        let mut blocks: Vec<(u64, u64, usize)> = Vec::new();
+        // SAFETY: called by dl_iterate_phdr alone, with what it promises.
+        unsafe extern "C" fn add(
+            info: *mut libc::dl_phdr_info,
+            _: usize,
+            all: *mut c_void,
+        ) -> c_int {
+            // SAFETY: dl_iterate_phdr passes a valid record, and the vector that it was given.
+            let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<(u64, u64, usize)>>()) };
+            let count = usize::from(info.dlpi_phnum);
+            // SAFETY: the record says how many program headers there are.
+            let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
+            let block = info.dlpi_tls_data as u64;
+            for header in headers.iter().filter(|h| h.p_type == libc::PT_TLS && block != 0) {
+                all.push((block, info.dlpi_addr + header.p_vaddr, header.p_filesz as usize));
+            }
+            0
+        }
+        // SAFETY: the callback gets the vector that outlives the call, and keeps no pointer.
+        unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut blocks).cast()) };
+        // Blocks of libraries that came later lie elsewhere.
+        blocks.retain(|(block, ..)| (fs.saturating_sub(1 << 20)..fs).contains(block));
+        blocks.iter_mut().for_each(|block| block.0 = fs - block.0);
+        let below = blocks.iter().map(|block| block.0).max().unwrap_or(0).next_multiple_of(4096);
+        let tid = crate::process::pid() as u32;
+        let is_tid = |at: &u64| {
+            // SAFETY: what the C library has of this thread is longer than this.
+            unsafe { ((fs + at) as *const u32).read() == tid }
+        };
+        let tid_at = (64..1536).step_by(4).find(is_tid);
+        Template { fs, below, blocks, tid_at }
+    }
+
+    /// A copy, with variables as they are at the beginning; returns its base of FS.
+    fn copy(&self) -> Option<u64> {
+        let (old, below) = (self.fs, self.below);
+        // SAFETY: the loader keeps the table of blocks behind the base; the word before its first pair
+        // says how many there are.
+        let (slots, pairs) = unsafe {
+            let pairs = ((old + 8) as *const *const [u64; 2]).read();
+            (pairs.sub(1).read()[0] as usize, pairs)
+        };
+        let table = (slots as u64 + 2) * 16;
+        let len = (below + BEHIND + table).next_multiple_of(4096);
+        let at = sys::map(len as usize, libc::PROT_READ | libc::PROT_WRITE, 0).ok()?;
+        let (fs, table_at) = (at + below, at + below + BEHIND);
+        // SAFETY: all is written to the memory that was mapped just now; what is read are the loader's
+        // own records.
+        unsafe {
+            for &(offset, from, len) in &self.blocks {
+                let to = (fs - offset) as *mut u8;
+                std::ptr::copy_nonoverlapping(from as *const u8, to, len);
+            }
+            let word = |at: u64| at as *mut u64;
+            let to = table_at as *mut [u64; 2];
+            for slot in 0..slots + 2 {
+                let mut pair = pairs.sub(1).add(slot).read();
+                if slot > 1 && (old - below..old).contains(&pair[0]) {
+                    pair[0] = pair[0] + fs - old;
+                }
+                to.add(slot).write(pair);
+            }
+            word(fs).write(fs);
+            word(fs + 8).write(table_at + 16);
+            word(fs + 16).write(fs);
+            // What the C library guards stacks and pointers by.
+            word(fs + 0x28).write(word(old + 0x28).read());
+            word(fs + 0x30).write(word(old + 0x30).read());
+        }
+        Some(fs)
+    }
+}
