@@ -266,14 +266,15 @@ fn objects(program: &OsStr) -> Vec<Binary> {
     objects
 }
 
-/// What programs are told of these files, and the images that go with it, one behind the other. With
-/// `all`, also what does not concern files is patched.
-fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<u8>) {
-    let mut images = Vec::new();
+/// What programs are told of these files, and the images that go with it, to be put one behind the
+/// other. With `all`, also what does not concern files is patched.
+fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>) {
+    let (mut images, mut place) = (Vec::new(), 0);
     let objects = binaries.iter().map(|binary| {
-        let image = binary.image(all, images.len() as u64);
+        let image = binary.image(all, place);
         let image = image.map(|(image, bytes)| {
-            images.extend_from_slice(&bytes);
+            place += bytes.len() as u64;
+            images.push(bytes);
             image
         });
         ObjectSites { image, ..binary.to_sites(all) }
@@ -326,14 +327,13 @@ fn memory() -> Result<OwnedFd> {
 
 /// The plan and the images, which nobody can change: not even a program of the run that has become
 /// another user.
-fn sealed(plan: &Plan, images: &[u8]) -> Result<OwnedFd> {
-    let file = File::from(sealable("defuse-plan")?);
+fn sealed(plan: &Plan, images: &[Vec<u8>]) -> Result<OwnedFd> {
+    let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
-    let images_at = layout::images_at(plan.len()) as u64;
-    let written = file
-        .write_all_at(&layout::with_head(&plan, run_id()), 0)
-        .and_then(|()| file.set_len(images_at))
-        .and_then(|()| file.write_all_at(images, images_at));
+    let mut head = layout::with_head(&plan, run_id());
+    head.resize(layout::images_at(plan.len()), 0);
+    let mut all = [head.as_slice()].into_iter().chain(images.iter().map(Vec::as_slice));
+    let written = all.try_for_each(|bytes| file.write_all(bytes));
     written.map_err(|error| Failure::Failed(format!("no shared memory: {error}")))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(no_memory)?;

@@ -416,6 +416,11 @@ fn small_stacks_are_enough() {
 }
 
 #[test]
+fn handlers_on_a_stack_of_their_own_use_files_while_files_are_used() {
+    same_c("onstack", include_str!("run/onstack.c"), everywhere);
+}
+
+#[test]
 fn shared_mappings_of_a_file_are_one() {
     same_c("mappings", include_str!("run/mappings.c"), everywhere);
 }

@@ -118,15 +118,12 @@ std::arch::global_asm!(
     "call {serve}",
     "mov rsp, [rsp + 8]",
     "6:",
-    "cmp byte ptr [rip + {armed}], 0",
-    "je 7f",
     // Back on the program's stack: what has waited may come.
     "mov [rsp + 304], rax",
     "mov [rsp + 312], rdx",
     "call {deliver}",
     "mov rax, [rsp + 304]",
     "mov rdx, [rsp + 312]",
-    "7:",
     // Free, as behind a `syscall`.
     "mov ecx, edx",
     "movups xmm0, [rsp + 48]",

@@ -107,11 +107,29 @@ pub fn send_waiting() {
     });
 }
 
-/// Delivers what had to wait, where calls are dispatched: on the way out of our code, once its stack
-/// is free.
+/// Delivers what had to wait: on the way out of our code, once its stack is free.
 pub extern "C" fn deliver_outside() {
     if !inside::is_inside() {
         deliver();
+    }
+}
+
+/// Has this thread block what it blocked before a signal that waits, so that a program that is
+/// executed now does; returns what undoes that, where the program is none.
+pub fn unblock_for_exec() -> impl FnOnce() {
+    let mask = waiting_mask(|mask| *mask);
+    let set = |mask: u64| {
+        let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
+        // SAFETY: the kernel reads eight bytes.
+        unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+    };
+    if let Some(mask) = mask {
+        set(mask);
+    }
+    move || {
+        if mask.is_some() {
+            set(u64::MAX);
+        }
     }
 }
 
@@ -128,8 +146,9 @@ pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
 
 #[cold]
 fn send_again(waiting: &Waiting) {
-    // A handler of the program would use the stack once more, from its beginning on.
-    if dispatch::is_armed() && entry::is_on_stack(std::ptr::from_ref(&waiting) as u64) {
+    // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more, from its
+    // beginning on.
+    if entry::is_on_stack(std::ptr::from_ref(&waiting) as u64) {
         return;
     }
     queue(waiting);
@@ -238,10 +257,11 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
         number,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
     );
-    if inside::is_inside() && !own {
-        let context: *mut libc::ucontext_t = context.cast();
-        // SAFETY: the kernel passed the state of the interrupted thread, from which it takes the blocked
-        // signals when the handler returns.
+    let context: *mut libc::ucontext_t = context.cast();
+    // SAFETY: the kernel passed the state of the interrupted thread.
+    let sp = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as u64;
+    if !own && (inside::is_inside() || entry::is_on_stack(sp)) {
+        // SAFETY: as above; from there the kernel takes the blocked signals when the handler returns.
         let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
         note(number, info, mask);
         return;
@@ -258,5 +278,5 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     // SAFETY: the program gave it to sigaction(2) as its handler for this signal.
     let handler = unsafe { std::mem::transmute::<u64, Handler>(handler) };
     // SAFETY: see above; the arguments are those of the kernel.
-    unsafe { handler(number, info, context) };
+    unsafe { handler(number, info, context.cast()) };
 }

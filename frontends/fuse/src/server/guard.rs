@@ -69,6 +69,8 @@ impl Guard<'_> {
                 self.writes(File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) })
             }
             Body::Bmap(_) => Err(Errno::EPERM),
+            // What a request does, and who may have it done, only the file system knows.
+            Body::Ioctl { .. } => Err(Errno::ENOTTY),
             _ => Ok(()),
         }
     }

@@ -83,10 +83,10 @@ pub fn make(
     }
     let trampolines_len = (sites.len() * TRAMPOLINE).next_multiple_of(PAGE as usize) as u64;
     let image = Image { from, len, place, trampolines_len };
-    let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, segment.offset + (from - segment.address)).ok()?;
-    bytes.resize(image.room() as usize, 0xcc);
+    let mut bytes = vec![0; image.room() as usize];
     let (code, trampolines) = bytes.split_at_mut(len as usize);
+    file.read_exact_at(code, segment.offset + (from - segment.address)).ok()?;
+    trampolines.fill(0xcc);
     let head = image.trampolines().wrapping_sub(HEAD_PAGE);
     for (number, site) in sites.iter().enumerate() {
         let at = site.address.checked_sub(from)? as usize;

@@ -11,7 +11,7 @@ use defuse_preload_plan::{EXECUTABLE, NAME, VARIABLE};
 
 use super::path::Target;
 use super::{Call, Fail, Served};
-use crate::{handover, statics, sys};
+use crate::{handover, signals, statics, sys};
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -74,6 +74,14 @@ fn pointers(strings: &[CString]) -> Vec<u64> {
     strings.iter().map(|text| text.as_ptr() as u64).chain([0]).collect()
 }
 
+/// The system call itself.
+fn execute(number: i64, args: &[u64; 6]) -> i64 {
+    let undo = signals::unblock_for_exec();
+    let value = sys::pass(number as u64, args);
+    undo();
+    value
+}
+
 impl Program<'_> {
     /// The program's own call, with our environment.
     fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> Served {
@@ -83,7 +91,7 @@ impl Program<'_> {
         let envp = pointers(&self.envp);
         let at = usize::from(self.call.number as i64 == libc::SYS_execveat);
         args[2 + at] = envp.as_ptr() as u64;
-        Ok(sys::pass(self.call.number, &args))
+        Ok(execute(self.call.number as i64, &args))
     }
 
     /// A program of the kernel's name space.
@@ -94,7 +102,7 @@ impl Program<'_> {
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
         let (argv, envp) = (pointers(&self.argv), pointers(&self.envp));
         let args = [path.as_ptr() as u64, argv.as_ptr() as u64, envp.as_ptr() as u64, 0, 0, 0];
-        Ok(sys::pass(libc::SYS_execve as u64, &args))
+        Ok(execute(libc::SYS_execve, &args))
     }
 
     /// What [`of_kernel_at`](Self::of_kernel_at) is for the program's own call.
@@ -160,7 +168,7 @@ impl Program<'_> {
         let empty = c"".as_ptr() as u64;
         let flags = libc::AT_EMPTY_PATH as u64;
         let args = [fd as u64, empty, argv.as_ptr() as u64, envp.as_ptr() as u64, flags, 0];
-        Ok(sys::pass(libc::SYS_execveat as u64, &args))
+        Ok(execute(libc::SYS_execveat, &args))
     }
 
     /// A program of a mount.
