@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, Result};
+use defuse_probe::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
@@ -29,6 +30,11 @@ pub(super) const MESSAGE_MAX: usize = (1 << 20) + (64 << 10);
 /// How often whoever waits looks whether it was interrupted. A signal is noticed at once: a receive
 /// with a time limit is never restarted, signal(7).
 const TICK: Duration = Duration::from_millis(25);
+
+/// How long somebody looks for an answer before sleeping, in nanoseconds.
+const SPIN_NS: u64 = 50_000;
+/// After so many late answers nobody looks for them.
+const HOPE: u32 = 8;
 
 /// What was received, by the thread that waits for `Mine`.
 pub(super) enum Event {
@@ -71,6 +77,10 @@ pub(super) struct Connection {
     no_interrupt: AtomicBool,
     /// Descriptors that came with answers, by the number of the request.
     passed: Mutex<Vec<(u64, OwnedFd)>>,
+    /// Whether the server can run while somebody looks for its answer.
+    may_spin: bool,
+    /// How many answers in a row may be late before nobody looks for them any more.
+    hope: AtomicU32,
 }
 
 /// Most descriptors that wait for whoever asked for them: what nobody asked for is closed.
@@ -82,6 +92,7 @@ impl Connection {
         timeout: Option<Duration>,
         on_notification: OnNotification,
     ) -> Result<Self> {
+        let may_spin = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
         Ok(Connection {
             socket,
@@ -94,6 +105,8 @@ impl Connection {
             on_notification,
             no_interrupt: AtomicBool::new(false),
             passed: Mutex::default(),
+            may_spin,
+            hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
         })
     }
 
@@ -364,7 +377,7 @@ impl Connection {
             return Some(Led::Taken(body));
         }
         loop {
-            match self.receive(incoming, Some(claim), RecvFlags::empty()) {
+            match self.receive_soon(incoming, claim) {
                 Event::Mine(result) => return Some(Led::Mine(result)),
                 Event::Notification(code, len) => {
                     return Some(Led::Notification(code, incoming.body(len).to_vec()));
@@ -377,6 +390,33 @@ impl Connection {
                 return Some(Led::Taken(body));
             }
         }
+    }
+
+    /// Receives for the request of `claim`, and looks for the answer for a while before it sleeps: to be
+    /// woken takes longer than most answers. Where answers take long, looking is given up after some of
+    /// them, and taken up again with one that was there at once.
+    fn receive_soon(&self, incoming: &mut Incoming, claim: Claim) -> Event {
+        let hope = self.hope.load(Ordering::Relaxed);
+        let begun = clock::now();
+        if hope > 0 {
+            while begun.elapsed_ns() < SPIN_NS {
+                match self.receive(incoming, Some(claim), RecvFlags::DONTWAIT) {
+                    // Whoever else can run here goes first: it may be the server.
+                    Event::Nothing if !self.is_dead() => std::thread::yield_now(),
+                    event => {
+                        self.hope.store(HOPE, Ordering::Relaxed);
+                        return event;
+                    }
+                }
+            }
+        }
+        let event = self.receive(incoming, Some(claim), RecvFlags::empty());
+        if self.may_spin {
+            let early = begun.elapsed_ns() < SPIN_NS;
+            let now = if early { HOPE } else { hope.saturating_sub(1) };
+            self.hope.store(now, Ordering::Relaxed);
+        }
+        event
     }
 
     /// Waits while another thread receives.
