@@ -201,7 +201,8 @@ impl Cells {
         }
     }
 
-    /// Counts bytes that `op` moved.
+    /// Counts bytes that `op` moved. Adding wraps, so that what was counted too much can be taken back,
+    /// also by another thread.
     #[inline]
     pub fn add_bytes(&self, op: Op, bytes: u64) {
         if !self.is_off {
@@ -341,7 +342,8 @@ impl Row {
         match ops.iter_mut().find(|stats| stats.stage == stage && stats.op == op) {
             Some(stats) => {
                 stats.latency.merge(&latency);
-                stats.bytes += bytes;
+                // Cells may have what was counted too much elsewhere, see [`Cells::add_bytes`].
+                stats.bytes = stats.bytes.wrapping_add(bytes);
             }
             None => ops.push(OpStats { op, stage, bytes, latency }),
         }

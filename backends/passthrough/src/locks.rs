@@ -218,7 +218,11 @@ impl Waiters {
         }
         let shared = Arc::clone(this);
         let name = std::thread::Builder::new().name("defuse-locks".into());
-        match name.spawn(move || shared.run()) {
+        let run = move || {
+            crate::sys::take_no_signals();
+            shared.run();
+        };
+        match name.spawn(run) {
             Ok(_) => queue.running = true,
             Err(error) => {
                 let waiting = std::mem::take(&mut queue.waiting);

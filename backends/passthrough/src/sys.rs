@@ -31,6 +31,18 @@ fn owned(result: libc::c_long) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Has the calling thread, one of our own, take no signals: the handlers of the process are for its own
+/// threads.
+pub(crate) fn take_no_signals() {
+    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask that is
+    // changed is this thread's own.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
+
 /// The handle of `name` in `dir`, or of `dir` itself for an empty name; never follows a link.
 pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle> {
     let mut raw = RawHandle {

@@ -56,9 +56,10 @@ impl Shared {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         // Taken out, because whoever hears of a notification meanwhile may write as well.
-        let mut piece = PIECE.take();
+        // A thread that is ending has none any more.
+        let mut piece = PIECE.try_with(Cell::take).unwrap_or_default();
         let written = self.write_pieces(cx, file, args, data, &mut piece);
-        PIECE.set(piece);
+        let _ = PIECE.try_with(|kept| kept.set(piece));
         written
     }
 

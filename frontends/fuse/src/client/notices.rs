@@ -221,7 +221,11 @@ impl Client {
         }
         let client = Arc::downgrade(&self.shared);
         let thread = std::thread::Builder::new().name("defuse-client".to_owned());
-        if let Err(error) = thread.spawn(move || receive_for_others(&client)) {
+        let receive = move || {
+            crate::workers::signal::take_none();
+            receive_for_others(&client);
+        };
+        if let Err(error) = thread.spawn(receive) {
             log::error!("nobody receives while nobody asks: {error}");
             self.shared.listening.store(false, Ordering::SeqCst);
         }
