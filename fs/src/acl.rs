@@ -1,13 +1,20 @@
 //! The decision of a POSIX access control list, acl(5), from the bytes of
 //! `system.posix_acl_access`.
 
-const VERSION: u32 = 2;
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
+/// What the value of the attribute begins with, `POSIX_ACL_XATTR_VERSION` of `linux/posix_acl_xattr.h`.
+pub const VERSION: u32 = 2;
+/// The tag of the owner's entry, as all of them in `linux/posix_acl.h`.
+pub const USER_OBJ: u16 = 0x01;
+/// Of an entry for a user.
+pub const USER: u16 = 0x02;
+/// Of that of the file's group.
+pub const GROUP_OBJ: u16 = 0x04;
+/// Of an entry for a group.
+pub const GROUP: u16 = 0x08;
+/// Of the mask: no more than it is granted to those above but the owner.
+pub const MASK: u16 = 0x10;
+/// Of the entry for everybody else.
+pub const OTHER: u16 = 0x20;
 
 struct AclEntry {
     tag: u16,

@@ -3,15 +3,9 @@
 //!
 //! Source: acl(5), and fs/posix_acl.c of Linux for what programs rely on.
 
+use defuse_fs::acl::{GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ, VERSION};
 use defuse_fs::{Errno, Result};
 
-const VERSION: u32 = 2;
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
 /// The id of an entry that names nobody.
 const NO_ID: u32 = u32::MAX;
 
