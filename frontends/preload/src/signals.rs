@@ -118,17 +118,12 @@ pub extern "C" fn deliver_outside() {
 /// executed now does; returns what undoes that, where the program is none.
 pub fn unblock_for_exec() -> impl FnOnce() {
     let mask = waiting_mask(|mask| *mask);
-    let set = |mask: u64| {
-        let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
-        // SAFETY: the kernel reads eight bytes.
-        unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
-    };
     if let Some(mask) = mask {
-        set(mask);
+        inside::change_mask(libc::SIG_SETMASK, mask);
     }
     move || {
         if mask.is_some() {
-            set(u64::MAX);
+            inside::change_mask(libc::SIG_BLOCK, delivery::ALL);
         }
     }
 }
@@ -152,10 +147,8 @@ fn send_again(waiting: &Waiting) {
         return;
     }
     queue(waiting);
-    let mask = waiting.mask.get();
-    let args = [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, 8, 0, 0];
-    // SAFETY: the kernel reads eight bytes. The signal arrives before this returns.
-    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
+    // The signal arrives before this returns.
+    inside::change_mask(libc::SIG_SETMASK, waiting.mask.get());
 }
 
 fn queue(waiting: &Waiting) {
