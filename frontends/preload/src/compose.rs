@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, open_text};
+use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, Source, open_text, split};
 use defuse_direct::MountArgs;
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
@@ -147,8 +147,7 @@ pub fn open(plan: &MountPlan, floor: u32, own: Option<Connection>) -> Result<Com
     let text = OsStr::from_bytes(&plan.source);
     let (source, settings, fs) = open_text(text, settings).map_err(|error| error.to_string())?;
     // What a passthrough knows is in the directory; anything else keeps its files in this process.
-    let outside = source.backend.name == "passthrough";
-    let own = if outside { ForkPolicy::Share } else { ForkPolicy::Deny };
+    let own = if is_directory(&source) { ForkPolicy::Share } else { ForkPolicy::Deny };
     let args = MountArgs {
         read_only: settings.read_only,
         source: text.display().to_string(),
@@ -156,6 +155,20 @@ pub fn open(plan: &MountPlan, floor: u32, own: Option<Connection>) -> Result<Com
     };
     let fork = if plan.fork == ForkPolicy::Auto { own } else { plan.fork };
     Ok(Composed { fs, args, fork, relay: None })
+}
+
+/// The directory of the kernel that has the files of `plan`, whoever serves it; `None` where they are
+/// elsewhere.
+pub fn directory(plan: &MountPlan) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(&plan.source).ok()?;
+    let source = Source::parse(OsStr::new(split(text).first()?)).ok()?;
+    let path = source.rest.as_bytes();
+    (is_directory(&source) && path.starts_with(b"/")).then(|| path.to_vec())
+}
+
+/// Whether all that a file system of this kind knows is in a directory of the kernel.
+fn is_directory(source: &Source) -> bool {
+    source.backend.name == "passthrough"
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use std::ffi::CString;
 
-use defuse_direct::MountInfo;
 use defuse_fs::{Errno, FileKind};
 
 use super::{Call, Fail, Served};
+use crate::process::{Mounted, Process};
 
 /// `IN_DONT_FOLLOW`.
 const DONT_FOLLOW: u64 = 0x0200_0000;
@@ -20,7 +20,7 @@ pub fn add(call: &Call<'_>) -> Served {
     let full = super::open::full_path(call.process, &target);
     let is_link = stat.attr.kind == FileKind::Symlink;
     let path = real_path(call, &full, is_link)?;
-    let below = below(&call.client().mounts(), &path).ok_or(Errno::ENOSPC)?;
+    let below = below(call.process, &path).ok_or(Errno::ENOSPC)?;
     let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
     Err(Fail::Kernel(call.number as i64, *call.args, below, None))
 }
@@ -39,13 +39,15 @@ fn real_path(call: &Call<'_>, full: &[u8], is_link: bool) -> Result<Vec<u8>, Fai
 }
 
 /// Where the kernel has `path`, which is that of a mount and has no links in it.
-fn below(mounts: &[MountInfo], path: &[u8]) -> Option<Vec<u8>> {
-    let rest = |mount: &MountInfo| {
-        let rest = path.strip_prefix(&*mount.target)?;
-        matches!(rest.first(), None | Some(b'/')).then(|| rest.to_vec())
+fn below(process: &Process, path: &[u8]) -> Option<Vec<u8>> {
+    let rest = |mounted: &Mounted| {
+        let target = mounted.mount.target();
+        let rest = path.strip_prefix(&*target)?;
+        matches!(rest.first(), None | Some(b'/')).then(|| (target.len(), rest.to_vec()))
     };
-    let found = mounts.iter().filter_map(|mount| Some((mount, rest(mount)?)));
-    let (mount, rest) = found.max_by_key(|(mount, _)| mount.target.len())?;
-    let source = mount.source.strip_prefix("passthrough:")?.split(',').next()?;
-    source.starts_with('/').then(|| [source.as_bytes(), &rest].concat())
+    let mounts = process.mounts.iter().zip(&process.plan.mounts);
+    let found = mounts.filter_map(|(mounted, plan)| Some((rest(mounted)?, plan)));
+    let ((_, rest), plan) = found.max_by_key(|((len, _), _)| *len)?;
+    let directory = crate::compose::directory(plan)?;
+    Some([directory, rest].concat())
 }
