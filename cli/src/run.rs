@@ -130,7 +130,7 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
     let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
     let path = check::executed(&path)?;
     // What is no ELF file of this machine, the kernel refuses.
-    let Ok(binary) = Binary::read_for_run(&path, Cache::of_user().as_ref()) else { return Ok(()) };
+    let Ok(binary) = Binary::read_outline(&path) else { return Ok(()) };
     let obstacles = check::obstacles(&path, &binary);
     if dispatch && check::is_dispatchable(&binary, &obstacles) {
         return Ok(());
