@@ -5,6 +5,11 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
+use crate::workloads::Case;
+
+/// A new build may be this much slower than the one before it: less cannot be told from noise.
+const NO_WORSE: f64 = 0.97;
+
 /// Compares defuse with libfuse, fuser and the native directory, interleaved in one run.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "defuse-bench", version)]
@@ -32,6 +37,10 @@ pub struct Args {
     /// The program to measure [default: `defuse` beside this program].
     #[arg(long, value_name = "PATH")]
     pub defuse: Option<PathBuf>,
+    /// An earlier build of `defuse` to measure beside the new one, as the target `defuse-before`. Every workload then
+    /// requires 0.97 of the better peer; with `--targets native,defuse` the earlier build is the only one.
+    #[arg(long, value_name = "PATH")]
+    pub before: Option<PathBuf>,
     /// Mount options for defuse, as one comma-separated list, in addition to the timeouts.
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     pub defuse_options: Option<String>,
@@ -82,6 +91,11 @@ impl Args {
         Duration::from_millis(if self.quick { self.min_time.min(100) } else { self.min_time })
     }
 
+    /// The least that ours must be in a workload, as a multiple of the better peer.
+    pub fn required(&self, case: &Case) -> f64 {
+        if self.before.is_some() { NO_WORSE } else { case.required }
+    }
+
     /// Whether `--only` lets a workload through.
     pub fn wants(&self, workload: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| workload.starts_with(wanted.as_str()))
@@ -108,6 +122,15 @@ mod tests {
         assert!(args.wants("create-4k") && args.wants("stat-cold"));
         assert!(!args.wants("stat-warm"));
         assert_eq!(args.threads, [1, 8]);
+    }
+
+    #[test]
+    fn an_earlier_build_is_what_the_new_one_is_held_against() {
+        let case = Case::ALL.iter().find(|case| case.required > 1.0).unwrap();
+        let args = Args::parse_from(["bench"]);
+        assert!(args.required(case) > 1.0);
+        let args = Args::parse_from(["bench", "--before", "/old/defuse"]);
+        assert!(args.required(case) < 1.0);
     }
 
     #[test]

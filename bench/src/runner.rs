@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<Results> {
     let most_threads = args.threads.iter().copied().max().unwrap_or(1);
     let stage = Stage::set(args, specs, Fileset::full(most_threads))?;
     let mut results = Results::new(args, stage.targets.iter().map(|target| &target.spec));
-    results.cells = cells.iter().map(|cell| empty_cell(cell, &stage)).collect();
+    results.cells = cells.iter().map(|cell| empty_cell(cell, &stage, args)).collect();
     let mut batches = 0;
     for round in 0..args.rounds() {
         for cell in &mut results.cells {
@@ -75,10 +75,10 @@ fn wanted_cells(args: &Args) -> Result<Vec<(&'static Case, usize)>> {
     Ok(cells)
 }
 
-fn empty_cell((case, threads): &(&'static Case, usize), stage: &Stage) -> Cell {
+fn empty_cell((case, threads): &(&'static Case, usize), stage: &Stage, args: &Args) -> Cell {
     let series = stage.targets.iter().map(|target| Series::new(&target.spec)).collect();
     let (workload, what) = (case.name.to_owned(), case.what.to_owned());
-    Cell { workload, what, threads: *threads, required: case.required, series }
+    Cell { workload, what, threads: *threads, required: args.required(case), series }
 }
 
 impl Stage {

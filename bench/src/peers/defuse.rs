@@ -1,6 +1,7 @@
 //! The project's own program.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
@@ -20,7 +21,19 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
             .with_context(|| format!("--variant {variant}: NAME=OPTIONS is expected"))?;
         wanted.push((name.to_owned(), join(&base, options)));
     }
-    build(args, wanted)
+    let mut specs = build(args, wanted)?;
+    if let Some(before) = &args.before {
+        specs.push(earlier(before, &base, args.timeout)?);
+    }
+    Ok(specs)
+}
+
+/// An earlier build with the same options, which stands for a peer.
+fn earlier(program: &Path, options: &str, timeout: u64) -> Result<Spec> {
+    if !program.exists() {
+        bail!("--before: {} is missing", program.display());
+    }
+    Ok(spec(program, "defuse-before".to_owned(), Role::Peer, options, timeout))
 }
 
 /// defuse as asked for, but over io_uring. A mount where the kernel does not offer it fails and says how to change that;
@@ -43,24 +56,22 @@ fn build(args: &Args, wanted: Vec<(String, String)>) -> Result<Vec<Spec>> {
         );
         return Ok(Vec::new());
     }
+    let of = |(name, options): (String, String)| {
+        spec(&program, name, Role::Ours, &options, args.timeout)
+    };
+    Ok(wanted.into_iter().map(of).collect())
+}
+
+fn spec(program: &Path, name: String, role: Role, options: &str, timeout: u64) -> Spec {
     let version = command::output(&program.to_string_lossy(), &["--version"])
         .unwrap_or_else(|_| "defuse".into())
         .trim()
         .to_owned();
-    let spec = |(name, options): (String, String)| {
-        let options = join(&timeouts(args.timeout), &options);
-        let words =
-            ["mount", &format!("passthrough:{SOURCE}"), MOUNT, "-o", &options, "--foreground"];
-        let mut command: Vec<OsString> = vec![program.clone().into()];
-        command.extend(words.iter().map(OsString::from));
-        Spec {
-            name,
-            role: Role::Ours,
-            command: Some(command),
-            version: format!("{version} -o {options}"),
-        }
-    };
-    Ok(wanted.into_iter().map(spec).collect())
+    let options = join(&timeouts(timeout), options);
+    let words = ["mount", &format!("passthrough:{SOURCE}"), MOUNT, "-o", &options, "--foreground"];
+    let mut command: Vec<OsString> = vec![program.into()];
+    command.extend(words.iter().map(OsString::from));
+    Spec { name, role, command: Some(command), version: format!("{version} -o {options}") }
 }
 
 /// The same terms as the peers get.
