@@ -373,8 +373,7 @@ mod tests {
         let file = fs::File::options()
             .read(true)
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .open(&path)
             .unwrap();
         fs::remove_file(&path).unwrap();
