@@ -370,12 +370,7 @@ mod tests {
     #[test]
     fn bytes_pass_between_buffers_and_files() {
         let path = std::env::temp_dir().join(format!("defuse-buf-{}", std::process::id()));
-        let file = fs::File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .unwrap();
+        let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
 
         let mut source = SliceSource::new(b"hello world");

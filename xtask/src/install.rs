@@ -128,8 +128,9 @@ mod tests {
 
     #[test]
     fn files_are_replaced_as_a_whole() {
-        let place = std::env::temp_dir().join(format!("xtask-install-{}", std::process::id()));
-        let at = Installation { base: place.clone() };
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path();
+        let at = Installation { base: place.to_owned() };
         for text in ["one", "other"] {
             at.write("lib/x.so.0", text.as_bytes(), 0o755).unwrap();
             at.link("lib/x.so", "x.so.0").unwrap();
@@ -137,6 +138,5 @@ mod tests {
         }
         let mode = fs::metadata(place.join("lib/x.so")).unwrap().permissions().mode();
         assert_eq!((mode & 0o777, fs::read_dir(place.join("lib")).unwrap().count()), (0o755, 2));
-        fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -124,13 +124,13 @@ mod tests {
     #[test]
     fn what_a_program_prints_is_counted_and_its_failure_named() {
         let children = Children { state: Arc::default() };
-        let errors = std::env::temp_dir().join(format!("xtask-errors-{}", std::process::id()));
+        let place = tempfile::tempdir().unwrap();
+        let errors = place.path().join("errors");
         let run = |script| children.run(Command::new("sh").args(["-c", script]), &errors);
         let (printed, _) = run("echo a; echo b").unwrap();
         assert_eq!((printed.start.as_str(), printed.bytes), ("a\nb\n", 4));
         let failure = run("echo gone wrong >&2; exit 3").unwrap_err().to_string();
         assert!(failure.contains("gone wrong") && failure.contains('3'), "{failure}");
-        std::fs::remove_file(&errors).unwrap();
     }
 
     #[test]

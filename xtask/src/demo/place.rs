@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
@@ -20,11 +19,10 @@ pub struct Place {
 impl Place {
     /// A new one below `parent`; `program` is defuse.
     pub fn new(parent: &Path, program: PathBuf) -> Result<Place> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         // Without symbolic links, as the table of mounts has it.
         let parent = parent.canonicalize().with_context(|| parent.display().to_string())?;
-        let dir = parent.join(format!("defuse-demo-{}-{now:x}", std::process::id()));
-        fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        let dir = tempfile::Builder::new().prefix("defuse-demo-").tempdir_in(&parent);
+        let dir = dir.with_context(|| parent.display().to_string())?.keep();
         let place = Place { dir, program, mounted: Vec::new() };
         fs::create_dir(place.source())?;
         fs::create_dir(place.path("mnt"))?;
