@@ -209,10 +209,11 @@ pub trait FileSystem: Send + Sync {
         Ok(Opened::default())
     }
 
-    /// Makes a regular file and opens it, or opens what is there unless `O_EXCL` is set (`EEXIST`);
-    /// one lookup more. `args.flags` holds `O_CREAT`, `O_EXCL` and `O_TRUNC` as the caller gave
-    /// them. The default does it in steps, so two callers may both see that they opened what the
-    /// other made; it never creates twice.
+    /// Makes a regular file and opens it; one lookup more. `EEXIST` where the name is taken: nobody
+    /// has checked whether the caller may open what is there, so that a frontend opens it by
+    /// [`open`](FileSystem::open) after a lookup and a check. `args.flags` always holds `O_EXCL`
+    /// for that reason, and `O_CREAT` and `O_TRUNC` as the caller gave them. The default makes the
+    /// node first and then opens it.
     fn create(
         &self,
         cx: &Context<'_>,
@@ -221,24 +222,11 @@ pub trait FileSystem: Send + Sync {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
-        let mut made = true;
-        let entry = match self.mknod(cx, parent, name, node) {
-            Err(Errno::EEXIST) if !args.flags.has(OpenFlags::EXCL) => {
-                made = false;
-                self.lookup(cx, parent, name)
-            }
-            other => other,
-        }?;
-        let creation = OpenFlags::CREAT | OpenFlags::EXCL;
+        let entry = self.mknod(cx, parent, name, node)?;
         // A new file is empty, so truncating it would only cost time.
-        let creation = if made { creation | OpenFlags::TRUNC } else { creation };
+        let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
         let args = OpenArgs { flags: args.flags.without(creation), ..args };
         match self.open(cx, entry.ino, args) {
-            Ok(opened) if args.flags.has(OpenFlags::TRUNC) => {
-                // What was looked up is from before the file was emptied.
-                let attr = self.getattr(cx, entry.ino, Some(opened.fh)).unwrap_or(entry.attr);
-                Ok((Entry { attr, ..entry }, opened))
-            }
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {
                 self.forget(entry.ino, 1);
@@ -422,46 +410,28 @@ pub trait FileSystem: Send + Sync {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
 
     use super::*;
-    use crate::{Caller, FileKind, Timestamp};
+    use crate::{Caller, FileKind};
 
-    /// One file, whose size is all that changes.
-    struct OneFile(AtomicU64);
+    /// A directory in which one name is taken.
+    #[derive(Default)]
+    struct OneName {
+        opened: AtomicU64,
+    }
 
-    impl FileSystem for OneFile {
-        fn lookup(&self, cx: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
-            let attr = self.getattr(cx, Ino(2), None)?;
-            Ok(Entry { ino: Ino(2), generation: 0, attr, valid_for: Duration::ZERO })
+    impl FileSystem for OneName {
+        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+            Err(Errno::EIO)
         }
         fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
             Err(Errno::EEXIST)
         }
-        fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-            let now = Timestamp::default();
-            Ok(Attr {
-                st_ino: ino.0,
-                kind: FileKind::Regular,
-                perm: 0o600,
-                nlink: 1,
-                uid: 0,
-                gid: 0,
-                rdev: 0,
-                size: self.0.load(Ordering::Relaxed),
-                blocks: 0,
-                blksize: 4096,
-                atime: now,
-                mtime: now,
-                ctime: now,
-                btime: None,
-                valid_for: Duration::ZERO,
-            })
+        fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+            Err(Errno::EIO)
         }
-        fn open(&self, _: &Context<'_>, _: Ino, args: OpenArgs) -> Result<Opened> {
-            if args.flags.has(OpenFlags::TRUNC) {
-                self.0.store(0, Ordering::Relaxed);
-            }
+        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+            self.opened.fetch_add(1, Ordering::Relaxed);
             Ok(Opened::default())
         }
         fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
@@ -469,19 +439,19 @@ mod tests {
         }
     }
 
-    /// The reference model saw the size from before the truncation, which a frontend would have
-    /// cached for as long as the attributes are valid.
+    /// CREATE once opened what had the name, whoever owned it: a frontend checks permissions of what
+    /// it opens, and it believed that this file was new.
     #[test]
-    fn create_that_empties_a_file_returns_its_new_size() {
-        let fs = OneFile(AtomicU64::new(5));
+    fn create_never_opens_what_is_there() {
+        let fs = OneName::default();
         let cx = Context::new(Caller::default());
         let name = Name::new(b"a").unwrap();
         let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
-        let create = |flags| {
+        for flags in [OpenFlags::CREAT, OpenFlags::CREAT | OpenFlags::EXCL] {
             let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
-            fs.create(&cx, Ino::ROOT, name, &node, args).map(|(entry, _)| entry.attr.size)
-        };
-        assert_eq!(create(OpenFlags::CREAT), Ok(5));
-        assert_eq!(create(OpenFlags::CREAT | OpenFlags::TRUNC), Ok(0));
+            let made = fs.create(&cx, Ino::ROOT, name, &node, args);
+            assert_eq!(made.err(), Some(Errno::EEXIST));
+        }
+        assert_eq!(fs.opened.load(Ordering::Relaxed), 0);
     }
 }

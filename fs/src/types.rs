@@ -395,9 +395,9 @@ impl OpenFlags {
 /// How [`crate::FileSystem::open`] is to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
-    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` come with create and tmpfile
-    /// only. `O_TRUNC` comes with open only where the file system says so in its [`Caps`]; create
-    /// always honours it.
+    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` come with create (always) and
+    /// tmpfile only. `O_TRUNC` comes with open only where the file system says so in its [`Caps`]; a
+    /// new file is empty anyway.
     pub flags: OpenFlags,
     /// With `O_TRUNC`: clear set-user-id and its kin, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,

@@ -15,7 +15,7 @@ fn memory_does_what_the_model_does() {
 #[test]
 fn a_copy_that_lengthens_its_own_source_stops_at_the_old_end() {
     let ops = [
-        Op::Create { dir: 0, name: 0, perm: 0o600, exclusive: false, truncate: false },
+        Op::Create { dir: 0, name: 0, perm: 0o600, truncate: false },
         Op::Write { handle: 0, offset: 0, length: 8193, byte: 1, append: false },
         Op::Copy { from: 0, to: 0, src: 8191, dst: 8193, length: 100 },
         Op::Copy { from: 0, to: 0, src: 8191, dst: 12287, length: 300 },

@@ -110,7 +110,7 @@ impl Memory {
         if dir {
             inode.dir()?;
         }
-        check_openable(&inode, args.flags, false)?;
+        check_openable(&inode, args.flags)?;
         inode.change_refs(|refs| refs.opens += 1)?;
         if let Err(errno) = self.truncate_on_open(&inode, args) {
             self.drop_refs(&inode, |refs| refs.opens -= 1);

@@ -341,10 +341,10 @@ impl FileSystem for Memory {
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
-        args: OpenArgs,
+        _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        self.create_open(cx, parent, name, &node, args)
+        self.create_open(cx, parent, name, &node)
     }
 
     fn tmpfile(

@@ -185,32 +185,12 @@ impl Memory {
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
-        args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
-        let Some(inode) = names.get(name).map(Arc::clone) else {
-            let refs = Refs { opens: 1, ..LOOKED_UP };
-            let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
-            drop(names);
-            return Ok((self.entry(&inode), self.opened(&inode)));
-        };
-        if args.flags.has(OpenFlags::EXCL) {
-            return Err(Errno::EEXIST);
-        }
-        check_openable(&inode, args.flags, true)?;
-        inode.change_refs(|refs| {
-            refs.lookups += 1;
-            refs.opens += 1;
-        })?;
+        let refs = Refs { opens: 1, ..LOOKED_UP };
+        let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
         drop(names);
-        if let Err(errno) = self.truncate_on_open(&inode, args) {
-            self.drop_refs(&inode, |refs| {
-                refs.lookups -= 1;
-                refs.opens -= 1;
-            });
-            return Err(errno);
-        }
         Ok((self.entry(&inode), self.opened(&inode)))
     }
 
@@ -256,11 +236,10 @@ impl Memory {
     }
 }
 
-/// What open(2) refuses by the kind of file. `by_name` is true where a symbolic link can only mean
-/// that the caller did not want to follow it.
-pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags, by_name: bool) -> Result<()> {
+/// What open(2) refuses by the kind of file.
+pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
     match inode.kind {
-        FileKind::Directory if flags.writable() || by_name => Err(Errno::EISDIR),
+        FileKind::Directory if flags.writable() => Err(Errno::EISDIR),
         FileKind::Symlink => Err(Errno::ELOOP),
         _ => Ok(()),
     }

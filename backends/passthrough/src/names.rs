@@ -14,8 +14,6 @@ use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::passthrough::{InodeFd, Passthrough};
 
-/// How often create looks again for a file that comes and goes.
-const CREATE_TRIES: usize = 16;
 /// Deeper than any path that can be made, to end a walk upwards.
 const MAX_DEPTH: usize = 1 << 16;
 
@@ -100,33 +98,14 @@ impl Passthrough {
     ) -> Result<(Entry, Opened)> {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
-        for _ in 0..CREATE_TRIES {
-            // Always exclusively, so that a fifo or device that has the name is never opened, nor
-            // a symbolic link followed.
-            match self.create_new(dir_fd.as_fd(), name, node, args.flags) {
-                Ok(fd) => {
-                    let made = self.enter_created(dir.key.mount, fd, node, args.flags);
-                    return made.inspect_err(|_| {
-                        let name = name.as_bytes();
-                        let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name, AtFlags::empty());
-                    });
-                }
-                Err(Errno::EEXIST) if !args.flags.has(OpenFlags::EXCL) => {}
-                Err(errno) => return Err(errno),
-            }
-            let entry = match self.lookup_in(dir.key.mount, dir_fd.as_fd(), name.as_bytes()) {
-                // Removed between the two.
-                Err(Errno::ENOENT) => continue,
-                other => other?,
-            };
-            let opened = self.open_file(entry.ino, args);
-            return opened.map(|opened| (entry, opened)).inspect_err(|_| {
-                self.give_back(entry.ino, 1);
-            });
-        }
-        Err(Errno::EEXIST)
+        let fd = self.create_new(dir_fd.as_fd(), name, node, args.flags)?;
+        self.enter_created(dir.key.mount, fd, node, args.flags).inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name.as_bytes(), AtFlags::empty());
+        })
     }
 
+    /// Always exclusively: nobody has checked whether the caller may open what has the name. Nor is
+    /// a fifo or device that has it ever opened, or a symbolic link followed.
     fn create_new(
         &self,
         dir: BorrowedFd<'_>,

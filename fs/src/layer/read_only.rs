@@ -7,8 +7,7 @@ use crate::{
 };
 
 /// The file system below, to be read only. Every change gives `EROFS`, as does opening for writing
-/// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit; opening with `O_CREAT`
-/// what exists opens it. Locks and device control pass: they are the business of the file.
+/// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit. Locks and device control pass: they are the business of the file.
 ///
 /// A read of a file may still move its access time, if the file system below does that by itself.
 #[derive(Clone, Debug)]
@@ -74,21 +73,14 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         parent: Ino,
         name: Name<'_>,
         _: &NewNode<'_>,
-        args: OpenArgs,
+        _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let entry = self.inner.lookup(cx, parent, name).map_err(|errno| match errno {
             Errno::ENOENT => Errno::EROFS,
             other => other,
         })?;
-        let flags = args.flags.without(OpenFlags::CREAT | OpenFlags::EXCL);
-        let opened = match args.flags.has(OpenFlags::EXCL) {
-            true => Err(Errno::EEXIST),
-            false => self.open(cx, entry.ino, OpenArgs { flags, ..args }),
-        };
-        if opened.is_err() {
-            self.inner.forget(entry.ino, 1);
-        }
-        Ok((entry, opened?))
+        self.inner.forget(entry.ino, 1);
+        Err(Errno::EEXIST)
     }
 }
 
@@ -121,15 +113,17 @@ mod tests {
     fn opening_depends_on_what_for() {
         let layer = ReadOnly::new(testing::tree());
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
-        let open = |at, flags| {
-            let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
-            let opened = layer.create(&cx(), dir, name(at), &testing::node(), args);
-            opened.map(|_| ())
+        let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
+        let args = |flags| OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
+        let open = |flags| layer.open(&cx(), file, args(flags)).map(drop);
+        assert_eq!(open(0), Ok(()));
+        assert_eq!(open(OpenFlags::RDWR), Err(Errno::EROFS));
+        assert_eq!(open(OpenFlags::TRUNC), Err(Errno::EROFS));
+        let create = |at| {
+            let flags = args(OpenFlags::CREAT | OpenFlags::EXCL);
+            layer.create(&cx(), dir, name(at), &testing::node(), flags).map(drop)
         };
-        assert_eq!(open("file", OpenFlags::CREAT), Ok(()));
-        assert_eq!(open("file", OpenFlags::CREAT | OpenFlags::EXCL), Err(Errno::EEXIST));
-        assert_eq!(open("file", OpenFlags::CREAT | OpenFlags::RDWR), Err(Errno::EROFS));
-        assert_eq!(open("file", OpenFlags::TRUNC), Err(Errno::EROFS));
-        assert_eq!(open("none", OpenFlags::CREAT), Err(Errno::EROFS));
+        assert_eq!(create("file"), Err(Errno::EEXIST));
+        assert_eq!(create("none"), Err(Errno::EROFS));
     }
 }

@@ -158,7 +158,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
         let file = PathFile { path, fh };
         let entered = self.inner.getattr(cx, Target::Open(file)).and_then(|attr| {
-            let entry = self.enter(parent, name, attr, flags.has(OpenFlags::EXCL))?;
+            let entry = self.enter(parent, name, attr, true)?;
             self.names.add_handle(entry.ino, fh, flags.writable())?;
             Ok(entry)
         });

@@ -210,8 +210,9 @@ pub trait PathFileSystem: Send + Sync {
         Ok(Opened::default())
     }
 
-    /// Makes a regular file and opens it, or opens what is there unless `O_EXCL` is set. The
-    /// default calls mknod and open; nobody else can use the name in between, through this adapter.
+    /// Makes a regular file and opens it. `EEXIST` where the name is taken, because nobody has checked
+    /// whether the caller may open what is there; `args.flags` always holds `O_EXCL`. The default
+    /// calls mknod and open; nobody else can use the name in between, through this adapter.
     fn create(
         &self,
         cx: &Context<'_>,
@@ -219,14 +220,10 @@ pub trait PathFileSystem: Send + Sync {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<Opened> {
-        let creation = OpenFlags::CREAT | OpenFlags::EXCL;
-        let flags = match self.mknod(cx, path, node) {
-            // A new file is empty, so truncating it would only cost time.
-            Ok(()) => args.flags.without(creation | OpenFlags::TRUNC),
-            Err(Errno::EEXIST) if !args.flags.has(OpenFlags::EXCL) => args.flags.without(creation),
-            Err(errno) => return Err(errno),
-        };
-        self.open(cx, path, OpenArgs { flags, ..args })
+        self.mknod(cx, path, node)?;
+        // A new file is empty, so truncating it would only cost time.
+        let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
+        self.open(cx, path, OpenArgs { flags: args.flags.without(creation), ..args })
     }
 
     /// Puts bytes from `args.offset` on into `out`; fewer than fit mean the end of the file.

@@ -252,8 +252,8 @@ impl<'a> Driver<'a> {
                 let model = self.model.make(id, name, node);
                 self.compare_entry(real, model)
             }
-            Op::Create { dir, name, perm, exclusive, truncate } => {
-                self.create(dir, text(name), perm, exclusive, truncate && self.truncates)
+            Op::Create { dir, name, perm, truncate } => {
+                self.create(dir, text(name), perm, truncate)
             }
             Op::Tmpfile { dir, exclusive } => {
                 let (ino, id) = self.dir(dir);
@@ -274,33 +274,14 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn create(
-        &mut self,
-        dir: usize,
-        name: &[u8],
-        perm: u16,
-        exclusive: bool,
-        truncate: bool,
-    ) -> Result<()> {
+    fn create(&mut self, dir: usize, name: &[u8], perm: u16, truncate: bool) -> Result<()> {
         let (ino, id) = self.dir(dir);
-        let old = self.model.lookup(id, name);
-        // The kernel opens what is there and is not a file without asking for creation.
-        if old.is_ok_and(|old| self.model.nodes[old].kind != FileKind::Regular) {
-            return Ok(());
-        }
-        let flags = OpenFlags::CREAT
-            | if exclusive { OpenFlags::EXCL } else { 0 }
-            | if truncate { OpenFlags::TRUNC } else { 0 };
+        let truncate = if truncate { OpenFlags::TRUNC } else { 0 };
+        let flags = OpenFlags::CREAT | OpenFlags::EXCL | truncate;
         let new = new(FileKind::Regular, perm);
         let real = self.fs.create(&self.cx, ino, component(name), &new, open_args(flags));
-        let model = match old {
-            Ok(_) if exclusive => Err(Errno::EEXIST),
-            Ok(old) => {
-                if truncate {
-                    self.model.set_size(old, 0)?;
-                }
-                Ok(old)
-            }
+        let model = match self.model.lookup(id, name) {
+            Ok(_) => Err(Errno::EEXIST),
             Err(_) => self.model.make(id, name, Node::new(FileKind::Regular, perm.into())),
         };
         self.opened_new(real, model)

@@ -17,7 +17,7 @@ pub enum Op {
     Unlink { dir: usize, name: u8 },
     Rmdir { dir: usize, name: u8 },
     Rename { from: usize, old: u8, to: usize, new: u8, flags: u8 },
-    Create { dir: usize, name: u8, perm: u16, exclusive: bool, truncate: bool },
+    Create { dir: usize, name: u8, perm: u16, truncate: bool },
     Tmpfile { dir: usize, exclusive: bool },
     Open { node: usize, truncate: bool },
     Close { handle: usize },
@@ -85,11 +85,8 @@ fn names() -> impl Strategy<Value = Op> {
         1 => place.clone().prop_map(|(dir, name)| Op::Rmdir { dir, name }),
         3 => (place.clone(), place.clone(), prop_oneof![3 => Just(0u8), 2 => 0..9u8])
             .prop_map(|((from, old), (to, new), flags)| Op::Rename { from, old, to, new, flags }),
-        2 => (place, perm, any::<bool>(), any::<bool>()).prop_map(
-            |((dir, name), perm, exclusive, truncate)| Op::Create {
-                dir, name, perm, exclusive, truncate
-            }
-        ),
+        2 => (place, perm, any::<bool>())
+            .prop_map(|((dir, name), perm, truncate)| Op::Create { dir, name, perm, truncate }),
         1 => (dir.clone(), any::<bool>()).prop_map(|(dir, exclusive)| Op::Tmpfile { dir, exclusive }),
         1 => node.clone().prop_map(|node| Op::Forget { node }),
         1 => node.prop_map(|node| Op::Readlink { node }),

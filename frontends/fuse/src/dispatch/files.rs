@@ -45,6 +45,8 @@ impl Dispatcher {
         Ok(Done::Sent)
     }
 
+    /// Creates, and never opens what is there: the kernel believes that the file is new, and asks
+    /// nobody whether the caller may open it (`fuse_create_open` of `fs/fuse/dir.c`).
     pub(super) fn create(
         &self,
         call: &Call<'_>,
@@ -54,9 +56,11 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
-        let open = self.open_args(call, args.flags, args.open_flags);
-        let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open)?;
-        self.send_created(call, made, open.flags, reply)
+        let asked = self.open_args(call, args.flags, args.open_flags);
+        let open = OpenArgs { flags: OpenFlags(asked.flags.0 | OpenFlags::EXCL), ..asked };
+        let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open);
+        let made = made.map_err(|errno| taken(errno, asked.flags))?;
+        self.send_created(call, made, asked.flags, reply)
     }
 
     pub(super) fn tmpfile(
@@ -378,4 +382,12 @@ impl Dispatcher {
             pod(reply, &abi::WriteOut { size: count as u32, padding: 0 })
         }
     }
+}
+
+/// The answer to a CREATE of `flags` that failed with `errno`. Where somebody else made the file since
+/// the kernel looked, and `O_EXCL` was not asked for, the kernel walks the path once more after
+/// `ESTALE` (`do_filp_open` of `fs/namei.c`, `LOOKUP_REVAL`): it finds the file, checks permissions as
+/// for every file, and opens it.
+fn taken(errno: Errno, flags: OpenFlags) -> Errno {
+    if errno == Errno::EEXIST && !flags.has(OpenFlags::EXCL) { Errno::ESTALE } else { errno }
 }

@@ -1,0 +1,8 @@
+//! Attacks on the program, carried out as other users of the machine would.
+
+mod common;
+
+#[path = "attacks/stale_names.rs"]
+mod stale_names;
+#[path = "attacks/users.rs"]
+mod users;

@@ -1,0 +1,35 @@
+//! Other users: threads that take on another identity, and programs run as one.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+/// A user without any rights.
+pub const NOBODY: u32 = 65534;
+
+/// Runs `run` as the user and group `id` with the supplementary groups `groups`, on a thread of
+/// its own: the calls of rustix change the identity of one thread, as the kernel's do.
+pub fn as_user<T: Send>(id: u32, groups: &[u32], run: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let groups: Vec<Gid> = groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+            let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+            set_thread_groups(&groups).unwrap();
+            set_thread_res_gid(gid, gid, gid).unwrap();
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            run()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// What `program` prints when [`NOBODY`] runs it.
+pub fn printed_for_nobody(program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
