@@ -14,8 +14,12 @@ fn place() -> Option<Place> {
     let place = Place::to_mount()?;
     let mut find = Command::new("sh");
     find.args(["-c", "command -v mkfs.ext4 && command -v losetup"]).stdout(Stdio::null());
-    if !find.status().unwrap().success() || !Path::new("/dev/loop-control").exists() {
-        println!("skipped: no ext4 can be made on a loop device");
+    if !find.status().unwrap().success() {
+        println!("skipped: mkfs.ext4 and losetup are not both installed");
+        return None;
+    }
+    if !Path::new("/dev/loop-control").exists() {
+        println!("not here: there are no loop devices");
         return None;
     }
     Some(place)

@@ -34,7 +34,7 @@ fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
     assert_eq!(seen.code, Some(0), "{}", seen.err);
     let value: Value = serde_json::from_str(&seen.out).unwrap();
     if seen.out.contains("by tracefs") {
-        println!("skipped: BPF is not permitted: {}", value["notes"]);
+        println!("not here: BPF is not permitted: {}", value["notes"]);
         return None;
     }
     Some(serde_json::from_value(value).unwrap())
@@ -229,7 +229,7 @@ fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
     let arguments = ["stat", "mnt", "--stages", "--for", "0.1"];
     let barred = without(&[&arguments[..], &["--via", "bpf"]].concat());
     if barred.err.contains("setpriv") {
-        println!("skipped: setpriv knows these capabilities not: {}", barred.err);
+        println!("not here: setpriv knows these capabilities not: {}", barred.err);
         return;
     }
     assert_eq!(barred.code, Some(1), "{}", barred.out);
@@ -257,7 +257,7 @@ fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Ve
     let seen = ended(&mut trace);
     assert_eq!(seen.code, Some(0), "{}", seen.err);
     if seen.err.contains("by tracefs") {
-        println!("skipped: BPF is not permitted: {}", seen.err);
+        println!("not here: BPF is not permitted: {}", seen.err);
         return None;
     }
     Some(seen.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
@@ -337,7 +337,7 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
         std::thread::sleep(Duration::from_millis(100));
         let ended = ended(&mut trace);
         if ended.code != Some(0) {
-            println!("skipped: {via} is not permitted here: {}", ended.err);
+            println!("not here: {via} is not permitted here: {}", ended.err);
             continue;
         }
         let text = fs::read_to_string(place.path("timeline.json")).unwrap();

@@ -741,7 +741,7 @@ fn a_program_that_the_library_cannot_be_loaded_into_is_refused() {
         let mut compiler = Command::new("gcc");
         compiler.args([how, "-o"]).arg(&program).arg(&source);
         if !compiler.status().unwrap().success() {
-            println!("skipped: {how}: gcc cannot link so");
+            println!("not here: {how}: gcc cannot link so");
             continue;
         }
         let program = program.to_str().unwrap();

@@ -30,7 +30,7 @@ fn place() -> Option<Place> {
         }
     }
     if !Path::new("/dev/loop-control").exists() {
-        println!("skipped: there are no loop devices");
+        println!("not here: there are no loop devices");
         return None;
     }
     Some(place)
@@ -248,7 +248,7 @@ fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
     let output = command.arg(place.path("src")).arg("--out").arg(&out).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     if !output.status.success() && (told.contains("throttle") || told.contains("cgroup")) {
-        println!("skipped: no device can be throttled here: {told}");
+        println!("not here: no device can be throttled here: {told}");
         return;
     }
     assert!(output.status.success(), "{told}");

@@ -18,7 +18,7 @@ fn nothing_fails_that_native_ext4_passes() {
     let plain: Vec<&Config> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
     for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::Programs] {
         if let Err(error) = suite.install() {
-            println!("skipped {}: {error:#}", suite.name());
+            println!("skipped: {}: {error:#}", suite.name());
             continue;
         }
         let rows = run(suite, &plain, true, &mut |row| println!("{row}")).unwrap();

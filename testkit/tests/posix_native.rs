@@ -39,7 +39,7 @@ fn tmpfs(place: &Path) {
     let dir = place.join("tmpfs");
     std::fs::create_dir(&dir).unwrap();
     if let Err(error) = mount("none", &dir, "tmpfs", MountFlags::empty(), None) {
-        println!("skip tmpfs: {error}");
+        println!("not here: tmpfs: {error}");
         return;
     }
     println!("---- tmpfs");
@@ -59,7 +59,7 @@ fn ext4(place: &Path) {
         match step {
             Ok(status) if status.success() => {}
             other => {
-                println!("skip ext4: {other:?}");
+                println!("not here: ext4: {other:?}");
                 return;
             }
         }

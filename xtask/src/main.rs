@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apt;
 mod bpf;
 mod command;
 mod demo;
@@ -16,6 +17,7 @@ mod fuzz;
 mod install;
 mod library;
 mod packages;
+mod parts;
 mod rings;
 mod runs;
 mod suite;

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::apt::{self, Apt};
 use crate::command;
 
 /// Something that has to be installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// The Debian package, or the component of rustup.
+    /// The Debian package, with a `*` for a version where releases differ, or the component of rustup.
     pub name: &'static str,
-    /// A program or, with a leading slash, a file: where it is there, the tool is installed.
+    /// A program or, with a leading slash, a file, where a `*` stands for a version: if it is there, the
+    /// tool is installed.
     pub shows: &'static str,
     /// What is left out without it; `None` where nothing is left.
     pub part: Option<&'static str>,
@@ -33,7 +35,7 @@ impl Tool {
         Tool { name, shows, part: None, component: true }
     }
 
-    /// Whether it is there.
+    /// True where it is there.
     pub fn is_there(&self) -> bool {
         if self.component {
             // The program of rustup is there even where the component is not.
@@ -42,9 +44,14 @@ impl Tool {
             return version.current_dir(command::root()).status().is_ok_and(|s| s.success());
         }
         if self.shows.starts_with('/') {
-            return Path::new(self.shows).exists();
+            return exists(Path::new("/"), self.shows);
         }
         command::find(self.shows).is_some()
+    }
+
+    /// The name of the Debian package, as [`apt`] takes it; `None` for a component of the toolchain.
+    pub fn debian(&self) -> Option<&'static str> {
+        (!self.component).then_some(self.name)
     }
 
     /// How it is installed by hand.
@@ -91,26 +98,25 @@ fn install_packages(names: &[&str]) {
     if names.is_empty() {
         return;
     }
-    if command::find("apt-get").is_none() || !command::is_root() {
+    if !apt::is_there() || !command::is_root() {
         println!("apt-get and root are needed to install {}", names.join(", "));
         return;
     }
     println!("installing Debian packages: {}", names.join(", "));
-    if install(names).is_err() {
-        // A machine that never asked for the package lists has none, and old ones lead nowhere.
-        say_failure(command::run(apt_get().args(["-q", "update"])));
-        say_failure(install(names));
-    }
+    Apt::of_this_machine().install(names);
 }
 
-fn install(names: &[&str]) -> anyhow::Result<()> {
-    command::run(apt_get().args(["-q", "install", "-y", "--no-install-recommends"]).args(names))
-}
-
-fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-    command
+/// True where `dir` has the file of a path in which `*` stands for any characters but a slash.
+fn exists(dir: &Path, path: &str) -> bool {
+    let (first, rest) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
+    let first = first.trim_start_matches('/');
+    let goes_on = |dir: &Path| if rest.is_empty() { dir.exists() } else { exists(dir, rest) };
+    let Some((start, end)) = first.split_once('*') else { return goes_on(&dir.join(first)) };
+    let fits = |name: &str| {
+        name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+    };
+    let entries = dir.read_dir().into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_str().is_some_and(fits)).any(|e| goes_on(&e.path()))
 }
 
 fn say_failure(outcome: anyhow::Result<()>) {
@@ -129,6 +135,8 @@ mod tests {
         assert!(Tool::package("base-files", "/etc").is_there());
         assert!(!Tool::package("nothing", "no-such-program").is_there());
         assert!(!Tool::package("nothing", "/no/such/file").is_there());
+        assert!(Tool::package("procps", "/pr*c/self/stat*").is_there());
+        assert!(!Tool::package("nothing", "/proc/sel*/no-such-file").is_there());
     }
 
     #[test]

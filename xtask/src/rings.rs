@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::Result;
 
 use crate::command;
+use crate::parts::Parts;
 
 /// The module's parameter. It counts when a file system is mounted.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -42,15 +43,19 @@ impl Drop for Allowed {
 }
 
 /// The tests that mount, over io_uring. Beside them, every test chooses /dev/fuse.
-pub fn test() -> Result<()> {
+pub fn test(parts: &mut Parts) -> Result<()> {
+    if !command::is_root() {
+        parts.skip("FUSE over io_uring: only root may allow it and mount");
+        return Ok(());
+    }
     let allowed = Allowed::now();
     if !allowed.is_so() {
-        println!("skipped");
+        parts.not_here(&format!("FUSE over io_uring: {PARAMETER} cannot be set (Linux 6.14)"));
         return Ok(());
     }
     let session = ["test", "--package", "defuse-fuse", "--test", "session"];
-    command::run(command::cargo().args(session))?;
+    parts.run_tests(command::cargo().args(session))?;
     let mounted =
         ["test", "--package", "defuse-testkit", "--test", "mounted_posix", "--test", "faults"];
-    command::run(command::cargo().args(mounted).env("DEFUSE_TRANSPORT", "io_uring"))
+    parts.run_tests(command::cargo().args(mounted).env("DEFUSE_TRANSPORT", "io_uring"))
 }

@@ -3,12 +3,13 @@
 use anyhow::Result;
 
 use crate::command;
+use crate::parts::Parts;
 
 /// Runs them. The runner is built for speed, because only then its system calls tell their numbers;
 /// the program under test is that of the other tests.
-pub fn test() -> Result<()> {
+pub fn test(parts: &mut Parts) -> Result<()> {
     if !command::is_root() {
-        println!("skipped: only root can make the ext4 below, and become other users");
+        parts.skip("only root can make the ext4 below, and become other users");
         return Ok(());
     }
     command::run(command::cargo().args(["build", "--package", "defuse"]))?;

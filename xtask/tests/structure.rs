@@ -398,6 +398,22 @@ fn nothing_is_left_for_later_and_no_registry_is_named() {
     complain(complaints);
 }
 
+/// `cargo xtask test` counts what tests leave out by these words, and fails a run under CI by them.
+#[test]
+fn a_test_that_leaves_something_out_says_so_in_the_words_that_are_counted() {
+    let mut complaints = Vec::new();
+    for path in sources() {
+        for (number, line) in read(&path).lines().enumerate() {
+            let said = line.split_once("println!(\"").map_or("", |(_, said)| said);
+            let counted = said.starts_with("skipped: ") || said.starts_with("not here: ");
+            if !counted && (said.starts_with("skipped") || said.starts_with("not here")) {
+                complaints.push(format!("{}:{}: {said}", relative(&path), number + 1));
+            }
+        }
+    }
+    complain(complaints);
+}
+
 fn manifests() -> impl Iterator<Item = PathBuf> {
     project::files().into_iter().filter(|path| path.ends_with("Cargo.toml"))
 }

@@ -43,7 +43,7 @@ fn what_others_replaced_is_another_inode_and_the_old_one_is_stale() {
     for base in bases() {
         let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
         if !served.fs.uses_file_handles() {
-            eprintln!("skipped: no file handles in {}", base.display());
+            eprintln!("not here: no file handles in {}", base.display());
             continue;
         }
         fs::write(served.path("a"), b"old").unwrap();
@@ -178,7 +178,7 @@ fn small_limit_child() {
     let Ok(base) = std::env::var(SMALL) else { return };
     let served = Served::new(Path::new(&base), Options::default());
     if !served.fs.uses_file_handles() {
-        eprintln!("skipped: no file handles");
+        eprintln!("not here: no file handles");
         return;
     }
     let mut inodes = Vec::new();

@@ -368,7 +368,7 @@ mod tests {
         let name = format!("defuse-study-test-{}", std::process::id());
         let groups = Groups::create(&unified, &name, Some(64 << 20));
         let Some(folder) = groups.unified.clone() else {
-            println!("skipped: no group of version 2 can be made here");
+            println!("not here: no group of version 2 can be made here");
             return;
         };
         assert_eq!(
@@ -380,7 +380,7 @@ mod tests {
         let script = format!("echo $$ > {} && {spin} && times", procs.display());
         let ran = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
         if !ran.status.success() {
-            println!("skipped: {}", String::from_utf8_lossy(&ran.stderr));
+            println!("not here: {}", String::from_utf8_lossy(&ran.stderr));
             return;
         }
         // times(1): "0m0.420s 0m0.000s" of the shell itself, which has ended now.

@@ -212,7 +212,7 @@ impl Mount {
             return None;
         }
         if options.io_uring == IoUring::Required && !kernel_offers_rings() {
-            eprintln!("skipped: needs `echo 1 > {ENABLE_URING}` and io_uring");
+            eprintln!("not here: needs `echo 1 > {ENABLE_URING}` and io_uring");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -236,7 +236,7 @@ fn not_looked_at(number: u16) -> bool {
 fn libc() -> Option<Binary> {
     let libc = Binary::read(Path::new(LIBC)).ok();
     if libc.is_none() {
-        println!("skipped: the C library is elsewhere");
+        println!("not here: the C library is elsewhere");
     }
     libc
 }

@@ -10,6 +10,7 @@ use anyhow::Result;
 
 use crate::command;
 use crate::packages::{self, Tool};
+use crate::parts::{LeftOut, Parts};
 use steps::{Run, STEPS, Step, When};
 
 /// Check everything that decides whether a change lands
@@ -48,11 +49,20 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = choose(args)?;
-    prepare(&chosen);
-    let reports: Vec<Report> = chosen.into_iter().map(perform).collect();
+    let mut parts = Parts::default();
+    prepare(&chosen, &mut parts);
+    let reports: Vec<Report> = chosen.into_iter().map(|step| perform(step, &mut parts)).collect();
     summarize(&reports);
+    let strict = is_strict(std::env::var("CI").ok().as_deref());
+    say_left_out(&parts, strict);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let incomplete = strict && !parts.left_out(true).is_empty();
+    Ok(if failed || incomplete { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// True where `CI` is set to something that says yes: then nothing may be left out that can be had.
+fn is_strict(ci: Option<&str>) -> bool {
+    ci.is_some_and(|value| !["", "0", "false"].contains(&value))
 }
 
 fn list() {
@@ -74,7 +84,7 @@ fn choose(args: &TestArgs) -> Result<Vec<&'static Step>> {
 }
 
 /// Installs what the steps need, and says what will be left out.
-fn prepare(steps: &[&Step]) {
+fn prepare(steps: &[&Step], parts: &mut Parts) {
     let mut tools: Vec<Tool> = Vec::new();
     for tool in steps.iter().flat_map(|step| step.tools) {
         if !tools.contains(tool) {
@@ -82,39 +92,52 @@ fn prepare(steps: &[&Step]) {
         }
     }
     packages::provide(&tools);
+    parts.begin("preparation");
     for tool in tools.iter().filter(|tool| !tool.is_there()) {
         if let Some(part) = tool.part {
-            println!("left out without {}: {part}", tool.name);
+            parts.skip(&format!("{part}: {} is missing ({})", tool.name, tool.by_hand()));
         }
     }
+    if tools.is_empty() {
+        return;
+    }
     if !command::is_root() {
-        println!("left out without root: every test that mounts");
+        parts.skip("every test that mounts: only root may");
     } else if !std::path::Path::new("/dev/fuse").exists() {
-        println!("left out without /dev/fuse (modprobe fuse): every test that mounts FUSE");
+        parts.skip("every test that mounts FUSE: there is no /dev/fuse (modprobe fuse)");
     }
 }
 
-fn perform(step: &'static Step) -> Report {
+fn perform(step: &'static Step, parts: &mut Parts) -> Report {
     println!("\n==== {}: {}", step.name, step.what);
     let begun = Instant::now();
     let limit = (step.when == When::Always).then(|| limit::Limit::new(step.name, PATIENCE));
-    let outcome = attempt(step);
+    parts.begin(step.name);
+    let outcome = attempt(step, parts);
     drop(limit);
     let took = begun.elapsed();
     println!("---- {}: {} ({:.1} s)", step.name, word(&outcome), took.as_secs_f64());
     Report { step, outcome, took }
 }
 
-fn attempt(step: &Step) -> Outcome {
+fn attempt(step: &Step, parts: &mut Parts) -> Outcome {
     let missing = step.tools.iter().find(|tool| tool.part.is_none() && !tool.is_there());
     if let Some(tool) = missing {
-        return Outcome::Skipped(format!("{} is missing: {}", tool.name, tool.by_hand()));
+        let why = format!("{} is missing: {}", tool.name, tool.by_hand());
+        parts.skip(&why);
+        return Outcome::Skipped(why);
     }
     let outcome = match step.run {
         Run::Cargo(arguments) => {
-            command::run(command::cargo().args(arguments).envs(step.env.iter().copied()))
+            let mut cargo = command::cargo();
+            cargo.args(arguments).envs(step.env.iter().copied());
+            if arguments[0] == "test" {
+                parts.run_tests(&mut cargo)
+            } else {
+                command::run(&mut cargo)
+            }
         }
-        Run::Call(call) => call(),
+        Run::Call(call) => call(parts),
     };
     match outcome {
         Ok(()) => Outcome::Passed,
@@ -149,6 +172,29 @@ fn summarize(reports: &[Report]) {
     println!("{passed} passed, {} failed", failed.len());
 }
 
+/// The last lines: what was left out, and what that means.
+fn say_left_out(parts: &Parts, strict: bool) {
+    let not_here = parts.left_out(false);
+    if !not_here.is_empty() {
+        println!("{} parts cannot be done on this machine, whatever is installed:", not_here.len());
+        say_each(&not_here);
+    }
+    let left_out = parts.left_out(true);
+    let meaning = match (left_out.is_empty(), strict) {
+        (true, _) => "",
+        (false, true) => ", which fails the run because CI is set:",
+        (false, false) => " (with CI set, that fails the run):",
+    };
+    println!("{} parts left out{meaning}", left_out.len());
+    say_each(&left_out);
+}
+
+fn say_each(parts: &[&LeftOut]) {
+    for part in parts {
+        println!("  {}: {}", part.place, part.why);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,6 +208,20 @@ mod tests {
         for (place, step) in STEPS.iter().enumerate() {
             assert!(!STEPS[..place].iter().any(|other| other.name == step.name), "{}", step.name);
         }
+    }
+
+    #[test]
+    fn packages_are_told_from_components_of_the_toolchain() {
+        let names = steps::all_packages();
+        assert!(names.contains(&"libpython3.*-testsuite") && names.contains(&"git"), "{names:?}");
+        assert!(!names.contains(&"rustfmt"), "{names:?}");
+    }
+
+    /// A run in which one unknown package name had left out a third of the tests was green.
+    #[test]
+    fn what_is_left_out_fails_the_run_where_ci_is_set() {
+        assert!(is_strict(Some("true")) && is_strict(Some("1")));
+        assert!(!is_strict(None) && !is_strict(Some("")) && !is_strict(Some("false")));
     }
 
     #[test]

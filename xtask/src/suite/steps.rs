@@ -1,9 +1,11 @@
 //! The table of steps. A further one is one entry.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
+use crate::apt::Apt;
 use crate::packages::Tool;
-use crate::{bpf, demo, fuzz, rings, runs};
+use crate::parts::Parts;
+use crate::{apt, bpf, demo, fuzz, rings, runs};
 
 /// When a step runs unless it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +20,8 @@ pub enum When {
 pub enum Run {
     /// Cargo, with these arguments, in the root of the project.
     Cargo(&'static [&'static str]),
-    /// A function.
-    Call(fn() -> Result<()>),
+    /// A function, which is told where to note what it leaves out.
+    Call(fn(&mut Parts) -> Result<()>),
 }
 
 /// One step.
@@ -51,7 +53,7 @@ const fn full(
     name: &'static str,
     what: &'static str,
     tools: &'static [Tool],
-    call: fn() -> Result<()>,
+    call: fn(&mut Parts) -> Result<()>,
 ) -> Step {
     Step { name, what, when: When::Full, tools, env: &[], run: Run::Call(call) }
 }
@@ -72,8 +74,8 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
     Tool::package_for("fio", "fio", "latencies in the kernel beside those of fio"),
     Tool::package_for(
-        "libpython3-testsuite",
-        "/usr/share/doc/libpython3-testsuite",
+        "libpython3.*-testsuite",
+        "/usr/lib/python3.*/test/test_pathlib.py",
         "Python's own tests under defuse run",
     ),
     Tool::package_for("busybox-static", "busybox", "static programs in a run"),
@@ -90,6 +92,13 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("binutils", "readelf", "the symbols of libdefuse and their versions"),
     Tool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
+    Tool::package_for("golang-go", "go", "Go programs in a run"),
+    Tool::package_for("git", "git", "git on a mount and in a run"),
+    Tool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
+    Tool::package_for("make", "make", "make on a mount and in a run"),
+    Tool::package_for("rsync", "rsync", "rsync on a mount"),
+    Tool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
+    Tool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
 ];
 
 /// All steps, quick ones first.
@@ -112,6 +121,15 @@ pub const STEPS: &[Step] = &[
         &[Tool::component("clippy", "cargo-clippy")],
         &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"],
     ),
+    Step {
+        when: When::Always,
+        ..full(
+            "packages",
+            "every package in the tables is one of this release",
+            &[],
+            check_packages,
+        )
+    },
     Step {
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
@@ -138,9 +156,9 @@ pub const STEPS: &[Step] = &[
     ),
     Step {
         when: When::Always,
-        ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, || fuzz::all(20))
+        ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(20))
     },
-    full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, || fuzz::all(600)),
+    full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
     Step {
         when: When::Full,
         env: &[("DEFUSE_FULL", "1")],
@@ -151,6 +169,34 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "run_suites"],
         )
     },
-    full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, bpf::check),
-    full("demo", "real programs in every profile of a mount", demo::TOOLS, demo::check),
+    full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, |_| bpf::check()),
+    full("demo", "real programs in every profile of a mount", demo::TOOLS, |_| demo::check()),
 ];
+
+/// The Debian packages of all steps, each once.
+pub fn all_packages() -> Vec<&'static str> {
+    let tools = STEPS.iter().flat_map(|step| step.tools);
+    let mut names: Vec<&str> = tools.filter_map(Tool::debian).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Asks apt for every package of the tables, as if none were installed.
+fn check_packages(parts: &mut Parts) -> Result<()> {
+    if !apt::is_there() {
+        parts.not_here("there is no apt to ask for packages");
+        return Ok(());
+    }
+    let (apt, names) = (Apt::of_empty_machine(), all_packages());
+    let mut asked = apt.not_installable(&names);
+    if asked.is_err() {
+        // A fresh machine has no lists.
+        Apt::of_this_machine().update()?;
+        asked = apt.not_installable(&names);
+    }
+    let complaints = asked?;
+    ensure!(complaints.is_empty(), "{}", complaints.join("\n"));
+    println!("{} packages can be installed", names.len());
+    Ok(())
+}

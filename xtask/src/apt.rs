@@ -1,0 +1,217 @@
+//! Debian's package manager: names that a release has, and installing them.
+//!
+//! A name in the tables may have a `*` for a version (`libpython3.*-testsuite`): releases differ there,
+//! and apt knows which one it is.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::command;
+
+/// apt, with options that say which package lists and which installed packages it looks at.
+#[derive(Clone, Debug, Default)]
+pub struct Apt {
+    options: Vec<String>,
+}
+
+impl Apt {
+    /// This machine's.
+    pub fn of_this_machine() -> Apt {
+        Apt::default()
+    }
+
+    /// This one's package lists, as if nothing were installed: what is installed would hide that no list
+    /// has it.
+    pub fn of_empty_machine() -> Apt {
+        Apt { options: vec!["Dir::State::status=/dev/null".to_owned()] }
+    }
+
+    /// Gets the package lists.
+    pub fn update(&self) -> Result<()> {
+        command::run(self.apt_get(&["-q", "update"]).stdout(Stdio::null()))
+    }
+
+    /// Installs packages, all that can be had; what cannot is said, and costs nothing but itself.
+    pub fn install(&self, names: &[&str]) {
+        let failures =
+            install_each(names, &mut |names| self.install_together(names), &|| self.update());
+        for failure in failures {
+            println!("{failure}");
+        }
+    }
+
+    fn install_together(&self, names: &[&str]) -> Result<()> {
+        let names = self.resolve_all(names)?;
+        let options = ["-q", "install", "-y", "--no-install-recommends"];
+        command::run(self.apt_get(&options).args(names))
+    }
+
+    /// The complaints about those of `names` that cannot be installed from the package lists.
+    ///
+    /// # Errors
+    ///
+    /// Where there are no package lists.
+    pub fn not_installable(&self, names: &[&str]) -> Result<Vec<String>> {
+        let there = command::output(&mut self.apt_cache(&["pkgnames", "base-files"]))?;
+        if there.trim().is_empty() {
+            bail!("apt has no package lists: apt-get update");
+        }
+        if self.simulate(names).is_ok() {
+            return Ok(Vec::new());
+        }
+        let complaint = |name: &&str| Some(format!("{name}: {:#}", self.simulate(&[name]).err()?));
+        let mut complaints: Vec<String> = names.iter().filter_map(complaint).collect();
+        if complaints.is_empty() {
+            complaints.push("each of them can be installed, but not all together".to_owned());
+        }
+        Ok(complaints)
+    }
+
+    fn simulate(&self, names: &[&str]) -> Result<()> {
+        let names = self.resolve_all(names)?;
+        let options = ["-q", "--simulate", "install", "--no-install-recommends"];
+        command::output(self.apt_get(&options).args(names)).map(drop)
+    }
+
+    fn resolve_all(&self, names: &[&str]) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        for name in names {
+            all.extend(self.resolve(name)?);
+        }
+        Ok(all)
+    }
+
+    /// The packages that a name of the tables stands for.
+    fn resolve(&self, name: &str) -> Result<Vec<String>> {
+        let Some(pattern) = search_pattern(name) else { return Ok(vec![name.to_owned()]) };
+        let said = command::output(&mut self.apt_cache(&["search", "--names-only", &pattern]))?;
+        let found: Vec<String> = said.lines().filter_map(found_name).collect();
+        if found.is_empty() {
+            bail!("no package of this release is called {name}");
+        }
+        Ok(found)
+    }
+
+    fn apt_get(&self, arguments: &[&str]) -> Command {
+        self.command("apt-get", arguments)
+    }
+
+    fn apt_cache(&self, arguments: &[&str]) -> Command {
+        self.command("apt-cache", arguments)
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C").stdin(Stdio::null());
+        for option in &self.options {
+            command.args(["-o", option]);
+        }
+        command.args(arguments);
+        command
+    }
+}
+
+/// True where there is apt.
+pub fn is_there() -> bool {
+    command::find("apt-get").is_some() && command::find("apt-cache").is_some()
+}
+
+/// Installs `names` together. Where that fails, gets the package lists and tries again; then one by one,
+/// because apt installs nothing at all where it does not know one of the names. Returns the failures.
+fn install_each(
+    names: &[&str],
+    install: &mut dyn FnMut(&[&str]) -> Result<()>,
+    update: &dyn Fn() -> Result<()>,
+) -> Vec<String> {
+    if install(names).is_ok() {
+        return Vec::new();
+    }
+    // A machine that never asked for the package lists has none, and old ones lead nowhere.
+    let mut failures: Vec<String> =
+        update().err().map(|error| format!("{error:#}")).into_iter().collect();
+    if install(names).is_ok() {
+        return failures;
+    }
+    let mut one = |name: &&str| install(&[name]).err().map(|error| format!("{name}: {error:#}"));
+    failures.extend(names.iter().filter_map(&mut one));
+    failures
+}
+
+/// The regular expression for apt-cache(8) of a name with a `*`, which stands for a version.
+fn search_pattern(name: &str) -> Option<String> {
+    let literal = |text: &str| text.replace('.', "[.]").replace('+', "[+]");
+    let parts: Vec<String> = name.split('*').map(literal).collect();
+    (parts.len() > 1).then(|| format!("^{}$", parts.join("[0-9.]+")))
+}
+
+/// From `NAME - DESCRIPTION`.
+fn found_name(line: &str) -> Option<String> {
+    line.split_once(" - ").map(|(name, _)| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A list of fifteen packages had one name that Debian 12 does not have: apt-get installed none of
+    /// the other fourteen, and the tests that need them were left out.
+    #[test]
+    fn an_unknown_package_costs_nothing_but_itself() {
+        let mut installed = Vec::new();
+        let mut install = |names: &[&str]| {
+            if names.contains(&"unknown") {
+                bail!("unable to locate package");
+            }
+            installed.extend(names.iter().map(|&name| name.to_owned()));
+            Ok(())
+        };
+        let failures = install_each(&["fuse3", "unknown", "fio"], &mut install, &|| Ok(()));
+        assert_eq!(installed, ["fuse3", "fio"]);
+        assert_eq!(failures, ["unknown: unable to locate package"]);
+    }
+
+    #[test]
+    fn package_lists_are_asked_for_once_and_only_where_they_are_wanted() {
+        let updates = Cell::new(0);
+        let update = || {
+            updates.set(updates.get() + 1);
+            Ok(())
+        };
+        assert!(install_each(&["a", "b"], &mut |_| Ok(()), &update).is_empty());
+        assert_eq!(updates.get(), 0);
+        let mut after_update = |_: &[&str]| match updates.get() {
+            0 => bail!("no lists"),
+            _ => Ok(()),
+        };
+        assert!(install_each(&["a", "b"], &mut after_update, &update).is_empty());
+        assert_eq!(updates.get(), 1);
+    }
+
+    #[test]
+    fn a_star_stands_for_a_version_and_for_nothing_else() {
+        let pattern = search_pattern("libpython3.*-testsuite").unwrap();
+        assert_eq!(pattern, "^libpython3[.][0-9.]+-testsuite$");
+        assert_eq!(search_pattern("g++"), None);
+        let line = "libpython3.11-testsuite - Testsuite for Python - all of it";
+        assert_eq!(found_name(line).as_deref(), Some("libpython3.11-testsuite"));
+    }
+
+    /// Against the lists of the machine, where it has some.
+    #[test]
+    fn a_name_that_no_list_has_is_found_out() {
+        let apt = Apt::of_empty_machine();
+        if !is_there() || apt.not_installable(&["base-files"]).is_err() {
+            println!("not here: apt has no package lists");
+            return;
+        }
+        let complaints =
+            apt.not_installable(&["tar", "no-such-package-in-any-release", "no-such.*"]);
+        let complaints = complaints.unwrap();
+        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert!(complaints[0].starts_with("no-such-package-in-any-release: "), "{complaints:?}");
+        assert!(complaints[1].contains("is called no-such.*"), "{complaints:?}");
+    }
+}
