@@ -2,6 +2,8 @@
 //! natively, to the byte.
 
 mod common;
+#[path = "run/locks.rs"]
+mod locks;
 
 use std::fs;
 use std::path::Path;

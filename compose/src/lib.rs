@@ -26,7 +26,7 @@ pub const APPLICATION_THREADS: defuse_passthrough::Credentials =
 
 /// What [`Settings::passthrough`] needs where several processes open the same file system, each by
 /// itself: locks that hold among all of them.
-pub const SHARED_LOCKS: defuse_passthrough::Locks = defuse_passthrough::Locks::FileSystem;
+pub const SHARED_LOCKS: defuse_passthrough::Locks = defuse_passthrough::Locks::Inherited;
 
 /// Why there is no file system. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]

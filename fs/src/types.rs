@@ -432,6 +432,14 @@ pub struct Opened {
     /// `CAP_FSETID`), since nobody else will. A layer that has to see reads or writes sets this to
     /// `None`.
     pub backing: Option<Arc<OwnedFd>>,
+    /// The open file of the lower file system that stands for this one, with or without `backing`.
+    ///
+    /// A frontend in the program's own process leaves to it what no file system can do for several
+    /// processes: flock(2) and open file description locks, which belong to the open file, and shared
+    /// mappings. It goes to children and to the next program as a descriptor, and never reads or
+    /// writes by it. It has the access mode that open was asked for (`O_RDWR` in place of `O_WRONLY`
+    /// is possible). A layer that has to see what is mapped sets this to `None`.
+    pub lower: Option<Arc<OwnedFd>>,
     /// [`flush`](crate::FileSystem::flush) does nothing for this file but drop POSIX locks, so it
     /// need not be called where the frontend keeps those.
     pub no_flush: bool,

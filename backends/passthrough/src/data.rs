@@ -122,8 +122,9 @@ impl Passthrough {
             // has to go then: see `Opened::backing`.
             let _ = keep_suidgid(false, self.options.credentials);
         }
-        let lower = self.lower_flags(flags);
-        let fh = self.files.insert(OpenFile::file(fd, lower, self.ignored_flags(), local))?;
+        let lower = self.is_inherited().then(|| Arc::clone(&fd));
+        let flags = self.lower_flags(flags);
+        let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
         let cache = match self.options.cache {
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
             other => other,
@@ -131,6 +132,7 @@ impl Passthrough {
         Ok(Opened {
             cache,
             backing,
+            lower,
             no_flush: local && !self.forwards_locks() && !self.options.flushes,
             parallel_direct_writes: true,
             ..Opened::new(fh)

@@ -99,12 +99,14 @@ impl Passthrough {
             return Err(Errno::ENOTDIR);
         }
         let fd = self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let fh = self.files.insert(OpenFile::directory(self.placed(fd)))?;
+        let fd = Arc::new(self.placed(fd));
+        let lower = self.is_inherited().then(|| Arc::clone(&fd));
+        let fh = self.files.insert(OpenFile::directory(fd))?;
         // A cached listing is checked against the change time of the directory, so it is trusted no
         // longer than attributes are.
         let cache_dir = self.options.cache != CacheMode::Direct;
         let cache = if cache_dir { CacheMode::Keep } else { CacheMode::Direct };
-        Ok(Opened { cache_dir, cache, ..Opened::new(fh) })
+        Ok(Opened { cache_dir, cache, lower, ..Opened::new(fh) })
     }
 
     pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<OpenFile>> {

@@ -16,7 +16,12 @@ use crate::passthrough::Passthrough;
 
 impl Passthrough {
     pub(crate) fn forwards_locks(&self) -> bool {
-        self.options.locks == Locks::FileSystem
+        self.options.locks != Locks::Frontend
+    }
+
+    /// The descriptors of open files are had by other processes, too.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.options.locks == Locks::Inherited
     }
 }
 
@@ -35,7 +40,7 @@ impl FileSystem for Passthrough {
             // A number is not found again after it was forgotten: it is not made from the handle.
             locks: match options.locks {
                 Locks::Frontend => LockSupport::Frontend,
-                Locks::FileSystem => LockSupport::FileSystem,
+                Locks::FileSystem | Locks::Inherited => LockSupport::FileSystem,
             },
             submits: false,
             backing_files: options.backing_files,
@@ -233,7 +238,7 @@ impl FileSystem for Passthrough {
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         let open = self.close_file(file)?;
-        if self.forwards_locks() && args.flock_owner.is_some() {
+        if args.flock_owner.is_some() && self.forwards_locks() && !self.is_inherited() {
             self.drop_flock(open.fd.as_fd());
         }
         Ok(())

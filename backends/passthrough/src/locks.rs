@@ -180,8 +180,8 @@ impl Passthrough {
         self.locks.drop_owner(ino, owner);
     }
 
-    /// Drops the flock lock of an open file that is released. Closing it would do, but that may
-    /// be later: the frontend may hold the descriptor as a backing file.
+    /// Drops the flock lock of an open file that is released, where no other process has it. Closing
+    /// it would do, but that may be later: the frontend may hold the descriptor as a backing file.
     pub(crate) fn drop_flock(&self, fd: BorrowedFd<'_>) {
         let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
         self.locks.waiters.kick();

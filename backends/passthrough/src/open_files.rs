@@ -49,9 +49,9 @@ impl OpenFile {
         self.only_reads && self.set.load(Ordering::Relaxed) == 0
     }
 
-    pub(crate) fn directory(fd: OwnedFd) -> Self {
+    pub(crate) fn directory(fd: Arc<OwnedFd>) -> Self {
         OpenFile {
-            fd: Arc::new(fd),
+            fd,
             dir: Some(Mutex::new(DirStream::new())),
             local: true,
             only_reads: false,

@@ -25,6 +25,11 @@ pub enum Locks {
     /// In the lower file system, so that they also hold against processes that use the source
     /// directly: one descriptor more for every pair of inode and lock owner.
     FileSystem,
+    /// As `FileSystem`, in a process that forks: children and the next program have its open files,
+    /// and with them their locks. Open files come with [`Opened::lower`](defuse_fs::Opened::lower),
+    /// on which the frontend takes the locks that belong to an open file; a release closes the
+    /// descriptor and unlocks nothing, because another process may still have the open file.
+    Inherited,
 }
 
 /// Whose threads the operations run on, and so whether the owner that a thread took on to create

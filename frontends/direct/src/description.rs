@@ -70,6 +70,7 @@ pub struct Description {
     pub(crate) stream: bool,
     needs_flush: bool,
     backing: Option<Arc<OwnedFd>>,
+    lower: Option<Arc<OwnedFd>>,
     id: u64,
     cells: Cells,
     who: Credentials,
@@ -110,13 +111,16 @@ impl Description {
         };
         let Parts { here, opened, flags, who } = parts;
         here.mount.users.fetch_add(1, Ordering::Relaxed);
+        let fh = opened.as_ref().map(|opened| opened.fh);
+        let opened = opened.unwrap_or_default();
         let file = Description {
             kind: here.node.kind(),
-            fh: opened.as_ref().map(|opened| opened.fh),
+            fh,
             access: flags & 3,
-            stream: opened.as_ref().is_some_and(|opened| opened.stream),
-            needs_flush: opened.as_ref().is_some_and(|opened| !opened.no_flush),
-            backing: opened.and_then(|opened| opened.backing),
+            stream: opened.stream,
+            needs_flush: fh.is_some() && !opened.no_flush,
+            backing: opened.backing,
+            lower: opened.lower,
             here,
             id,
             cells,
@@ -147,6 +151,12 @@ impl Description {
     /// The descriptor whose bytes are the file's, where the file system gave one.
     pub fn backing(&self) -> Option<&Arc<OwnedFd>> {
         self.backing.as_ref()
+    }
+
+    /// The open file of the lower file system, where the file system told it: for locks that belong
+    /// to the open file, and for mappings (`Opened::lower`).
+    pub fn lower(&self) -> Option<&Arc<OwnedFd>> {
+        self.lower.as_ref()
     }
 
     /// The cells of the arena, where it has some of it.

@@ -28,8 +28,8 @@ use crate::{holders, sys};
 
 /// What the text names beside itself. Dropped where nobody takes it over, it is given back.
 pub struct Estate {
-    /// Connections that the next program has.
-    _connections: Vec<OwnedFd>,
+    /// Connections and lower open files that the next program has.
+    _descriptors: Vec<OwnedFd>,
 }
 
 impl Estate {
@@ -38,22 +38,22 @@ impl Estate {
         let process = call.process;
         let mounts = 0..process.mounts.len();
         let heirs: Vec<Heir> = mounts.filter_map(|mount| Heir::new(process, mount)).collect();
-        let mut will = Will { call, heirs, closed: HashSet::new() };
+        let mut will = Will { call, heirs, closed: HashSet::new(), kept: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own();
         let (next_id, cwd) = (process.client.next_file_id(), will.cwd());
         let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
         let lines = will.lines();
-        let mut connections = Vec::new();
+        let mut descriptors = will.kept;
         for Heir { mount, client, fd } in will.heirs {
             // From here on the connection has no rights but its own.
             if client.settle().is_ok() {
                 text += &format!("@ {mount} {} {}\n", fd.as_raw_fd(), client.to_text());
-                connections.push(fd);
+                descriptors.push(fd);
             }
             client.leave();
         }
-        (Estate { _connections: connections }, text + &lines)
+        (Estate { _descriptors: descriptors }, text + &lines)
     }
 }
 
@@ -82,6 +82,8 @@ struct Will<'a> {
     heirs: Vec<Heir>,
     /// Inodes of which a descriptor is closed: record locks of the process go with that.
     closed: HashSet<Inode>,
+    /// Lower open files, for the next program to inherit.
+    kept: Vec<OwnedFd>,
 }
 
 impl Will<'_> {
@@ -117,14 +119,15 @@ impl Will<'_> {
         let mut lines = String::new();
         for (fd, entry) in &kept {
             // Duplicates are one open file.
-            let what = known.entry(Arc::as_ptr(entry)).or_insert_with(|| self.describe(entry));
+            let what = known.entry(Arc::as_ptr(entry));
+            let what = what.or_insert_with(|| self.describe(entry));
             lines += &format!("{fd} {what}\n");
         }
         lines
     }
 
     /// All but the number of a descriptor's line.
-    fn describe(&self, entry: &Entry) -> String {
+    fn describe(&mut self, entry: &Entry) -> String {
         let process = self.call.process;
         let taken = if entry.backed { None } else { self.take_over(entry) };
         // What is taken over needs no other number.
@@ -141,8 +144,18 @@ impl Will<'_> {
         }
         let cells = entry.cells.map_or(-1, i64::from);
         let backed = u8::from(entry.backed);
-        let taken = taken.unwrap_or_default();
-        format!("{backed} {open} {cells} {ino} {}{taken}", hex(&entry.path))
+        let (lower, taken) = (self.leave_lower(entry), taken.unwrap_or_default());
+        format!("{backed} {open} {cells} {ino} {lower} {}{taken}", hex(&entry.path))
+    }
+
+    /// The number at which the next program finds the lower open file, with the locks on it; -1 where
+    /// there is none.
+    fn leave_lower(&mut self, entry: &Entry) -> i32 {
+        let floor = self.call.process.floor;
+        let kept = entry.lower.as_ref().map(|fd| process::keep_above(fd.as_raw_fd(), floor, false));
+        let Some(Ok(fd)) = kept else { return -1 };
+        self.kept.push(owned(fd));
+        fd
     }
 
     /// Gives an open file to the next program's connection; what that has to know.
@@ -265,6 +278,8 @@ struct Record {
     flags: u32,
     cells: Option<u32>,
     ino: u64,
+    /// The number of the lower open file, the same in all lines of duplicates; -1 for none.
+    lower: i32,
     path: Vec<u8>,
     /// What was given to this program's connection, and to which mount.
     parcel: Option<(usize, Parcel)>,
@@ -279,6 +294,7 @@ impl Record {
             flags: words.next()?.parse().ok()?,
             cells: u32::try_from(words.next()?.parse::<i64>().ok()?).ok(),
             ino: words.next()?.parse().ok()?,
+            lower: words.next()?.parse().ok()?,
             path: unhex(words.next()?)?,
             parcel: None,
         };
@@ -290,6 +306,7 @@ impl Record {
     /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
     /// without it.
     fn open(&self, process: &'static Process) -> Option<Arc<Entry>> {
+        let lower = inherited(self.lower);
         if let Some(cells) = self.cells {
             process.shared.take_over(cells);
         }
@@ -313,8 +330,18 @@ impl Record {
             }
         }
         let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-        Some(Arc::new(Entry::new(file, self.backed, self.path.clone(), cells)))
+        let entry = Entry::new(file, self.backed, self.path.clone(), cells);
+        Some(Arc::new(entry.with_lower(lower)))
     }
+}
+
+/// A descriptor that the program before has left; -1 stands for none.
+fn inherited(fd: i32) -> Option<OwnedFd> {
+    let fd = if fd < 0 { None } else { Some(owned(fd)) };
+    let close = libc::FD_CLOEXEC as u64;
+    fd.filter(|fd| {
+        sys::plain(libc::SYS_fcntl, fd.as_raw_fd() as u64, libc::F_SETFD as u64, close).is_ok()
+    })
 }
 
 fn parcel<'a>(words: &mut impl Iterator<Item = &'a str>, flags: u32) -> Option<(usize, Parcel)> {

@@ -1,5 +1,6 @@
 //! Which descriptors of the process are ours: a table by number that is read without a lock.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -36,12 +37,24 @@ pub struct Entry {
     pub path: Vec<u8>,
     /// Which of the plan's mounts.
     pub cells: Option<u32>,
+    /// Of a placeholder: the open file of the lower file system (`Opened::lower`). Children inherit
+    /// it, and so does the next program, so that it is one in all processes that have this open file.
+    pub lower: Option<Arc<OwnedFd>>,
 }
 
 impl Entry {
     /// A descriptor of `file`.
     pub fn new(file: Arc<Description>, backed: bool, path: Vec<u8>, cells: Option<u32>) -> Self {
-        Entry { file, backed, path, cells }
+        let lower = if backed { None } else { file.lower().cloned() };
+        Entry { file, backed, path, cells, lower }
+    }
+
+    /// The same with the lower file that the program before has left.
+    pub fn with_lower(self, lower: Option<OwnedFd>) -> Self {
+        match lower {
+            Some(lower) if !self.backed => Entry { lower: Some(Arc::new(lower)), ..self },
+            _ => self,
+        }
     }
 
     /// The kernel has what is open, and our side knows no more than the inode: the program before

@@ -215,7 +215,7 @@ fn mix(value: u64) -> u64 {
 
 /// Opened files without a way past the layer.
 fn covered(opened: Opened) -> Opened {
-    Opened { backing: None, ..opened }
+    Opened { backing: None, lower: None, ..opened }
 }
 
 impl<F: FileSystem + 'static> FileSystem for Fault<F> {

@@ -148,6 +148,7 @@ fn opened(out: &abi::OpenOut) -> Opened {
         fh: Fh(out.fh),
         cache,
         backing: None,
+        lower: None,
         no_flush: has(abi::FOPEN_NOFLUSH),
         stream: has(abi::FOPEN_STREAM) || has(abi::FOPEN_NONSEEKABLE),
         parallel_direct_writes: has(abi::FOPEN_PARALLEL_DIRECT_WRITES),

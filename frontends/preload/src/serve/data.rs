@@ -211,6 +211,10 @@ fn common_ioctl(call: &Call<'_>, entry: &Entry, cmd: u32) -> Option<Served> {
 }
 
 pub fn flock(call: &Call<'_>, entry: &Entry) -> Served {
+    // Other processes may have this open file, and the lock is theirs as well.
+    if entry.lower.is_some() {
+        return Err(Fail::Lower(call.entry(0).ok_or(Errno::EBADF)?, None));
+    }
     let how = call.int(1);
     let typ = match how & !libc::LOCK_NB {
         libc::LOCK_SH => LockType::Read,

@@ -1,5 +1,6 @@
 //! Numbers: close, dup, fcntl, limits.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use defuse_direct::LockFamily;
@@ -130,6 +131,9 @@ pub fn fcntl(call: &Call<'_>, entry: &Entry) -> Served {
             call.client().set_flags(call.task(), entry.file(), call.args[2] as u32)?;
             Ok(0)
         }
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK if entry.lower.is_some() => {
+            lock_of_open_file(call, entry)
+        }
         libc::F_GETLK | libc::F_OFD_GETLK => test_lock(call, entry, command),
         SETLK | libc::F_SETLKW => set_lock(call, entry, LockFamily::Process, command != SETLK),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
@@ -165,6 +169,30 @@ fn lock_of(call: &Call<'_>, entry: &Entry) -> Result<(libc::flock, Lock), Fail> 
         return Err(Errno::EINVAL.into());
     }
     Ok((raw, Lock { typ, start: start as u64, end: end as u64, pid: 0 }))
+}
+
+/// A lock that belongs to the open file, by the kernel: other processes may have that, too.
+fn lock_of_open_file(call: &Call<'_>, entry: &Entry) -> Served {
+    let mut raw = sys::load::<libc::flock>(call.args[2])?;
+    // The position of the lower file is not that of the program, nor need its end be.
+    if i32::from(raw.l_whence) != libc::SEEK_SET {
+        let (_, lock) = lock_of(call, entry)?;
+        raw.l_whence = libc::SEEK_SET as i16;
+        raw.l_start = lock.start as i64;
+        raw.l_len = match lock.end >= i64::MAX as u64 {
+            true => 0,
+            false => (lock.end - lock.start + 1) as i64,
+        };
+    }
+    let entry = call.entry(0).ok_or(Errno::EBADF)?;
+    if call.int(1) != libc::F_OFD_GETLK {
+        return Err(Fail::Lower(entry, Some(raw)));
+    }
+    let fd = entry.lower.as_ref().ok_or(Errno::EBADF)?.as_raw_fd();
+    let at = std::ptr::from_mut(&mut raw) as u64;
+    sys::check(sys::pass(call.number, &[fd as u64, call.args[1], at, 0, 0, 0]))?;
+    sys::store(call.args[2], raw)?;
+    Ok(0)
 }
 
 fn set_lock(call: &Call<'_>, entry: &Entry, family: LockFamily, wait: bool) -> Served {

@@ -15,6 +15,7 @@ mod watch;
 mod xattrs;
 
 use std::ffi::CString;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use defuse_direct::{Client, Stop, Task};
@@ -39,6 +40,8 @@ pub enum Fail {
     /// The kernel is to do another call, which may block: with this number, these arguments, and a
     /// path in the second. A descriptor that comes of it stands for the entry.
     Kernel(i64, [u64; 6], CString, Option<Arc<Entry>>),
+    /// The kernel is to do the call on the lower open file of an entry. It may block.
+    Lower(Arc<Entry>, Option<libc::flock>),
     /// The kernel is to do it as it is.
     Pass,
 }
@@ -209,7 +212,10 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
         // A signal has come before the call could wait, and nothing else would end that.
-        Err(Fail::Kernel(..)) if crate::signals::waits() => Some(sys::failure(Errno::EINTR)),
+        Err(Fail::Kernel(..) | Fail::Lower(..)) if crate::signals::waits() => {
+            Some(sys::failure(Errno::EINTR))
+        }
+        Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
         Err(Fail::Kernel(number, mut args, path, entry)) => {
             args[1] = path.as_ptr() as u64;
             let value = sys::pass(number as u64, &args);
@@ -219,6 +225,17 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
             })
         }
     }
+}
+
+/// The call as the kernel does it on the lower open file, with `lock` in its third argument.
+fn on_lower(call: &Call<'_>, entry: &Entry, mut lock: Option<libc::flock>) -> i64 {
+    let Some(lower) = &entry.lower else { return sys::failure(Errno::EBADF) };
+    let mut args = *call.args;
+    args[0] = lower.as_raw_fd() as u64;
+    if let Some(lock) = &mut lock {
+        args[2] = std::ptr::from_mut(lock) as u64;
+    }
+    sys::pass(call.number, &args)
 }
 
 #[inline]

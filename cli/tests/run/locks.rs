@@ -1,0 +1,37 @@
+//! Locks that belong to an open file, among the processes of a run.
+
+use super::{same, same_with};
+
+/// The kinds of mount, and the options of the run.
+const MOUNTS: [(&str, &[&str]); 3] = [
+    ("passthrough:SRC", &[]),
+    ("passthrough:SRC,backing=off", &[]),
+    ("passthrough:SRC,backing=off", &["--fork", "reopen"]),
+];
+
+fn on_every_mount(name: &str, needs: &[&str], script: &str) {
+    for (mount, options) in MOUNTS {
+        same_with(options, name, needs, mount, script);
+    }
+}
+
+/// The end of any child unlocked what its parent had locked, and the next program had another open
+/// file than the one before: two jobs that exclude each other by flock(1) ran at the same time.
+#[test]
+fn a_lock_holds_as_long_as_some_process_has_the_open_file() {
+    super::same_c("locks", include_str!("locks.c"), on_every_mount);
+    let script = r#"
+        exec 9>l; flock 9; flock -n l echo taken || echo held
+        (flock -n 9 && echo mine); flock -n l echo taken || echo held
+        bash -c 'flock -n l echo taken || echo held'; (exec 9>&-; flock -n l echo taken || echo held)
+        exec 9>&-; flock -n l echo free
+        (flock 8; flock -n m echo taken || echo held) 8>m; flock -n m echo free
+        bash -c 'exec 7>e; flock 7; exec bash -c "flock -n e echo taken || echo held"'; flock -n e echo free
+        mkdir d; exec 6<d; flock 6; flock -n d echo taken || echo held; exec 6<&-; flock -n d echo free
+        flock l bash -c 'flock -n l echo taken || echo held; (exit 0); flock -n l echo taken || echo held'
+        i=0; (for j in 1 2 3 4; do (for k in 1 2 3 4 5; do
+            (flock 5; n=$(cat c 2>/dev/null || echo 0); echo $((n + 1)) > c) 5>lock; done) & done; wait); cat c
+    "#;
+    on_every_mount("flock", &["flock", "bash"], script);
+    same("flock of a directory", &["flock"], "passthrough:SRC,ro,backing=off", "flock . echo ok");
+}
