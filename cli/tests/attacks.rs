@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "attacks/set_user_id.rs"]
+mod set_user_id;
 #[path = "attacks/stale_names.rs"]
 mod stale_names;
 #[path = "attacks/users.rs"]

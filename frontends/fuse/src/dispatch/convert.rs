@@ -7,6 +7,7 @@ use defuse_fs::{
     Result, SetAttr, SetTime, StatFs, Timestamp,
 };
 
+use super::privileges;
 use crate::abi;
 
 /// Overrides of how long answers may be trusted.
@@ -21,6 +22,11 @@ pub(crate) struct Timeouts {
 
 impl Timeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
+        // The kernel executes by the mode that it knows, and does not learn when a write clears
+        // set-user-id; whatever an option says, such a mode holds for this moment only.
+        if privileges::are_given(from) {
+            return Duration::ZERO;
+        }
         let most = if from.kind == FileKind::Regular { self.file_attr_most } else { Duration::MAX };
         self.attr.unwrap_or(from.valid_for.min(most))
     }
@@ -69,6 +75,11 @@ impl Timeouts {
             stat: statx(from),
         }
     }
+}
+
+/// Attributes that the kernel takes over, and asks for again when it needs them next.
+pub(crate) fn attr_for_now(from: &Attr) -> abi::AttrOut {
+    abi::AttrOut { attr: attr(from), ..abi::AttrOut::default() }
 }
 
 fn attr(from: &Attr) -> abi::Attr {

@@ -9,6 +9,7 @@ mod data;
 mod deferred;
 mod files;
 mod names;
+mod privileges;
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};

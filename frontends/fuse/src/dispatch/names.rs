@@ -8,8 +8,8 @@ use defuse_fs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::convert;
 use super::{Call, Dispatcher, Done, done, pod};
+use super::{convert, privileges};
 use crate::abi;
 use crate::reply::DirEncoder;
 use crate::request::Extensions;
@@ -79,6 +79,13 @@ impl Dispatcher {
         args: &abi::SetattrIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
+        // What a client on a socket says of its process is not vouched for.
+        let kernel = self.peer.is_none();
+        let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
+        if kernel && clears && privileges::asks_to_clear(args) {
+            let attr = privileges::clear(&*self.fs, &call.cx, call.ino)?;
+            return pod(reply, &convert::attr_for_now(&attr));
+        }
         let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
         let set = convert::set_attr(args);
         let change = || self.fs.setattr(&call.cx, call.ino, fh, &set);

@@ -1,0 +1,140 @@
+//! With `HANDLE_KILLPRIV_V2` the file system clears the bits while it handles WRITE, FALLOCATE or
+//! COPY_FILE_RANGE, and the kernel goes on with the mode that it knew: execve(2) looks at nothing
+//! else. But first, as file_remove_privs of `fs/inode.c` makes it, the kernel sends a SETATTR in
+//! which nothing is valid (fuse_setattr of `fs/fuse/dir.c` strikes the change of the mode out), and
+//! takes the mode of the answer for its own. The bits are cleared then, so that no moment is left
+//! in which the data is new and the mode that the kernel believes is old.
+//!
+//! chown(2) that changes neither owner nor group looks the same; the kernel does not tell the two
+//! apart, nor whether the caller holds the file open for writing. Therefore the bits are cleared for
+//! the owner, root, and whoever may write to the file and could clear them anyway. For others the
+//! answer alone has no bits: a write through a descriptor from elsewhere clears them itself.
+
+use defuse_fs::{Attr, Context, Errno, FileKind, FileSystem, Ino, Result, SetAttr, Xattr};
+use defuse_fs::{XattrName, acl};
+
+use crate::abi;
+
+const SUID: u32 = 0o4000;
+const SGID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+const WRITE: u32 = 2;
+
+/// Whether attributes must never be kept, because the kernel would act on a mode that is not true
+/// any more: [`clear`] is not asked for where the page cache is bypassed.
+pub(super) fn are_given(attr: &Attr) -> bool {
+    attr.kind == FileKind::Regular && attr.perm & (SUID | SGID) != 0
+}
+
+/// Whether a SETATTR asks for [`clear`]: nothing is valid in it but how the file was found.
+pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
+    args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0
+}
+
+/// Clears the bits of `ino` as far as the caller may, and returns the attributes that the kernel
+/// is to believe: without the bits in any case.
+///
+/// # Errors
+///
+/// What the file system answers to getattr and setattr.
+pub(super) fn clear(fs: &dyn FileSystem, cx: &Context<'_>, ino: Ino) -> Result<Attr> {
+    let attr = fs.getattr(cx, ino, None)?;
+    if !are_given(&attr) {
+        return Ok(attr);
+    }
+    let groups = Groups::of(cx);
+    let perm = without_bits(attr.perm, groups.has(attr.gid));
+    if !may_clear(fs, cx, (ino, &attr), &groups)? {
+        return Ok(Attr { perm, ..attr });
+    }
+    // Set-group-id without execution by the group goes or stays by the groups of the caller, which
+    // the file system does not know. All else is what it does at a change of owner, at once.
+    let by_group = attr.perm & (SGID | GROUP_EXEC) == SGID;
+    let set = match by_group {
+        true => SetAttr { perm: Some(perm), ..SetAttr::default() },
+        false => SetAttr { uid: Some(attr.uid), kill_suidgid: true, ..SetAttr::default() },
+    };
+    fs.setattr(cx, ino, None, &set)
+}
+
+/// setattr_should_drop_suidgid of `fs/attr.c`.
+fn without_bits(perm: u32, in_group: bool) -> u32 {
+    let keeps_sgid = perm & GROUP_EXEC == 0 && in_group;
+    perm & !SUID & if keeps_sgid { !0 } else { !SGID }
+}
+
+fn may_clear(
+    fs: &dyn FileSystem,
+    cx: &Context<'_>,
+    (ino, attr): (Ino, &Attr),
+    groups: &Groups,
+) -> Result<bool> {
+    let uid = cx.caller.uid;
+    if uid == 0 || uid == attr.uid {
+        return Ok(true);
+    }
+    let in_group = |gid| groups.has(gid);
+    if fs.caps().posix_acl && attr.perm & 0o070 != 0 {
+        let name = XattrName::new(b"system.posix_acl_access")?;
+        match fs.getxattr(cx, ino, name, 1 << 16) {
+            Ok(Xattr::Value(list)) => {
+                let permits = acl::permits(&list, (uid, &in_group), (attr.uid, attr.gid), WRITE);
+                return Ok(permits.unwrap_or(false));
+            }
+            Ok(Xattr::Size(_)) => return Err(Errno::EIO),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    let granted = if in_group(attr.gid) { attr.perm >> 3 } else { attr.perm };
+    Ok(granted & WRITE != 0)
+}
+
+/// The groups of a caller.
+struct Groups(Vec<u32>);
+
+impl Groups {
+    /// Requests have one group; the others are in `/proc`, proc_pid_status(5), where the caller is
+    /// seen from here.
+    fn of(cx: &Context<'_>) -> Groups {
+        let mut groups = vec![cx.caller.gid];
+        let status = std::fs::read_to_string(format!("/proc/{}/status", cx.caller.pid));
+        let status = status.unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+        groups.extend(
+            line.unwrap_or("").split_whitespace().filter_map(|gid| gid.parse::<u32>().ok()),
+        );
+        Groups(groups)
+    }
+
+    fn has(&self, gid: u32) -> bool {
+        self.0.contains(&gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_group_id_without_execution_stays_for_members_of_the_group_alone() {
+        for (perm, of_member, of_stranger) in [
+            (0o6755, 0o755, 0o755),
+            (0o6745, 0o2745, 0o745),
+            (0o2766, 0o2766, 0o766),
+            (0o2776, 0o776, 0o776),
+        ] {
+            assert_eq!(without_bits(perm, true), of_member, "{perm:o}");
+            assert_eq!(without_bits(perm, false), of_stranger, "{perm:o}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_anything_is_no_request_to_clear() {
+        let with = |valid| abi::SetattrIn { valid, ..abi::SetattrIn::default() };
+        assert!(asks_to_clear(&with(0)) && asks_to_clear(&with(abi::FATTR_FH)));
+        for valid in [abi::FATTR_MODE, abi::FATTR_SIZE | abi::FATTR_FH, abi::FATTR_MTIME] {
+            assert!(!asks_to_clear(&with(valid)), "{valid}");
+        }
+    }
+}
