@@ -3,7 +3,7 @@
 //!
 //! fork(2) is unsafe in a program with threads; starting the program anew is not. The two talk over
 //! a pipe that the second has as its standard output until it is ready: one byte with the exit
-//! code, then what is to be said.
+//! code, then what is to be said (notes, a line each, or the error).
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::{fs, io};
 
-use crate::error::{Failure, Result};
+use crate::error::{self, Failure, Result};
 
 /// Whom to tell that the mount is ready, or why not.
 pub enum Ready {
@@ -37,7 +37,10 @@ pub fn start(command_line: &[OsString]) -> Result {
         pipe.read_to_end(&mut said).map_err(failed)?;
     }
     match said.split_first() {
-        Some((b'0', _)) => Ok(()),
+        Some((b'0', notes)) => {
+            String::from_utf8_lossy(notes).lines().for_each(|note| error::warn(&note));
+            Ok(())
+        }
         Some((code, text)) => {
             let text = String::from_utf8_lossy(text).into_owned();
             Err(Failure::from_code(code.wrapping_sub(b'0'), text))
@@ -71,13 +74,17 @@ pub fn detach() -> Result<Ready> {
 }
 
 impl Ready {
-    /// Tells how mounting went. From then on nothing ties this process to the other.
-    pub fn tell(self, outcome: std::result::Result<(), &Failure>) {
+    /// Tells how mounting went: what the user should know of it, or why it failed. From
+    /// then on nothing ties this process to the other.
+    pub fn tell(self, outcome: std::result::Result<&[String], &Failure>) {
         if let Ready::Foreground = self {
+            for note in outcome.unwrap_or_default() {
+                log::warn!("{note}");
+            }
             return;
         }
         let said = match outcome {
-            Ok(()) => "0".to_owned(),
+            Ok(notes) => format!("0{}", notes.join("\n")),
             Err(failure) => format!("{}{failure}", failure.code()),
         };
         let mut out = io::stdout();

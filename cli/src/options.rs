@@ -12,6 +12,7 @@ use defuse_compose::{BACKENDS, BackendOpt, Source};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
 use defuse_fuse::{SessionOptions, negotiate};
+use defuse_passthrough::Granted;
 
 use crate::error::{Failure, Result};
 
@@ -70,6 +71,8 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     settings.mount.default_permissions = checked;
     settings.backends.passthrough.writeback = settings.session.writeback;
     settings.backends.read_only = settings.mount.ro;
+    let granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
+    settings.backends.passthrough.granted = granted;
     Ok(settings)
 }
 

@@ -25,27 +25,38 @@ const STATS_EVERY: Duration = Duration::from_secs(5);
 
 /// Mounts, tells `ready`, and serves until the mount has ended.
 pub fn run(plan: &Plan, ready: Ready) -> Result {
-    let (session, companions) = match start(plan) {
+    let mut notes = Vec::new();
+    let (session, companions) = match start(plan, &mut notes) {
         Ok(started) => started,
         Err(failure) => {
             ready.tell(Err(&failure));
             return Err(failure);
         }
     };
-    ready.tell(Ok(()));
+    ready.tell(Ok(&notes));
     session.wait();
     companions.end();
     log::info!("{} has ended", plan.mountpoint.display());
     Ok(())
 }
 
-fn start(plan: &Plan) -> Result<(Session, Companions)> {
+/// Mounts and begins to serve; what the user should know of it goes to `notes`.
+fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
     let fs = plan.source.open(&plan.settings.backends)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
     umount::clear_dead(&plan.mountpoint)?;
-    let mounted = mount::mount(&plan.mountpoint, &plan.settings.mount).map_err(Failure::failed)?;
+    let mut options = plan.settings.mount.clone();
+    for taken in options.restrict(fs.caps().denied) {
+        let source = plan.source.text();
+        let source = source.display();
+        notes.push(match plan.source.backend.is_remote {
+            true => format!("{source} is another program's: mounted with no{taken}"),
+            false => format!("the source {source} is mounted no{taken}, and so is this mount"),
+        });
+    }
+    let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     serve(plan, fs, mounted, caught)
 }

@@ -76,7 +76,7 @@ pub fn run(mut args: ServeArgs) -> Result {
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
     match log.and_then(|()| listen(&args, &source, &settings)) {
         Ok(server) => {
-            ready.tell(Ok(()));
+            ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", args.socket.display());
             Ok(())

@@ -4,6 +4,8 @@ mod common;
 
 #[path = "attacks/set_user_id.rs"]
 mod set_user_id;
+#[path = "attacks/source_flags.rs"]
+mod source_flags;
 #[path = "attacks/stale_names.rs"]
 mod stale_names;
 #[path = "attacks/users.rs"]

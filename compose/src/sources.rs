@@ -22,6 +22,8 @@ pub struct Backend {
     pub form: &'static str,
     /// What it is, in one line.
     pub help: &'static str,
+    /// Whether another program answers.
+    pub is_remote: bool,
     /// Whether what follows the colon is a path, which is made absolute.
     pub is_path: bool,
     /// Makes the file system from what follows the colon.
@@ -35,6 +37,7 @@ pub const BACKENDS: &[Backend] = &[
         name: "passthrough",
         form: "passthrough:DIR",
         help: "a directory of another file system",
+        is_remote: false,
         is_path: true,
         open: open_passthrough,
     },
@@ -42,6 +45,7 @@ pub const BACKENDS: &[Backend] = &[
         name: "memory",
         form: "memory:",
         help: "files in memory, like tmpfs; gone with the mount",
+        is_remote: false,
         is_path: false,
         open: open_memory,
     },
@@ -49,6 +53,7 @@ pub const BACKENDS: &[Backend] = &[
         name: "socket",
         form: "socket:PATH",
         help: "what another process serves there (defuse serve)",
+        is_remote: true,
         is_path: true,
         open: open_socket,
     },
@@ -56,6 +61,7 @@ pub const BACKENDS: &[Backend] = &[
         name: "fuse",
         form: "fuse:COMMAND",
         help: "a FUSE program, such as fuse:sshfs host:/dir, without a mount of its own",
+        is_remote: true,
         is_path: false,
         open: open_program,
     },

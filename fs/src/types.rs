@@ -773,6 +773,21 @@ pub struct Caps {
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
+    /// What must not be made of the files, whatever their modes say.
+    pub denied: Denied,
+}
+
+/// What the place that files come from does not let their users do, as mount(8) has it. A frontend
+/// that would grant it must not: it is denied there because whoever fills that place is not trusted
+/// so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Denied {
+    /// Set-user-id, set-group-id and file capabilities have no effect (`nosuid`).
+    pub suid: bool,
+    /// Device files cannot be opened (`nodev`).
+    pub dev: bool,
+    /// Programs are not executed (`noexec`).
+    pub exec: bool,
 }
 
 impl Default for Caps {
@@ -793,6 +808,7 @@ impl Default for Caps {
             security_labels: false,
             negative_valid_for: Duration::ZERO,
             time_granularity_ns: 1,
+            denied: Denied::default(),
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 
 use defuse_fs::{
-    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino, Io,
-    IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, Name, NewNode,
+    Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
+    Ino, Io, IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, Name, NewNode,
     OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
     SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
@@ -47,6 +47,7 @@ impl FileSystem for Passthrough {
             security_labels: options.xattrs,
             negative_valid_for: options.negative_valid_for,
             time_granularity_ns: 1,
+            denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }
 

@@ -69,5 +69,5 @@ mod slab;
 mod sys;
 
 pub use error::SourceError;
-pub use options::{Credentials, FileHandles, Locks, Options};
+pub use options::{Credentials, FileHandles, Granted, Locks, Options};
 pub use passthrough::{Passthrough, Stats};

@@ -2,14 +2,15 @@
 //! are opened.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use defuse_fs::{Errno, FileKind, Result};
-use rustix::fs::{Mode, OFlags};
+use defuse_fs::{Denied, Errno, FileKind, Result};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use crate::handle::{Handle, fs_type, is_local};
-use crate::lower::{MountId, OrErrno, Stat};
-use crate::options::FileHandles;
+use crate::lower::{MountId, OrErrno, ProcPath, Stat};
+use crate::options::{FileHandles, Granted};
 use crate::sys;
 
 /// How many mounts (and btrfs subvolumes) can be known at once: [`GROUPS`] of [`GROUP`].
@@ -26,6 +27,8 @@ pub(crate) struct Mount {
     pub(crate) f_type: u64,
     /// File handles work.
     pub(crate) handles: bool,
+    /// What it denies to the users of its files.
+    pub(crate) denied: Denied,
     /// A handle can be made of a number alone ([`Handle::ext4`]), which spares a walk to the file.
     pub(crate) by_number: bool,
 }
@@ -36,7 +39,7 @@ impl Mount {
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
         let stat = Stat::of(dir)?;
         let id = stat.mount_id();
-        let f_type = f_type(dir)?;
+        let (f_type, denied) = facts(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
@@ -45,11 +48,12 @@ impl Mount {
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
-                Ok(Mount { id, fd: Some(fd), f_type, handles: false, by_number: false })
+                let (handles, by_number) = (false, false);
+                Ok(Mount { id, fd: Some(fd), f_type, handles, denied, by_number })
             }
             (_, Ok(())) => {
                 let by_number = f_type == fs_type::EXT && opens_by_number(fd.as_fd(), &stat);
-                Ok(Mount { id, fd: Some(fd), f_type, handles: true, by_number })
+                Ok(Mount { id, fd: Some(fd), f_type, handles: true, denied, by_number })
             }
         }
     }
@@ -92,9 +96,18 @@ fn opens_by_number(dir: BorrowedFd<'_>, stat: &Stat) -> bool {
     found.and_then(|fd| Stat::of(fd.as_fd()).ok()).is_some_and(|found| found.ino() == stat.ino())
 }
 
-fn f_type(fd: BorrowedFd<'_>) -> Result<u64> {
+/// The type of the file system, and what its mount denies.
+fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
+    let stat = rustix::fs::fstatfs(fd).or_errno()?;
     // The kernel's number has 32 bits; some architectures sign-extend it.
-    rustix::fs::fstatfs(fd).or_errno().map(|stat| stat.f_type as u64 & 0xffff_ffff)
+    let f_type = stat.f_type as u64 & 0xffff_ffff;
+    let flags = StatVfsMountFlags::from_bits_retain(stat.f_flags as u64);
+    let denied = Denied {
+        suid: flags.contains(StatVfsMountFlags::NOSUID),
+        dev: flags.contains(StatVfsMountFlags::NODEV),
+        exec: flags.contains(StatVfsMountFlags::NOEXEC),
+    };
+    Ok((f_type, denied))
 }
 
 type Group = Box<[OnceLock<Mount>]>;
@@ -106,15 +119,24 @@ pub(crate) struct MountTable {
     groups: Box<[OnceLock<Group>]>,
     len: Mutex<usize>,
     want: FileHandles,
+    granted: Granted,
+    /// Said once; users could fill the log otherwise.
+    warned: AtomicBool,
 }
 
 impl MountTable {
-    pub(crate) fn new(first: Mount, want: FileHandles) -> Self {
+    pub(crate) fn new(first: Mount, want: FileHandles, granted: Granted) -> Self {
         // Handles that are asked for are asked for at the source; what is mounted below it may be
         // any file system.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
         let groups = (0..GROUPS).map(|_| OnceLock::new()).collect();
-        let table = MountTable { groups, len: Mutex::new(1), want };
+        let table = MountTable {
+            groups,
+            len: Mutex::new(1),
+            want,
+            granted,
+            warned: AtomicBool::new(false),
+        };
         if let Some(place) = table.place(0) {
             let _ = place.set(first);
         }
@@ -154,14 +176,10 @@ impl MountTable {
                 MountError::NoHandles(errno) | MountError::Other(errno) => errno,
             })?
         } else {
-            Mount {
-                id: stat.mount_id(),
-                fd: None,
-                f_type: f_type(fd)?,
-                handles: false,
-                by_number: false,
-            }
+            let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
+            Mount { id, fd: None, f_type, handles: false, denied, by_number: false }
         };
+        self.check(fd, mount.denied)?;
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = self.find(mount.id, 0) {
             return Ok(index);
@@ -174,5 +192,28 @@ impl MountTable {
         let _ = place.set(mount);
         *len += 1;
         Ok(index as u32)
+    }
+}
+
+impl MountTable {
+    /// `EACCES` for a mount below the source whose files must not have the effects that the frontend
+    /// gives all of them: one mount of a frontend has one set of flags.
+    fn check(&self, fd: BorrowedFd<'_>, denied: Denied) -> Result<()> {
+        let flag = match (self.granted.suid && denied.suid, self.granted.dev && denied.dev) {
+            (true, _) => "suid",
+            (_, true) => "dev",
+            _ => return Ok(()),
+        };
+        if self.warned.swap(true, Ordering::Relaxed) {
+            return Err(Errno::EACCES);
+        }
+        let path = rustix::fs::readlink(ProcPath::new(fd).as_c_str(), Vec::new());
+        let path = path.unwrap_or_default();
+        let path = path.to_string_lossy();
+        log::warn!(
+            "{path} is mounted no{flag} and cannot be served with {flag}: leave the option {flag} \
+             out, or serve it by itself"
+        );
+        Err(Errno::EACCES)
     }
 }

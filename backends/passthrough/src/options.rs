@@ -84,6 +84,19 @@ pub struct Options {
     /// in-process frontend keeps the lower ones for its program. With 0 (the default) they are as
     /// the kernel gives them; otherwise the limit of descriptors is left as it is.
     pub descriptors_from: u32,
+    /// What the frontend lets the files do. Default: neither.
+    pub granted: Granted,
+}
+
+/// Effects of files that a frontend may let them have, see [`Denied`](defuse_fs::Denied). What is
+/// mounted below the source and denies one of them is not served then (`EACCES`). What the source
+/// itself denies is in [`Caps::denied`](defuse_fs::Caps::denied), for the frontend to obey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Set-user-id programs.
+    pub suid: bool,
+    /// Device files.
+    pub dev: bool,
 }
 
 impl Default for Options {
@@ -103,6 +116,7 @@ impl Default for Options {
             flushes: false,
             credentials: Credentials::Sticky,
             descriptors_from: 0,
+            granted: Granted::default(),
         }
     }
 }

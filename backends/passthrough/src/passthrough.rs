@@ -129,7 +129,7 @@ impl Passthrough {
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
             recent: RecentFiles::new(recent_capacity()),
-            mounts: MountTable::new(mount, options.file_handles),
+            mounts: MountTable::new(mount, options.file_handles, options.granted),
             inodes: InodeTable::new(Inode::root(
                 key,
                 handle,

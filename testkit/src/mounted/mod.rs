@@ -70,7 +70,7 @@ pub fn has_rings() -> bool {
 
 impl Mount {
     /// Mounts `source` (`memory:`, `passthrough:DIR`) on a new directory `mnt` in `place`, for all
-    /// users.
+    /// users, with set-user-id and devices.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl Mount {
         let (path, log) = (place.join("mnt"), place.join("log"));
         fs::create_dir_all(&path)?;
         command
-            .args(["mount", "--foreground", "-o", "allow_other"])
+            .args(["mount", "--foreground", "-o", "allow_other,suid,dev"])
             .args(transport(args))
             .args(args);
         command.arg(source).arg(&path).env("DEFUSE_RUNTIME_DIR", place.join("run"));

@@ -1,6 +1,6 @@
 //! INIT from the kernel's side: what is offered to a server, and what its answer means.
 
-use defuse_fs::{Caps, Errno, LockSupport, Result};
+use defuse_fs::{Caps, Denied, Errno, LockSupport, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::ClientError;
@@ -166,6 +166,8 @@ impl Agreement {
             backing_files: false,
             security_labels: self.uses(FUSE_SECURITY_CTX),
             time_granularity_ns: self.time_granularity_ns,
+            // Whoever answers invents modes, owners and device numbers as it likes.
+            denied: Denied { suid: true, dev: true, exec: false },
             ..Caps::default()
         }
     }

@@ -1,6 +1,7 @@
 //! The options of a mount. One table says which there are, for every parser.
 
 use super::helper;
+use defuse_fs::Denied;
 use std::fmt;
 
 /// How a file system is mounted (`mount(8)`, `mount.fuse3(8)`).
@@ -47,15 +48,14 @@ pub enum RootKind {
 }
 
 impl Default for MountOptions {
-    /// As `mount.fuse3(8)` does: set-user-id and devices have no effect unless
-    /// root mounts.
+    /// Set-user-id and devices have no effect, whoever mounts: what a file system
+    /// says of its files is no reason to trust it with root.
     fn default() -> MountOptions {
-        let user = !rustix::process::geteuid().is_root();
         MountOptions {
             ro: false,
             noexec: false,
-            nosuid: user,
-            nodev: user,
+            nosuid: true,
+            nodev: true,
             noatime: false,
             sync: false,
             dirsync: false,
@@ -148,6 +148,22 @@ pub fn mount_option_names() -> impl Iterator<Item = &'static str> {
 }
 
 impl MountOptions {
+    /// Takes away what the file system's own place denies, and returns the names
+    /// of the options that were overridden: `suid`, `dev`, `exec`.
+    pub fn restrict(&mut self, denied: Denied) -> Vec<&'static str> {
+        let flags = [
+            ("suid", denied.suid, &mut self.nosuid),
+            ("dev", denied.dev, &mut self.nodev),
+            ("exec", denied.exec, &mut self.noexec),
+        ];
+        let taken = flags.into_iter().filter_map(|(name, denied, flag)| {
+            let taken = denied && !*flag;
+            *flag |= denied;
+            taken.then_some(name)
+        });
+        taken.collect()
+    }
+
     /// Applies one option of a `-o` list. A later one overrides an earlier; after
     /// an error the options are as they were.
     pub fn apply(&mut self, key: &str, value: Option<&str>) -> Result<Applied, OptionError> {
@@ -216,6 +232,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_denied_below_is_taken_away_and_named() {
+        let mut options = MountOptions { nosuid: false, ..Default::default() };
+        let denied = Denied { suid: true, dev: true, exec: false };
+        assert_eq!(options.restrict(denied), ["suid"]);
+        assert!(options.nosuid && options.nodev && !options.noexec);
+        let denied = Denied { exec: true, ..Denied::default() };
+        assert_eq!(options.restrict(denied), ["exec"]);
+        assert_eq!(options.restrict(denied), [""; 0]);
+    }
+
+    #[test]
     fn what_cannot_be_applied_changes_nothing() {
         let mut options = MountOptions::default();
         let before = options.clone();
@@ -235,7 +262,7 @@ mod tests {
     #[test]
     fn the_helper_sees_escaped_commas() {
         let fsname = "a,b\\c".to_owned();
-        let options = MountOptions { nosuid: true, nodev: false, fsname, ..Default::default() };
+        let options = MountOptions { nodev: false, fsname, ..Default::default() };
         assert_eq!(options.to_string(), "rw,nosuid,fsname=a\\,b\\\\c,subtype=defuse");
     }
 }
