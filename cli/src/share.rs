@@ -16,7 +16,7 @@ use crate::{daemon, mount, paths, serve, signals};
 ///
 /// Returns when the socket is ready, and leaves a process in the background that serves it until it
 /// gets SIGTERM. Whoever connects (socket:PATH as a source) shares one file system. Only its user and
-/// root may: the permissions of files are checked by the process that connects.
+/// root may, unless others are admitted, who act as themselves.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ServeArgs {
     /// What to serve: TYPE:REST, such as memory: or passthrough:/srv/data
@@ -26,7 +26,7 @@ pub struct ServeArgs {
     /// Options of the session and of the source, as of a mount
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Admit this user as well; may be repeated
+    /// Admit this user as well, who acts as itself; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
     /// Most connections at once

@@ -214,6 +214,46 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Ok(()));
 }
 
+/// A lock that a child took on an open file of its parent was dropped when the child ended, although
+/// the parent had the open file still: `exec 9>l; flock 9` of a shell excluded nobody.
+#[test]
+fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
+    let served = Served::memory();
+    let (parent, other, cx) = (served.client(), served.client(), context());
+    let (entry, file) = create(&parent, "locked");
+    let found = other.lookup(&cx, Ino::ROOT, Name::new(b"locked").unwrap()).unwrap();
+    let opened = other.open(&cx, found.ino, OpenArgs::default()).unwrap();
+    let others = File { ino: entry.ino, fh: opened.fh };
+    let owner = LockOwner(7);
+    let request = |kind, owner| LockRequest {
+        kind,
+        owner,
+        lock: Lock { typ: LockType::Write, start: 0, end: u64::MAX >> 1, pid: 1 },
+        wait: false,
+    };
+    // One child says that it closes the file; the other one is killed.
+    for (kind, says) in [(LockKind::Flock, true), (LockKind::Posix, true), (LockKind::Flock, false)]
+    {
+        let before = served.server.connections();
+        let child = parent.sibling().unwrap();
+        child.setlk(&cx, file, &request(kind, owner)).unwrap();
+        if says {
+            child.flush(&cx, file, owner).unwrap();
+            let args = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(owner) };
+            child.release(&cx, file, args).unwrap();
+        }
+        drop(child);
+        wait_until(|| served.server.connections() == before);
+        let taken = other.setlk(&cx, others, &request(kind, LockOwner(99)));
+        assert_eq!(taken, Err(Errno::EAGAIN), "{kind:?} {says}");
+        let unlock = Lock { typ: LockType::Unlock, ..request(kind, owner).lock };
+        parent.setlk(&cx, file, &LockRequest { lock: unlock, ..request(kind, owner) }).unwrap();
+        assert_eq!(other.setlk(&cx, others, &request(kind, LockOwner(99))), Ok(()));
+        let theirs = LockRequest { lock: unlock, ..request(kind, LockOwner(99)) };
+        other.setlk(&cx, others, &theirs).unwrap();
+    }
+}
+
 #[test]
 fn a_thousand_clients_are_served_at_once() {
     let served = Served::memory();

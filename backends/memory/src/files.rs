@@ -223,7 +223,7 @@ impl Memory {
         // Published after an error too, because an interrupt leaves some pages behind.
         inode.publish(&data);
         if result.is_ok() {
-            self.data_changed(&inode, false);
+            self.data_changed(&inode, cx.caller.uid != 0);
         }
         result
     }
@@ -263,7 +263,7 @@ impl Memory {
             result?
         };
         if done > 0 {
-            self.data_changed(&dst, false);
+            self.data_changed(&dst, cx.caller.uid != 0);
         }
         Ok(done)
     }

@@ -3,10 +3,12 @@
 use super::{same, same_with};
 
 /// The kinds of mount, and the options of the run.
-const MOUNTS: [(&str, &[&str]); 3] = [
+const MOUNTS: [(&str, &[&str]); 4] = [
     ("passthrough:SRC", &[]),
     ("passthrough:SRC,backing=off", &[]),
     ("passthrough:SRC,backing=off", &["--fork", "reopen"]),
+    // In a server, which dropped a lock with the connection of the process that had taken it.
+    ("memory:", &[]),
 ];
 
 fn on_every_mount(name: &str, needs: &[&str], script: &str) {

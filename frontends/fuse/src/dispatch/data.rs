@@ -31,7 +31,7 @@ impl Dispatcher {
         let args = ReadArgs {
             offset: args.offset,
             flags: convert::open_flags(args.flags),
-            lock_owner: owned.then_some(LockOwner(args.lock_owner)),
+            lock_owner: owned.then(|| self.owner(LockOwner(args.lock_owner))),
         };
         if self.submits {
             let deferred = reply.defer(Deferred::Read(len));
@@ -65,8 +65,9 @@ impl Dispatcher {
         let args = WriteArgs {
             offset: args.offset,
             flags: convert::open_flags(args.flags),
-            lock_owner: has(abi::FUSE_WRITE_LOCKOWNER).then_some(LockOwner(args.lock_owner)),
-            kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
+            lock_owner: has(abi::FUSE_WRITE_LOCKOWNER)
+                .then(|| self.owner(LockOwner(args.lock_owner))),
+            kill_suidgid: self.kills(has(abi::FUSE_WRITE_KILL_SUIDGID)),
             from_cache: has(abi::FUSE_WRITE_CACHE),
         };
         if self.submits {
@@ -119,7 +120,7 @@ impl Dispatcher {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let open = peer.ledger.modes(file).ok_or(Errno::EBADF)?;
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
-        if !open.0 || writes && !open.1 {
+        if !open.reads || writes && !open.writes {
             return Err(Errno::EACCES);
         }
         let end = args.foffset.checked_add(args.len).filter(|&end| end <= i64::MAX as u64);

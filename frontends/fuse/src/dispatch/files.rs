@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockKind, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle,
-    ReleaseArgs, Result, Whence,
+    IoctlArgs, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs,
+    Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -38,7 +38,8 @@ impl Dispatcher {
         };
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
-        self.note_opened(File { ino: call.ino, fh: opened.fh }, false, args.flags);
+        let file = File { ino: call.ino, fh: opened.fh };
+        out.fh = self.note_opened(file, false, args.flags).0;
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
@@ -85,9 +86,9 @@ impl Dispatcher {
     ) -> Result<Done> {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
-        let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
         self.note_lookup(entry.ino);
-        self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags);
+        open.fh = self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags).0;
+        let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
             self.take_back(entry.ino, 1);
@@ -102,7 +103,8 @@ impl Dispatcher {
         let flags = convert::open_flags(flags);
         let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let unseen = !told && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
-        OpenArgs { flags, kill_suidgid: unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0 }
+        let asked = unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0;
+        OpenArgs { flags, kill_suidgid: self.kills(asked) }
     }
 
     /// What to tell the kernel of an open file or directory.
@@ -141,7 +143,10 @@ impl Dispatcher {
     fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
-        if self.note_closed(file, None).is_ok_and(|closed| closed.release) {
+        if let Ok(closed) = self.note_closed(file)
+            && closed.release
+        {
+            let file = File { ino, fh: closed.handle };
             let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
         }
     }
@@ -159,20 +164,19 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let unlock = args.release_flags & abi::FUSE_RELEASE_FLOCK_UNLOCK != 0;
-        let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let owner = unlock.then_some(LockOwner(args.lock_owner));
         let flags = convert::open_flags(args.flags);
-        let closed = self.note_closed(file, owner)?;
+        let closed = self.note_closed(File { ino: call.ino, fh: Fh(args.fh) })?;
+        let file = File { ino: call.ino, fh: closed.handle };
         self.close_backing(file);
-        let flock_owner = owner.filter(|_| closed.unlock);
-        if closed.release {
-            let args = ReleaseArgs { flags, flock_owner };
-            return done(self.fs.release(&call.cx, file, args), reply);
+        if !closed.release {
+            return done(Ok(()), reply);
         }
-        if let Some(owner) = flock_owner {
-            drop_locks(&*self.fs, file, LockKind::Flock, owner);
+        // What the last who has an open file does not say of its locks, the books do.
+        for (kind, owner) in closed.locks {
+            drop_locks(&*self.fs, file, kind, self.owner(owner));
         }
-        done(Ok(()), reply)
+        let flock_owner = unlock.then(|| self.owner(LockOwner(args.lock_owner)));
+        done(self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner }), reply)
     }
 
     pub(super) fn flush(
@@ -182,10 +186,7 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let owner = LockOwner(args.lock_owner);
-        if !self.note_flushed(file, owner) {
-            return done(Ok(()), reply);
-        }
+        let owner = self.owner(LockOwner(args.lock_owner));
         done(self.fs.flush(&call.cx, file, owner), reply)
     }
 
@@ -213,11 +214,12 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
-        let out = self.open_out(&opened);
+        let mut out = self.open_out(&opened);
         let dir = File { ino: call.ino, fh: opened.fh };
-        self.note_opened(dir, true, convert::open_flags(args.flags));
+        let number = self.note_opened(dir, true, convert::open_flags(args.flags));
+        out.fh = number.0;
         if reply.send(&[out.as_bytes()]).is_err()
-            && self.note_closed(dir, None).is_ok_and(|closed| closed.release)
+            && self.note_closed(File { fh: number, ..dir }).is_ok_and(|closed| closed.release)
         {
             let _ = self.fs.releasedir(&call.cx, dir);
         }
@@ -230,7 +232,7 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let request = convert::lock_request(args, false)?;
+        let request = self.lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let found = self.fs.getlk(&call.cx, file, &request)?;
         pod(reply, &convert::lk_out(found))
@@ -242,9 +244,8 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let request = convert::lock_request(args, false)?;
+        let request = self.lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        self.note_lock(file, &request);
         done(self.fs.setlk(&call.cx, file, &request), reply)
     }
 
@@ -256,13 +257,12 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let lock = convert::lock_request(args, true)?;
+        let lock = self.lock_request(args, true)?;
         if lock.lock.typ == LockType::Unlock {
             // flock(2) unlocks with the request that waits.
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        self.note_lock(file, &lock);
         let deferred = reply.defer(Deferred::Plain);
         self.submit(call, IoOp::Lock { file, lock }, deferred);
         Ok(Done::Deferred)

@@ -31,7 +31,7 @@ use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::own;
 use crate::request::{Body, Payload, Request};
-use crate::server::{Closed, Peer};
+use crate::server::{Closed, Guard, Peer};
 use crate::transport::Reply;
 use convert::Timeouts;
 use deferred::DeferredTable;
@@ -169,8 +169,28 @@ impl Dispatcher {
                 return pod(reply, &abi::IoctlOut::default());
             }
             peer.check(body, ino, cx.caller)?;
+            let _held = peer.hold(body, ino);
             peer.guard(&*self.fs, body, ino, cx)?;
+            // Locks belong to the open file that the client names.
+            match body {
+                Body::Setlk(args) => self.note_lock(ino, args)?,
+                Body::Setlkw(args) => self.note_lock(ino, args)?,
+                Body::Flush(args) if !self.note_flushed(ino, args) => return done(Ok(()), reply),
+                _ => {}
+            }
+            return self.perform(call, &peer.with_handles(body, ino)?, reply);
         }
+        self.perform(call, body, reply)
+    }
+
+    /// Carries out a request whose handles are those of the file system.
+    fn perform(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        body: &Body<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let (cx, ino) = (&call.cx, call.ino);
         match body {
             Body::Lookup { name } => self.lookup(call, name, reply),
             Body::Getattr(args) => self.getattr(call, args, reply),
@@ -206,9 +226,9 @@ impl Dispatcher {
             Body::Readdir(args) => self.readdir(call, args, false, reply),
             Body::Readdirplus(args) => self.readdir(call, args, true, reply),
             Body::Releasedir(args) => {
-                let dir = File { ino, fh: Fh(args.fh) };
-                let kept = !self.note_closed(dir, None)?.release;
-                done(if kept { Ok(()) } else { self.fs.releasedir(cx, dir) }, reply)
+                let closed = self.note_closed(File { ino, fh: Fh(args.fh) })?;
+                let dir = File { ino, fh: closed.handle };
+                done(if closed.release { self.fs.releasedir(cx, dir) } else { Ok(()) }, reply)
             }
             Body::Fsyncdir(args) => {
                 let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
@@ -290,30 +310,53 @@ impl Dispatcher {
         }
     }
 
-    /// Notes a handle that is about to be given.
-    fn note_opened(&self, file: File, dir: bool, flags: OpenFlags) {
-        if let Some(peer) = &self.peer {
-            peer.ledger.opened(file, dir, flags);
+    /// Notes a handle that is about to be given. Returns what the client is to name it by.
+    fn note_opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
+        self.peer.as_ref().map_or(file.fh, |peer| peer.ledger.opened(file, dir, flags))
+    }
+
+    /// Notes that an open file comes back; `EBADF` where it was not given.
+    fn note_closed(&self, file: File) -> Result<Closed> {
+        match &self.peer {
+            Some(peer) => peer.ledger.closed(file).ok_or(Errno::EBADF),
+            None => Ok(Closed { handle: file.fh, release: true, locks: Vec::new() }),
         }
     }
 
-    /// Notes that a handle comes back, with the locks of `owner`; `EBADF` where it was not given.
-    fn note_closed(&self, file: File, owner: Option<LockOwner>) -> Result<Closed> {
-        let all = Closed { release: true, unlock: true };
-        let closed = self.peer.as_ref().map_or(Some(all), |peer| peer.ledger.closed(file, owner));
-        closed.ok_or(Errno::EBADF)
-    }
-
-    /// Notes that the record locks of `owner` are given up. False where others have them, too.
-    fn note_flushed(&self, file: File, owner: LockOwner) -> bool {
+    /// Notes that the record locks of an owner are given up. False where others have them, too.
+    fn note_flushed(&self, ino: Ino, args: &abi::FlushIn) -> bool {
+        let (file, owner) = (File { ino, fh: Fh(args.fh) }, LockOwner(args.lock_owner));
         self.peer.as_ref().is_none_or(|peer| peer.ledger.flushed(file, owner))
     }
 
     /// Notes whose locks have to go when the client does.
-    fn note_lock(&self, file: File, request: &LockRequest) {
+    fn note_lock(&self, ino: Ino, args: &abi::LkIn) -> Result<()> {
+        let request = convert::lock_request(args, false)?;
         if let Some(peer) = &self.peer {
-            peer.ledger.locks(file, request);
+            peer.ledger.locks(File { ino, fh: Fh(args.fh) }, &request);
         }
+        Ok(())
+    }
+
+    /// The owner of a lock as the file system is to know it.
+    fn owner(&self, owner: LockOwner) -> LockOwner {
+        self.peer.as_ref().map_or(owner, |peer| peer.ledger.owner(owner))
+    }
+
+    fn lock_request(&self, args: &abi::LkIn, wait: bool) -> Result<LockRequest> {
+        let request = convert::lock_request(args, wait)?;
+        Ok(LockRequest { owner: self.owner(request.owner), ..request })
+    }
+
+    /// The rules for a client that may do no more than its user.
+    fn guard(&self) -> Option<Guard<'_>> {
+        self.peer.as_ref()?.guarded(&*self.fs)
+    }
+
+    /// Whether a change of the data takes set-user-id away. A user who is not root does not decide
+    /// that.
+    fn kills(&self, asked: bool) -> bool {
+        asked || self.peer.as_ref().is_some_and(|peer| peer.is_guarded)
     }
 
     /// NOTIFY_REPLY: the answer of the page cache to a RETRIEVE. `reply` holds the data where the

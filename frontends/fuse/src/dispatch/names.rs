@@ -87,7 +87,8 @@ impl Dispatcher {
             return pod(reply, &convert::attr_for_now(&attr));
         }
         let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
-        let set = convert::set_attr(args);
+        let mut set = convert::set_attr(args);
+        set.kill_suidgid = set.kill_suidgid || set.size.is_some() && self.kills(false);
         let change = || self.fs.setattr(&call.cx, call.ino, fh, &set);
         let resized = set
             .size
@@ -184,9 +185,16 @@ impl Dispatcher {
         let flags = SetXattrFlags {
             create: args.flags & 1 != 0,
             replace: args.flags & 2 != 0,
-            clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0,
+            clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0
+                || self.list_clears_sgid(call, name)?,
         };
         done(self.fs.setxattr(&call.cx, call.ino, self.xattr_name(name)?, value, flags), reply)
+    }
+
+    /// A user who is not root does not decide that an access list keeps set-group-id.
+    fn list_clears_sgid(&self, call: &Call<'_>, name: &[u8]) -> Result<bool> {
+        let guard = self.guard().filter(|_| name == b"system.posix_acl_access");
+        guard.map_or(Ok(false), |guard| guard.list_clears_sgid(call.ino, &call.cx))
     }
 
     pub(super) fn getxattr(
@@ -236,8 +244,11 @@ impl Dispatcher {
     ) -> Result<Done> {
         let size = (args.size as usize).min(self.negotiated.max_read);
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
+        // Who may only read the directory sees names, and gets no inodes.
+        let searches = || self.guard().is_none_or(|guard| guard.may_search(call.ino, &call.cx));
+        let gives = plus && searches();
         let encoder = DirEncoder::new(reply.room(size));
-        let mut sink = KernelDir { encoder, plus, dispatcher: self };
+        let mut sink = KernelDir { encoder, plus, gives, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
         let len = sink.encoder.len();
         // What came before an error has been looked up and is worth sending; the error comes again.
@@ -305,12 +316,14 @@ fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> 
 struct KernelDir<'a> {
     encoder: DirEncoder<'a>,
     plus: bool,
+    /// The inodes of the entries go along.
+    gives: bool,
     dispatcher: &'a Dispatcher,
 }
 
 impl DirSink for KernelDir<'_> {
     fn wants_entries(&self) -> bool {
-        self.plus
+        self.gives
     }
 
     fn fits(&self, name_len: usize) -> bool {

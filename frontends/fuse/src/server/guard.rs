@@ -1,90 +1,135 @@
-//! What a client may do whose user is another one than the server's.
+//! What a client may do whose user is not root.
 //!
-//! The process at the other end checks permissions, as the kernel does for a mount, and it is trusted
-//! with that as far as its user could do everything to the server anyway. A program that has become
-//! another user and executes one of that user leads here: what it asks for is checked once more, by
-//! the rules of inode_permission and may_delete of `fs/namei.c`, setattr_prepare of `fs/attr.c` and
-//! xattr(7). A client that checks by itself never notices.
+//! The process at the other end checks permissions, as the kernel does for a mount, but nobody can
+//! know that it does. So the server checks every request of such a client by the [rules](super::rules)
+//! of the kernel. A client that checks by itself never notices.
 
 use defuse_fs::{
-    AccessMode, Attr, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, OpenFlags, Result,
-    Xattr, XattrName, acl,
+    Attr, Context, Errno, Fh, File, FileKind, FileSystem, Ino, LockKind, LockType, Name, OpenFlags,
+    Result, Xattr, XattrName,
 };
 
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Modes};
 use super::peer::Credentials;
+use super::rules::{self, EXEC, READ, WRITE};
 use crate::abi;
 use crate::dispatch::convert;
 use crate::request::{Body, Extensions};
 
-const READ: u32 = 4;
-const WRITE: u32 = 2;
-const EXEC: u32 = 1;
+/// RENAME_EXCHANGE and RENAME_WHITEOUT of renameat2(2).
+const EXCHANGE: u32 = 2;
+const WHITEOUT: u32 = 4;
 
 /// The rules for one client.
-pub(super) struct Guard<'a> {
+pub(crate) struct Guard<'a> {
     pub(super) fs: &'a dyn FileSystem,
     pub(super) ledger: &'a Ledger,
     pub(super) who: &'a Credentials,
 }
 
 impl Guard<'_> {
-    /// `EACCES`, `EPERM`, `EBADF`, or what the file system answers.
+    /// `EACCES`, `EPERM`, `EBADF`, or what the file system answers. Every opcode is named, so that a
+    /// new one is decided here.
     pub(super) fn check(&self, body: &Body<'_>, ino: Ino, cx: &Context<'_>) -> Result<()> {
         match body {
             Body::Lookup { .. } => self.permit(ino, EXEC, cx),
             Body::Setattr(args) => self.setattr(ino, args, cx),
-            Body::Open(args) => self.permit(ino, mask_of(args.flags), cx),
-            Body::Opendir(_) => self.permit(ino, READ, cx),
-            Body::Create { args, ext, .. } => {
-                // What is there already is opened, and not created.
-                if args.flags & OpenFlags::EXCL == 0 {
-                    return Err(Errno::EPERM);
-                }
-                self.make(ino, args.mode, ext, cx)
+            Body::Access(args) => self.permit(ino, args.mask & 7, cx),
+            Body::Open(args) => self.open(ino, convert::open_flags(args.flags), cx),
+            Body::Opendir(args) => {
+                let flags = convert::open_flags(args.flags).without(OpenFlags::TRUNC);
+                self.open(ino, flags.without(3), cx)
             }
-            Body::Tmpfile { args, ext, .. } => self.make(ino, args.mode, ext, cx),
+            // What is there already is never opened.
+            Body::Create { ext, .. } | Body::Tmpfile { ext, .. } => self.make(ino, ext, cx),
             Body::Mknod { args, ext, .. } => match convert::node_kind(args.mode)? {
                 FileKind::CharDevice | FileKind::BlockDevice => Err(Errno::EPERM),
-                _ => self.make(ino, args.mode, ext, cx),
+                _ => self.make(ino, ext, cx),
             },
-            Body::Mkdir { ext, .. } | Body::Symlink { ext, .. } => self.make(ino, 0, ext, cx),
+            Body::Mkdir { ext, .. } | Body::Symlink { ext, .. } => self.make(ino, ext, cx),
             Body::Link { args, .. } => self.link(ino, Ino(args.oldnodeid), cx),
             Body::Unlink { name } | Body::Rmdir { name } => self.remove(ino, name, cx).map(drop),
             Body::Rename { args, name, newname } => {
-                self.rename((ino, name), (Ino(args.newdir), newname), cx)
+                self.rename((ino, name), (Ino(args.newdir), newname), 0, cx)
             }
             Body::Rename2 { args, name, newname } => {
-                self.rename((ino, name), (Ino(args.newdir), newname), cx)
+                self.rename((ino, name), (Ino(args.newdir), newname), args.flags, cx)
             }
             Body::Getxattr { name, .. } => self.xattr(ino, name, READ, cx),
             Body::Setxattr { name, .. } | Body::Removexattr { name } => {
                 self.xattr(ino, name, WRITE, cx)
             }
-            Body::Read(args) => self.reads(File { ino, fh: Fh(args.fh) }),
-            Body::Write { args, .. } => self.writes(File { ino, fh: Fh(args.fh) }),
-            Body::Fallocate(args) => self.writes(File { ino, fh: Fh(args.fh) }),
+            Body::Read(args) => self.uses(ino, args.fh, |modes| modes.reads),
+            Body::Write { args, .. } => self.uses(ino, args.fh, |modes| modes.writes),
+            Body::Fallocate(args) => self.uses(ino, args.fh, |modes| modes.writes),
             Body::CopyFileRange(args) | Body::CopyFileRange64(args) => {
-                self.reads(File { ino, fh: Fh(args.fh_in) })?;
-                self.writes(File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) })
+                self.uses(ino, args.fh_in, |modes| modes.reads)?;
+                self.uses(Ino(args.nodeid_out), args.fh_out, |modes| modes.writes)
             }
+            Body::Setlk(args) | Body::Setlkw(args) => self.lock(ino, args),
+            // The block numbers of a device are for root alone.
             Body::Bmap(_) => Err(Errno::EPERM),
             // What a request does, and who may have it done, only the file system knows.
             Body::Ioctl { .. } => Err(Errno::ENOTTY),
-            _ => Ok(()),
+            // READDIRPLUS gives inodes only to who may search the directory: see `may_search`.
+            Body::Readdir(_) | Body::Readdirplus(_) => Ok(()),
+            // They take an inode or an open file that the client was given, and no permission.
+            Body::Getattr(_)
+            | Body::Statx(_)
+            | Body::Readlink
+            | Body::Listxattr(_)
+            | Body::Statfs
+            | Body::Syncfs(_)
+            | Body::Fsync(_)
+            | Body::Fsyncdir(_)
+            | Body::Flush(_)
+            | Body::Release(_)
+            | Body::Releasedir(_)
+            | Body::Getlk(_)
+            | Body::Poll(_)
+            | Body::Lseek(_)
+            // The books say what the file is open for.
+            | Body::Setupmapping(_)
+            | Body::Removemapping(_)
+            | Body::Forget(_)
+            | Body::BatchForget(_)
+            | Body::Interrupt(_)
+            | Body::NotifyReply { .. }
+            | Body::Init(_)
+            | Body::Destroy
+            | Body::CuseInit(_) => Ok(()),
         }
+    }
+
+    /// Whether what is at `ino` may be opened with `flags`.
+    fn open(&self, ino: Ino, flags: OpenFlags, cx: &Context<'_>) -> Result<()> {
+        let attr = self.attr(ino, cx)?;
+        rules::may_open(self.who, &attr, flags)?;
+        self.permit_attr(ino, &attr, rules::open_mask(flags), cx)
+    }
+
+    /// Whether a new name may be made in `dir`, with an inode that has these extensions.
+    fn make(&self, dir: Ino, ext: &Extensions<'_>, cx: &Context<'_>) -> Result<()> {
+        self.permit(dir, WRITE | EXEC, cx)?;
+        // Security labels are attributes of the kernel, and it gives them to nobody else.
+        let labels = ext.security_contexts().next().is_some();
+        let foreign = ext.groups().any(|gid| !rules::in_group(self.who, gid));
+        if labels || foreign { Err(Errno::EPERM) } else { Ok(()) }
+    }
+
+    /// Whether the inodes of a directory's entries may be had.
+    pub(crate) fn may_search(&self, dir: Ino, cx: &Context<'_>) -> bool {
+        self.permit(dir, EXEC, cx).is_ok()
+    }
+
+    /// Whether a new access list takes set-group-id away: it does, unless the user is in the group.
+    pub(crate) fn list_clears_sgid(&self, ino: Ino, cx: &Context<'_>) -> Result<bool> {
+        let attr = self.attr(ino, cx)?;
+        Ok(!rules::in_group(self.who, attr.gid))
     }
 
     fn attr(&self, ino: Ino, cx: &Context<'_>) -> Result<Attr> {
         self.fs.getattr(cx, ino, None)
-    }
-
-    fn in_group(&self, gid: u32) -> bool {
-        self.who.groups.contains(&gid)
-    }
-
-    fn owns(&self, attr: &Attr) -> bool {
-        attr.uid == self.who.uid
     }
 
     fn permit(&self, ino: Ino, mask: u32, cx: &Context<'_>) -> Result<()> {
@@ -93,24 +138,14 @@ impl Guard<'_> {
     }
 
     fn permit_attr(&self, ino: Ino, attr: &Attr, mask: u32, cx: &Context<'_>) -> Result<()> {
-        let granted = |bits: u32| bits & mask == mask;
-        let granted = if self.owns(attr) {
-            granted(attr.perm >> 6)
-        } else if let Some(list) = self.access_list(ino, attr, cx)? {
-            let in_group = |gid| self.in_group(gid);
-            let user = (self.who.uid, &in_group as &dyn Fn(u32) -> bool);
-            acl::permits(&list, user, (attr.uid, attr.gid), mask).unwrap_or(false)
-        } else {
-            granted(if self.in_group(attr.gid) { attr.perm >> 3 } else { attr.perm })
+        let list = match rules::may_have_list(self.who, attr) && self.fs.caps().posix_acl {
+            true => self.access_list(ino, cx)?,
+            false => None,
         };
-        if granted { Ok(()) } else { Err(Errno::EACCES) }
+        rules::permit(self.who, attr, list.as_deref(), mask)
     }
 
-    fn access_list(&self, ino: Ino, attr: &Attr, cx: &Context<'_>) -> Result<Option<Vec<u8>>> {
-        // With a list the group bits are its mask.
-        if attr.perm & 0o070 == 0 || attr.kind == FileKind::Symlink || !self.fs.caps().posix_acl {
-            return Ok(None);
-        }
+    fn access_list(&self, ino: Ino, cx: &Context<'_>) -> Result<Option<Vec<u8>>> {
         let name = XattrName::new(b"system.posix_acl_access")?;
         match self.fs.getxattr(cx, ino, name, 1 << 16) {
             Ok(Xattr::Value(list)) => Ok(Some(list)),
@@ -121,70 +156,38 @@ impl Guard<'_> {
     }
 
     /// `EBADF` where the file is not open for it.
-    fn reads(&self, file: File) -> Result<()> {
-        if self.ledger.modes(file).is_some_and(|(reads, _)| reads) {
-            Ok(())
-        } else {
-            Err(Errno::EBADF)
-        }
-    }
-
-    fn writes(&self, file: File) -> Result<()> {
-        if self.ledger.modes(file).is_some_and(|(_, writes)| writes) {
-            Ok(())
-        } else {
-            Err(Errno::EBADF)
-        }
+    fn uses(&self, ino: Ino, fh: u64, how: impl FnOnce(Modes) -> bool) -> Result<()> {
+        let modes = self.ledger.modes(File { ino, fh: Fh(fh) });
+        if modes.is_some_and(how) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
     fn setattr(&self, ino: Ino, args: &abi::SetattrIn, cx: &Context<'_>) -> Result<()> {
-        let has = |bits: u32| args.valid & bits != 0;
         let attr = self.attr(ino, cx)?;
-        let given = abi::FATTR_MODE | abi::FATTR_UID | abi::FATTR_GID | abi::FATTR_CTIME;
-        if has(given) && !self.owns(&attr) {
-            return Err(Errno::EPERM);
+        let touches = rules::may_set(self.who, &attr, args)?;
+        let has = |bits: u32| args.valid & bits != 0;
+        match (has(abi::FATTR_SIZE), has(abi::FATTR_FH)) {
+            (true, true) => self.uses(ino, args.fh, |modes| modes.writes),
+            (true, false) => self.permit_attr(ino, &attr, WRITE, cx),
+            (false, _) if touches => self.permit_attr(ino, &attr, WRITE, cx),
+            (false, _) => Ok(()),
         }
-        let gid = if has(abi::FATTR_GID) { args.gid } else { attr.gid };
-        if has(abi::FATTR_MODE) && args.mode & 0o2000 != 0 && !self.in_group(gid) {
-            return Err(Errno::EPERM);
-        }
-        if has(abi::FATTR_SIZE) {
-            match has(abi::FATTR_FH) {
-                true => self.writes(File { ino, fh: Fh(args.fh) })?,
-                false => self.permit_attr(ino, &attr, WRITE, cx)?,
-            }
-        }
-        let (atime, mtime) = (abi::FATTR_ATIME_NOW, abi::FATTR_MTIME_NOW);
-        let set = has(abi::FATTR_ATIME) && !has(atime) || has(abi::FATTR_MTIME) && !has(mtime);
-        if set && !self.owns(&attr) {
-            return Err(Errno::EPERM);
-        }
-        if has(atime | mtime) && !self.owns(&attr) {
-            self.permit_attr(ino, &attr, WRITE, cx)?;
-        }
-        Ok(())
     }
 
-    /// A new name in `dir`, of an inode with `mode`.
-    fn make(&self, dir: Ino, mode: u32, ext: &Extensions<'_>, cx: &Context<'_>) -> Result<()> {
-        let attr = self.attr(dir, cx)?;
-        self.permit_attr(dir, &attr, WRITE | EXEC, cx)?;
-        let foreign = ext.groups().any(|gid| !self.in_group(gid));
-        if foreign || mode & 0o2000 != 0 && !self.in_group(attr.gid) {
-            return Err(Errno::EPERM);
+    /// fcntl(2) wants the file open for what is locked; flock(2) does not care.
+    fn lock(&self, ino: Ino, args: &abi::LkIn) -> Result<()> {
+        let request = convert::lock_request(args, false)?;
+        match (request.kind, request.lock.typ) {
+            (LockKind::Posix, LockType::Read) => self.uses(ino, args.fh, |modes| modes.reads),
+            (LockKind::Posix, LockType::Write) => self.uses(ino, args.fh, |modes| modes.writes),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn link(&self, dir: Ino, old: Ino, cx: &Context<'_>) -> Result<()> {
         self.permit(dir, WRITE | EXEC, cx)?;
         let attr = self.attr(old, cx)?;
-        let privileged = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
-        let safe = attr.kind == FileKind::Regular && !privileged;
-        if self.owns(&attr) || safe && self.permit_attr(old, &attr, READ | WRITE, cx).is_ok() {
-            return Ok(());
-        }
-        Err(Errno::EPERM)
+        let accessible = || self.permit_attr(old, &attr, READ | WRITE, cx).is_ok();
+        rules::may_link(self.who, &attr, accessible)
     }
 
     /// Whether the name may go; what it stands for, where it is there.
@@ -197,44 +200,38 @@ impl Guard<'_> {
             Err(errno) => return Err(errno),
         };
         self.fs.forget(found.ino, 1);
-        let sticky = attr.perm & 0o1000 != 0;
-        if sticky && !self.owns(&attr) && !self.owns(&found.attr) {
-            return Err(Errno::EPERM);
-        }
+        rules::may_remove(self.who, &attr, &found.attr)?;
         Ok(Some((found.ino, found.attr)))
     }
 
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), cx: &Context<'_>) -> Result<()> {
-        let moved = [self.remove(from.0, from.1, cx)?, self.remove(to.0, to.1, cx)?];
+    fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: u32,
+        cx: &Context<'_>,
+    ) -> Result<()> {
+        // What stays behind would be a device.
+        if flags & WHITEOUT != 0 {
+            return Err(Errno::EPERM);
+        }
+        let (moved, other) = (self.remove(from.0, from.1, cx)?, self.remove(to.0, to.1, cx)?);
         if from.0 == to.0 {
             return Ok(());
         }
         // A directory that changes its parent is written; exchanged, either may be one.
-        let directories =
-            moved.iter().flatten().filter(|(_, attr)| attr.kind == FileKind::Directory);
-        directories.into_iter().try_for_each(|(ino, attr)| self.permit_attr(*ino, attr, WRITE, cx))
+        let other = other.filter(|_| flags & EXCHANGE != 0);
+        let directories = [moved, other].into_iter().flatten();
+        directories
+            .filter(|(_, attr)| attr.kind == FileKind::Directory)
+            .try_for_each(|(ino, attr)| self.permit_attr(ino, &attr, WRITE, cx))
     }
 
     fn xattr(&self, ino: Ino, name: &[u8], mask: u32, cx: &Context<'_>) -> Result<()> {
         let attr = self.attr(ino, cx)?;
-        if name.starts_with(b"user.") {
-            return self.permit_attr(ino, &attr, mask, cx);
+        match rules::may_xattr(self.who, &attr, name, mask)? {
+            true => self.permit_attr(ino, &attr, mask, cx),
+            false => Ok(()),
         }
-        if name.starts_with(b"trusted.") {
-            return Err(Errno::EPERM);
-        }
-        let owner = name.starts_with(b"system.posix_acl_") && self.owns(&attr);
-        if mask == READ || owner { Ok(()) } else { Err(Errno::EPERM) }
     }
-}
-
-/// What an open of a file is to be permitted.
-fn mask_of(flags: u32) -> u32 {
-    let flags = convert::open_flags(flags);
-    let mask = match flags.access() {
-        AccessMode::Read => READ,
-        AccessMode::Write => WRITE,
-        _ => READ | WRITE,
-    };
-    mask | if flags.has(OpenFlags::TRUNC) { WRITE } else { 0 }
 }

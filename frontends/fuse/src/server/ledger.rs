@@ -5,8 +5,16 @@
 //! ([`Ledger::copy`]). Both then have what the file system gave once. So all connections that come
 //! from one have books in common beside their own: what the file system gave, and how often the
 //! connections have it. What nobody has any more goes back.
+//!
+//! A client names an open file by a number of its own ([`Ledger::opened`]), not by the handle of the
+//! file system, which may give the same handle for every open of an inode. Thus the books tell apart
+//! two opens of one file, and know which connections share an open file (open file description). The
+//! locks of an open file end when the last of those connections has closed it or is gone, flock(2).
 
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
@@ -17,15 +25,23 @@ use defuse_fs::{
 const SHARDS: usize = 16;
 
 /// The books of one connection.
-#[derive(Default)]
 pub(crate) struct Ledger {
     own: Shards<Own>,
-    family: Arc<Shards<Family>>,
+    family: Arc<Common>,
     /// Whose books this one may take over from, while it is made.
     source: Mutex<Option<Arc<Ledger>>>,
 }
 
 type Shards<T> = [Mutex<T>; SHARDS];
+
+/// The books that connections have in common which come from one.
+struct Common {
+    shards: Shards<Family>,
+    /// The number of the next open file.
+    next: AtomicU64,
+    /// Hides the lock owners of these connections from all others, [`Ledger::owner`].
+    secret: u64,
+}
 
 /// Whose locks may be on an inode.
 type LockKey = (Ino, LockKind, LockOwner);
@@ -34,26 +50,36 @@ type LockKey = (Ino, LockKind, LockOwner);
 #[derive(Default)]
 struct Own {
     lookups: HashMap<Ino, u64>,
-    open: HashMap<(Ino, Fh), Held>,
+    open: HashMap<(Ino, Fh), Mine>,
+    /// The record locks of its process.
     locks: HashSet<LockKey>,
     /// Mappings of files.
     maps: HashMap<Ino, u64>,
 }
 
-/// All opens of one inode by this connection that got the same handle.
-#[derive(Clone, Copy, Default)]
-struct Held {
-    count: u64,
-    reads: bool,
-    writes: bool,
+/// What an open file may be used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Modes {
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
 }
 
-impl Held {
-    fn more(&mut self, mode: AccessMode) {
-        self.count += 1;
-        self.reads |= mode != AccessMode::Write;
-        self.writes |= mode != AccessMode::Read;
+impl Modes {
+    fn of(mode: AccessMode) -> Modes {
+        Modes { reads: mode != AccessMode::Write, writes: mode != AccessMode::Read }
     }
+
+    fn and(self, other: Modes) -> Modes {
+        Modes { reads: self.reads && other.reads, writes: self.writes && other.writes }
+    }
+}
+
+/// An open file that one connection has.
+#[derive(Clone, Copy)]
+struct Mine {
+    /// The handle of the file system.
+    handle: Fh,
+    modes: Modes,
 }
 
 /// What those connections have that come from one.
@@ -61,7 +87,7 @@ impl Held {
 struct Family {
     lookups: HashMap<Ino, Count>,
     open: HashMap<(Ino, Fh), Open>,
-    /// How many of the connections have the owner's locks.
+    /// How many of the connections have the record locks of a process.
     locks: HashMap<LockKey, u64>,
 }
 
@@ -87,42 +113,61 @@ impl Count {
     }
 }
 
-/// All opens of one inode that got the same handle.
+/// An open file.
 struct Open {
-    count: Count,
+    /// The handle of the file system.
+    handle: Fh,
+    /// How many connections have it.
+    held: u64,
     dir: bool,
     flags: OpenFlags,
+    /// The locks of the open file itself: flock(2), and `F_OFD_SETLK` of fcntl(2).
+    locks: HashSet<(LockKind, LockOwner)>,
 }
 
 /// What is to be done when a connection closes a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
-    /// The file system's handle is closed; otherwise others have it, too.
+    /// The handle of the file system, which is closed where `release` says so.
+    pub(crate) handle: Fh,
+    /// This was the last connection that had the open file.
     pub(crate) release: bool,
-    /// The locks of the open file go; otherwise others have it, too.
-    pub(crate) unlock: bool,
+    /// The locks of the open file, which go with it.
+    pub(crate) locks: Vec<(LockKind, LockOwner)>,
 }
 
 /// What a connection takes over from the one that it is the heir of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Legacy {
     pub(crate) ino: Ino,
-    /// The handle of an open file or directory; without one it is the inode alone.
+    /// The number of an open file or directory; without one it is the inode alone.
     pub(crate) fh: Option<Fh>,
-    /// What it is open for.
+    /// The heir may use it for no more than that, and for no more than the other connection may.
     pub(crate) mode: AccessMode,
-    /// The owner of the locks of that open file.
-    pub(crate) owner: LockOwner,
     /// The record locks of the process stay.
     pub(crate) process_locks: bool,
 }
 
+impl Default for Ledger {
+    fn default() -> Self {
+        let common = Common {
+            shards: Shards::default(),
+            next: AtomicU64::new(1),
+            secret: secret() & !LockOwner::of_process(0).0,
+        };
+        Ledger::of(Arc::new(common), None)
+    }
+}
+
 impl Ledger {
+    fn of(family: Arc<Common>, source: Option<Arc<Ledger>>) -> Ledger {
+        Ledger { own: Shards::default(), family, source: Mutex::new(source) }
+    }
+
     /// The books of a connection that has nothing yet, and may take over from this one until
     /// [`settle`](Ledger::settle).
     pub(crate) fn heir(self: &Arc<Ledger>) -> Ledger {
-        let source = Mutex::new(Some(Arc::clone(self)));
-        Ledger { own: Shards::default(), family: Arc::clone(&self.family), source }
+        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)))
     }
 
     /// Nothing more is taken over.
@@ -143,19 +188,19 @@ impl Ledger {
         }
         if let Some(fh) = legacy.fh {
             let key = (legacy.ino, fh);
-            let open = theirs.open.get(&key).and_then(|_| family.open.get_mut(&key));
-            open.ok_or(Errno::EBADF)?.count.held += 1;
-            own.open.entry(key).or_default().more(legacy.mode);
+            // What the other connection may not, its heir may not either, whatever it says.
+            let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
+            let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
+            let modes = before.modes.and(Modes::of(legacy.mode));
+            if own.open.insert(key, Mine { modes, ..before }).is_none() {
+                open.held += 1;
+            }
         }
         if legacy.ino != Ino::ROOT {
             *own.lookups.entry(legacy.ino).or_default() += 1;
             family.lookups.entry(legacy.ino).or_default().held += 1;
         }
-        let stays = |key: &&LockKey| {
-            let process = key.2.is_process();
-            key.0 == legacy.ino
-                && (process && legacy.process_locks || !process && key.2 == legacy.owner)
-        };
+        let stays = |key: &&LockKey| key.0 == legacy.ino && legacy.process_locks;
         for &key in theirs.locks.iter().filter(stays) {
             if own.locks.insert(key) {
                 *family.locks.entry(key).or_default() += 1;
@@ -166,22 +211,17 @@ impl Ledger {
 
     /// The books of a connection that has all that this one has, but the locks of its process.
     pub(crate) fn copy(&self) -> Ledger {
-        let family = Arc::clone(&self.family);
-        let copy = Ledger { own: Shards::default(), family, source: Mutex::default() };
+        let copy = Ledger::of(Arc::clone(&self.family), None);
         for at in 0..SHARDS {
-            let (own, mut family) = (lock(&self.own[at]), lock(&self.family[at]));
+            let (own, mut family) = (lock(&self.own[at]), lock(&self.family.shards[at]));
             let mut new = lock(&copy.own[at]);
             for (ino, &count) in &own.lookups {
                 family.lookups.entry(*ino).or_default().held += count;
             }
-            for (key, held) in &own.open {
+            for key in own.open.keys() {
                 if let Some(open) = family.open.get_mut(key) {
-                    open.count.held += held.count;
+                    open.held += 1;
                 }
-            }
-            for &key in own.locks.iter().filter(|(.., owner)| !owner.is_process()) {
-                *family.locks.entry(key).or_default() += 1;
-                new.locks.insert(key);
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
             new.maps = own.maps.clone();
@@ -216,51 +256,64 @@ impl Ledger {
         ino == Ino::ROOT || lock(&self.own[place(ino)]).lookups.contains_key(&ino)
     }
 
-    /// A file or directory was opened.
-    pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) {
+    /// A file or directory was opened, and has the handle of `file` at the file system. Returns the
+    /// number by which the client names the open file.
+    pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
+        let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
         let (mut own, mut family) = self.shard(file.ino);
-        let key = (file.ino, file.fh);
-        own.open.entry(key).or_default().more(flags.access());
-        let fresh = Open { count: Count::default(), dir, flags };
-        family.open.entry(key).or_insert(fresh).count.give();
+        let key = (file.ino, number);
+        own.open.insert(key, Mine { handle: file.fh, modes: Modes::of(flags.access()) });
+        let locks = HashSet::new();
+        family.open.insert(key, Open { handle: file.fh, held: 1, dir, flags, locks });
+        number
     }
 
-    /// It is closed, with the locks of `owner`. `None` where it was not open.
-    pub(crate) fn closed(&self, file: File, owner: Option<LockOwner>) -> Option<Closed> {
+    /// The connection closes an open file. `None` where it does not have it.
+    pub(crate) fn closed(&self, file: File) -> Option<Closed> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        let held = own.open.get_mut(&key)?;
-        held.count -= 1;
-        if held.count == 0 {
-            own.open.remove(&key);
-        }
-        let unlock = owner.is_some_and(|owner| {
-            let key = (file.ino, LockKind::Flock, owner);
-            // Locks that were never taken are dropped at no cost.
-            !own.locks.remove(&key) || family.unlock(&key)
-        });
-        let release = family.close(key).is_some_and(|(back, _)| back > 0);
-        Some(Closed { release, unlock })
+        let handle = own.open.remove(&key)?.handle;
+        let last = family.close(key);
+        let locks = last.as_ref().map(|open| open.locks.iter().copied().collect());
+        Some(Closed { handle, release: last.is_some(), locks: locks.unwrap_or_default() })
     }
 
-    /// Whether the connection has it open for reading, and for writing.
-    pub(crate) fn modes(&self, file: File) -> Option<(bool, bool)> {
+    /// The handle at the file system of an open file. `EBADF` where the connection does not have it.
+    pub(crate) fn handle(&self, file: File) -> Result<Fh> {
         let own = lock(&self.own[place(file.ino)]);
-        own.open.get(&(file.ino, file.fh)).map(|held| (held.reads, held.writes))
+        own.open.get(&(file.ino, file.fh)).map(|open| open.handle).ok_or(Errno::EBADF)
     }
 
-    /// Whether the connection has it open.
-    pub(crate) fn is_open(&self, file: File) -> bool {
-        lock(&self.own[place(file.ino)]).open.contains_key(&(file.ino, file.fh))
+    /// What the connection has it open for.
+    pub(crate) fn modes(&self, file: File) -> Option<Modes> {
+        let own = lock(&self.own[place(file.ino)]);
+        own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
 
-    /// A lock is asked for.
+    /// The owner of locks as the file system is told. A client chooses the numbers of its owners;
+    /// this makes sure that it never names the owner of a lock of another client.
+    pub(crate) fn owner(&self, owner: LockOwner) -> LockOwner {
+        LockOwner(owner.0 ^ self.family.secret)
+    }
+
+    /// A lock is asked for, on an open file of the connection.
     pub(crate) fn locks(&self, file: File, request: &LockRequest) {
+        if request.lock.typ == LockType::Unlock {
+            return;
+        }
         let (mut own, mut family) = self.shard(file.ino);
-        let key = (file.ino, request.kind, request.owner);
-        let takes = request.lock.typ != LockType::Unlock;
-        if takes && own.open.contains_key(&(file.ino, file.fh)) && own.locks.insert(key) {
-            *family.locks.entry(key).or_default() += 1;
+        let open_key = (file.ino, file.fh);
+        if !own.open.contains_key(&open_key) {
+            return;
+        }
+        let is_process = request.kind == LockKind::Posix && request.owner.is_process();
+        if is_process {
+            let key = (file.ino, request.kind, request.owner);
+            if own.locks.insert(key) {
+                *family.locks.entry(key).or_default() += 1;
+            }
+        } else if let Some(open) = family.open.get_mut(&open_key) {
+            open.locks.insert((request.kind, request.owner));
         }
     }
 
@@ -290,44 +343,46 @@ impl Ledger {
         self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps)).collect()
     }
 
-    /// The record locks of `owner` are given up. False where another connection has them, too, as
-    /// those of an open file that a child has inherited.
+    /// The record locks of `owner` are given up, on a descriptor of the open file. False where they
+    /// stay: another connection has the open file to which they belong, or is the same process.
     pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
-        let key = (file.ino, LockKind::Posix, owner);
-        !own.locks.remove(&key) || family.unlock(&key)
+        if owner.is_process() {
+            let key = (file.ino, LockKind::Posix, owner);
+            return !own.locks.remove(&key) || family.unlock(&key);
+        }
+        let Some(open) = family.open.get_mut(&(file.ino, file.fh)) else { return true };
+        let last = open.held == 1;
+        if last {
+            open.locks.remove(&(LockKind::Posix, owner));
+        }
+        last
     }
 
     /// Gives everything back to `fs` that nobody else has: the connection is over.
     pub(crate) fn take_back(&self, fs: &dyn FileSystem) {
         for (at, own) in self.own.iter().enumerate() {
             let own = std::mem::take(&mut *lock(own));
-            let mut family = lock(&self.family[at]);
-            let gone: Vec<_> = own.locks.iter().filter(|key| family.unlock(key)).collect();
-            let closed = own.open.iter().flat_map(|(&(ino, fh), held)| {
-                let closed = (0..held.count).filter_map(|_| family.close((ino, fh)));
-                let (back, dir, flags) = closed
-                    .fold((0, false, OpenFlags(0)), |all, (n, open)| (all.0 + n, open.0, open.1));
-                (0..back).map(move |_| (File { ino, fh }, dir, flags))
-            });
-            let closed: Vec<_> = closed.collect();
+            let mut family = lock(&self.family.shards[at]);
+            // A lock is dropped through any open file of the inode.
+            let any = |ino| own.open.iter().find(|(key, _)| key.0 == ino).map(|open| open.1.handle);
+            let locked = own.locks.iter().filter(|key| family.unlock(key));
+            let dropped: Vec<_> = locked
+                .filter_map(|&(ino, kind, owner)| Some((File { ino, fh: any(ino)? }, kind, owner)))
+                .collect();
+            let closed: Vec<_> = own
+                .open
+                .keys()
+                .filter_map(|&key| family.close(key).map(|open| (key.0, open)))
+                .collect();
             let forgotten: Vec<_> =
                 own.lookups.iter().map(|(&ino, &count)| (ino, family.forget(ino, count))).collect();
             drop(family);
-            for &(ino, kind, owner) in gone {
-                let fh = own.open.keys().find(|key| key.0 == ino).map(|key| key.1);
-                if let Some(fh) = fh {
-                    drop_locks(fs, File { ino, fh }, kind, owner);
-                }
+            for (file, kind, owner) in dropped {
+                drop_locks(fs, file, kind, self.owner(owner));
             }
-            // As the kernel does for a process that was killed. Nobody hears of an error.
-            let cx = Context::new(Caller::default());
-            for (file, dir, flags) in closed {
-                if dir {
-                    let _ = fs.releasedir(&cx, file);
-                } else {
-                    let _ = fs.release(&cx, file, ReleaseArgs { flags, flock_owner: None });
-                }
+            for (ino, open) in closed {
+                self.close_at(fs, ino, open);
             }
             for (ino, count) in forgotten.into_iter().filter(|(_, count)| *count > 0) {
                 fs.forget(ino, count);
@@ -335,8 +390,22 @@ impl Ledger {
         }
     }
 
+    /// Closes an open file that nobody has any more, with its locks, as the kernel does for a process
+    /// that was killed. Nobody hears of an error.
+    fn close_at(&self, fs: &dyn FileSystem, ino: Ino, open: Open) {
+        let (cx, file) = (Context::new(Caller::default()), File { ino, fh: open.handle });
+        for (kind, owner) in open.locks {
+            drop_locks(fs, file, kind, self.owner(owner));
+        }
+        if open.dir {
+            let _ = fs.releasedir(&cx, file);
+        } else {
+            let _ = fs.release(&cx, file, ReleaseArgs { flags: open.flags, flock_owner: None });
+        }
+    }
+
     fn shard(&self, ino: Ino) -> (MutexGuard<'_, Own>, MutexGuard<'_, Family>) {
-        (lock(&self.own[place(ino)]), lock(&self.family[place(ino)]))
+        (lock(&self.own[place(ino)]), lock(&self.family.shards[place(ino)]))
     }
 }
 
@@ -350,15 +419,11 @@ impl Family {
         back
     }
 
-    /// One connection has closed it once; returns how many closes the file system gets for that,
-    /// whether it is a directory, and its flags.
-    fn close(&mut self, key: (Ino, Fh)) -> Option<(u64, (bool, OpenFlags))> {
+    /// One connection has closed it; returns it where that was the last one.
+    fn close(&mut self, key: (Ino, Fh)) -> Option<Open> {
         let open = self.open.get_mut(&key)?;
-        let (back, what) = (open.count.drop(1), (open.dir, open.flags));
-        if open.count.held == 0 {
-            self.open.remove(&key);
-        }
-        Some((back, what))
+        open.held -= 1;
+        if open.held == 0 { self.open.remove(&key) } else { None }
     }
 
     /// One connection less has the locks. True where that was the last one.
@@ -373,7 +438,7 @@ impl Family {
     }
 }
 
-/// Drops all locks of `owner`.
+/// Drops all locks of `owner`, which is the owner that the file system knows.
 pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner: LockOwner) {
     let cx = Context::new(Caller::default());
     let lock = Lock { typ: LockType::Unlock, start: 0, end: i64::MAX as u64, pid: 0 };
@@ -381,6 +446,11 @@ pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner:
     if kind == LockKind::Posix {
         let _ = fs.flush(&cx, file, owner);
     }
+}
+
+/// A number that nobody can guess: the keys of the standard library's hash are random.
+fn secret() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn place(ino: Ino) -> usize {
@@ -398,8 +468,23 @@ mod tests {
     use super::*;
 
     const FILE: File = File { ino: Ino(5), fh: Fh(0) };
-    const KEPT: Closed = Closed { release: false, unlock: false };
-    const GONE: Closed = Closed { release: true, unlock: false };
+
+    fn open(ledger: &Ledger, file: File) -> File {
+        File { ino: file.ino, fh: ledger.opened(file, false, OpenFlags(OpenFlags::RDWR)) }
+    }
+
+    fn closed(ledger: &Ledger, file: File) -> Option<bool> {
+        ledger.closed(file).map(|closed| closed.release)
+    }
+
+    fn is_open(ledger: &Ledger, file: File) -> bool {
+        ledger.handle(file).is_ok()
+    }
+
+    fn taken(kind: LockKind, owner: LockOwner) -> LockRequest {
+        let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };
+        LockRequest { kind, owner, lock, wait: false }
+    }
 
     #[test]
     fn nobody_gives_back_what_they_do_not_hold() {
@@ -412,55 +497,60 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_that_was_given_twice_is_closed_twice() {
+    fn two_opens_with_one_handle_are_two_open_files() {
         let ledger = Ledger::default();
-        ledger.opened(FILE, false, OpenFlags(0));
-        ledger.opened(FILE, false, OpenFlags(0));
-        assert!(ledger.closed(FILE, None) == Some(GONE) && ledger.is_open(FILE));
-        assert!(ledger.closed(FILE, None) == Some(GONE) && !ledger.is_open(FILE));
-        assert_eq!(ledger.closed(FILE, None), None);
+        let (one, other) = (open(&ledger, FILE), open(&ledger, FILE));
+        assert!(one != other && ledger.handle(one) == Ok(FILE.fh));
+        assert_eq!((closed(&ledger, one), closed(&ledger, one)), (Some(true), None));
+        assert!(is_open(&ledger, other) && closed(&ledger, other) == Some(true));
     }
 
     #[test]
     fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
         let parent = Ledger::default();
         parent.looked_up(Ino(5));
-        parent.opened(FILE, false, OpenFlags(0));
+        let shared = open(&parent, FILE);
         let child = parent.copy();
         // What comes later is of one of them alone.
         parent.looked_up(Ino(5));
-        parent.opened(FILE, false, OpenFlags(0));
+        let own = open(&parent, FILE);
         child.looked_up(Ino(6));
-        assert!(!parent.holds(Ino(6)));
+        assert!(!parent.holds(Ino(6)) && !is_open(&child, own));
         assert_eq!((child.forgotten(Ino(6), 1), child.forgotten(Ino(5), 1)), (1, 0));
         assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
-        assert_eq!(child.closed(FILE, None), Some(KEPT));
-        assert_eq!(child.closed(FILE, None), None);
-        assert_eq!(parent.closed(FILE, None), Some(GONE));
-        assert_eq!(parent.closed(FILE, None), Some(GONE));
+        assert_eq!((closed(&child, shared), closed(&child, shared)), (Some(false), None));
+        assert_eq!((closed(&parent, shared), closed(&parent, own)), (Some(true), Some(true)));
         assert_eq!(parent.forgotten(Ino(5), 9), 2);
     }
 
     #[test]
-    fn locks_of_an_open_file_stay_while_a_copy_has_it_and_those_of_a_process_go_with_it() {
+    fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_with_it() {
         let parent = Ledger::default();
-        parent.opened(FILE, false, OpenFlags(0));
-        let taken = |kind, owner| LockRequest {
-            kind,
-            owner,
-            lock: Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 },
-            wait: false,
-        };
+        let file = open(&parent, FILE);
         let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
-        parent.locks(FILE, &taken(LockKind::Flock, open_file));
-        parent.locks(FILE, &taken(LockKind::Posix, open_file));
-        parent.locks(FILE, &taken(LockKind::Posix, process));
+        parent.locks(file, &taken(LockKind::Flock, open_file));
+        parent.locks(file, &taken(LockKind::Posix, process));
         let child = parent.copy();
-        assert!(parent.flushed(FILE, process));
-        assert!(!parent.flushed(FILE, open_file) && child.flushed(FILE, open_file));
-        assert_eq!(parent.closed(FILE, Some(open_file)), Some(KEPT));
-        let last = Closed { release: true, unlock: true };
-        assert_eq!(child.closed(FILE, Some(open_file)), Some(last));
+        // Taken by the child, it is a lock of the open file that its parent has, too.
+        child.locks(file, &taken(LockKind::Posix, open_file));
+        assert!(parent.flushed(file, process));
+        assert!(!child.flushed(file, open_file));
+        let kept = Closed { handle: FILE.fh, release: false, locks: Vec::new() };
+        assert_eq!(child.closed(file), Some(kept));
+        assert!(parent.flushed(file, open_file));
+        let locks = vec![(LockKind::Flock, open_file)];
+        assert_eq!(parent.closed(file), Some(Closed { handle: FILE.fh, release: true, locks }));
+    }
+
+    /// The owner of a lock was passed on as the client said, so that a client that guessed the owner
+    /// of another one's lock could drop it.
+    #[test]
+    fn owners_of_locks_of_two_clients_are_never_the_same() {
+        let (one, other) = (Ledger::default(), Ledger::default());
+        let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+        assert_ne!(one.owner(open_file), other.owner(open_file));
+        assert_eq!(one.owner(open_file), one.copy().owner(open_file));
+        assert!(one.owner(process).is_process() && !one.owner(open_file).is_process());
     }
 
     #[test]
@@ -469,41 +559,43 @@ mod tests {
         for ino in [5, 6] {
             before.looked_up(Ino(ino));
         }
-        before.opened(FILE, false, OpenFlags(0));
-        let request = |kind, owner| LockRequest {
-            kind,
-            owner,
-            lock: Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 },
-            wait: false,
-        };
-        let (open_file, other, process) = (LockOwner(7), LockOwner(8), LockOwner::of_process(1));
-        for owner in [open_file, other] {
-            before.locks(FILE, &request(LockKind::Flock, owner));
-        }
-        before.locks(FILE, &request(LockKind::Posix, process));
+        let file = open(&before, FILE);
+        let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+        before.locks(file, &taken(LockKind::Flock, open_file));
+        before.locks(file, &taken(LockKind::Posix, process));
         let heir = before.heir();
-        let legacy = Legacy {
-            ino: FILE.ino,
-            fh: Some(FILE.fh),
-            mode: AccessMode::Read,
-            owner: open_file,
-            process_locks: true,
-        };
-        assert!(!heir.holds(FILE.ino) && !heir.is_open(FILE));
+        let mode = AccessMode::Read;
+        let legacy = Legacy { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
+        assert!(!heir.holds(file.ino) && !is_open(&heir, file));
         assert_eq!(heir.take_over(&legacy), Ok(()));
         assert_eq!(heir.take_over(&Legacy { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
         assert_eq!(heir.take_over(&Legacy { ino: Ino(6), ..legacy }), Err(Errno::EBADF));
         heir.settle();
         assert_eq!(heir.take_over(&Legacy { ino: Ino(6), fh: None, ..legacy }), Err(Errno::EPERM));
-        assert!(heir.holds(FILE.ino) && heir.is_open(FILE) && !heir.holds(Ino(6)));
+        assert!(heir.holds(file.ino) && is_open(&heir, file) && !heir.holds(Ino(6)));
         // The program before ends: what the next one has stays, with its locks.
-        assert_eq!(before.closed(FILE, Some(open_file)), Some(KEPT));
-        assert!(!before.flushed(FILE, process));
-        assert_eq!((before.forgotten(FILE.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
-        assert!(heir.flushed(FILE, process));
-        let last = Closed { release: true, unlock: true };
-        assert_eq!(heir.closed(FILE, Some(open_file)), Some(last));
-        assert_eq!(heir.forgotten(FILE.ino, 1), 1);
+        assert_eq!(closed(&before, file), Some(false));
+        assert!(!before.flushed(file, process));
+        assert_eq!((before.forgotten(file.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
+        assert!(heir.flushed(file, process));
+        let locks = vec![(LockKind::Flock, open_file)];
+        assert_eq!(heir.closed(file), Some(Closed { handle: FILE.fh, release: true, locks }));
+        assert_eq!(heir.forgotten(file.ino, 1), 1);
+    }
+
+    /// TAKE_OVER believed the access mode that it was told: the heir of another user wrote to a file
+    /// that its program had inherited open for reading.
+    #[test]
+    fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
+        let before = Arc::new(Ledger::default());
+        before.looked_up(FILE.ino);
+        let fh = before.opened(FILE, false, OpenFlags(0));
+        let heir = before.heir();
+        let mode = AccessMode::ReadWrite;
+        let legacy = Legacy { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
+        assert_eq!(heir.take_over(&legacy), Ok(()));
+        let modes = heir.modes(File { ino: FILE.ino, fh });
+        assert_eq!(modes, Some(Modes { reads: true, writes: false }));
     }
 
     struct Nothing;
@@ -524,14 +616,9 @@ mod tests {
     fn many_programs_one_after_the_other_leave_nothing_behind() {
         let mut now = Arc::new(Ledger::default());
         now.looked_up(FILE.ino);
-        now.opened(FILE, false, OpenFlags(0));
-        let legacy = Legacy {
-            ino: FILE.ino,
-            fh: Some(FILE.fh),
-            mode: AccessMode::Read,
-            owner: LockOwner(7),
-            process_locks: false,
-        };
+        let fh = now.opened(FILE, false, OpenFlags(0));
+        let legacy =
+            Legacy { ino: FILE.ino, fh: Some(fh), mode: AccessMode::Read, process_locks: false };
         for round in 0..1000 {
             let other = File { ino: Ino(16 + round), fh: Fh(1) };
             now.looked_up(other.ino);
@@ -543,10 +630,10 @@ mod tests {
             now = Arc::new(heir);
         }
         let count = |of: fn(&Family) -> usize| -> usize {
-            now.family.iter().map(|shard| of(&lock(shard))).sum()
+            now.family.shards.iter().map(|shard| of(&lock(shard))).sum()
         };
         assert_eq!((count(|f| f.lookups.len()), count(|f| f.open.len())), (1, 1));
-        let lookups = lock(&now.family[place(FILE.ino)]).lookups[&FILE.ino];
+        let lookups = lock(&now.family.shards[place(FILE.ino)]).lookups[&FILE.ino];
         assert_eq!((lookups.given, lookups.held), (1, 1));
     }
 }

@@ -5,9 +5,11 @@
 //! for a process that was killed.
 
 mod guard;
+mod holds;
 mod ledger;
 mod maps;
 mod peer;
+mod rules;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -28,6 +30,9 @@ use crate::client::init::{Names, Number, names_of};
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
+pub(crate) use guard::Guard;
+use holds::Holds;
+use ledger::Ledger;
 pub(crate) use ledger::{Closed, drop_locks};
 pub(crate) use maps::Mapped;
 use maps::Maps;
@@ -50,8 +55,8 @@ pub enum ServeError {
     },
 }
 
-/// Who may connect. Whoever does can read and change every file of the file system: the permissions
-/// of files are checked by the process at the other end, as the kernel does for a mount.
+/// Who may connect. Root acts for anybody, as a kernel that has the file system mounted does. Everybody
+/// else acts for themselves, and the server checks what their user may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
     /// The user of the server, and root.
@@ -105,6 +110,7 @@ struct Shared {
     clients: Mutex<Clients>,
     changed: Condvar,
     maps: Arc<Maps>,
+    holds: Arc<Holds>,
 }
 
 #[derive(Default)]
@@ -196,6 +202,7 @@ impl Server {
                 clients: Mutex::default(),
                 changed: Condvar::new(),
                 maps: Arc::default(),
+                holds: Arc::default(),
             }),
         }
     }
@@ -320,29 +327,30 @@ impl Shared {
         }
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
             // Another program has the rights of the user that it begins with, and no more.
-            Some(peer) if is_heir => {
-                let credentials = Arc::new(credentials);
-                let (ledger, maps) = (Arc::new(peer.ledger.heir()), Arc::clone(&self.maps));
-                Peer { credentials, ledger, maps, is_guarded: !admitted }
-            }
+            Some(peer) if is_heir => self.peer(Arc::new(credentials), peer.ledger.heir()),
             Some(peer) => {
-                let credentials = Arc::clone(&peer.credentials);
-                let (ledger, maps) = (peer.ledger.copy(), Arc::clone(&self.maps));
-                ledger.keep_maps(|ino, users| maps.hold(ino, users));
-                let is_guarded = peer.is_guarded;
-                Peer { credentials, ledger: Arc::new(ledger), maps, is_guarded }
+                let ledger = peer.ledger.copy();
+                ledger.keep_maps(|ino, users| self.maps.hold(ino, users));
+                self.peer(Arc::clone(&peer.credentials), ledger)
             }
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => {
-                let (credentials, maps) = (Arc::new(credentials), Arc::clone(&self.maps));
-                Peer { credentials, ledger: Arc::default(), maps, is_guarded: false }
-            }
+            None => self.peer(Arc::new(credentials), Ledger::default()),
         };
         if own != 0 {
             clients.named.insert(own, peer.clone());
         }
         Ok((peer, own))
+    }
+
+    fn peer(&self, credentials: Arc<Credentials>, ledger: Ledger) -> Peer {
+        Peer {
+            is_guarded: credentials.uid != 0,
+            credentials,
+            ledger: Arc::new(ledger),
+            maps: Arc::clone(&self.maps),
+            holds: Arc::clone(&self.holds),
+        }
     }
 
     /// Serves one connection until it ends.

@@ -3,10 +3,11 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, LockOwner, OpenFlags, Result};
+use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, OpenFlags, Result};
 use rustix::net::sockopt::socket_peercred;
 
 use super::guard::Guard;
+use super::holds::{Held, Holds};
 use super::ledger::{Ledger, Legacy};
 use super::maps::Maps;
 use crate::abi;
@@ -77,7 +78,9 @@ pub(crate) struct Peer {
     pub(crate) ledger: Arc<Ledger>,
     /// What it and others have mapped.
     pub(crate) maps: Arc<Maps>,
-    /// Its user is not trusted to check permissions.
+    /// What all clients do one after the other.
+    pub(crate) holds: Arc<Holds>,
+    /// Its user is not root, and may do what that user may.
     pub(crate) is_guarded: bool,
 }
 
@@ -92,13 +95,12 @@ impl Peer {
             ino,
             fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
             mode: OpenFlags(what.open_flags as u32).access(),
-            owner: LockOwner(what.owner),
             process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
         })
     }
 
     /// Whether the client may ask for `body` on `ino` for `caller`. `EPERM` where it acts for somebody
-    /// else, `ESTALE` and `EBADF` for inodes and handles that it was not given.
+    /// else, `ESTALE` for inodes that it was not given.
     pub(crate) fn check(&self, body: &Body<'_>, ino: Ino, caller: Caller) -> Result<()> {
         let named = match body {
             Body::Init(_) | Body::Destroy | Body::Statfs | Body::Syncfs(_) => return Ok(()),
@@ -115,18 +117,24 @@ impl Peer {
         if !self.ledger.holds(ino) || named.is_some_and(|ino| !self.ledger.holds(Ino(ino))) {
             return Err(Errno::ESTALE);
         }
-        let is_open = |fh: u64| self.ledger.is_open(File { ino, fh: Fh(fh) });
-        let copied = match body {
-            Body::CopyFileRange(args) | Body::CopyFileRange64(args) => {
-                let dst = File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) };
-                self.ledger.is_open(dst)
-            }
-            _ => true,
-        };
-        if copied && handle(body).is_none_or(is_open) { Ok(()) } else { Err(Errno::EBADF) }
+        Ok(())
     }
 
-    /// Whether the client's user may do that: asked of those alone who are not trusted to check it.
+    /// The request with the handles of the file system in place of the numbers by which the client
+    /// names open files. `EBADF` for those that it does not have.
+    pub(crate) fn with_handles<'a>(&self, body: &Body<'a>, ino: Ino) -> Result<Body<'a>> {
+        let mut body = *body;
+        if let Body::CopyFileRange(args) | Body::CopyFileRange64(args) = &mut body {
+            let copied = File { ino: Ino(args.nodeid_out), fh: Fh(args.fh_out) };
+            args.fh_out = self.ledger.handle(copied)?.0;
+        }
+        if let Some(fh) = handle(&mut body) {
+            *fh = self.ledger.handle(File { ino, fh: Fh(*fh) })?.0;
+        }
+        Ok(body)
+    }
+
+    /// Whether the client's user may do that: root may do everything.
     pub(crate) fn guard(
         &self,
         fs: &dyn FileSystem,
@@ -134,39 +142,46 @@ impl Peer {
         ino: Ino,
         cx: &Context<'_>,
     ) -> Result<()> {
-        if !self.is_guarded {
-            return Ok(());
-        }
-        Guard { fs, ledger: &self.ledger, who: &self.credentials }.check(body, ino, cx)
+        self.guarded(fs).map_or(Ok(()), |guard| guard.check(body, ino, cx))
     }
 
-    /// Only root gives files away, chown(2); a group is given by those who are in it.
+    /// The rules for the client, where there are some.
+    pub(crate) fn guarded<'a>(&'a self, fs: &'a dyn FileSystem) -> Option<Guard<'a>> {
+        let guard = || Guard { fs, ledger: &self.ledger, who: &self.credentials };
+        self.is_guarded.then(guard)
+    }
+
+    /// Keeps apart what one client checks and another one changes, until the request is done.
+    pub(crate) fn hold<'a>(&'a self, body: &Body<'_>, ino: Ino) -> Held<'a> {
+        self.holds.hold(body, ino, self.is_guarded)
+    }
+
+    /// Only root gives files away, chown(2).
     fn may_give_away(&self, body: &Body<'_>) -> bool {
         let Body::Setattr(args) = body else { return true };
         let who = &self.credentials;
         let user = args.valid & abi::FATTR_UID == 0 || args.uid == who.uid;
-        let group = args.valid & abi::FATTR_GID == 0 || who.groups.contains(&args.gid);
-        who.uid == 0 || user && group
+        who.uid == 0 || user
     }
 }
 
-/// The handle that a request names.
-fn handle(body: &Body<'_>) -> Option<u64> {
+/// The number of the open file that a request uses. Those that close one, or map it, find it in the
+/// books by themselves.
+fn handle<'a>(body: &'a mut Body<'_>) -> Option<&'a mut u64> {
     Some(match body {
-        Body::Getattr(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => args.fh,
-        Body::Statx(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => args.fh,
-        Body::Setattr(args) if args.valid & abi::FATTR_FH != 0 => args.fh,
-        Body::Read(args) | Body::Readdir(args) | Body::Readdirplus(args) => args.fh,
-        Body::Write { args, .. } => args.fh,
-        Body::Fsync(args) | Body::Fsyncdir(args) => args.fh,
-        Body::Flush(args) => args.fh,
-        Body::Getlk(args) | Body::Setlk(args) | Body::Setlkw(args) => args.fh,
-        Body::Ioctl { args, .. } => args.fh,
-        Body::Poll(args) => args.fh,
-        Body::Fallocate(args) => args.fh,
-        Body::Setupmapping(args) => args.fh,
-        Body::Lseek(args) => args.fh,
-        Body::CopyFileRange(args) | Body::CopyFileRange64(args) => args.fh_in,
+        Body::Getattr(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => &mut args.fh,
+        Body::Statx(args) if args.getattr_flags & abi::FUSE_GETATTR_FH != 0 => &mut args.fh,
+        Body::Setattr(args) if args.valid & abi::FATTR_FH != 0 => &mut args.fh,
+        Body::Read(args) | Body::Readdir(args) | Body::Readdirplus(args) => &mut args.fh,
+        Body::Write { args, .. } => &mut args.fh,
+        Body::Fsync(args) | Body::Fsyncdir(args) => &mut args.fh,
+        Body::Flush(args) => &mut args.fh,
+        Body::Getlk(args) | Body::Setlk(args) | Body::Setlkw(args) => &mut args.fh,
+        Body::Ioctl { args, .. } => &mut args.fh,
+        Body::Poll(args) => &mut args.fh,
+        Body::Fallocate(args) => &mut args.fh,
+        Body::Lseek(args) => &mut args.fh,
+        Body::CopyFileRange(args) | Body::CopyFileRange64(args) => &mut args.fh_in,
         _ => return None,
     })
 }
