@@ -6,6 +6,8 @@ mod common;
 mod set_user_id;
 #[path = "attacks/source_flags.rs"]
 mod source_flags;
+#[path = "attacks/space.rs"]
+mod space;
 #[path = "attacks/stale_names.rs"]
 mod stale_names;
 #[path = "attacks/users.rs"]

@@ -51,6 +51,11 @@ impl Acl {
         bytes
     }
 
+    /// The bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+
     /// The permission bits (0 to 0o777) that stat shows for a file with this list.
     pub fn perm(&self) -> u32 {
         let group = self.find(MASK).or(self.find(GROUP_OBJ));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use defuse_fs::{Errno, Name, Result};
 
 use crate::inode::Inode;
+use crate::space::{Charge, Small};
 
 /// Positions of `.` and `..` in a listing; all others come after them.
 pub(crate) const DOT: u64 = 1;
@@ -19,13 +20,26 @@ pub(crate) struct Dir {
     names: HashMap<Arc<[u8]>, (u64, Arc<Inode>)>,
     order: BTreeMap<u64, (Arc<[u8]>, Arc<Inode>)>,
     next: u64,
+    charge: Charge,
     /// Removed: nothing can be added any more.
     dead: bool,
 }
 
 impl Dir {
-    pub fn new() -> Self {
-        Dir { names: HashMap::new(), order: BTreeMap::new(), next: DOT_DOT + 1, dead: false }
+    pub fn new(small: &Arc<Small>) -> Self {
+        let charge = Charge::new(small);
+        let (names, order) = (HashMap::new(), BTreeMap::new());
+        Dir { names, order, next: DOT_DOT + 1, charge, dead: false }
+    }
+
+    /// Takes the space for one name more, which [`Dir::put`] is then to add. `ENOSPC`.
+    pub fn reserve(&mut self, name: Name<'_>) -> Result<()> {
+        self.charge.set(self.charge.bytes() + cost(name))
+    }
+
+    /// Gives back what was reserved for a name that is not added, or is removed.
+    pub fn unreserve(&mut self, name: Name<'_>) {
+        let _ = self.charge.set(self.charge.bytes().saturating_sub(cost(name)));
     }
 
     pub fn len(&self) -> usize {
@@ -61,7 +75,8 @@ impl Dir {
         Ok(())
     }
 
-    /// Makes `name` lead to `inode`; a name that exists keeps its position. Returns what it led to.
+    /// Makes `name` lead to `inode`; a name that exists keeps its position, and one that does not was
+    /// [reserved](Dir::reserve). Returns what it led to.
     pub fn put(&mut self, name: Name<'_>, inode: Arc<Inode>) -> Option<Arc<Inode>> {
         if let Some((position, old)) = self.names.get_mut(name.as_bytes()) {
             if let Some((_, listed)) = self.order.get_mut(position) {
@@ -80,6 +95,7 @@ impl Dir {
     pub fn remove(&mut self, name: Name<'_>) -> Option<Arc<Inode>> {
         let (position, inode) = self.names.remove(name.as_bytes())?;
         self.order.remove(&position);
+        self.unreserve(name);
         Some(inode)
     }
 
@@ -94,4 +110,10 @@ impl Dir {
         self.names.clear();
         self.order.clear();
     }
+}
+
+/// The bytes of memory that a name takes: its own, and its places in the two maps.
+fn cost(name: Name<'_>) -> usize {
+    const PLACES: usize = 96;
+    PLACES + name.as_bytes().len()
 }

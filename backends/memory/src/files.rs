@@ -271,7 +271,7 @@ impl Memory {
     pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.table.get(ino.0)?;
         match &inode.body {
-            crate::inode::Body::Symlink(target) => {
+            crate::inode::Body::Symlink(target, _) => {
                 self.touch_atime(&inode);
                 Ok(target.to_vec())
             }

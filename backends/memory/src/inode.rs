@@ -8,6 +8,7 @@ use defuse_fs::{Errno, FileKind, Result, Timestamp};
 use crate::acl::Acl;
 use crate::data::Data;
 use crate::dir::Dir;
+use crate::space::Charge;
 use crate::sync::{Quota, lock};
 use crate::xattr::Xattrs;
 
@@ -42,7 +43,8 @@ pub(crate) struct Inode {
 pub(crate) enum Body {
     File(RwLock<Data>),
     Dir(DirBody),
-    Symlink(Box<[u8]>),
+    /// The target, and what it takes.
+    Symlink(Box<[u8]>, #[expect(dead_code, reason = "held until the link is dropped")] Charge),
     /// Devices, fifos and sockets: an inode is all there is.
     Special,
 }
@@ -67,6 +69,8 @@ pub(crate) struct Meta {
     pub xattrs: Xattrs,
     pub access_acl: Option<Acl>,
     pub default_acl: Option<Acl>,
+    /// For the attributes and the lists.
+    pub charge: Charge,
 }
 
 /// Why an inode is alive.
@@ -94,7 +98,7 @@ impl Inode {
         quota: Arc<Quota>,
     ) -> Self {
         let size = match &body {
-            Body::Symlink(target) => target.len() as u64,
+            Body::Symlink(target, _) => target.len() as u64,
             _ => 0,
         };
         Inode {
@@ -177,7 +181,20 @@ impl Meta {
         if self.perm & GROUP_EXEC != 0 {
             self.perm &= !SGID;
         }
-        self.xattrs.remove(b"security.capability");
+        if self.xattrs.remove(b"security.capability") {
+            self.uncharge();
+        }
+    }
+
+    /// The bytes of attributes and lists.
+    pub fn bytes(&self) -> usize {
+        let lists = [&self.access_acl, &self.default_acl];
+        self.xattrs.bytes() + lists.into_iter().flatten().map(Acl::bytes).sum::<usize>()
+    }
+
+    /// Follows attributes or lists that have become less.
+    pub fn uncharge(&mut self) {
+        let _ = self.charge.set(self.bytes());
     }
 
     /// chmod(2), which an access list follows.

@@ -6,8 +6,8 @@
 //!
 //! What it is not: it checks no permission bits (the frontend does), keeps no state per open file
 //! (handles are all 0, and reads and writes go by inode number), and writes nothing anywhere. The
-//! limit in bytes counts pages of files, as on tmpfs; names, symbolic links and extended attributes
-//! are bounded by the limit on inodes and by 256 KiB of attributes per inode.
+//! limit in bytes counts pages of files, and every 4096 bytes of names, symbolic links, extended attributes
+//! and access lists as a page.
 //!
 //! Times: the access time follows `relatime`; `O_NOATIME` is honoured. A write whose file nobody has looked at since the
 //! write before is stamped with the time of the kernel's last tick, see `clock.rs`.
@@ -25,7 +25,7 @@
 //! 3. bytes of files (`Body::File`), two of them by inode number;
 //! 4. `Inode::meta`, one at a time, but that of a directory while that of nothing else is held;
 //! 5. the references of an inode;
-//! 6. the leaves, each alone: shards of the table, free pages, locks.
+//! 6. the leaves, each alone: shards of the table, free pages, locks, the bytes of names and attributes.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never stops a lookup.
 //!
@@ -43,6 +43,7 @@ mod inode;
 mod names;
 mod pages;
 mod rename;
+mod space;
 mod sync;
 mod table;
 mod xattr;
@@ -73,7 +74,7 @@ const UNLIMITED_INODES: u64 = 1 << 32;
 /// How a [`Memory`] is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Most bytes that files may use, in whole pages of 4096 bytes (rounded down); `None` for no
+    /// Most bytes that files, names and attributes may use, in whole pages of 4096 bytes (rounded down); `None` for no
     /// limit but the memory of the machine.
     pub size: Option<u64>,
     /// Most inodes, with the root; `None` for no limit.
@@ -115,6 +116,7 @@ fn total_memory() -> Option<u64> {
 pub struct Memory {
     table: table::Table,
     pool: Arc<Pool>,
+    small: Arc<space::Small>,
     inodes: Arc<Quota>,
     locks: defuse_fs::locks::LockQueue,
     /// Held while a name moves between directories, see the order of locks.
@@ -132,9 +134,11 @@ impl Memory {
     /// Where `options.inodes` is 0, because the root needs one.
     pub fn new(options: Options) -> Self {
         let pages = options.size.map(|size| size / PAGE as u64);
+        let pool = Arc::new(Pool::new(pages, options.pool as usize / PAGE));
         let memory = Memory {
             table: table::Table::new(),
-            pool: Arc::new(Pool::new(pages, options.pool as usize / PAGE)),
+            small: Arc::new(space::Small::new(Arc::clone(&pool))),
+            pool,
             inodes: Arc::new(Quota::new(options.inodes)),
             locks: defuse_fs::locks::LockQueue::default(),
             rename: Mutex::new(()),
@@ -144,11 +148,11 @@ impl Memory {
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);
-        let names = RwLock::new(dir::Dir::new());
+        let names = RwLock::new(dir::Dir::new(&memory.small));
         memory.table.insert(Arc::new(Inode::new(
             Ino::ROOT.0,
             Fixed { kind: FileKind::Directory, rdev: 0 },
-            root_meta(&options, memory.clock.exact()),
+            root_meta(&options, memory.clock.exact(), space::Charge::new(&memory.small)),
             Body::Dir(DirBody { names, parent }),
             Refs { lookups: 1, opens: 0, names: 1 },
             Arc::clone(&memory.inodes),
@@ -169,7 +173,7 @@ impl Memory {
     }
 }
 
-fn root_meta(options: &Options, now: Timestamp) -> Meta {
+fn root_meta(options: &Options, now: Timestamp, charge: space::Charge) -> Meta {
     Meta {
         perm: options.root_perm & 0o7777,
         uid: options.root_uid,
@@ -182,6 +186,7 @@ fn root_meta(options: &Options, now: Timestamp) -> Meta {
         xattrs: xattr::Xattrs::default(),
         access_acl: None,
         default_acl: None,
+        charge,
     }
 }
 

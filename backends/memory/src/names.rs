@@ -13,6 +13,7 @@ use crate::acl::Acl;
 use crate::data::Data;
 use crate::dir::{DOT, DOT_DOT, Dir};
 use crate::inode::{Body, DirBody, Fixed, Inode, LINK_MAX, Meta, Refs, SGID};
+use crate::space::Charge;
 use crate::sync::{read, write};
 use crate::xattr::Xattrs;
 
@@ -72,6 +73,7 @@ impl Memory {
             return Err(Errno::EMLINK);
         }
         let inode = self.new_inode(cx, dir, node, target, refs)?;
+        names.reserve(name)?;
         self.table.insert(Arc::clone(&inode));
         names.put(name, inode.clone());
         names_changed(dir, names, i32::from(is_dir), inode.btime);
@@ -87,9 +89,12 @@ impl Memory {
         target: Option<&[u8]>,
         refs: Refs,
     ) -> Result<Arc<Inode>> {
-        let mut meta = new_meta(cx, &read(&dir.meta), node, self.clock.exact());
+        let charge = Charge::new(&self.small);
+        let mut meta = new_meta(cx, &read(&dir.meta), node, self.clock.exact(), charge);
+        meta.charge.set(meta.bytes())?;
         if let Some((name, value)) = node.security {
-            meta.xattrs.set(name.as_bytes(), value, SetXattrFlags::default())?;
+            let flags = SetXattrFlags::default();
+            meta.xattrs.set(&mut meta.charge, name.as_bytes(), value, flags)?;
         }
         meta.nlink = refs.names as u32;
         let body = match (node.kind, target) {
@@ -97,9 +102,13 @@ impl Memory {
             (FileKind::Directory, _) => {
                 meta.nlink += 1;
                 let parent = AtomicU64::new(dir.ino);
-                Body::Dir(DirBody { names: RwLock::new(Dir::new()), parent })
+                Body::Dir(DirBody { names: RwLock::new(Dir::new(&self.small)), parent })
             }
-            (FileKind::Symlink, Some(target)) => Body::Symlink(target.into()),
+            (FileKind::Symlink, Some(target)) => {
+                let mut charge = Charge::new(&self.small);
+                charge.set(target.len())?;
+                Body::Symlink(target.into(), charge)
+            }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
             _ => Body::Special,
         };
@@ -127,10 +136,12 @@ impl Memory {
         if meta.nlink >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
-        inode.change_refs(|refs| {
+        names.reserve(name)?;
+        let more = inode.change_refs(|refs| {
             refs.names += 1;
             refs.lookups += 1;
-        })?;
+        });
+        more.inspect_err(|_| names.unreserve(name))?;
         meta.nlink += 1;
         // Once it has had a name, losing the last one is final.
         meta.linkable = false;
@@ -254,7 +265,13 @@ pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timesta
 }
 
 /// Owner, permissions and lists of a new inode: inode_init_owner and posix_acl_create of Linux.
-fn new_meta(cx: &Context<'_>, dir: &Meta, node: &NewNode<'_>, now: Timestamp) -> Meta {
+fn new_meta(
+    cx: &Context<'_>,
+    dir: &Meta,
+    node: &NewNode<'_>,
+    now: Timestamp,
+    charge: Charge,
+) -> Meta {
     let is_dir = node.kind == FileKind::Directory;
     let mut perm = node.perm & 0o7777;
     let mut gid = node.gid;
@@ -290,5 +307,6 @@ fn new_meta(cx: &Context<'_>, dir: &Meta, node: &NewNode<'_>, now: Timestamp) ->
         xattrs: Xattrs::default(),
         access_acl,
         default_acl,
+        charge,
     }
 }

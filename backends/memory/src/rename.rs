@@ -147,8 +147,17 @@ impl Memory {
         if source.is_dir() && across && !replaces_dir && read(&to.dir.meta).nlink >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
+        if target.is_none() {
+            names.to().reserve(to.name)?;
+        }
         let whiteout = flags.has(RenameFlags::WHITEOUT);
-        let whiteout = if whiteout { Some(self.whiteout(cx, from.dir)?) } else { None };
+        let whiteout = match whiteout.then(|| self.whiteout(cx, from.dir)).transpose() {
+            Err(errno) if target.is_none() => {
+                names.to().unreserve(to.name);
+                return Err(errno);
+            }
+            whiteout => whiteout?,
+        };
         // The last thing that can fail; from here on everything changes.
         if let Some(target) = target.as_ref().filter(|target| target.is_dir())
             && let Err(errno) = write(&target.dir()?.names).kill()

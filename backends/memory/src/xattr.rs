@@ -7,13 +7,14 @@ use defuse_fs::{Context, Errno, FileKind, Ino, Result, SetXattrFlags, Xattr, Xat
 use crate::Memory;
 use crate::acl::Acl;
 use crate::inode::{Inode, Meta, SGID};
+use crate::space::Charge;
 use crate::sync::{read, write};
 
 /// The longest value in bytes, `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
 /// All names of one inode, each with its NUL, `XATTR_LIST_MAX`: more could not be listed.
 const NAMES_MAX: usize = 65536;
-/// Names and values of one inode together, because they do not count against the space limit.
+/// Names and values of one inode together: one user of it does not take the space of all.
 const TOTAL_MAX: usize = 4 * VALUE_MAX;
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -28,8 +29,20 @@ impl Xattrs {
         self.0.get(name).map(|value| &**value)
     }
 
-    /// `E2BIG`, `EEXIST`, `ENODATA`, `ENOSPC`.
-    pub fn set(&mut self, name: &[u8], value: &[u8], flags: SetXattrFlags) -> Result<()> {
+    /// The bytes of all names and values.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
+    /// `E2BIG`, `EEXIST`, `ENODATA`, `ENOSPC`. `charge` has what the inode is charged for, and is
+    /// changed first.
+    pub fn set(
+        &mut self,
+        charge: &mut Charge,
+        name: &[u8],
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
         if value.len() > VALUE_MAX {
             return Err(Errno::E2BIG);
         }
@@ -45,6 +58,8 @@ impl Xattrs {
         if names > NAMES_MAX || names + values + value.len() > TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
+        let old = self.0.get(name).map_or(0, |value| name.len() + value.len());
+        charge.set(charge.bytes() - old + name.len() + value.len())?;
         self.0.insert(name.into(), value.into());
         Ok(())
     }
@@ -103,7 +118,9 @@ impl Memory {
         }
         let meta = &mut *write(&inode.meta);
         match target {
-            Target::Plain => meta.xattrs.set(name.as_bytes(), value, flags)?,
+            Target::Plain => {
+                meta.xattrs.set(&mut meta.charge, name.as_bytes(), value, flags)?;
+            }
             Target::AccessAcl => set_access(meta, Acl::parse(value)?, flags)?,
             Target::DefaultAcl => {
                 let acl = Acl::parse(value)?;
@@ -111,6 +128,7 @@ impl Memory {
                     return Err(Errno::EACCES);
                 }
                 check_flags(meta.default_acl.is_some(), flags)?;
+                charge_list(&mut meta.charge, &meta.default_acl, &acl)?;
                 meta.default_acl = acl;
             }
         }
@@ -165,6 +183,7 @@ impl Memory {
             Target::AccessAcl => meta.access_acl = None,
             Target::DefaultAcl => meta.default_acl = None,
         }
+        meta.uncharge();
         meta.ctime = self.clock.exact();
         Ok(())
     }
@@ -173,14 +192,22 @@ impl Memory {
 /// An access list changes the permission bits; one that says no more than they do is not kept.
 fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result<()> {
     check_flags(meta.access_acl.is_some(), flags)?;
+    let kept = acl.clone().filter(|acl| !acl.is_minimal());
+    charge_list(&mut meta.charge, &meta.access_acl, &kept)?;
     if let Some(acl) = &acl {
         meta.perm = meta.perm & !0o777 | acl.perm();
         if flags.clear_sgid {
             meta.perm &= !SGID;
         }
     }
-    meta.access_acl = acl.filter(|acl| !acl.is_minimal());
+    meta.access_acl = kept;
     Ok(())
+}
+
+/// Charges for `new` in place of `old`. `ENOSPC`.
+fn charge_list(charge: &mut Charge, old: &Option<Acl>, new: &Option<Acl>) -> Result<()> {
+    let bytes = |list: &Option<Acl>| list.as_ref().map_or(0, Acl::bytes);
+    charge.set(charge.bytes() - bytes(old) + bytes(new))
 }
 
 fn check_flags(exists: bool, flags: SetXattrFlags) -> Result<()> {

@@ -436,3 +436,69 @@ fn who_looks_before_and_after_a_write_sees_another_time() {
         assert!(last >= made, "{last:?} {made:?}");
     }
 }
+
+/// Runs `make` with the numbers from 0 on until there is no space; returns how often it succeeded.
+fn fill(limit: usize, make: impl Fn(usize) -> Result<()>) -> usize {
+    for number in 0..limit {
+        match make(number) {
+            Ok(()) => {}
+            Err(Errno::ENOSPC) => return number,
+            Err(errno) => panic!("{errno:?}"),
+        }
+    }
+    panic!("there is no limit");
+}
+
+/// With `size=1M` there was room for 120 MiB of attributes, 60,000 names and as many symbolic links,
+/// because pages of files alone counted.
+#[test]
+fn names_links_attributes_and_lists_count_against_the_limit_on_bytes() {
+    const SIZE: usize = 1 << 20;
+    let fs = memory(Some(SIZE as u64), Some(1 << 20));
+    let used = || {
+        let statfs = fs.statfs(&root(), Ino::ROOT).unwrap();
+        statfs.blocks - statfs.blocks_free
+    };
+    let value = vec![7; 60_000];
+    let flags = SetXattrFlags::default();
+    let attributed = |number: usize| {
+        let node = node(FileKind::Regular, 0o600);
+        let ino = fs.mknod(&root(), Ino::ROOT, name(&format!("f{number}")), &node)?.ino;
+        fs.setxattr(&root(), ino, xattr("user.x"), &value, flags)
+    };
+    let files = fill(1000, attributed);
+    assert!((10..=SIZE / value.len()).contains(&files), "{files} files");
+    for number in 0..=files {
+        let ino = fs.lookup(&root(), Ino::ROOT, name(&format!("f{number}"))).unwrap().ino;
+        // Its second half is given back with the inode.
+        if number % 2 == 0 && number < files {
+            fs.removexattr(&root(), ino, xattr("user.x")).unwrap();
+        }
+        fs.unlink(&root(), Ino::ROOT, name(&format!("f{number}"))).unwrap();
+        fs.forget(ino, 2);
+    }
+    assert_eq!(used(), 0);
+    let target = vec![b't'; 4000];
+    let links = fill(1000, |number| {
+        let node = node(FileKind::Symlink, 0o777);
+        let made = fs.symlink(&root(), Ino::ROOT, name(&format!("l{number}")), &target, &node);
+        made.map(|entry| fs.forget(entry.ino, 1))
+    });
+    assert!((100..=SIZE / target.len()).contains(&links), "{links} links");
+    for number in 0..links {
+        fs.unlink(&root(), Ino::ROOT, name(&format!("l{number}"))).unwrap();
+    }
+    assert_eq!(used(), 0);
+    let kept = file(&fs, Ino::ROOT, "kept");
+    let long = |number: usize| format!("{number:0246}");
+    let names =
+        fill(60_000, |number| fs.link(&root(), kept, Ino::ROOT, name(&long(number))).map(drop));
+    assert!((1000..=SIZE / 246).contains(&names), "{names} names");
+    // A full file system can be tidied up, and a name gives its space to the one it becomes.
+    fs.unlink(&root(), Ino::ROOT, name(&long(0))).unwrap();
+    rename(&fs, (Ino::ROOT, &long(1)), (Ino::ROOT, &long(0)), 0).unwrap();
+    for number in (0..names).filter(|number| *number != 1) {
+        fs.unlink(&root(), Ino::ROOT, name(&long(number))).unwrap();
+    }
+    assert_eq!(used(), 0);
+}

@@ -8,9 +8,10 @@ use defuse_fs::{
 };
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
-use crate::creds::{Owner, become_owner, keep_suidgid};
+use crate::creds::{Owner, as_decided, become_owner, keep_suidgid};
 use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -59,14 +60,16 @@ impl Passthrough {
         if let Some(perm) = set.perm {
             // The frontend knows the caller's groups and has decided whether set-group-id stays.
             let _guard = keep_suidgid(true, how);
-            change_mode(fd, perm & 0o7777)?;
+            set_mode(fd, perm & 0o7777, how)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times = Timestamps {
                 last_access: timespec(set.atime),
                 last_modification: timespec(set.mtime),
             };
-            rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).or_errno()?;
+            as_decided(how, || {
+                rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).or_errno()
+            })?;
         }
         Stat::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
     }
@@ -173,7 +176,9 @@ impl Passthrough {
             self.inodes.get(ino)?.without_capability.end();
         }
         self.with_path(ino, |path| {
-            rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
+            as_decided(how, || {
+                rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
+            })
         })
     }
 
@@ -187,7 +192,9 @@ impl Passthrough {
             return Err(Errno::EPERM);
         }
         self.with_path(ino, |path| {
-            rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno()
+            as_decided(self.options.credentials, || {
+                rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno()
+            })
         })
     }
 
@@ -219,6 +226,16 @@ fn read_sized(
     let len = read(&mut value).or_errno()?;
     value.truncate(len);
     Ok(Xattr::Value(value))
+}
+
+/// chmod(2) by the caller that the thread acts as. One whom the lower file system does not take for the
+/// owner adds no set-user-id or set-group-id: the frontend may have decided by an owner of a moment ago.
+fn set_mode(fd: BorrowedFd<'_>, perm: u32, how: Credentials) -> Result<()> {
+    let change = || change_mode(fd, perm);
+    match change() {
+        Err(Errno::EPERM) if perm & 0o6000 & !Stat::of(fd)?.perm() == 0 => as_decided(how, change),
+        other => other,
+    }
 }
 
 /// chmod(2) of an `O_PATH` descriptor: fchmodat2(2), or by `/proc` before Linux 6.6.

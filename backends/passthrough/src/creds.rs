@@ -1,15 +1,20 @@
-//! The identity under which a thread makes things, so that the lower file system gives them the
-//! owner, group, mode and ACL that they would have natively.
+//! The identity under which a thread acts, so that the lower file system decides about owners, groups,
+//! modes, access lists, quotas and reserved blocks as it would for the caller itself.
 //!
 //! On Linux the file-system user and group, the supplementary groups and the capabilities belong
-//! to a thread, and so does the umask after unshare(2). They are changed lazily: a thread remembers
-//! what it set last and makes no system call while that fits ([`Credentials::Sticky`]). All other
-//! capabilities stay (`SECBIT_NO_SETUID_FIXUP`), so that a foreign identity that is left over
-//! never takes a permission away from a later operation: the frontend has decided permissions.
+//! to a thread, and so does the umask after unshare(2). Every operation states what it needs before
+//! it reaches the lower file system: user, group and the capabilities of [`NOT_OF_USERS`] by [`act_as`]
+//! or [`become_owner`]; umask, supplementary groups and `CAP_FSETID` where they matter to it. So
+//! nothing that an earlier operation left behind takes part in a later one. A thread remembers what it
+//! has, and makes no system call while that fits ([`Credentials::Sticky`]).
+//!
+//! The frontend has decided permissions. So the thread keeps the capabilities that pass over them
+//! (`SECBIT_NO_SETUID_FIXUP`), except those whose rules the frontend decides by attributes that may be
+//! old, or cannot decide at all.
 
 use std::cell::RefCell;
 
-use defuse_fs::{Errno, NewNode, Result};
+use defuse_fs::{Caller, Errno, NewNode, Result};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
 
 use crate::lower::OrErrno;
@@ -18,6 +23,16 @@ use crate::sys;
 
 /// Not a user: asks setfsuid(2) for the present one.
 const ASK: u32 = u32::MAX;
+
+/// What a thread lacks while it acts for a user other than 0: `CAP_SYS_RESOURCE`, by which ext4 gives
+/// away its reserved blocks and all file systems exceed quotas; and `CAP_FOWNER`, so that the lower file
+/// system itself applies the rules that ask for the owner of a file (sticky directories, hard links,
+/// chmod(2)) to the file that an operation really reaches.
+const NOT_OF_USERS: CapabilitySet = CapabilitySet::SYS_RESOURCE.union(CapabilitySet::FOWNER);
+
+/// The caller of a request that tells none, because the kernel writes pages back: a user without any
+/// privilege, the overflow user of the kernel.
+pub(crate) const UNKNOWN: Caller = Caller { uid: 65534, gid: 65534, pid: 0 };
 
 /// Who makes something.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +65,15 @@ struct Thread {
     umask: Option<u32>,
     /// `None` while the groups are those of the process.
     groups: Option<Option<u32>>,
+    /// Those that it had at the beginning.
+    all: CapabilitySets,
+    /// Those that it has now.
     caps: CapabilitySets,
+    /// Of `all`, those that it lacks now, `CAP_FSETID` aside.
+    hidden: CapabilitySet,
+    fsetid: bool,
+    /// It may take on other users and groups.
+    changes: bool,
     /// A change of user takes capabilities away, which must be put back.
     fixup: bool,
 }
@@ -80,6 +103,31 @@ impl Drop for Guard {
         if let Some(caps) = self.caps {
             let _ = rustix::thread::set_capabilities(None, caps);
         }
+    }
+}
+
+/// Acts as `caller` from here to the end of the operation. Not where the process may not act as
+/// others, and not on the threads of an application ([`Credentials::Restore`]), which has the
+/// privileges of these threads anyway.
+pub(crate) fn act_as(caller: Caller, how: Credentials) {
+    if how == Credentials::Sticky {
+        let _ = with_thread(|thread| {
+            thread.act_as(caller);
+            Ok(())
+        });
+    }
+}
+
+/// Runs `change`, and once more with `CAP_FOWNER` where it answers `EPERM`: the frontend has found
+/// that the caller may, who is not the owner but may have that capability over the file (root of a
+/// user namespace), or asks for nothing that takes the owner.
+pub(crate) fn as_decided<T>(how: Credentials, change: impl Fn() -> Result<T>) -> Result<T> {
+    match change() {
+        Err(Errno::EPERM) if how == Credentials::Sticky => {
+            let raised = with_thread(|thread| Ok(thread.raise(CapabilitySet::FOWNER)));
+            if raised == Ok(true) { change() } else { Err(Errno::EPERM) }
+        }
+        other => other,
     }
 }
 
@@ -141,34 +189,68 @@ impl Thread {
         let bits = rustix::thread::capabilities_secure_bits().or_errno()?;
         let wanted = bits | CapabilitiesSecureBits::NO_SETUID_FIXUP;
         let fixup = rustix::thread::set_capabilities_secure_bits(wanted).is_err();
+        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
         Ok(Thread {
             uid: sys::setfsuid(ASK),
             gid: sys::setfsgid(ASK),
             umask: None,
             groups: None,
+            all: caps,
             caps,
+            hidden: CapabilitySet::empty(),
+            fsetid: caps.effective.contains(CapabilitySet::FSETID),
+            changes: caps.effective.contains(needed),
             fixup,
         })
     }
 
-    fn set_owner(&mut self, owner: Owner) -> Result<()> {
-        self.set_umask(owner.umask & 0o777)?;
-        if owner.gid != self.gid {
-            sys::setfsgid(owner.gid);
+    fn act_as(&mut self, caller: Caller) {
+        // The kernel names no user where it has none to name.
+        let Caller { uid, gid, .. } = if caller.uid == ASK { UNKNOWN } else { caller };
+        if self.changes {
+            let _ = self.set_user(uid, gid);
+        }
+    }
+
+    /// True where the thread now has this user and group.
+    fn set_user(&mut self, uid: u32, gid: u32) -> bool {
+        if gid != self.gid {
+            sys::setfsgid(gid);
             self.gid = sys::setfsgid(ASK);
         }
-        if owner.uid != self.uid {
-            sys::setfsuid(owner.uid);
+        if uid != self.uid {
+            sys::setfsuid(uid);
             self.uid = sys::setfsuid(ASK);
             if self.fixup {
                 let _ = rustix::thread::set_capabilities(None, self.caps);
             }
+            // Neither those of the daemon nor of another user: a group may have reserved blocks, too.
+            self.set_groups(self.uid, None);
+        }
+        let hidden = if self.uid == 0 { CapabilitySet::empty() } else { NOT_OF_USERS };
+        if self.changes && self.hidden != hidden {
+            self.hidden = hidden;
+            self.apply();
         }
         // The kernel does not say that it refused, but for the values that it left.
-        if (self.uid, self.gid) != (owner.uid, owner.gid) {
+        (self.uid, self.gid) == (uid, gid)
+    }
+
+    /// True where the thread lacked `capability` and has it now.
+    fn raise(&mut self, capability: CapabilitySet) -> bool {
+        let lacked = self.hidden.contains(capability);
+        self.hidden.remove(capability);
+        self.apply();
+        lacked && self.caps.effective.contains(capability)
+    }
+
+    fn set_owner(&mut self, owner: Owner) -> Result<()> {
+        self.set_umask(owner.umask & 0o777)?;
+        if !self.set_user(owner.uid, owner.gid) {
             return Err(Errno::EPERM);
         }
-        self.set_groups(owner)
+        let extra = owner.supplementary_gid.filter(|gid| *gid != owner.gid);
+        if self.set_groups(owner.uid, extra) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     fn set_umask(&mut self, umask: u32) -> Result<()> {
@@ -183,28 +265,39 @@ impl Thread {
         Ok(())
     }
 
-    /// The groups of the daemon are not those of the owner, and decide who keeps set-group-id.
-    fn set_groups(&mut self, owner: Owner) -> Result<()> {
-        let extra = owner.supplementary_gid.filter(|gid| *gid != owner.gid);
-        let needless = owner.uid == 0 || !self.caps.effective.contains(CapabilitySet::SETGID);
+    /// The groups of the daemon are not those of the user, and decide who keeps set-group-id. False
+    /// where the kernel refuses.
+    fn set_groups(&mut self, uid: u32, extra: Option<u32>) -> bool {
+        let needless = uid == 0 || !self.caps.effective.contains(CapabilitySet::SETGID);
         if needless || self.groups == Some(extra) {
-            return Ok(());
+            return true;
         }
         let groups: &[rustix::fs::Gid] = match extra {
             Some(gid) => &[rustix::fs::Gid::from_raw(gid)],
             None => &[],
         };
-        rustix::thread::set_thread_groups(groups).or_errno()?;
-        self.groups = Some(extra);
-        Ok(())
+        let set = rustix::thread::set_thread_groups(groups).is_ok();
+        if set {
+            self.groups = Some(extra);
+        }
+        set
     }
 
     fn set_fsetid(&mut self, keep: bool) {
-        let mut caps = self.caps;
-        caps.effective
-            .set(CapabilitySet::FSETID, keep && caps.permitted.contains(CapabilitySet::FSETID));
-        if caps != self.caps && rustix::thread::set_capabilities(None, caps).is_ok() {
-            self.caps = caps;
+        if self.fsetid != keep {
+            self.fsetid = keep;
+            self.apply();
+        }
+    }
+
+    /// Gives the thread the capabilities that it is to have.
+    fn apply(&mut self) {
+        let mut wanted = self.all;
+        wanted.effective.remove(self.hidden);
+        let may = wanted.permitted.contains(CapabilitySet::FSETID);
+        wanted.effective.set(CapabilitySet::FSETID, self.fsetid && may);
+        if wanted != self.caps && rustix::thread::set_capabilities(None, wanted).is_ok() {
+            self.caps = wanted;
         }
     }
 }
@@ -222,7 +315,7 @@ fn restore_owner(owner: Owner) -> Result<Guard> {
         // change of user took capabilities away.
         guard.caps = Some(caps);
         let mut wanted = caps;
-        wanted.effective.set(CapabilitySet::FSETID, false);
+        wanted.effective.remove(CapabilitySet::FSETID | NOT_OF_USERS);
         let _ = rustix::thread::set_capabilities(None, wanted);
     }
     let refused = guard.uid.is_some() && sys::setfsuid(ASK) != owner.uid

@@ -83,7 +83,7 @@ impl Passthrough {
         !self.forwards_locks()
             && inode.kind == FileKind::Regular
             && inode.handle.is_some()
-            && inode.pin.get().is_none()
+            && !inode.is_pinned()
     }
 
     /// The descriptor with which `inode` was open for reading a moment ago. `ESTALE` where it was

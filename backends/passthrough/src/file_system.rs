@@ -10,11 +10,23 @@ use defuse_fs::{
 };
 use rustix::fs::AtFlags;
 
+use crate::creds::{UNKNOWN, act_as};
 use crate::lower::OrErrno;
 use crate::options::Locks;
 use crate::passthrough::Passthrough;
 
 impl Passthrough {
+    /// Every operation begins with it: nothing that the thread did before decides what it may do.
+    fn act_as(&self, cx: &Context<'_>) {
+        act_as(cx.caller, self.options.credentials);
+    }
+
+    /// Who wrote what the kernel held back is not known.
+    fn act_to_write(&self, cx: &Context<'_>, args: WriteArgs) {
+        let caller = if args.from_cache { UNKNOWN } else { cx.caller };
+        act_as(caller, self.options.credentials);
+    }
+
     pub(crate) fn forwards_locks(&self) -> bool {
         self.options.locks != Locks::Frontend
     }
@@ -51,11 +63,13 @@ impl FileSystem for Passthrough {
         }
     }
 
-    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.act_as(cx);
         self.lookup_name(parent, name)
     }
 
-    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        self.act_as(cx);
         self.parent_of(ino)
     }
 
@@ -73,44 +87,50 @@ impl FileSystem for Passthrough {
 
     fn mknod(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
+        self.act_as(cx);
         self.make_node(parent, name, node)
     }
 
     fn mkdir(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
+        self.act_as(cx);
         self.make_dir(parent, name, node)
     }
 
     fn symlink(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
         target: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Entry> {
+        self.act_as(cx);
         self.make_symlink(parent, name, target, node)
     }
 
-    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.act_as(cx);
         self.make_link(ino, parent, name)
     }
 
-    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.act_as(cx);
         self.remove_name(parent, name, AtFlags::empty())
     }
 
-    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.act_as(cx);
         self.remove_name(parent, name, AtFlags::REMOVEDIR)
     }
 
@@ -121,18 +141,22 @@ impl FileSystem for Passthrough {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
+        self.act_as(cx);
         self.move_name(cx, from, to, flags)
     }
 
-    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.act_as(cx);
         self.read_link(ino)
     }
 
-    fn getattr(&self, _: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        self.act_as(cx);
         self.attributes(ino, fh)
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.act_as(cx);
         self.change(cx, ino, fh, set)
     }
 
@@ -144,6 +168,7 @@ impl FileSystem for Passthrough {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
+        self.act_as(cx);
         self.set_xattr(cx, ino, name, value, flags)
     }
 
@@ -154,70 +179,78 @@ impl FileSystem for Passthrough {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
+        self.act_as(cx);
         self.get_xattr(cx, ino, name, room)
     }
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.act_as(cx);
         self.list_xattrs(cx, ino, room)
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.act_as(cx);
         self.remove_xattr(cx, ino, name)
     }
 
-    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.act_as(cx);
         self.open_file(ino, args)
     }
 
     fn create(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
+        self.act_as(cx);
         self.create_file(parent, name, node, args)
     }
 
     fn tmpfile(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
+        self.act_as(cx);
         self.create_unnamed(parent, node, args)
     }
 
     fn read(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
+        self.act_as(cx);
         self.read_file(file, args, out)
     }
 
     fn write(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
+        self.act_to_write(cx, args);
         self.write_file(file, args, data)
     }
 
     fn submit(&self, mut io: Io) {
         match io.op() {
             IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|_, out| self.read_file(file, args, out));
+                let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
                 io.finish_filled(result);
             }
             IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|_, data| self.write_file(file, args, data));
+                let result = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
                 io.finish(result);
             }
             IoOp::Fsync { file, datasync } => {
@@ -245,27 +278,33 @@ impl FileSystem for Passthrough {
         Ok(())
     }
 
-    fn fsync(&self, _: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+    fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.act_as(cx);
         self.sync_file(file, datasync)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.act_as(cx);
         self.allocate(cx, file, range)
     }
 
-    fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+    fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        self.act_as(cx);
         self.seek(file, offset, whence)
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.act_as(cx);
         self.copy_range(cx, copy)
     }
 
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.act_as(cx);
         self.control(cx, file, args)
     }
 
-    fn bmap(&self, _: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+    fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        self.act_as(cx);
         self.block_of(ino, block_size, index)
     }
 
@@ -277,11 +316,13 @@ impl FileSystem for Passthrough {
         if self.forwards_locks() { self.set_lock(file, request) } else { Err(Errno::ENOSYS) }
     }
 
-    fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+        self.act_as(cx);
         self.open_dir(ino)
     }
 
-    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.act_as(cx);
         self.read_dir(dir, from, out)
     }
 
@@ -289,17 +330,20 @@ impl FileSystem for Passthrough {
         self.files.remove(dir.fh).map(drop)
     }
 
-    fn fsyncdir(&self, _: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+    fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        self.act_as(cx);
         let open = self.dir_file(dir)?;
         let sync = if datasync { rustix::fs::fdatasync } else { rustix::fs::fsync };
         sync(&open.fd).or_errno()
     }
 
-    fn statfs(&self, _: &Context<'_>, ino: Ino) -> Result<StatFs> {
+    fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        self.act_as(cx);
         self.space(ino)
     }
 
-    fn syncfs(&self, _: &Context<'_>) -> Result<()> {
+    fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
+        self.act_as(cx);
         self.sync_all()
     }
 }

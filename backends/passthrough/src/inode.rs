@@ -3,8 +3,9 @@
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
+use arc_swap::ArcSwapOption;
 use defuse_fs::{Errno, FileKind, Ino, Result};
 use hashbrown::HashTable;
 
@@ -36,15 +37,24 @@ pub(crate) struct Inode {
     /// It was seen without `security.capability`, for which the kernel asks at the first write
     /// after every change of its attributes.
     pub(crate) without_capability: Lease,
-    /// A descriptor that stays until the inode is forgotten: of the root, of everything where file
-    /// handles do not work, and of what lost its last name (no handle finds it any more).
-    pub(crate) pin: OnceLock<OwnedFd>,
+    /// A descriptor that stays while nothing else leads to the inode: of the root, of everything where
+    /// file handles do not work, and of what lost its last name (no handle finds it any more).
+    pub(crate) pin: ArcSwapOption<OwnedFd>,
     pub(crate) handle: Option<Handle>,
     /// The generation, where `handle` was made of the number alone; 0 while it is not known.
     pub(crate) generation: AtomicU32,
 }
 
 impl Inode {
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pin.load().is_some()
+    }
+
+    /// Keeps `fd`; false where there is a descriptor already.
+    fn set_pin(&self, fd: Arc<OwnedFd>) -> bool {
+        self.pin.compare_and_swap(&None::<Arc<OwnedFd>>, Some(fd)).is_none()
+    }
+
     pub(crate) fn ino(&self) -> Ino {
         Ino(self.number)
     }
@@ -56,10 +66,6 @@ impl Inode {
     }
 
     fn new(key: Key, kind: FileKind, handle: Option<Handle>, pin: Option<OwnedFd>) -> Self {
-        let cell = OnceLock::new();
-        if let Some(fd) = pin {
-            let _ = cell.set(fd);
-        }
         Inode {
             number: 0,
             key,
@@ -67,7 +73,7 @@ impl Inode {
             cache_slot: AtomicU32::new(u32::MAX),
             kind,
             without_capability: Lease::default(),
-            pin: cell,
+            pin: ArcSwapOption::from(pin.map(Arc::new)),
             handle,
             generation: AtomicU32::new(0),
         }
@@ -150,24 +156,24 @@ impl InodeTable {
         }
         let (hash, index) = self.place(&key);
         let pinned = usize::from(pin.is_some());
-        let mut inode = Inode::new(key, kind, handle, pin);
         let mut guard = self.write(index);
         let shard = &mut *guard;
         if let Some(known) = find(shard, hash, &key) {
             known.lookups.fetch_add(1, Ordering::Relaxed);
             let ino = known.ino();
-            if let Some(fd) = inode.pin.take()
-                && let Err(needless) = known.pin.set(fd).map(|()| {
-                    self.pinned.fetch_add(1, Ordering::Relaxed);
-                })
+            let mut needless = pin;
+            if !known.is_pinned()
+                && let Some(fd) = needless.take()
+                && known.set_pin(Arc::new(fd))
             {
-                let _ = inode.pin.set(needless);
+                self.pinned.fetch_add(1, Ordering::Relaxed);
             }
             // The descriptor that is not needed is closed outside the lock.
             drop(guard);
-            drop(inode);
+            drop(needless);
             return Ok(ino);
         }
+        let mut inode = Inode::new(key, kind, handle, pin);
         let Shard { slab, by_key } = shard;
         let (slot, inode) = slab
             .insert(index, |number| {
@@ -210,7 +216,7 @@ impl InodeTable {
             entry.remove();
         }
         let inode = slab.remove(place)?;
-        if inode.pin.get().is_some() {
+        if inode.is_pinned() {
             self.pinned.fetch_sub(1, Ordering::Relaxed);
         }
         Some(inode)
@@ -229,14 +235,23 @@ impl InodeTable {
         }
     }
 
-    /// Keeps `fd` in the inode until it is forgotten.
-    pub(crate) fn pin(&self, inode: &Inode, fd: OwnedFd) {
+    /// Keeps `fd` in the inode until it is forgotten or [`unpin`](InodeTable::unpin)ned.
+    pub(crate) fn pin(&self, inode: &Inode, fd: Arc<OwnedFd>) {
         // Under the lock of the shard and only while it is there, so that `forget` counts what it
         // removes.
         let place = Place::of(inode.number);
         let shard = self.read(place.shard);
-        if shard.slab.get(place).is_some() && inode.pin.set(fd).is_ok() {
+        if shard.slab.get(place).is_some() && inode.set_pin(fd) {
             self.pinned.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives up the descriptor of an inode that its handle leads to.
+    pub(crate) fn unpin(&self, inode: &Inode) {
+        let place = Place::of(inode.number);
+        let shard = self.read(place.shard);
+        if shard.slab.get(place).is_some() && inode.pin.swap(None).is_some() {
+            self.pinned.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -249,7 +264,7 @@ impl InodeTable {
         shards.collect()
     }
 
-    /// Descriptors that are kept until their inode is forgotten.
+    /// Descriptors that inodes keep.
     pub(crate) fn pinned(&self) -> usize {
         self.pinned.load(Ordering::Relaxed)
     }

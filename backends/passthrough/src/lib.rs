@@ -38,9 +38,10 @@
 //!
 //! # What is done to the threads that call
 //!
-//! See [`Credentials`]: with the default, threads keep a file-system user, group, umask and
-//! `CAP_FSETID` that an operation has set, and get a working directory of their own. Threads of an
-//! application want [`Credentials::Restore`].
+//! See [`Credentials`]: with the default, threads keep the file-system user, group, umask and
+//! capabilities that an operation has set, and get a working directory of their own; every operation
+//! acts as its caller and depends on nothing that is left over. Threads of an application want
+//! [`Credentials::Restore`].
 
 #![deny(unsafe_code)]
 
@@ -64,6 +65,7 @@ mod open_files;
 mod options;
 mod passthrough;
 mod recent;
+mod removal;
 mod slab;
 #[allow(unsafe_code)]
 mod sys;

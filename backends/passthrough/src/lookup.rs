@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use defuse_fs::{Entry, Errno, FileKind, Ino, Result};
+use defuse_fs::{Entry, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
@@ -25,9 +25,8 @@ impl Passthrough {
         };
         let mount = self.mounts.get(index)?;
         let kept = self.keeps_descriptors();
-        let is_usable = |key: &Key| {
-            !kept || self.inodes.peek(key).is_some_and(|inode| inode.pin.get().is_some())
-        };
+        let is_usable =
+            |key: &Key| !kept || self.inodes.peek(key).is_some_and(|inode| inode.is_pinned());
         if let Some(key) = mount.key(index, &stat, None)
             && is_usable(&key)
             && let Some(ino) = self.inodes.acquire(&key)
@@ -128,35 +127,6 @@ impl Passthrough {
             }
         }
     }
-
-    /// Keeps a descriptor of what `name` in `dir` leads to, if a frontend knows it and it is about
-    /// to lose what may be its last name: the contract keeps its number valid, but no handle leads
-    /// to a file without names. Not more than a precaution, so that errors are ignored: the
-    /// operation itself will show them.
-    pub(crate) fn pin_victim(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) {
-        let Ok(stat) = Stat::at(dir, name) else { return };
-        // With three names and more, others remain whatever happens at the same time.
-        let directory = stat.kind() == Ok(FileKind::Directory);
-        if stat.nlink() > 2 && !directory {
-            return;
-        }
-        let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return };
-        let Ok(mount) = self.mounts.get(index) else { return };
-        if !mount.handles {
-            return;
-        }
-        let key = mount
-            .key(index, &stat, None)
-            .or_else(|| mount.key(index, &stat, Some(&handle_of(dir, name).ok()?)));
-        let Some(inode) = key.and_then(|key| self.inodes.peek(&key)) else { return };
-        if inode.pin.get().is_none()
-            && let Ok(fd) = self.open_inode(&inode, OFlags::PATH)
-        {
-            self.inodes.pin(&inode, self.placed(fd));
-            self.cache.remove(&inode);
-            drop(self.recent.take(inode.number));
-        }
-    }
 }
 
 impl Mount {
@@ -174,7 +144,7 @@ impl Mount {
 }
 
 /// The handle of `name` in `dir`.
-fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
+pub(crate) fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
     // Names of up to 255 bytes are terminated on the stack.
     name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
 }

@@ -71,6 +71,11 @@ impl Stat {
         self.0.stx_uid
     }
 
+    /// The permission bits, with set-user-id, set-group-id and sticky.
+    pub(crate) fn perm(&self) -> u32 {
+        u32::from(self.0.stx_mode) & 0o7777
+    }
+
     pub(crate) fn ino(&self) -> u64 {
         self.0.stx_ino
     }
@@ -100,7 +105,7 @@ impl Stat {
         Ok(Attr {
             st_ino: distinct_ino(stat.stx_ino, mount),
             kind: self.kind()?,
-            perm: u32::from(stat.stx_mode) & 0o7777,
+            perm: self.perm(),
             nlink: stat.stx_nlink,
             uid: stat.stx_uid,
             gid: stat.stx_gid,

@@ -25,7 +25,7 @@ impl Passthrough {
     }
 
     /// A descriptor of a directory to walk from.
-    fn dir_fd<'a>(&self, inode: &'a Inode) -> Result<InodeFd<'a>> {
+    fn dir_fd(&self, inode: &Inode) -> Result<InodeFd> {
         if inode.kind == FileKind::Directory { self.fd(inode) } else { Err(Errno::ENOTDIR) }
     }
 
@@ -170,8 +170,8 @@ impl Passthrough {
         if inode.kind == FileKind::Directory {
             return Err(Errno::EPERM);
         }
-        let (fd, dir_fd) = (self.fd(&inode)?, self.dir_fd(&dir)?);
-        let (fd, dir_fd, name) = (fd.as_fd(), dir_fd.as_fd(), name.as_bytes());
+        let (inode_fd, dir_fd) = (self.fd(&inode)?, self.dir_fd(&dir)?);
+        let (fd, dir_fd, name) = (inode_fd.as_fd(), dir_fd.as_fd(), name.as_bytes());
         match rustix::fs::linkat(fd, c"", dir_fd, name, AtFlags::EMPTY_PATH).or_errno() {
             // Without CAP_DAC_READ_SEARCH the empty path does not exist, but this one does.
             Err(Errno::ENOENT) => {
@@ -182,14 +182,18 @@ impl Passthrough {
             }
             other => other?,
         }
+        // It may have had no name before (`O_TMPFILE`).
+        self.settle(self.victim(inode));
         self.lookup_in(dir.key.mount, dir_fd, name)
     }
 
     pub(crate) fn remove_name(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
-        self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
-        rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno()
+        let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
+        let removed = rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno();
+        self.settle(victim);
+        removed
     }
 
     pub(crate) fn move_name(
@@ -202,9 +206,11 @@ impl Passthrough {
         let (old, new) = (self.inodes.get(from.0)?, self.inodes.get(to.0)?);
         let (old_fd, new_fd) = (self.dir_fd(&old)?, self.dir_fd(&new)?);
         let (old_name, new_name) = (from.1.as_bytes(), to.1.as_bytes());
-        if flags.0 & (RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) == 0 {
-            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name);
-        }
+        let victim = if flags.0 & (RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) == 0 {
+            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name)
+        } else {
+            None
+        };
         // A whiteout is made here, and belongs to the caller.
         let caller = cx.caller;
         let owner = Owner {
@@ -220,8 +226,10 @@ impl Passthrough {
             None
         };
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
-        rustix::fs::renameat_with(old_fd.as_fd(), old_name, new_fd.as_fd(), new_name, flags)
-            .or_errno()
+        let (old_fd, new_fd) = (old_fd.as_fd(), new_fd.as_fd());
+        let moved = rustix::fs::renameat_with(old_fd, old_name, new_fd, new_name, flags).or_errno();
+        self.settle(victim);
+        moved
     }
 
     /// The parent of a directory, provided that it lies below the source: a directory that was

@@ -20,6 +20,7 @@ use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
 use crate::recent::RecentFiles;
+use crate::removal::Removals;
 use crate::sys;
 
 /// Descriptors that the cache gives up when the process has too many.
@@ -36,6 +37,8 @@ pub struct Passthrough {
     pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
+    /// Taken to find out whether an inode has lost its last name, see `removal.rs`.
+    pub(crate) removals: Removals,
     /// See [`Passthrough::keep_descriptors`].
     by_descriptor: AtomicBool,
 }
@@ -65,19 +68,7 @@ pub struct Stats {
 }
 
 /// A descriptor of an inode for the time of one operation, mostly `O_PATH`.
-pub(crate) enum InodeFd<'a> {
-    Pinned(BorrowedFd<'a>),
-    Cached(Arc<OwnedFd>),
-}
-
-impl AsFd for InodeFd<'_> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            InodeFd::Pinned(fd) => *fd,
-            InodeFd::Cached(fd) => fd.as_fd(),
-        }
-    }
-}
+pub(crate) type InodeFd = Arc<OwnedFd>;
 
 impl Passthrough {
     /// Serves the directory `source` (a symbolic link to one is followed).
@@ -137,6 +128,7 @@ impl Passthrough {
             )),
             files: OpenFiles::new(),
             locks: LockTable::new(),
+            removals: Removals::default(),
             by_descriptor: AtomicBool::new(false),
             options,
         })
@@ -172,9 +164,9 @@ impl Passthrough {
         if self.by_descriptor.swap(true, Ordering::Relaxed) {
             return;
         }
-        for inode in self.inodes.all().iter().filter(|inode| inode.pin.get().is_none()) {
+        for inode in self.inodes.all().iter().filter(|inode| !inode.is_pinned()) {
             if let Ok(fd) = self.open_inode(inode, OFlags::PATH) {
-                self.inodes.pin(inode, self.placed(fd));
+                self.inodes.pin(inode, Arc::new(self.placed(fd)));
             }
         }
     }
@@ -187,24 +179,24 @@ impl Passthrough {
     // ---- from inode to descriptor ---------------------------------------------------------
 
     /// An `O_PATH` descriptor of an inode.
-    pub(crate) fn fd<'a>(&self, inode: &'a Inode) -> Result<InodeFd<'a>> {
-        if let Some(fd) = inode.pin.get() {
-            return Ok(InodeFd::Pinned(fd.as_fd()));
+    pub(crate) fn fd(&self, inode: &Inode) -> Result<InodeFd> {
+        if let Some(fd) = inode.pin.load_full() {
+            return Ok(fd);
         }
         if let Some(fd) = self.cache.get(inode) {
-            return Ok(InodeFd::Cached(fd));
+            return Ok(fd);
         }
         let fd = self.open_inode(inode, OFlags::PATH)?;
         let fd = Arc::new(self.placed(fd));
         // Lookups and creations need directories again and again; other inodes mostly once.
         self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
-        Ok(InodeFd::Cached(fd))
+        Ok(fd)
     }
 
     /// Opens an inode: one system call. The caller has seen to it that `flags` suit its kind.
     pub(crate) fn open_inode(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
-        let result = self.with_spare_fds(|| match (&inode.handle, inode.pin.get()) {
+        let result = self.with_spare_fds(|| match (&inode.handle, &*inode.pin.load()) {
             // By the pin where there is one, because no handle finds an unlinked file on tmpfs.
             (_, Some(pin)) => {
                 let path = ProcPath::new(pin.as_fd());

@@ -335,3 +335,73 @@ fn the_papers_options_have_no_attributes_and_are_told_of_every_close() {
         served.release(File { ino: entry.ino, fh: opened.fh });
     });
 }
+
+/// A descriptor was opened for every file that might lose its last name, and was kept where the removal
+/// failed or another name was left: `cp -al a b; rm -r a` of many files ended with `EMFILE` for everybody.
+#[test]
+fn a_descriptor_is_kept_for_what_has_no_name_and_for_nothing_else() {
+    let root = std::env::temp_dir();
+    let served = Served::new(&root, Options::default());
+    if !served.fs.uses_file_handles() {
+        return println!("skipped: no file handles here");
+    }
+    let pinned = || served.fs.stats().pinned_fds;
+    let only_the_root = pinned();
+    let cx = me();
+    // Directories that cannot be removed.
+    let dir = served.mkdir(Ino::ROOT, "dir");
+    served.mkdir(dir.ino, "below");
+    assert_eq!(served.fs.rmdir(&cx, Ino::ROOT, name("dir")), Err(Errno::ENOTEMPTY));
+    assert_eq!(pinned(), only_the_root);
+    // One name of two, removed and replaced.
+    for text in ["a", "b", "c"] {
+        let (entry, file) = served.create(text);
+        served.release(file);
+        served.fs.link(&cx, entry.ino, Ino::ROOT, name(&format!("{text}2"))).unwrap();
+    }
+    served.fs.unlink(&cx, Ino::ROOT, name("a")).unwrap();
+    let (from, to) = ((Ino::ROOT, name("b")), (Ino::ROOT, name("c")));
+    served.fs.rename(&cx, from, to, RenameFlags(0)).unwrap();
+    assert_eq!(pinned(), only_the_root);
+    // The last name.
+    let a = served.lookup("a2").unwrap();
+    served.fs.unlink(&cx, Ino::ROOT, name("a2")).unwrap();
+    assert_eq!(pinned(), only_the_root + 1);
+    assert_eq!(served.fs.getattr(&cx, a.ino, None).unwrap().nlink, 0);
+    served.fs.forget(a.ino, 3);
+    assert_eq!(pinned(), only_the_root);
+    // A first name.
+    let made = served.fs.tmpfile(&cx, Ino::ROOT, &regular(&cx, 0o600), flags(OpenFlags::RDWR));
+    let (entry, opened) = made.unwrap();
+    served.release(File { ino: entry.ino, fh: opened.fh });
+    assert_eq!(pinned(), only_the_root + 1);
+    served.fs.link(&cx, entry.ino, Ino::ROOT, name("named")).unwrap();
+    assert_eq!(pinned(), only_the_root);
+    assert_eq!(served.fs.getattr(&cx, entry.ino, None).unwrap().nlink, 1);
+}
+
+/// Two threads remove the two names of a file: neither may give up the descriptor that the other one
+/// has found to be needed.
+#[test]
+fn names_of_one_file_that_go_at_once_leave_it_its_descriptor() {
+    let served = Served::new(&std::env::temp_dir(), Options::default());
+    for round in 0..200 {
+        let (one, other) = (format!("one{round}"), format!("other{round}"));
+        let (entry, file) = served.create(&one);
+        served.release(file);
+        served.fs.link(&me(), entry.ino, Ino::ROOT, name(&other)).unwrap();
+        let start = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for text in [&one, &other] {
+                scope.spawn(|| {
+                    start.wait();
+                    served.fs.unlink(&me(), Ino::ROOT, name(text)).unwrap();
+                });
+            }
+        });
+        let attr = served.fs.getattr(&me(), entry.ino, None);
+        assert_eq!(attr.map(|attr| attr.nlink), Ok(0), "round {round}");
+        served.fs.forget(entry.ino, 2);
+    }
+    assert_eq!(served.fs.stats().inodes, 1);
+}

@@ -129,6 +129,7 @@ fn what_a_user_makes_is_what_the_user_would_make_natively() {
         let served = served(&base);
         let parents = [("plain", 0o777, false), ("setgid", 0o2777, false), ("acl", 0o777, true)];
         for (parent, mode, acl) in parents {
+            served.act_as_myself();
             let path = served.path(parent);
             fs::create_dir(&path).unwrap();
             chown(&path, Some(0), Some(2000)).unwrap();
@@ -273,5 +274,96 @@ fn a_label_is_there_from_the_start() {
         let node = NewNode { kind: FileKind::Directory, ..node };
         let entry = served.fs.mkdir(&cx, Ino::ROOT, name("d"), &node).unwrap();
         assert_eq!(served.xattr(entry.ino, "security.defuse"), Ok(b"L".to_vec()));
+    });
+}
+
+/// What the kernel says of the calling thread: its file-system user and group and its effective
+/// capabilities but for `CAP_FSETID`, which every operation that it matters to sets by itself.
+fn identity() -> (u32, u32, u64) {
+    const FSETID: u64 = 1 << 4;
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let last = |name| line(name).split_whitespace().last().unwrap().parse().unwrap();
+    let caps = u64::from_str_radix(line("CapEff:").trim(), 16).unwrap();
+    (last("Uid:"), last("Gid:"), caps & !FSETID)
+}
+
+const FOWNER: u64 = 1 << 3;
+const SYS_RESOURCE: u64 = 1 << 24;
+
+type Operation = (&'static str, fn(&Served, &Context<'_>, Entry, File));
+
+/// One of every kind of operation: on names, attributes, data, and that create.
+const OPERATIONS: &[Operation] = &[
+    ("create", |served, cx, _, _| {
+        let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
+        let (made, opened) =
+            served.fs.create(cx, Ino::ROOT, name("c"), &regular(cx, 0o600), args).unwrap();
+        served.release(File { ino: made.ino, fh: opened.fh });
+        fs::remove_file(served.path("c")).unwrap();
+    }),
+    ("mkdir", |served, cx, _, _| {
+        let node = NewNode::new(FileKind::Directory, 0o700, cx.caller);
+        served.fs.mkdir(cx, Ino::ROOT, name("d"), &node).unwrap();
+        fs::remove_dir(served.path("d")).unwrap();
+    }),
+    ("lookup", |served, cx, entry, _| {
+        assert_eq!(served.fs.lookup(cx, Ino::ROOT, name("file")).unwrap().ino, entry.ino);
+    }),
+    ("getattr", |served, cx, entry, _| {
+        served.fs.getattr(cx, entry.ino, None).unwrap();
+    }),
+    ("setattr", |served, cx, entry, _| {
+        let set = SetAttr { perm: Some(0o666), ..SetAttr::default() };
+        served.fs.setattr(cx, entry.ino, None, &set).unwrap();
+    }),
+    ("open", |served, cx, entry, _| {
+        let opened = served.fs.open(cx, entry.ino, flags(OpenFlags::RDWR)).unwrap();
+        served.release(File { ino: entry.ino, fh: opened.fh });
+    }),
+    ("write", |served, cx, _, file| {
+        let mut source = SliceSource::new(b"x");
+        let args = WriteArgs { kill_suidgid: true, ..WriteArgs::default() };
+        served.fs.write(cx, file, args, &mut WriteBuf::new(&mut source)).unwrap();
+    }),
+    ("rename", |served, cx, _, _| {
+        let (from, to) = ((Ino::ROOT, name("file")), (Ino::ROOT, name("file2")));
+        served.fs.rename(cx, from, to, RenameFlags(0)).unwrap();
+        served.fs.rename(cx, to, from, RenameFlags(0)).unwrap();
+    }),
+];
+
+/// A thread kept the user that it created for last, also for reads of another one, and had the
+/// capabilities of the daemon whoever it acted for.
+#[test]
+fn what_a_thread_did_before_does_not_decide_as_whom_it_acts() {
+    if !is_root() {
+        return;
+    }
+    everywhere(&Options::default(), |served| {
+        let (entry, file) = served.create("file");
+        fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o666)).unwrap();
+        let callers = [cx(0, 0), cx(1000, 1000), cx(1001, 1001)];
+        let run = |(_, operation): &Operation, cx| {
+            operation(served, cx, entry, file);
+            identity()
+        };
+        for subject in OPERATIONS {
+            for cx in &callers {
+                let expected = run(subject, cx);
+                assert_eq!((expected.0, expected.1), (cx.caller.uid, cx.caller.gid));
+                // A change of attributes that the frontend has permitted, but that only the owner may
+                // make, is made with CAP_FOWNER.
+                let denied =
+                    if subject.0 == "setattr" { SYS_RESOURCE } else { SYS_RESOURCE | FOWNER };
+                assert!(cx.caller.uid == 0 || expected.2 & denied == 0, "{}", subject.0);
+                for (before, other) in OPERATIONS.iter().zip(callers.iter().cycle()) {
+                    run(before, other);
+                    let seen = run(subject, cx);
+                    let story = (subject.0, cx.caller.uid, before.0, other.caller.uid);
+                    assert_eq!(seen, expected, "{story:?}");
+                }
+            }
+        }
     });
 }

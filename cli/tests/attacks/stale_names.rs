@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 
 use super::common::Place;
 use super::users::{NOBODY, as_user, printed_for_nobody};
@@ -51,4 +51,74 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
             fs::remove_file(place.path("src").join(name)).unwrap();
         }
     }
+}
+
+/// A user's file in a directory like /tmp gives way to one of root, behind the mount's back. The kernel
+/// still takes the name for the user's file, lets the user remove or move it, and the daemon, as root,
+/// once removed root's file.
+#[test]
+fn a_sticky_directory_keeps_the_file_that_took_the_place_of_ones_own() {
+    let Some(place) = Place::to_mount() else { return };
+    share(&place, 0o1777);
+    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
+    let own =
+        |name: &str, directory: bool| {
+            let path = place.path("mnt").join(name);
+            as_user(NOBODY, &[], || {
+                if directory { fs::create_dir(path) } else { fs::write(path, "own") }
+            })
+            .unwrap();
+        };
+    for (name, directory) in [("unlink", false), ("from", false), ("to", false), ("rmdir", true)] {
+        own(name, directory);
+        let path = place.path("src").join(name);
+        if directory {
+            fs::remove_dir(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+        } else {
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, "root's").unwrap();
+        }
+    }
+    own("mover", false);
+    let at = |name: &str| place.path("mnt").join(name);
+    let attempts: [(&str, &(dyn Fn() -> std::io::Result<()> + Sync)); 4] = [
+        ("unlink", &|| fs::remove_file(at("unlink"))),
+        ("rmdir", &|| fs::remove_dir(at("rmdir"))),
+        ("from", &|| fs::rename(at("from"), at("moved"))),
+        ("to", &|| fs::rename(at("mover"), at("to"))),
+    ];
+    for (name, attempt) in attempts {
+        let result = as_user(NOBODY, &[], attempt);
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}");
+        let path = place.path("src").join(name);
+        assert_eq!(fs::metadata(&path).unwrap().uid(), 0, "{name}");
+    }
+    // One's own goes, and root may do what it likes.
+    as_user(NOBODY, &[], || fs::remove_file(at("mover"))).unwrap();
+    own("other", false);
+    fs::rename(at("other"), at("unlink")).unwrap();
+    place.ok(&["umount", "mnt"]);
+}
+
+/// Root takes a user's program over by chown(1) of the source. The kernel still takes the user for the
+/// owner, and the daemon once made the program a set-user-id program of root.
+#[test]
+fn a_former_owner_makes_no_set_user_id_program() {
+    let Some(place) = Place::to_mount() else { return };
+    share(&place, 0o777);
+    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
+    let program = place.path("mnt/program");
+    let chmod = |mode| {
+        as_user(NOBODY, &[], || fs::set_permissions(&program, fs::Permissions::from_mode(mode)))
+    };
+    as_user(NOBODY, &[], || fs::write(&program, "#!/bin/sh")).unwrap();
+    chmod(0o4755).unwrap();
+    chmod(0o755).unwrap();
+    chown(place.path("src/program"), Some(0), Some(0)).unwrap();
+    for mode in [0o4755, 0o2755, 0o6755] {
+        assert_eq!(chmod(mode).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+    assert_eq!(fs::metadata(place.path("src/program")).unwrap().mode() & 0o7777, 0o755);
+    place.ok(&["umount", "mnt"]);
 }

@@ -13,6 +13,13 @@ pub struct Served {
     dir: tempfile::TempDir,
 }
 
+impl Drop for Served {
+    fn drop(&mut self) {
+        // The directory is in a sticky one, and goes after this.
+        self.act_as_myself();
+    }
+}
+
 /// Where tests take place: a tmpfs, and the default directory, which is on a disk.
 pub fn bases() -> Vec<PathBuf> {
     let shm = PathBuf::from("/dev/shm");
@@ -69,6 +76,11 @@ impl Served {
         let dir = tempfile::Builder::new().prefix("defuse-pt-").tempdir_in(base).unwrap();
         let fs = Passthrough::new(dir.path(), options).unwrap();
         Served { fs, dir }
+    }
+
+    /// Lets this thread act as the process again: it keeps the identity of its last operation.
+    pub fn act_as_myself(&self) {
+        self.fs.statfs(&me(), Ino::ROOT).unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

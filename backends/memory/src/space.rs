@@ -1,0 +1,96 @@
+//! What names, symbolic links and extended attributes take out of the limit on bytes.
+//!
+//! They are smaller than a page each, so their bytes are added up, and every whole page of the sum counts
+//! as one page in use. Otherwise 2000 inodes could hold a gigabyte of attributes in a file system of one
+//! megabyte.
+
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::Result;
+
+use crate::pages::{PAGE, Pool};
+use crate::sync::lock;
+
+/// All bytes that are charged, and the pages that they are charged to.
+pub(crate) struct Small {
+    bytes: Mutex<u64>,
+    pool: Arc<Pool>,
+}
+
+impl Small {
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Small { bytes: Mutex::new(0), pool }
+    }
+
+    /// Charges `to` bytes in place of `from`. `ENOSPC`, then nothing has changed.
+    fn change(&self, from: u64, to: u64) -> Result<()> {
+        let mut bytes = lock(&self.bytes);
+        let sum = bytes.saturating_sub(from).saturating_add(to);
+        let (before, after) = (*bytes / PAGE as u64, sum / PAGE as u64);
+        if after > before {
+            self.pool.reserve(after - before)?;
+        } else {
+            self.pool.quota.give_back(before - after);
+        }
+        *bytes = sum;
+        Ok(())
+    }
+}
+
+/// The bytes that one object is charged for, until it is dropped.
+pub(crate) struct Charge {
+    small: Arc<Small>,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Of nothing yet.
+    pub fn new(small: &Arc<Small>) -> Self {
+        Charge { small: Arc::clone(small), bytes: 0 }
+    }
+
+    /// Charges `bytes` in place of what was charged before. `ENOSPC`, then nothing has changed; never
+    /// for less than before.
+    pub fn set(&mut self, bytes: usize) -> Result<()> {
+        let bytes = bytes as u64;
+        if bytes != self.bytes {
+            self.small.change(self.bytes, bytes)?;
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// The bytes that are charged.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let _ = self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::Errno;
+
+    use super::*;
+
+    #[test]
+    fn bytes_of_many_objects_fill_pages_together() {
+        let pool = Arc::new(Pool::new(Some(1), 0));
+        let small = Arc::new(Small::new(Arc::clone(&pool)));
+        let mut charges: Vec<Charge> = (0..4).map(|_| Charge::new(&small)).collect();
+        for charge in &mut charges {
+            charge.set(1500).unwrap();
+        }
+        assert_eq!(pool.quota.used(), 1);
+        assert_eq!(charges[0].set(1500 + 2193), Err(Errno::ENOSPC));
+        assert_eq!(charges[0].bytes(), 1500, "what fails changes nothing");
+        charges[0].set(1500 + 2191).unwrap();
+        charges.truncate(1);
+        assert_eq!(pool.quota.used(), 0);
+    }
+}
