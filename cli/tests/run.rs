@@ -4,6 +4,10 @@
 mod common;
 #[path = "run/locks.rs"]
 mod locks;
+#[path = "run/rings.rs"]
+mod rings;
+#[path = "run/writers.rs"]
+mod writers;
 
 use std::fs;
 use std::path::Path;
@@ -464,6 +468,7 @@ print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma 
         sqlite3 db 'select count(*) from t; pragma integrity_check;'; rm db*
     "#;
     same("sqlite3", &["sqlite3", "python3"], "memory:", script);
+    same("sqlite3", &["sqlite3", "python3"], "passthrough:SRC,backing=off", script);
 }
 
 #[test]

@@ -1,11 +1,15 @@
-//! Mappings of files whose bytes no descriptor has.
+//! Mappings of files whose descriptor is a placeholder.
+//!
+//! A file that has a lower open file is mapped by that, and the mapping is the kernel's alone.
 //!
 //! Where another process serves the mount, it has one memory for all shared mappings of a file, in all
 //! processes, and sees to it that what is read and written is the same ([`Kind::Served`]).
 //!
-//! Otherwise a mapping is a copy, and there is a way back ([`Kind::Copy`]). A shared one is memory that a
-//! forked child shares; another mapping of the same part of the same file is the same memory once more,
-//! by mremap(2) of a length of 0.
+//! Otherwise a mapping is a copy, and there is a way back ([`Kind::Copy`]): where no other process can
+//! have the file system (`--fork deny`), or the file is not open for writing. Another mapping of the same
+//! part of the same file is the same memory once more, by mremap(2) of a length of 0. A shared mapping of
+//! a file that is open for writing, and that another process may have too, is refused (`ENODEV`): each
+//! would have a copy, and the last to write back would win.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,6 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::{Errno, File, Ino};
+use defuse_preload_plan::ForkPolicy;
 
 use crate::compose::Relay;
 use crate::serve::{Call, Fail, Served, is_regular};
@@ -80,11 +85,21 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     if !is_regular(entry) {
         return Err(Errno::ENODEV.into());
     }
+    if offset % PAGE != 0 || len == 0 {
+        return Err(Errno::EINVAL.into());
+    }
     if access == 1 || writes && access == 0 {
         return Err(Errno::EACCES.into());
     }
+    if let Some(lower) = &entry.lower {
+        return map_lower(call, lower);
+    }
     if shared && let Some(mapped) = map_served(call, entry)? {
         return Ok(mapped);
+    }
+    // Also one that is not to be written yet, because mprotect(2) is not seen here.
+    if shared && access != 0 && !is_alone(call, entry) {
+        return Err(Errno::ENODEV.into());
     }
     let stat = call.client().fstat(call.task(), entry.file())?;
     let file = (stat.dev, stat.attr.st_ino);
@@ -116,13 +131,29 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     Ok(at as i64)
 }
 
+/// A mapping of the lower open file, of which nothing has to be known here.
+fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
+    let (at, len) = (call.args[0], call.args[1]);
+    if call.int(3) & libc::MAP_FIXED != 0 {
+        write_back(call, at, at.saturating_add(len), None)?;
+    }
+    let mut args = *call.args;
+    args[4] = lower.as_raw_fd() as u64;
+    let at = sys::check(sys::pass(libc::SYS_mmap as u64, &args))?;
+    forget(at as u64, (at as u64).saturating_add(len));
+    Ok(at)
+}
+
+/// Whether no other process can have the file system.
+fn is_alone(call: &Call<'_>, entry: &Entry) -> bool {
+    let place = call.process.place_of(entry.file().mount());
+    place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)
+}
+
 /// A shared mapping of a file whose mount is served by another process; `None` where that has no memory
 /// for it.
 fn map_served(call: &Call<'_>, entry: &Arc<Entry>) -> Result<Option<i64>, Fail> {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
-    if len == 0 || offset % PAGE != 0 {
-        return Ok(None);
-    }
     // A mapping that is not written yet may be made writable, where the file is open for it.
     let writes = entry.file().flags().0 & 3 == libc::O_RDWR as u32;
     let end = offset.checked_add(len as u64).ok_or(Errno::EOVERFLOW)?;

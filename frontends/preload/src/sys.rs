@@ -122,6 +122,8 @@ unsafe impl Plain for u8 {}
 // SAFETY: see above.
 unsafe impl Plain for i32 {}
 // SAFETY: see above.
+unsafe impl Plain for u32 {}
+// SAFETY: see above.
 unsafe impl Plain for u64 {}
 // SAFETY: see above.
 unsafe impl Plain for i64 {}

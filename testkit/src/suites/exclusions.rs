@@ -68,14 +68,6 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Posix,
-        configs: &["run-passthrough-backing_off", "run-memory"],
-        case: "data::a_shared_mapping_and_the_file_are_one",
-        hangs: false,
-        reason: "Without a descriptor of the bytes a shared mapping is a copy, which is written back at \
-                 msync(2), munmap(2) and the end: it does not see what is written meanwhile.",
-    },
-    Exclusion {
-        suite: Suite::Posix,
         configs: &["run-passthrough*"],
         case: "xattrs::a_default_list_is_inherited_in_place_of_the_umask",
         hangs: false,

@@ -79,6 +79,7 @@ const TEST_TOOLS: &[Tool] = &[
         "Python's own tests under defuse run",
     ),
     Tool::package_for("busybox-static", "busybox", "static programs in a run"),
+    Tool::package_for("lmdb-utils", "mdb_load", "a database of many writers in a run"),
     Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
     Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
     Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),

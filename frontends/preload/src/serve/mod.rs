@@ -10,6 +10,7 @@ mod names;
 mod open;
 mod path;
 mod poll;
+mod rings;
 mod sockets;
 mod watch;
 mod xattrs;
@@ -141,6 +142,9 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     if inside::is_inside() {
         return None;
     }
+    if rings::are_in_use() {
+        rings::forget_closed(process, number, args);
+    }
     let served = match handler {
         Handler::Fd(native, run) => by_descriptor(process, (number, args), native, run),
         Handler::Any(run) => {
@@ -268,7 +272,9 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_munmap => Any(data::munmap),
         libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
-        libc::SYS_io_setup | libc::SYS_io_uring_setup => Any(data::asynchronous),
+        libc::SYS_io_setup => Any(data::asynchronous),
+        libc::SYS_io_uring_setup => Any(rings::setup),
+        libc::SYS_io_uring_register => Any(rings::register),
         libc::SYS_ioctl => Fd(true, data::ioctl),
         libc::SYS_flock => Fd(true, data::flock),
 
