@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The absolute path of a mount point, as `/proc/self/mountinfo` has it. A dead mount there is
@@ -19,18 +20,18 @@ pub fn absolute(path: &Path) -> PathBuf {
 /// Replaces a file so that its readers see the old text or the new one, never a part.
 pub fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let written = fs::File::create(&temporary)
-        .and_then(|mut file| file.write_all(text))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The error that counts is that of writing.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(name);
+    prefix.push(".");
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // By a name that nobody can guess, and made anew: the directory may be one that all may write.
+    let mut temporary = tempfile::Builder::new()
+        .prefix(&prefix)
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    temporary.write_all(text)?;
+    temporary.persist(path)?;
+    Ok(())
 }
 
 #[cfg(test)]

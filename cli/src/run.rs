@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +18,11 @@ use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
-use defuse_preload_plan::{ForkPolicy, LIBRARY, MountPlan, ObjectSites, Plan, VARIABLE, layout};
-use rustix::fs::{MemfdFlags, SealFlags};
+use defuse_preload_plan::{
+    ForkPolicy, Inherited, LIBRARY, MountPlan, ObjectSites, Plan, ServedBy, VARIABLE, layout,
+};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::check;
 use crate::error::{Failure, Result};
@@ -67,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let library = library()?;
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
-    let _servers = serve(&mut mounts)?;
+    let (_servers, sockets) = serve(&mut mounts)?;
     let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
     let (objects, images) = images(&binaries, all);
@@ -79,6 +82,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         protected: protected(),
         dispatch: args.dispatch,
         report: args.report,
+        token: token()?,
     };
     let (memory, sealed) = (memory()?, sealed(&plan, &images)?);
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
@@ -94,8 +98,13 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         command.args(&args.command[1..]);
         command
     };
-    let fds = (memory.as_raw_fd(), sealed.as_raw_fd());
-    prepare(&mut command, &plan, fds, args.directory.as_deref());
+    let inherited = Inherited {
+        memory: memory.as_raw_fd(),
+        plan: sealed.as_raw_fd(),
+        sockets: sockets.iter().map(AsRawFd::as_raw_fd).collect(),
+        state: None,
+    };
+    prepare(&mut command, &plan, &inherited, args.directory.as_deref());
     let status = command.status().map_err(|error| {
         let next = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "is it a program, and executable?",
@@ -103,8 +112,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         };
         Failure::Failed(format!("{}: {error}: {next}", program.display()))
     })?;
-    let uid = rustix::process::getuid().as_raw();
-    let _ = fs::remove_dir_all(layout::node_directory(uid, run_id()));
+    remove_nodes(&memory, plan.token);
     if args.report {
         report(&memory, &plan, &paths);
     }
@@ -169,16 +177,16 @@ fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     let source = Source::parse(OsStr::from_bytes(&rest[..end]))?;
     let mut text = source.text().into_vec();
     text.extend_from_slice(&rest[end..]);
-    Ok(MountPlan { target: target.to_vec(), source: text, fork, server: Vec::new() })
+    Ok(MountPlan { target: target.to_vec(), source: text, fork, ..MountPlan::default() })
 }
 
 /// Serves what several processes of the run have to share and cannot have in their own memory, until
-/// the end of the run; notes where.
-fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
-    let mut servers = Vec::new();
-    for (place, mount) in mounts.iter_mut().enumerate() {
+/// the end of the run; notes where. Returns the descriptors that programs inherit, too.
+fn serve(mounts: &mut [MountPlan]) -> Result<(Vec<Arc<Server>>, Vec<OwnedFd>)> {
+    let (mut servers, mut sockets) = (Vec::new(), Vec::new());
+    for mount in mounts {
         if let Some(rest) = mount.source.strip_prefix(b"socket:") {
-            mount.server = rest.to_vec();
+            mount.served_by = ServedBy::Socket(rest.to_vec());
             continue;
         }
         // What a passthrough knows is in the directory; all others keep something to themselves.
@@ -188,16 +196,45 @@ fn serve(mounts: &mut [MountPlan]) -> Result<Vec<Arc<Server>>> {
         }
         let text = OsStr::from_bytes(&mount.source);
         let (_, _, fs) = open_text(text, Settings::default())?;
-        let name = format!("@defuse-run-{}-{place}", run_id());
-        let server = Server::bind(Path::new(&name), fs, ServerOptions::default());
+        let (listener, socket) = unnamed_socket()?;
+        let server = Server::inherited(listener, fs, ServerOptions::default());
         let server = Arc::new(server.map_err(Failure::failed)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());
         let served = Arc::clone(&server);
         thread.spawn(move || served.run()).map_err(Failure::failed)?;
-        mount.server = name.into_bytes();
+        mount.served_by = ServedBy::Run(sockets.len());
         servers.push(server);
+        sockets.push(socket);
     }
-    Ok(servers)
+    Ok((servers, sockets))
+}
+
+/// A socket that listens and has no name, and the descriptor by which programs of the run connect to it
+/// (`O_PATH`). The socket is bound in a directory that nobody else may enter, and its name is removed
+/// at once. So nobody outside of the run can reach it; and when this process is gone, nobody can put
+/// something else in its place.
+fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
+    let mut why = String::new();
+    for base in std::env::var_os("XDG_RUNTIME_DIR").into_iter().chain(["/tmp".into()]) {
+        match unnamed_socket_in(Path::new(&base)) {
+            Ok(made) => return Ok(made),
+            Err(error) => why += &format!("; {}: {error}", base.display()),
+        }
+    }
+    Err(Failure::Failed(format!("no socket for the programs of the run{why}: make /tmp writable")))
+}
+
+fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(base)?;
+    let path = place.path().join("socket");
+    let flags = SocketFlags::CLOEXEC;
+    let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
+    // Programs of the run may become other users; the server looks who they are.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    net::listen(&listener, 128)?;
+    let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    Ok((listener, socket))
 }
 
 /// The variable that names the library, for whoever keeps it elsewhere.
@@ -330,7 +367,7 @@ fn memory() -> Result<OwnedFd> {
 fn sealed(plan: &Plan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
-    let mut head = layout::with_head(&plan, run_id());
+    let mut head = layout::with_head(&plan);
     head.resize(layout::images_at(plan.len()), 0);
     let mut all = [head.as_slice()].into_iter().chain(images.iter().map(Vec::as_slice));
     let written = all.try_for_each(|bytes| file.write_all(bytes));
@@ -349,23 +386,38 @@ fn no_memory(error: rustix::io::Errno) -> Failure {
     Failure::Failed(format!("no shared memory: {error}"))
 }
 
-/// The number of this run: no other process has it at this time.
-fn run_id() -> u64 {
-    u64::from(std::process::id())
+/// What nobody outside of the run can guess.
+fn token() -> Result<u128> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| Failure::Failed(format!("/dev/urandom: {error}")))?;
+    Ok(u128::from_ne_bytes(bytes))
 }
 
-fn prepare(
-    command: &mut Command,
-    plan: &Plan,
-    (memory, sealed): (i32, i32),
-    directory: Option<&OsStr>,
-) {
+/// Removes the nodes that the processes of the run have left; those of other users, where this is root.
+fn remove_nodes(memory: &OwnedFd, token: u128) {
+    let mut noted = [0; 4];
+    let noted_at = layout::NODES as u64;
+    if rustix::io::pread(memory, &mut noted, noted_at).is_ok() && noted == [0; 4] {
+        return;
+    }
+    let prefix = layout::node_prefix(token);
+    let Ok(entries) = fs::read_dir(layout::NODES_IN) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().as_bytes().starts_with(prefix.as_bytes()) {
+            // It follows no links. What is not this user's stays.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn prepare(command: &mut Command, plan: &Plan, inherited: &Inherited, directory: Option<&OsStr>) {
     let mut preload = OsString::from_vec(plan.library.clone());
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    command.env("LD_PRELOAD", preload).env(VARIABLE, format!("{memory}:{sealed}"));
+    command.env("LD_PRELOAD", preload).env(VARIABLE, inherited.to_string());
     if let Some(directory) = directory {
         command.env(defuse_preload_plan::DIRECTORY, directory);
     }

@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "attacks/run.rs"]
+mod run;
 #[path = "attacks/set_user_id.rs"]
 mod set_user_id;
 #[path = "attacks/source_flags.rs"]

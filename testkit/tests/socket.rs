@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use defuse_fs::{
     Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
     LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs,
     RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
 };
-use defuse_fuse::client::{Client, ClientOptions, Legacy};
-use defuse_fuse::{Admission, Server, ServerOptions};
+use defuse_fuse::client::{Client, ClientError, ClientOptions, Legacy};
+use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
@@ -288,6 +289,57 @@ fn a_server_that_dies_leaves_nobody_waiting() {
     assert!(client.is_dead() && client.sibling().is_err());
 }
 
+/// A name that nobody can bind before us.
+fn abstract_name() -> String {
+    let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+    format!("@defuse-test-{}", number.trim())
+}
+
+/// Another user could bind an abstract name before its server did, or after a crash, and was asked by
+/// all its clients: nobody looked who answers.
+#[test]
+fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let name = abstract_name();
+    let start = |uid: Option<u32>| {
+        let name = name.clone();
+        let thread = std::thread::spawn(move || {
+            if let Some(uid) = uid.map(rustix::process::Uid::from_raw) {
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            }
+            let memory = Arc::new(Memory::new(Options::default()));
+            loop {
+                // Threads of the server before may have the name a moment longer.
+                match Server::bind(name.as_ref(), memory.clone(), ServerOptions::default()) {
+                    Err(ServeError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
+                    server => break server.unwrap(),
+                }
+            }
+        });
+        thread.join().unwrap()
+    };
+    let connect = || Client::connect(name.as_ref(), ClientOptions::default());
+    std::thread::scope(|scope| {
+        let own = Arc::new(start(None));
+        let served = Arc::clone(&own);
+        let serving = scope.spawn(move || served.run());
+        let client = connect().unwrap();
+        assert!(client.sibling().is_ok());
+        own.shut_down();
+        drop(own);
+        serving.join().unwrap();
+        let others = Arc::new(start(Some(4322)));
+        let served = Arc::clone(&others);
+        scope.spawn(move || served.run());
+        assert!(matches!(connect(), Err(ClientError::Stranger { uid: 4322, .. })));
+        assert!(matches!(client.sibling(), Err(ClientError::Stranger { uid: 4322, .. })));
+        others.shut_down();
+    });
+}
+
 /// The credentials of a thread are its own, so that one thread can be another user's client.
 #[test]
 fn who_is_not_root_acts_for_nobody_else() {
@@ -295,7 +347,7 @@ fn who_is_not_root_acts_for_nobody_else() {
         println!("skipped: only root can become another user");
         return;
     }
-    let name = format!("@defuse-test-{}", std::process::id());
+    let name = abstract_name();
     let options =
         ServerOptions { admission: Admission::Users(vec![4321]), ..ServerOptions::default() };
     let memory = Options { root_perm: 0o777, ..Options::default() };
@@ -343,7 +395,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         println!("skipped: only root can become another user");
         return;
     }
-    let path = format!("@defuse-heir-{}", std::process::id());
+    let path = abstract_name();
     let memory = Options { root_perm: 0o777, ..Options::default() };
     let options = ServerOptions::default();
     let server = Server::bind(path.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();

@@ -13,7 +13,7 @@ use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, Source, open_t
 use defuse_direct::MountArgs;
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
-use defuse_preload_plan::{ForkPolicy, MountPlan};
+use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 
 use crate::inherit::Connection;
 
@@ -126,11 +126,24 @@ fn context() -> Context<'static> {
     Context::new(caller.unwrap_or_default())
 }
 
-/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `own` is the
-/// connection that the program before has made. The error is for people.
-pub fn open(plan: &MountPlan, floor: u32, own: Option<Connection>) -> Result<Composed, String> {
-    if !plan.server.is_empty() {
-        let relay = Relay::connect(OsStr::from_bytes(&plan.server), floor, own)?;
+/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are
+/// those of the run; `own` is the connection that the program before has made. The error is for people.
+pub fn open(
+    plan: &MountPlan,
+    sockets: &[i32],
+    floor: u32,
+    own: Option<Connection>,
+) -> Result<Composed, String> {
+    let server = match &plan.served_by {
+        ServedBy::Program => None,
+        ServedBy::Socket(path) => Some(OsStr::from_bytes(path).to_owned()),
+        ServedBy::Run(place) => {
+            let socket = sockets.get(*place).ok_or("the run has no socket for it")?;
+            Some(format!("/proc/self/fd/{socket}").into())
+        }
+    };
+    if let Some(server) = server {
+        let relay = Relay::connect(&server, floor, own)?;
         let source = String::from_utf8_lossy(&plan.source).into_owned();
         let args = MountArgs { source, ..MountArgs::default() };
         let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;
@@ -178,13 +191,13 @@ mod tests {
     #[test]
     fn options_that_a_file_system_lacks_are_refused_by_name() {
         let plan = MountPlan { source: b"memory:,sise=1G".to_vec(), ..MountPlan::default() };
-        let error = open(&plan, 0, None).err().unwrap();
+        let error = open(&plan, &[], 0, None).err().unwrap();
         assert!(error.contains("sise"), "{error}");
     }
 
     #[test]
     fn what_is_kept_in_the_process_is_not_shared() {
         let plan = MountPlan { source: b"memory:".to_vec(), ..MountPlan::default() };
-        assert_eq!(open(&plan, 0, None).unwrap().fork, ForkPolicy::Deny);
+        assert_eq!(open(&plan, &[], 0, None).unwrap().fork, ForkPolicy::Deny);
     }
 }

@@ -171,7 +171,7 @@ pub fn after_clone(value: i64) {
 /// False where the run can have no more processes.
 fn share(process: &'static Process) -> bool {
     let _inside = Inside::enter();
-    if !holders::before_fork(&process.shared, process.memory_fd, process.floor) {
+    if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
         return false;
     }
     process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.before_fork());

@@ -7,12 +7,11 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use defuse_direct::{Description, Stat};
+use defuse_direct::Description;
 use defuse_fs::Errno;
-use defuse_preload_plan::{VARIABLE, layout};
+use defuse_preload_plan::{Inherited, State, VARIABLE};
 
 use crate::inherit::Estate;
-use crate::process::Process;
 use crate::serve::{Call, Fail};
 use crate::sys;
 
@@ -51,8 +50,8 @@ pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fa
 pub struct Outgoing {
     /// What the text names, which goes with it.
     _estate: Estate,
-    state: OwnedFd,
-    variable: CString,
+    _state: OwnedFd,
+    inherited: Inherited,
     preload: Vec<u8>,
 }
 
@@ -62,14 +61,22 @@ impl Outgoing {
         let process = call.process;
         let (estate, text) = Estate::of(call);
         let state = crate::letter::write(&text, process.floor)?;
-        let (memory, plan, floor) = (process.memory_fd, process.plan_fd, process.floor);
-        let variable = format!("{VARIABLE}={memory}:{plan}:{}:{floor}", state.as_raw_fd());
-        let variable = CString::new(variable).unwrap_or_default();
+        let (letter, floor) = (state.as_raw_fd(), process.floor);
+        let next = State { letter, floor, program: None };
+        let inherited = Inherited { state: Some(next), ..process.inherited.clone() };
         let preload = process.plan.library.clone();
-        Ok(Outgoing { _estate: estate, state, variable, preload })
+        Ok(Outgoing { _estate: estate, _state: state, inherited, preload })
     }
 
-    /// The environment with what leads to us.
+    /// The variable that leads the next program to us, and has it load the static program in `fd`
+    /// where there is one.
+    pub fn variable(&self, program: Option<i32>) -> CString {
+        let state = self.inherited.state.map(|state| State { program, ..state });
+        let inherited = Inherited { state, ..self.inherited.clone() };
+        CString::new(format!("{VARIABLE}={inherited}")).unwrap_or_default()
+    }
+
+    /// The environment with what leads to us, but for [`variable`](Self::variable).
     pub fn environment(&self, strings: Vec<&[u8]>) -> Vec<CString> {
         let own = format!("{VARIABLE}=");
         let mut preload = b"LD_PRELOAD=".to_vec();
@@ -88,8 +95,6 @@ impl Outgoing {
             }
         }
         all.push(CString::new(preload).unwrap_or_default());
-        all.push(self.variable.clone());
-        let _ = &self.state;
         all
     }
 }
@@ -106,26 +111,4 @@ pub fn leave(call: &Call<'_>) {
         }
     }
     crate::holders::leave(&call.process.shared);
-}
-
-/// Where the kernel has what a fifo, device or socket of a mount stands for: all processes of the run
-/// find it under the same name.
-pub fn node_path(process: &Process, stat: &Stat) -> Option<CString> {
-    let uid = sys::plain(libc::SYS_getuid, 0, 0, 0).ok()? as u32;
-    let directory = layout::node_directory(uid, process.shared.id());
-    let path = format!("{directory}/{:x}-{:x}-{:x}", stat.dev, stat.attr.st_ino, stat.attr.rdev);
-    let directory = CString::new(directory).ok()?;
-    let _ = sys::plain(libc::SYS_mkdir, directory.as_ptr() as u64, 0o700, 0);
-    CString::new(path).ok()
-}
-
-/// A node of the kernel for a fifo or device of a mount, made at the first open.
-pub fn node(process: &Process, stat: &Stat) -> Option<CString> {
-    let path = node_path(process, stat)?;
-    let mode = stat.attr.kind.mode_bits() | 0o600;
-    let (path_at, rdev) = (path.as_ptr() as u64, stat.attr.rdev);
-    match sys::plain(libc::SYS_mknod, path_at, u64::from(mode), rdev) {
-        Ok(_) | Err(Errno::EEXIST) => Some(path),
-        Err(_) => None,
-    }
 }

@@ -355,7 +355,7 @@ mod tests {
         };
         let (memory, plan) = (owned(c"memory"), owned(c"plan"));
         std::fs::File::from(memory.try_clone().unwrap()).set_len(layout::LEN as u64).unwrap();
-        let bytes = layout::with_head(&defuse_preload_plan::Plan::default().encode(), 1);
+        let bytes = layout::with_head(&defuse_preload_plan::Plan::default().encode());
         let mut file = std::fs::File::from(plan);
         std::io::Write::write_all(&mut file, &bytes).unwrap();
         let (shared, ..) = Shared::map(memory.as_raw_fd(), file.as_raw_fd()).unwrap();

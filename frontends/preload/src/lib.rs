@@ -40,6 +40,7 @@ mod letter;
 #[allow(unsafe_code)]
 mod lock;
 mod mappings;
+mod nodes;
 #[allow(unsafe_code)]
 mod patch;
 #[allow(unsafe_code)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_direct::{Arena, Client, Credentials, Mount, Options, Place, Protected, Task};
 use defuse_fs::Errno;
-use defuse_preload_plan::{ForkPolicy, Plan};
+use defuse_preload_plan::{ForkPolicy, Inherited, Plan};
 
 use crate::compose::Relay;
 use crate::inherit::Connection;
@@ -46,10 +46,8 @@ pub struct Process {
     pub mounts: Vec<Mounted>,
     /// What all processes have in common.
     pub shared: Shared,
-    /// The descriptor of that.
-    pub memory_fd: i32,
-    /// The descriptor of the plan.
-    pub plan_fd: i32,
+    /// The descriptors that lead from one program of the run to the next.
+    pub inherited: Inherited,
     /// The plan.
     pub plan: Plan,
     /// Descriptors from here on are ours and not the program's.
@@ -131,7 +129,7 @@ impl Process {
     pub fn new(
         shared: Shared,
         plan: Plan,
-        (memory_fd, plan_fd): (i32, i32),
+        inherited: Inherited,
         limits: (u64, u64),
         connections: Vec<Connection>,
     ) -> Result<Self, String> {
@@ -148,7 +146,8 @@ impl Process {
             let own = own.find(|own| own.as_ref().is_some_and(|own| own.mount == place));
             let target = String::from_utf8_lossy(&mount.target).into_owned();
             let failed = |why: String| format!("cannot mount {target}: {why}");
-            let composed = compose::open(mount, floor as u32, own.and_then(Option::take));
+            let sockets = &inherited.sockets;
+            let composed = compose::open(mount, sockets, floor as u32, own.and_then(Option::take));
             let composed = composed.map_err(failed)?;
             let backs = composed.fs.caps().backing_files;
             let made = client.mount(&mount.target, composed.fs, &composed.args);
@@ -168,8 +167,7 @@ impl Process {
             view: View { task, table: Table::default() },
             mounts,
             shared,
-            memory_fd,
-            plan_fd,
+            inherited,
             plan,
             floor: floor as i32,
             limit: AtomicU32::new(limit.min(u64::from(u32::MAX)) as u32),
@@ -187,7 +185,7 @@ impl Process {
     /// This process is a child with memory of its own from now on: after fork(2).
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
-        crate::holders::in_child(&self.shared, self.memory_fd, self.floor);
+        crate::holders::in_child(&self.shared, self.inherited.memory, self.floor);
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
                 crate::start::say(&format!(
@@ -219,7 +217,9 @@ impl Process {
     #[inline]
     pub fn is_reserved(&self, fd: i32) -> bool {
         let may_be = fd >= self.floor && fd < self.floor + ZONE as i32;
-        may_be && !self.view.table.has(fd) && is_of_a_kind_with_ours(fd)
+        may_be
+            && !self.view.table.has(fd)
+            && (self.inherited.sockets.contains(&fd) || is_of_a_kind_with_ours(fd))
     }
 
     /// Who asks on this thread, and from where.

@@ -23,7 +23,6 @@ pub enum Fate {
 #[derive(Clone, Copy)]
 pub struct Shared {
     base: *const u8,
-    id: u64,
 }
 
 // SAFETY: what is written after the mapping was made are atomics.
@@ -48,14 +47,14 @@ impl Shared {
         // SAFETY: the mapping has this length, and the file is sealed.
         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
         let decoded = layout::plan(bytes);
-        let decoded = decoded.and_then(|(plan, id)| {
+        let decoded = decoded.and_then(|plan| {
             let images = layout::images_at(plan.len()) as u64;
-            Some((Plan::decode(plan).ok()?, id, images))
+            Some((Plan::decode(plan).ok()?, images))
         });
         let _ = sys::plain(libc::SYS_munmap, at as u64, len as u64, 0);
-        let (plan, id, images) = decoded?;
+        let (plan, images) = decoded?;
         let (base, len) = map_all(memory, libc::PROT_READ | libc::PROT_WRITE)?;
-        (len >= layout::LEN).then_some((Shared { base, id }, plan, images))
+        (len >= layout::LEN).then_some((Shared { base }, plan, images))
     }
 
     fn words(&self, from: usize, count: usize) -> &'static [AtomicU32] {
@@ -133,9 +132,9 @@ impl Shared {
         self.cells().get(index as usize)
     }
 
-    /// A number that is the same in all processes of the run, and differs between runs.
-    pub fn id(&self) -> u64 {
-        self.id
+    /// Not 0 where a process of the run has made a directory of nodes.
+    pub fn nodes(&self) -> &'static AtomicU32 {
+        &self.words(layout::NODES, 1)[0]
     }
 
     /// The next cells that this thread takes are these, which belong to an open file already.

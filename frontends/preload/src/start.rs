@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 
-use defuse_preload_plan::{DIRECTORY, VARIABLE};
+use defuse_preload_plan::{DIRECTORY, Inherited, VARIABLE};
 
 use crate::inside::Inside;
 use crate::process::{self, Process};
@@ -27,15 +27,14 @@ fn fail(text: &str) -> ! {
 /// Begins, where a run says so in the environment.
 pub fn begin() {
     let Some(value) = symbols::take_variable(VARIABLE) else { return };
-    let value = value.to_string_lossy().into_owned();
-    let mut numbers = value.split(':').map(|number| number.parse::<i32>().ok());
-    let (Some(Some(memory_fd)), Some(Some(plan_fd))) = (numbers.next(), numbers.next()) else {
+    let Ok(inherited) = value.to_string_lossy().parse::<Inherited>() else {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
-    let mut incoming = numbers.next().flatten().and_then(inherit::read);
-    let floor = numbers.next().flatten().and_then(|floor| u64::try_from(floor).ok());
-    let carried = numbers.next().flatten().map(crate::handover::owned);
-    let Some((shared, plan, images)) = Shared::map(memory_fd, plan_fd) else {
+    let state = inherited.state;
+    let mut incoming = state.and_then(|state| inherit::read(state.letter));
+    let floor = state.and_then(|state| u64::try_from(state.floor).ok());
+    let carried = state.and_then(|state| state.program).map(crate::handover::owned);
+    let Some((shared, plan, images)) = Shared::map(inherited.memory, inherited.plan) else {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
@@ -45,19 +44,20 @@ pub fn begin() {
     let Some(inside) = Inside::enter() else { return };
     let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
-    let fds = (above(memory_fd, floor), above(plan_fd, floor));
+    let inherited = above_all(&inherited, floor);
     let before = incoming.as_ref().map(|incoming| incoming.holder);
-    if !crate::holders::begin(&shared, fds.0, floor, before) {
+    if !crate::holders::begin(&shared, inherited.memory, floor, before) {
         fail("the run has as many processes as it can have");
     }
     let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
     let connections = connections.unwrap_or_default();
-    let process = Process::new(shared, plan, fds, limits, connections);
+    let plan_fd = inherited.plan;
+    let process = Process::new(shared, plan, inherited, limits, connections);
     let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
         crate::entry::count_all();
     }
-    let images = patch::Images { fd: fds.1, from: images };
+    let images = patch::Images { fd: plan_fd, from: images };
     let patched = patch::all(&process.plan.objects, images);
     let process = process::install(process);
     symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
@@ -114,7 +114,17 @@ fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
     Ok(program)
 }
 
-/// The shared memory's descriptor among our own numbers.
+/// What is inherited, among our own numbers.
+fn above_all(inherited: &Inherited, floor: i32) -> Inherited {
+    Inherited {
+        memory: above(inherited.memory, floor),
+        plan: above(inherited.plan, floor),
+        sockets: inherited.sockets.iter().map(|socket| above(*socket, floor)).collect(),
+        state: None,
+    }
+}
+
+/// A descriptor among our own numbers.
 fn above(fd: i32, floor: i32) -> i32 {
     if fd >= floor {
         return fd;

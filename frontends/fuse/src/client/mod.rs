@@ -35,6 +35,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::abi::{self, Opcode};
 use crate::own::{self, TakeOver};
+use crate::server::peer_credentials;
 use crate::transport::errno;
 use connection::Connection;
 use encode::Request;
@@ -55,6 +56,17 @@ pub enum ClientError {
         path: PathBuf,
         /// Why not.
         errno: Errno,
+    },
+    /// Somebody else listens there.
+    #[error(
+        "{path} is served by user {uid}, whom this process has no reason to trust: serve it as root or \
+         as the own user"
+    )]
+    Stranger {
+        /// The socket.
+        path: PathBuf,
+        /// Who serves it.
+        uid: u32,
     },
     /// The socket cannot be used.
     #[error("the socket to the server: {0}")]
@@ -135,12 +147,17 @@ struct Shared {
 }
 
 impl Client {
-    /// Connects to the server that listens at `path`; one that begins with `@` is abstract.
+    /// Connects to the server that listens at `path`; one that begins with `@` is abstract. Everybody
+    /// may listen at an abstract name, so that its server has to be root or the user of this process
+    /// ([`ClientError::Stranger`]). Who listens at a path is decided by the permissions of its directory.
     pub fn connect(
         path: &Path,
         options: ClientOptions,
     ) -> std::result::Result<Client, ClientError> {
-        Client::connect_as(path, options, 0, false)
+        Client::connect_as(path, options, 0, false, |uid| {
+            let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
+            !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
+        })
     }
 
     fn connect_as(
@@ -148,10 +165,15 @@ impl Client {
         options: ClientOptions,
         copy_of: Number,
         is_heir: bool,
+        trusts: impl FnOnce(u32) -> bool,
     ) -> std::result::Result<Client, ClientError> {
         let names = Names { copy_of, is_heir, own: new_number().map_err(ClientError::Socket)? };
         let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
+        let uid = peer_credentials(&socket).map_err(failed)?.uid;
+        if !trusts(uid) {
+            return Err(ClientError::Stranger { path: path.to_path_buf(), uid });
+        }
         let socket = match options.descriptors_from {
             0 => socket,
             floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
@@ -190,10 +212,9 @@ impl Client {
     /// It is for a child process. A parent makes it before fork(2), while no other thread asks for
     /// anything; then the child [adopts](Client::adopt) it, and the parent
     /// [leaves](Client::leave) it. Errors: [`ClientError::NoPath`] for a client that was not made by
-    /// [`connect`](Client::connect).
+    /// [`connect`](Client::connect); [`ClientError::Stranger`] where another user listens there by now.
     pub fn sibling(&self) -> std::result::Result<Client, ClientError> {
-        let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        Client::connect_as(path, self.shared.options, self.shared.names.own, false)
+        self.connect_again(false)
     }
 
     /// Another connection to the same server, for the program that this process is about to execute.
@@ -201,8 +222,16 @@ impl Client {
     /// rest goes back when this one ends. It acts for the user that the process is now. Errors: as of
     /// [`sibling`](Client::sibling).
     pub fn heir(&self) -> std::result::Result<Client, ClientError> {
+        self.connect_again(true)
+    }
+
+    /// Connects to the same server again, or to one of the same user: what that one may do, the server
+    /// of this connection could do, too.
+    fn connect_again(&self, is_heir: bool) -> std::result::Result<Client, ClientError> {
         let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        Client::connect_as(path, self.shared.options, self.shared.names.own, true)
+        let own = peer_credentials(self.shared.connection.as_fd()).map_err(ClientError::Socket)?;
+        let (options, number) = (self.shared.options, self.shared.names.own);
+        Client::connect_as(path, options, number, is_heir, |uid| uid == own.uid)
     }
 
     /// Takes over `ino` from the connection of which this is the [heir](Client::heir), and an open

@@ -37,7 +37,7 @@ pub(crate) use ledger::{Closed, drop_locks};
 pub(crate) use maps::Mapped;
 use maps::Maps;
 use peer::Credentials;
-pub(crate) use peer::Peer;
+pub(crate) use peer::{Peer, peer_credentials};
 
 /// A socket cannot be served.
 #[derive(Debug, thiserror::Error)]

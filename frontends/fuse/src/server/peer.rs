@@ -1,10 +1,9 @@
 //! Who is at the other end of a socket, and what that user may ask for.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, OpenFlags, Result};
-use rustix::net::sockopt::socket_peercred;
 
 use super::guard::Guard;
 use super::holds::{Held, Holds};
@@ -13,7 +12,6 @@ use super::maps::Maps;
 use crate::abi;
 use crate::own::TakeOver;
 use crate::request::Body;
-use crate::transport::errno;
 
 /// The user of a client, as the kernel vouches for it.
 #[derive(Clone, Debug)]
@@ -28,10 +26,9 @@ impl Credentials {
     /// Those of whoever connected `socket`, at that time: `SO_PEERCRED` and `SO_PEERGROUPS`,
     /// unix(7) and socket(7).
     pub(crate) fn of(socket: &OwnedFd) -> Result<Credentials> {
-        let credentials = socket_peercred(socket).map_err(errno)?;
-        let mut groups = vec![credentials.gid.as_raw()];
+        let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
+        let mut groups = vec![gid];
         groups.extend(peer_groups(socket)?);
-        let (pid, uid) = (credentials.pid.as_raw_nonzero().get(), credentials.uid.as_raw());
         Ok(Credentials { pid, uid, groups })
     }
 
@@ -39,6 +36,26 @@ impl Credentials {
     fn may_act_as(&self, caller: Caller) -> bool {
         self.uid == 0 || caller.uid == self.uid && self.groups.contains(&caller.gid)
     }
+}
+
+/// The process and user at the other end of a connected socket, as the kernel vouches for them
+/// (`SO_PEERCRED`, unix(7)). The process is 0 where it is not of this process's PID namespace, which the
+/// type of rustix cannot hold.
+pub(crate) fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
+    let mut all = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of_val(&all) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any bytes,
+    // and the number of bytes to `len`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut all).cast(),
+            &mut len,
+        )
+    };
+    if rc == 0 { Ok(all) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {

@@ -6,7 +6,7 @@
 //!
 //! | from byte | what |
 //! |---|---|
-//! | 0 | nothing |
+//! | [`NODES`] | not 0 where a process of the run has made a directory of nodes ([`node_directory`]), a u32 |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
 //! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
 //! | [`STATES`] | [`CELLS`] states of open files, each a u32: bit 0 in use, bit 1 shared, above it a number that counts how often it was given back |
@@ -18,18 +18,17 @@
 //! A slot belongs to the process that has a description of the memory with an open-file-description
 //! lock, fcntl(2), on the byte of that number: the kernel drops it with the process, however it ends.
 //!
-//! The plan: [`MAGIC`], the length of what follows, and the number of the run, each a u64 in
-//! little-endian order, then the plan itself, and from [`images_at`] on code of libraries with their
-//! sites replaced ([`crate::image`]), which programs map for themselves.
+//! The plan: [`MAGIC`] and the length of what follows, each a u64 in little-endian order, then the plan
+//! itself, and from [`images_at`] on code of libraries with their sites replaced ([`crate::image`]), which programs map for themselves.
 
 /// What the plan begins with; another version begins otherwise.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse05");
 /// Where the length of the plan is.
 const PLAN_LEN: usize = 8;
-/// Where the number of the run is, which no other run at this time has.
-const RUN_ID: usize = 16;
 /// Where the plan begins.
-const PLAN: usize = 24;
+const PLAN: usize = 16;
+/// Where it is noted that there is a directory of nodes.
+pub const NODES: usize = 0;
 /// Where the counters begin.
 pub const COUNTERS: usize = 4096;
 /// How many system calls have counters.
@@ -62,10 +61,20 @@ pub fn images_at(plan_len: usize) -> usize {
     (PLAN + plan_len).next_multiple_of(4096)
 }
 
-/// Where the processes of a run keep nodes of the kernel for fifos and devices that they open in
-/// mounts. Whoever started the run removes it.
-pub fn node_directory(uid: u32, run_id: u64) -> String {
-    format!("/tmp/.defuse-{uid}-{run_id}")
+/// The directory in which [`node_directory`] lies.
+pub const NODES_IN: &str = "/tmp";
+
+/// The name in [`NODES_IN`] of the directory in which the processes of a run that are user `uid` keep
+/// nodes of the kernel for fifos, devices and sockets that they open in mounts. `token` is that of the
+/// plan, so that nobody outside of the run can know the name before the directory is there. A program
+/// of the run that is another user can: whoever uses the directory checks whose it is.
+pub fn node_directory(token: u128, uid: u32) -> String {
+    format!("{}{uid}", node_prefix(token))
+}
+
+/// What the names of all such directories of a run begin with. Whoever started the run removes them.
+pub fn node_prefix(token: u128) -> String {
+    format!(".defuse-{token:032x}-")
 }
 
 /// What was counted of one system call.
@@ -107,22 +116,20 @@ fn counts_at(bytes: &[u8], start: usize) -> Counts {
 }
 
 /// The plan with what comes before it.
-pub fn with_head(plan: &[u8], run_id: u64) -> Vec<u8> {
+pub fn with_head(plan: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_le_bytes().to_vec();
     bytes.extend((plan.len() as u64).to_le_bytes());
-    bytes.extend(run_id.to_le_bytes());
     bytes.extend(plan);
     bytes
 }
 
-/// The plan in `bytes`, and the number of the run; `None` where another version wrote them.
-pub fn plan(bytes: &[u8]) -> Option<(&[u8], u64)> {
+/// The plan in `bytes`; `None` where another version wrote them.
+pub fn plan(bytes: &[u8]) -> Option<&[u8]> {
     let number = |from: usize| {
         bytes.get(from..from + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
     };
     if number(0)? != MAGIC {
         return None;
     }
-    let plan = bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)?;
-    Some((plan, number(RUN_ID)?))
+    bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)
 }

@@ -15,6 +15,7 @@ pub mod cache;
 pub mod calls;
 mod codec;
 pub mod image;
+mod inherited;
 pub mod layout;
 mod plan;
 pub mod reach;
@@ -23,12 +24,10 @@ pub mod trampoline;
 mod unwind;
 
 pub use codec::Malformed;
-pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, Site};
+pub use inherited::{Inherited, State};
+pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, ServedBy, Site};
 
-/// The variable that leads from one program of a run to the next: `FD:PLAN`, `FD:PLAN:STATE` or
-/// `FD:PLAN:STATE:PROGRAM`, numbers of inherited descriptors. The first is the shared memory, the second
-/// the [`Plan`], the third the state that a program handed over at execve(2), the fourth a static program
-/// that the library is to load.
+/// The variable that leads from one program of a run to the next: [`Inherited`] as text.
 pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 
 /// The variable with the directory that the first program of a run begins in.

@@ -36,6 +36,19 @@ impl ForkPolicy {
     }
 }
 
+/// Where the file system of a mount is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ServedBy {
+    /// In every process by itself.
+    #[default]
+    Program,
+    /// At the socket of another process, by its path; one that begins with `@` is abstract.
+    Socket(Vec<u8>),
+    /// By the process that started the run. The number is the place of its socket among those that
+    /// programs inherit ([`crate::Inherited::sockets`]).
+    Run(usize),
+}
+
 /// A mount of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountPlan {
@@ -45,8 +58,8 @@ pub struct MountPlan {
     pub source: Vec<u8>,
     /// What a fork does to it.
     pub fork: ForkPolicy,
-    /// A socket at which the file system is served by another process; empty where it is not.
-    pub server: Vec<u8>,
+    /// Who serves it.
+    pub served_by: ServedBy,
 }
 
 /// A place in an object file at which a `syscall` instruction is replaced by a jump.
@@ -91,6 +104,9 @@ pub struct Plan {
     pub dispatch: bool,
     /// Whether calls are counted and mistakes told.
     pub report: bool,
+    /// 128 random bits, by which the processes of the run name what they have in a directory that is
+    /// not theirs alone ([`crate::layout::node_directory`]).
+    pub token: u128,
 }
 
 impl Plan {
@@ -106,7 +122,7 @@ impl Plan {
             out.string(&mount.source);
             let policy = ForkPolicy::NAMES.iter().position(|(_, policy)| *policy == mount.fork);
             out.number(policy.unwrap_or(0) as u64);
-            out.string(&mount.server);
+            encode_server(&mut out, &mount.served_by);
         }
         out.number(self.objects.len() as u64);
         for object in &self.objects {
@@ -114,6 +130,8 @@ impl Plan {
             encode_sites(&mut out, &object.sites);
             encode_image(&mut out, object.image);
         }
+        out.number(self.token as u64);
+        out.number((self.token >> 64) as u64);
         out.bytes
     }
 
@@ -128,7 +146,8 @@ impl Plan {
         let objects = objects.collect::<Result<_, _>>()?;
         let protected = [1, 2, 3].map(|byte| (flags >> (byte * 8)) as u8);
         let (dispatch, report) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Plan { library, mounts, objects, protected, dispatch, report })
+        let token = u128::from(from.number()?) | u128::from(from.number()?) << 64;
+        Ok(Plan { library, mounts, objects, protected, dispatch, report, token })
     }
 }
 
@@ -137,8 +156,30 @@ fn decode_mount(from: &mut Reader<'_>) -> Result<MountPlan, Malformed> {
     let source = from.string()?.to_vec();
     let policy = usize::try_from(from.number()?).map_err(|_| Malformed)?;
     let fork = ForkPolicy::NAMES.get(policy).ok_or(Malformed)?.1;
-    let server = from.string()?.to_vec();
-    Ok(MountPlan { target, source, fork, server })
+    Ok(MountPlan { target, source, fork, served_by: decode_server(from)? })
+}
+
+fn encode_server(out: &mut Writer, served_by: &ServedBy) {
+    match served_by {
+        ServedBy::Program => out.number(0),
+        ServedBy::Socket(path) => {
+            out.number(1);
+            out.string(path);
+        }
+        ServedBy::Run(place) => {
+            out.number(2);
+            out.number(*place as u64);
+        }
+    }
+}
+
+fn decode_server(from: &mut Reader<'_>) -> Result<ServedBy, Malformed> {
+    Ok(match from.number()? {
+        0 => ServedBy::Program,
+        1 => ServedBy::Socket(from.string()?.to_vec()),
+        2 => ServedBy::Run(usize::try_from(from.number()?).map_err(|_| Malformed)?),
+        _ => return Err(Malformed),
+    })
 }
 
 /// No number.
@@ -207,12 +248,14 @@ mod tests {
         let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
         Plan {
             library: b"/lib/x.so".to_vec(),
-            mounts: vec![MountPlan {
-                target: b"/data".to_vec(),
-                source: b"memory:,size=1G".to_vec(),
-                fork: ForkPolicy::Deny,
-                server: b"/run/s".to_vec(),
-            }],
+            mounts: [ServedBy::Program, ServedBy::Socket(b"/run/s".to_vec()), ServedBy::Run(3)]
+                .map(|served_by| MountPlan {
+                    target: b"/data".to_vec(),
+                    source: b"memory:,size=1G".to_vec(),
+                    fork: ForkPolicy::Deny,
+                    served_by,
+                })
+                .into(),
             objects: vec![
                 ObjectSites {
                     build_id: vec![1, 2, 3],
@@ -224,6 +267,7 @@ mod tests {
             protected: [1, 0, 2],
             dispatch: true,
             report: false,
+            token: 7 << 100 | 9,
         }
     }
 

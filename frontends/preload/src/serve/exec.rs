@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use defuse_direct::{Access, How, Stop};
 use defuse_fs::{Errno, FileKind};
-use defuse_preload_plan::{EXECUTABLE, NAME, VARIABLE};
+use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use super::path::Target;
 use super::{Call, Fail, Served};
@@ -27,7 +27,7 @@ pub fn exec(call: &Call<'_>) -> Served {
     let state = handover::Outgoing::new(call)?;
     let envp = state.environment(sys::strings(call.args[envp])?);
     crate::mappings::write_back_all(call);
-    let program = Program { call, argv, envp };
+    let program = Program { call, argv, envp, state: &state };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
@@ -67,11 +67,19 @@ fn owned(strings: Vec<&[u8]>) -> Vec<CString> {
 struct Program<'a> {
     call: &'a Call<'a>,
     argv: Vec<CString>,
+    /// Without the variable that leads to us.
     envp: Vec<CString>,
+    state: &'a handover::Outgoing,
 }
 
 fn pointers(strings: &[CString]) -> Vec<u64> {
     strings.iter().map(|text| text.as_ptr() as u64).chain([0]).collect()
+}
+
+/// The environment, with the variable that leads to us.
+fn pointers_with(strings: &[CString], variable: &CString) -> Vec<u64> {
+    let all = strings.iter().chain([variable]);
+    all.map(|text| text.as_ptr() as u64).chain([0]).collect()
 }
 
 /// The system call itself.
@@ -88,7 +96,8 @@ impl Program<'_> {
         if let Some(served) = self.of_kernel(&args, flags) {
             return served;
         }
-        let envp = pointers(&self.envp);
+        let variable = self.state.variable(None);
+        let envp = pointers_with(&self.envp, &variable);
         let at = usize::from(self.call.number as i64 == libc::SYS_execveat);
         args[2 + at] = envp.as_ptr() as u64;
         Ok(execute(self.call.number as i64, &args))
@@ -100,7 +109,8 @@ impl Program<'_> {
             return served;
         }
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
-        let (argv, envp) = (pointers(&self.argv), pointers(&self.envp));
+        let variable = self.state.variable(None);
+        let (argv, envp) = (pointers(&self.argv), pointers_with(&self.envp, &variable));
         let args = [path.as_ptr() as u64, argv.as_ptr() as u64, envp.as_ptr() as u64, 0, 0, 0];
         Ok(execute(libc::SYS_execve, &args))
     }
@@ -147,24 +157,18 @@ impl Program<'_> {
         let carrier = statics::make_carrier()?;
         let floor = self.call.process.floor;
         let kept = handover::owned(crate::process::keep_above(fd, floor, false)?);
-        let own = format!("{VARIABLE}=");
-        let with = |variable: &CString| {
-            let text = variable.to_bytes();
-            match text.starts_with(own.as_bytes()) {
-                true => [text, format!(":{}", kept.as_raw_fd()).as_bytes()].concat(),
-                false => text.to_vec(),
-            }
+        let text = |name: &str, value: &[u8]| {
+            CString::new([name.as_bytes(), b"=", value].concat()).unwrap_or_default()
         };
-        let mut envp: Vec<Vec<u8>> = self.envp.iter().map(with).collect();
-        envp.push([NAME.as_bytes(), b"=", name].concat());
-        envp.push([EXECUTABLE.as_bytes(), b"=", path].concat());
-        let envp: Vec<CString> =
-            envp.into_iter().map(|text| CString::new(text).unwrap_or_default()).collect();
-        self.by_descriptor(carrier.as_raw_fd(), &envp)
+        let mut envp = self.envp.clone();
+        envp.extend([text(NAME, name), text(EXECUTABLE, path)]);
+        self.by_descriptor(carrier.as_raw_fd(), &envp, Some(kept.as_raw_fd()))
     }
 
-    fn by_descriptor(&self, fd: i32, envp: &[CString]) -> Served {
-        let (argv, envp) = (pointers(&self.argv), pointers(envp));
+    /// Executes what `fd` has open, which is to load the static program `carried`.
+    fn by_descriptor(&self, fd: i32, envp: &[CString], carried: Option<i32>) -> Served {
+        let variable = self.state.variable(carried);
+        let (argv, envp) = (pointers(&self.argv), pointers_with(envp, &variable));
         let empty = c"".as_ptr() as u64;
         let flags = libc::AT_EMPTY_PATH as u64;
         let args = [fd as u64, empty, argv.as_ptr() as u64, envp.as_ptr() as u64, flags, 0];
@@ -225,7 +229,7 @@ impl Program<'_> {
             };
             return self.carry(fd, &name, &plain(&full));
         }
-        self.by_descriptor(fd, &self.envp)
+        self.by_descriptor(fd, &self.envp, None)
     }
 
     /// Runs the interpreter of a script, with the script's path as an argument.
@@ -244,7 +248,7 @@ impl Program<'_> {
         argv.extend(argument.map(text).transpose()?);
         argv.push(text(name)?);
         argv.extend(self.argv.iter().skip(1).cloned());
-        let program = Program { call: self.call, argv, envp: self.envp.clone() };
+        let program = Program { argv, envp: self.envp.clone(), ..*self };
         let target = super::path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
         match target.and_then(|target| program.run(&target, scripts - 1)) {
             Err(Fail::Pass) => program.at(interpreter),

@@ -38,13 +38,32 @@ pub enum Fail {
     Errno(Errno),
     /// The kernel is to do it, with other paths.
     Outside(defuse_direct::Outside),
-    /// The kernel is to do another call, which may block: with this number, these arguments, and a
-    /// path in the second. A descriptor that comes of it stands for the entry.
-    Kernel(i64, [u64; 6], CString, Option<Arc<Entry>>),
+    /// The kernel is to do another call, which may block.
+    Kernel(Box<ByKernel>),
     /// The kernel is to do the call on the lower open file of an entry. It may block.
     Lower(Arc<Entry>, Option<libc::flock>),
     /// The kernel is to do it as it is.
     Pass,
+}
+
+/// A call for the kernel.
+pub struct ByKernel {
+    /// Which call.
+    pub number: i64,
+    /// Its arguments, but for the second.
+    pub args: [u64; 6],
+    /// The second argument.
+    pub path: CString,
+    /// What stays open until the call has returned.
+    pub held: Option<crate::nodes::Held>,
+    /// A descriptor that comes of it stands for this.
+    pub entry: Option<Arc<Entry>>,
+}
+
+impl From<ByKernel> for Fail {
+    fn from(call: ByKernel) -> Self {
+        Fail::Kernel(Box::new(call))
+    }
 }
 
 impl From<Errno> for Fail {
@@ -220,9 +239,11 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
             Some(sys::failure(Errno::EINTR))
         }
         Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
-        Err(Fail::Kernel(number, mut args, path, entry)) => {
+        Err(Fail::Kernel(by_kernel)) => {
+            let ByKernel { number, mut args, path, held, entry } = *by_kernel;
             args[1] = path.as_ptr() as u64;
             let value = sys::pass(number as u64, &args);
+            drop(held);
             Some(match entry {
                 Some(entry) if value >= 0 => open::took(call, value as i32, entry),
                 _ => value,

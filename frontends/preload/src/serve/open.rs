@@ -7,7 +7,7 @@ use defuse_direct::{At, Description, How, Resolve};
 use defuse_fs::{Errno, FileKind};
 
 use super::path::{Start, Target};
-use super::{Call, Fail, Served};
+use super::{ByKernel, Call, Fail, Served};
 use crate::process::Process;
 use crate::sys;
 use crate::table::Entry;
@@ -64,10 +64,13 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Served {
     if !matches!(kind, FileKind::Fifo | FileKind::CharDevice | FileKind::BlockDevice) {
         return Err(Errno::ENXIO.into());
     }
-    let path = crate::handover::node(call.process, &stat).ok_or(Errno::ENXIO)?;
-    let flags = u64::from(how.flags & !(libc::O_CREAT | libc::O_EXCL) as u32);
-    let entry = inode(call, target, how.flags);
-    Err(Fail::Kernel(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, flags, 0, 0, 0], path, entry))
+    let held = crate::nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
+    // No link is left to be followed but that of the descriptor.
+    const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let args = [libc::AT_FDCWD as u64, 0, u64::from(how.flags & !DONE as u32), 0, 0, 0];
+    let (path, entry) = (held.path(), inode(call, target, how.flags));
+    let number = libc::SYS_openat;
+    Err(ByKernel { number, args, path, held: Some(held), entry }.into())
 }
 
 /// What the kernel is to open for the program, as our side knows it: by its inode.
@@ -91,7 +94,7 @@ fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
     let (Some(text), Some(entry)) = (text, inode(call, &target, 0)) else { return Fail::Pass };
     let (flags, mode) = (u64::from(how.flags), u64::from(how.mode));
     let args = [libc::AT_FDCWD as u64, 0, flags, mode, 0, 0];
-    Fail::Kernel(libc::SYS_openat, args, text, Some(entry))
+    ByKernel { number: libc::SYS_openat, args, path: text, held: None, entry: Some(entry) }.into()
 }
 
 /// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.

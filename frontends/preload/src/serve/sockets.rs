@@ -3,10 +3,11 @@
 
 use std::ffi::CString;
 
-use defuse_direct::{Access, At};
+use defuse_direct::{Access, At, Stat};
 use defuse_fs::{Errno, FileKind};
 
 use super::{Call, Served};
+use crate::nodes::Directory;
 use crate::sys;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
@@ -21,17 +22,20 @@ fn path<'a>(call: &Call<'a>) -> Option<&'a [u8]> {
     (!path.is_empty()).then_some(path)
 }
 
-/// Makes the call with the node of the socket at `path` in place of the address.
-fn with_node(call: &Call<'_>, path: &[u8], before: impl FnOnce(&CString)) -> Result<i64, Errno> {
+/// The attributes of the socket at `path`.
+fn socket(call: &Call<'_>, path: &[u8]) -> Result<Stat, Errno> {
     let stat = call.client().stat(call.task(), At::Cwd, path, true);
     let stat = stat.map_err(|_| Errno::ENOENT)?;
-    if stat.attr.kind != FileKind::Socket {
-        return Err(Errno::from_raw(libc::ECONNREFUSED));
+    match stat.attr.kind {
+        FileKind::Socket => Ok(stat),
+        _ => Err(Errno::from_raw(libc::ECONNREFUSED)),
     }
-    let node = crate::handover::node_path(call.process, &stat).ok_or(Errno::ENOENT)?;
-    before(&node);
+}
+
+/// Makes the call with `path`, which is the kernel's, in place of the address.
+fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Errno> {
     let mut address = FAMILY.to_vec();
-    address.extend_from_slice(node.as_bytes_with_nul());
+    address.extend_from_slice(path.as_bytes_with_nul());
     if address.len() > 2 + PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
@@ -52,11 +56,13 @@ pub fn bind(call: &Call<'_>) -> Served {
         Err(defuse_direct::Stop::Errno(errno)) => return Err(errno.into()),
         Err(defuse_direct::Stop::Outside(_)) => return Err(super::Fail::Pass),
     }
-    // The inode may have had the number of a socket that is gone.
-    let clear = |node: &CString| {
-        let _ = sys::plain(libc::SYS_unlink, node.as_ptr() as u64, 0, 0);
+    let bind = || {
+        let (stat, directory) = (socket(call, path)?, Directory::open(call)?);
+        // The inode may have had the number of a socket that is gone.
+        directory.remove(&stat);
+        with_path(call, &directory.path(&stat))
     };
-    let value = with_node(call, path, clear).unwrap_or_else(sys::failure);
+    let value = bind().unwrap_or_else(sys::failure);
     if value < 0 {
         let _ = client.unlink(task, At::Cwd, path);
     }
@@ -65,8 +71,12 @@ pub fn bind(call: &Call<'_>) -> Served {
 
 pub fn connect(call: &Call<'_>) -> Served {
     let Some(path) = path(call) else { return Err(super::Fail::Pass) };
+    let connect = || {
+        let node = Directory::open(call)?.node(call, &socket(call, path)?)?;
+        with_path(call, &node.path())
+    };
     match call.client().access(call.task(), At::Cwd, path, Access::WRITE, (true, true)) {
-        Ok(()) => Ok(with_node(call, path, |_| ()).unwrap_or_else(|errno| match errno {
+        Ok(()) => Ok(connect().unwrap_or_else(|errno| match errno {
             // Nobody has bound it in this run.
             Errno::ENOENT => -i64::from(libc::ECONNREFUSED),
             errno => sys::failure(errno),

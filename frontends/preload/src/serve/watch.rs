@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use defuse_fs::{Errno, FileKind};
 
-use super::{Call, Fail, Served};
+use super::{ByKernel, Call, Fail, Served};
 use crate::process::{Mounted, Process};
 
 /// `IN_DONT_FOLLOW`.
@@ -22,7 +22,8 @@ pub fn add(call: &Call<'_>) -> Served {
     let path = real_path(call, &full, is_link)?;
     let below = below(call.process, &path).ok_or(Errno::ENOSPC)?;
     let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
-    Err(Fail::Kernel(call.number as i64, *call.args, below, None))
+    let (number, args) = (call.number as i64, *call.args);
+    Err(ByKernel { number, args, path: below, held: None, entry: None }.into())
 }
 
 /// The path of `full` without links, but for the last component where that is a link itself.

@@ -1,0 +1,100 @@
+//! The descriptors that lead from one program of a run to the next.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::codec::Malformed;
+
+/// What a program of a run inherits: numbers of descriptors.
+///
+/// As text, the value of [`crate::VARIABLE`]: the numbers in the order of the fields with colons
+/// between, sockets with commas between.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inherited {
+    /// The shared memory.
+    pub memory: i32,
+    /// The [`crate::Plan`].
+    pub plan: i32,
+    /// The sockets at which the run serves file systems: `O_PATH` descriptors, because the sockets have
+    /// no names. A program connects by `/proc/self/fd/NUMBER`.
+    pub sockets: Vec<i32>,
+    /// What the program before handed over at execve(2); `None` for the first program of a run.
+    pub state: Option<State>,
+}
+
+/// What one program hands over to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The descriptor with the text that says what is open.
+    pub letter: i32,
+    /// Descriptors from this number on belong to the library.
+    pub floor: i32,
+    /// A static program that the library is to load.
+    pub program: Option<i32>,
+}
+
+impl fmt::Display for Inherited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sockets: Vec<String> = self.sockets.iter().map(i32::to_string).collect();
+        write!(f, "{}:{}:{}", self.memory, self.plan, sockets.join(","))?;
+        let Some(State { letter, floor, program }) = self.state else { return Ok(()) };
+        write!(f, ":{letter}:{floor}")?;
+        program.map_or(Ok(()), |program| write!(f, ":{program}"))
+    }
+}
+
+impl FromStr for Inherited {
+    type Err = Malformed;
+
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let number = |text: &str| match text.parse() {
+            Ok(number) if number >= 0 => Ok(number),
+            _ => Err(Malformed),
+        };
+        let words: Vec<&str> = text.split(':').collect();
+        let (&[memory, plan, sockets], rest) = words.split_first_chunk().ok_or(Malformed)?;
+        let state = match *rest {
+            [] => None,
+            [letter, floor] => Some((letter, floor, None)),
+            [letter, floor, program] => Some((letter, floor, Some(program))),
+            _ => return Err(Malformed),
+        };
+        let state = state.map(|(letter, floor, program)| {
+            let program = program.map(number).transpose()?;
+            Ok(State { letter: number(letter)?, floor: number(floor)?, program })
+        });
+        let sockets = sockets.split(',').filter(|socket| !socket.is_empty()).map(number);
+        Ok(Inherited {
+            memory: number(memory)?,
+            plan: number(plan)?,
+            sockets: sockets.collect::<Result<_, _>>()?,
+            state: state.transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_inherited_comes_back_from_its_text() {
+        let first = Inherited { memory: 3, plan: 4, ..Inherited::default() };
+        let state = State { letter: 9, floor: 1024, program: None };
+        let second = Inherited { sockets: vec![5], state: Some(state), ..first.clone() };
+        let state = State { program: Some(77), ..state };
+        let third = Inherited { sockets: vec![5, 6], state: Some(state), ..first.clone() };
+        for (all, text) in [(first, "3:4:"), (second, "3:4:5:9:1024"), (third, "3:4:5,6:9:1024:77")]
+        {
+            assert_eq!(all.to_string(), text);
+            assert_eq!(text.parse(), Ok(all));
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_none_is_refused() {
+        for text in ["", "3", "3:4", "3:x:", "3:4:5:6", "3:4:-5", "3:4:5:6:7:8:9", "-3:4:"] {
+            assert_eq!(text.parse::<Inherited>(), Err(Malformed), "{text}");
+        }
+    }
+}

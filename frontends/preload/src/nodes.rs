@@ -1,0 +1,135 @@
+//! Nodes of the kernel that stand for fifos, devices and sockets of mounts.
+//!
+//! All processes of the run that are one user find a node under one name, in a directory of that user.
+//! The directory lies where everybody may make files. Its name has 128 random bits, and whoever uses it
+//! looks at what it has opened, not at what the name led to before: a directory, of this user, which
+//! nobody else may enter. Nodes are reached from that descriptor, and no link is followed.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use defuse_direct::Stat;
+use defuse_fs::Errno;
+use defuse_preload_plan::layout;
+
+use crate::handover::owned;
+use crate::process;
+use crate::serve::Call;
+use crate::sys;
+
+/// A descriptor of ours that a call of the kernel needs to the end of that call.
+///
+/// It is closed by a system call of our own: that of the C library would be served, and refused.
+#[derive(Debug)]
+pub struct Held(i32);
+
+impl Held {
+    /// Keeps `fd`, moved out of the way of the program's numbers.
+    fn new(call: &Call<'_>, fd: OwnedFd) -> Result<Held, Errno> {
+        process::keep_above(fd.as_raw_fd(), call.process.floor, true).map(Held)
+    }
+
+    /// The path by which the kernel finds what the descriptor has open.
+    pub fn path(&self) -> CString {
+        CString::new(format!("/proc/self/fd/{}", self.0)).unwrap_or_default()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        process::close(self.0);
+    }
+}
+
+/// The directory of the nodes of this thread's user.
+pub struct Directory(Held);
+
+impl Directory {
+    /// Opens it, and makes it where it is not there. `EACCES` where somebody else has put something
+    /// there, which people are told; other errors of mkdir(2) and open(2).
+    pub fn open(call: &Call<'_>) -> Result<Directory, Errno> {
+        let uid = call.task().credentials().uid;
+        let name = layout::node_directory(call.process.plan.token, uid);
+        let path = format!("{}/{name}", layout::NODES_IN);
+        let text = CString::new(path.as_str()).unwrap_or_default();
+        match sys::plain(libc::SYS_mkdir, text.as_ptr() as u64, 0o700, 0) {
+            Ok(_) => call.process.shared.nodes().store(1, Ordering::Relaxed),
+            Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let fd = open_at(libc::AT_FDCWD, &text, flags);
+        let stat = fd.as_ref().map_err(|errno| *errno).and_then(stat);
+        let is_ours = stat.is_ok_and(|stat| stat.st_uid == uid && stat.st_mode & 0o077 == 0);
+        match (fd, is_ours) {
+            (Ok(fd), true) => Held::new(call, fd).map(Directory),
+            _ => {
+                crate::start::say(&format!(
+                    "{path} is not a directory of user {uid} alone: another program of this run has \
+                     put it there, and fifos, devices and sockets of mounts cannot be opened"
+                ));
+                Err(Errno::EACCES)
+            }
+        }
+    }
+
+    /// The path of the node for the file with these attributes, through the open directory. Nobody but
+    /// this user can put something else there.
+    pub fn path(&self, stat: &Stat) -> CString {
+        let path = [self.0.path().as_bytes(), b"/", name(stat).as_bytes()].concat();
+        CString::new(path).unwrap_or_default()
+    }
+
+    /// Removes the node for the file with these attributes.
+    pub fn remove(&self, stat: &Stat) {
+        let name = name(stat);
+        let _ = sys::plain(libc::SYS_unlinkat, self.0.0 as u64, name.as_ptr() as u64, 0);
+    }
+
+    /// Makes the node for a fifo or device, where it is not there.
+    pub fn make(&self, stat: &Stat) -> Result<(), Errno> {
+        let (name, mode) = (name(stat), stat.attr.kind.mode_bits() | 0o600);
+        let args = [self.0.0 as u64, name.as_ptr() as u64, mode.into(), stat.attr.rdev, 0, 0];
+        match sys::check(sys::pass(libc::SYS_mknodat as u64, &args)) {
+            Ok(_) | Err(Errno::EEXIST) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The node for the file with these attributes, opened by `O_PATH`: what the kernel opens or
+    /// connects to by [`Held::path`] is what was checked here. `ENOENT` where there is none, `ENXIO`
+    /// where it is of another kind or user.
+    pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<Held, Errno> {
+        let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let fd = open_at(self.0.0, &name(file), flags)?;
+        let stat = stat(&fd)?;
+        let is_it = stat.st_mode & libc::S_IFMT == file.attr.kind.mode_bits()
+            && stat.st_rdev == file.attr.rdev
+            && stat.st_uid == call.task().credentials().uid;
+        if is_it { Held::new(call, fd) } else { Err(Errno::ENXIO) }
+    }
+}
+
+/// The node for a fifo or device of a mount, made at the first open.
+pub fn node(call: &Call<'_>, stat: &Stat) -> Result<Held, Errno> {
+    let directory = Directory::open(call)?;
+    directory.make(stat)?;
+    directory.node(call, stat)
+}
+
+fn name(stat: &Stat) -> CString {
+    let name = format!("{:x}-{:x}-{:x}", stat.dev, stat.attr.st_ino, stat.attr.rdev);
+    CString::new(name).unwrap_or_default()
+}
+
+fn open_at(dir: i32, path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
+    let args = [dir as u64, path.as_ptr() as u64, flags as u64, 0, 0, 0];
+    sys::check(sys::pass(libc::SYS_openat as u64, &args)).map(|fd| owned(fd as i32))
+}
+
+fn stat(fd: &OwnedFd) -> Result<libc::stat, Errno> {
+    let mut stat: libc::stat = sys::zeroed();
+    let args = [fd.as_raw_fd() as u64, &raw mut stat as u64, 0, 0, 0, 0];
+    sys::check(sys::pass(libc::SYS_fstat as u64, &args)).map(|_| stat)
+}
