@@ -48,10 +48,12 @@ impl Passthrough {
         let how = self.options.credentials;
         if set.uid.is_some() || set.gid.is_some() {
             // The kernel itself clears set-user-id, set-group-id and security.capability, for
-            // everyone; CAP_FSETID only spares set-group-id without group execution.
+            // everyone, which takes the owner; CAP_FSETID only spares set-group-id without group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
-            rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH).or_errno()?;
+            as_decided(how, || {
+                rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH).or_errno()
+            })?;
         }
         if let Some(size) = set.size {
             let _guard = keep_suidgid(!set.kill_suidgid, how);
