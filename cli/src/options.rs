@@ -70,6 +70,7 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     settings.session.default_permissions = checked;
     settings.mount.default_permissions = checked;
     settings.backends.passthrough.writeback = settings.session.writeback;
+    settings.backends.passthrough.noatime = settings.mount.noatime;
     settings.backends.read_only = settings.mount.ro;
     let granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
     settings.backends.passthrough.granted = granted;

@@ -57,6 +57,32 @@ fn a_directory_is_served_in_every_profile() {
     }
 }
 
+/// The kernel keeps no access time of a mount with `noatime`, but reads went on to move that of the
+/// source. (xfstests 120)
+#[test]
+fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
+    let Some(place) = Place::to_mount() else { return };
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    let accessed = |name: &str| fs::metadata(place.path(name)).unwrap().accessed().unwrap();
+    fs::write(place.path("src/file"), "x").unwrap();
+    fs::create_dir(place.path("src/dir")).unwrap();
+    for (options, kept) in [("noatime", true), ("noatime,no_passthrough", true), ("atime", false)] {
+        for name in ["src/file", "src/dir"] {
+            let times = fs::FileTimes::new().set_accessed(old);
+            fs::File::open(place.path(name)).unwrap().set_times(times).unwrap();
+        }
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        for _ in 0..2 {
+            assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"x");
+            assert_eq!(fs::read_dir(place.path("mnt/dir")).unwrap().count(), 0);
+        }
+        place.ok(&["umount", "mnt"]);
+        for name in ["src/file", "src/dir"] {
+            assert_eq!(accessed(name) == old, kept, "{name} with {options}");
+        }
+    }
+}
+
 #[test]
 fn a_read_only_mount_is_not_written() {
     let Some(place) = Place::to_mount() else { return };

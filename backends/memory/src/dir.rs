@@ -99,6 +99,11 @@ impl Dir {
         Some(inode)
     }
 
+    /// The position that the next name will get.
+    pub fn next_position(&self) -> u64 {
+        self.next
+    }
+
     /// The names after `position`, in order, each with its own.
     pub fn after(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Inode>)> {
         let range = (Bound::Excluded(position.max(DOT_DOT)), Bound::Unbounded);

@@ -5,7 +5,8 @@
 //! when the last name, lookup and open file of an inode have gone.
 //!
 //! What it is not: it checks no permission bits (the frontend does), keeps no state per open file
-//! (handles are all 0, and reads and writes go by inode number), and writes nothing anywhere. The
+//! (handles are all 0, and reads and writes go by inode number; of an open directory it knows where its
+//! listing ends), and writes nothing anywhere. The
 //! limit in bytes counts pages of files, and every 4096 bytes of names, symbolic links, extended attributes
 //! and access lists as a page.
 //!
@@ -25,7 +26,7 @@
 //! 3. bytes of files (`Body::File`), two of them by inode number;
 //! 4. `Inode::meta`, one at a time, but that of a directory while that of nothing else is held;
 //! 5. the references of an inode;
-//! 6. the leaves, each alone: shards of the table, free pages, locks, the bytes of names and attributes.
+//! 6. the leaves, each alone: shards of the table, free pages, locks, ends of listings, the bytes of names and attributes.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never stops a lookup.
 //!
@@ -40,6 +41,7 @@ mod data;
 mod dir;
 mod files;
 mod inode;
+mod listings;
 mod names;
 mod pages;
 mod rename;
@@ -119,6 +121,7 @@ pub struct Memory {
     small: Arc<space::Small>,
     inodes: Arc<Quota>,
     locks: defuse_fs::locks::LockQueue,
+    listings: listings::Listings,
     /// Held while a name moves between directories, see the order of locks.
     rename: Mutex<()>,
     next_ino: AtomicU64,
@@ -141,6 +144,7 @@ impl Memory {
             pool,
             inodes: Arc::new(Quota::new(options.inodes)),
             locks: defuse_fs::locks::LockQueue::default(),
+            listings: listings::Listings::default(),
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: AtomicUsize::new(0),
@@ -441,7 +445,8 @@ impl FileSystem for Memory {
     }
 
     fn opendir(&self, _: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        self.open_inode(ino, OpenArgs { flags, kill_suidgid: false }, true)
+        let opened = self.open_inode(ino, OpenArgs { flags, kill_suidgid: false }, true)?;
+        Ok(Opened { fh: self.listings.open(), ..opened })
     }
 
     fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -449,6 +454,7 @@ impl FileSystem for Memory {
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
+        self.listings.close(dir.fh);
         self.close(dir.ino)
     }
 

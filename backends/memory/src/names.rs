@@ -226,6 +226,7 @@ impl Memory {
         let body = inode.dir()?;
         self.touch_atime(&inode);
         let names = read(&body.names);
+        let end = self.listings.end(dir.fh, from, names.next_position());
         let parent = body.parent.load(Ordering::Relaxed);
         for (next, name, ino) in [(DOT, &b"."[..], inode.ino), (DOT_DOT, b"..", parent)] {
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
@@ -233,7 +234,8 @@ impl Memory {
                 return Ok(());
             }
         }
-        for (next, name, child) in names.after(from) {
+        let names = names.after(from).take_while(|(next, ..)| *next < end);
+        for (next, name, child) in names {
             let item = DirItem { ino: child.ino, next, kind: child.kind, name };
             let look_up = || {
                 child.change_refs(|refs| refs.lookups += 1).ok()?;

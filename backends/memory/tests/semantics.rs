@@ -104,6 +104,34 @@ fn names_that_stay_are_listed_once_whatever_else_comes_and_goes() {
     assert!(listing.inos[2..].iter().all(Option::is_some));
 }
 
+/// Every rename gave the name a new position at the end, which the listing then came to. (xfstests 736)
+#[test]
+fn a_listing_ends_while_names_come_and_are_renamed() {
+    let fs = memory(None, None);
+    for i in 0..100 {
+        file(&fs, Ino::ROOT, &format!("stay{i}"));
+    }
+    file(&fs, Ino::ROOT, "to");
+    let below = dir(&fs, Ino::ROOT, "below");
+    let fh = fs.opendir(&root(), Ino::ROOT, OpenFlags::default()).unwrap().fh;
+    let mut listing = Listing { fh, ..Listing::default() };
+    let mut rounds = 0;
+    while listing.more(&fs, Ino::ROOT, 1) > 0 {
+        rename(&fs, (Ino::ROOT, "to"), (Ino::ROOT, "fro"), 0).unwrap();
+        rename(&fs, (Ino::ROOT, "fro"), (below, "away"), 0).unwrap();
+        rename(&fs, (below, "away"), (Ino::ROOT, "to"), 0).unwrap();
+        file(&fs, Ino::ROOT, &format!("new{rounds}"));
+        rounds += 1;
+        assert!(rounds < 1000, "the listing does not end");
+    }
+    assert_eq!(listing.names.iter().filter(|name| name.starts_with("stay")).count(), 100);
+    // From the start once more, rewinddir(3), it shows what is there now.
+    let mut again = Listing { fh, ..Listing::default() };
+    while again.more(&fs, Ino::ROOT, 7) > 0 {}
+    assert_eq!(again.names.len(), 2 + 100 + 2 + rounds);
+    fs.releasedir(&root(), File { ino: Ino::ROOT, fh }).unwrap();
+}
+
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut bytes = 2u32.to_le_bytes().to_vec();
     for &(tag, perm, id) in entries {

@@ -9,7 +9,7 @@ use defuse_fs::{
 };
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 
-use crate::creds::keep_suidgid;
+use crate::creds::{as_decided, keep_suidgid};
 use crate::inode::Inode;
 use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
@@ -30,6 +30,12 @@ impl Passthrough {
             access => access,
         };
         OFlags::from_bits_retain(access | flags.0 & PASSED_ON & !self.ignored_flags())
+            | self.added_flags()
+    }
+
+    /// Flags of every file and directory.
+    pub(crate) fn added_flags(&self) -> OFlags {
+        if self.options.noatime { OFlags::NOATIME } else { OFlags::empty() }
     }
 
     /// Flags that the frontend takes care of: with a write cache it knows the end of the file.
@@ -52,28 +58,37 @@ impl Passthrough {
         let _guard = flags
             .contains(OFlags::TRUNC)
             .then(|| keep_suidgid(!args.kill_suidgid, self.options.credentials));
-        if flags == OFlags::RDONLY
+        if flags == self.lower_flags(OpenFlags::default())
             && self.is_reusable(&inode)
             && let Some(fd) = self.open_again(&inode)?
         {
             return self.opened(inode.key.mount, fd, args.flags);
         }
-        let fd = match self.open_inode(&inode, flags) {
+        let fd = match self.open_without_atime(&inode, flags) {
             // It can be written but not read, which only the write cache would have wanted.
             Err(Errno::EACCES) if self.options.writeback => {
                 let flags = (flags - OFlags::RWMODE) | OFlags::from_bits_retain(args.flags.0 & 3);
-                self.open_inode(&inode, flags)?
+                self.open_without_atime(&inode, flags)?
             }
             other => other?,
         };
-        // Who writes decides whether set-user-id goes, and past us nobody would ask.
-        let keeps_bits =
-            args.flags.writable() && rustix::fs::fstat(&fd).or_errno()?.st_mode & 0o6000 != 0;
+        let keeps_bits = args.flags.writable()
+            && keeps_bits(args.flags, rustix::fs::fstat(&fd).or_errno()?.st_mode);
         let mut opened = self.opened(inode.key.mount, Arc::new(self.placed(fd)), args.flags)?;
         if inode.kind == FileKind::Directory || keeps_bits {
             opened.backing = None;
         }
         Ok(opened)
+    }
+
+    /// Opens an inode, and with `O_NOATIME` also where the caller is not its owner: the frontend has
+    /// permitted that to the caller, or to all.
+    pub(crate) fn open_without_atime(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
+        if flags.contains(OFlags::NOATIME) {
+            as_decided(self.options.credentials, || self.open_inode(inode, flags))
+        } else {
+            self.open_inode(inode, flags)
+        }
     }
 
     /// Whether a descriptor of `inode` that only reads serves whoever opens it next. Without handles
@@ -123,7 +138,7 @@ impl Passthrough {
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
-        let flags = self.lower_flags(flags);
+        let flags = self.lower_flags(flags) - self.added_flags();
         let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
         let cache = match self.options.cache {
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
@@ -217,4 +232,10 @@ impl Passthrough {
         .or_errno()
         .map(|count| count as u64)
     }
+}
+
+/// Whether writes have to pass by us: who writes decides whether set-user-id and its kin go, and past
+/// us nobody would ask.
+pub(crate) fn keeps_bits(flags: OpenFlags, mode: u32) -> bool {
+    flags.writable() && mode & 0o6000 != 0
 }

@@ -98,7 +98,7 @@ impl Passthrough {
         if inode.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let fd = self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let fd = self.open_without_atime(&inode, OFlags::DIRECTORY | self.added_flags())?;
         let fd = Arc::new(self.placed(fd));
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
         let fh = self.files.insert(OpenFile::directory(fd))?;

@@ -10,6 +10,7 @@ use defuse_fs::{
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use crate::creds::{Owner, become_owner, creation_mode};
+use crate::data::keeps_bits;
 use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::passthrough::{InodeFd, Passthrough};
@@ -137,9 +138,12 @@ impl Passthrough {
         if let Ok(inode) = self.inodes.get(entry.ino) {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
-        let opened = self
+        let mut opened = self
             .opened(mount, Arc::new(self.placed(fd)), flags)
             .inspect_err(|_| self.give_back(entry.ino, 1))?;
+        if keeps_bits(flags, entry.attr.perm) {
+            opened.backing = None;
+        }
         Ok((entry, opened))
     }
 

@@ -76,6 +76,8 @@ pub struct Options {
     /// opened for reading too, because partly written pages are read through them, and
     /// `O_APPEND` is left to the frontend. Default false.
     pub writeback: bool,
+    /// Reading moves no access time below, as on a mount with `noatime`. Default false.
+    pub noatime: bool,
     /// Be told of every close(2), also where nothing is to be done about it. Default false.
     pub flushes: bool,
     /// Whose threads the operations run on. Default [`Credentials::Sticky`].
@@ -113,6 +115,7 @@ impl Default for Options {
             exclusive: false,
             xattrs: true,
             writeback: false,
+            noatime: false,
             flushes: false,
             credentials: Credentials::Sticky,
             descriptors_from: 0,

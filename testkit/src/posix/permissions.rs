@@ -21,6 +21,8 @@ case_table! { "permissions";
     root a_sticky_directory_protects_names_of_others,
     root set_group_id_is_inherited,
     root writing_by_another_clears_set_user_id,
+    root what_root_creates_with_set_user_id_keeps_it_when_root_writes,
+    root a_member_who_writes_keeps_set_group_id_without_execution,
     root truncating_by_another_clears_set_user_id,
     root chown_clears_set_user_id,
     root chmod_by_one_outside_the_group_clears_set_group_id,
@@ -197,6 +199,28 @@ fn writing_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
     dir.chmod("a", 0o6777)?;
     write_all(&dir.open("a", OFlags::RDWR)?, 0, b"x")?;
     ensure!(dir.perm("a")? == 0o6777, "root's write cleared it");
+    Ok(())
+}
+
+/// A passthrough let the kernel write such a file past it, without the privilege that keeps the bit.
+fn what_root_creates_with_set_user_id_keeps_it_when_root_writes(dir: &Dir) -> Result<()> {
+    let umask = rustix::process::umask(mode(0));
+    let file = dir.open_mode("a", NEW, 0o6755);
+    rustix::process::umask(umask);
+    write_all(&file?, 0, b"x")?;
+    ensure!(dir.perm("a")? == 0o6755, "{:o}", dir.perm("a")?);
+    Ok(())
+}
+
+/// Without group execution the bit means nothing for programs (setattr_should_drop_sgid of Linux).
+fn a_member_who_writes_keeps_set_group_id_without_execution(dir: &Dir) -> Result<()> {
+    dir.file("a", b"")?;
+    dir.chown("a", Some(USER), Some(USER))?;
+    dir.chmod("a", 0o2666)?;
+    as_user(USER, USER, &[], || write_all(&dir.open("a", OFlags::RDWR)?, 0, b"x"))?;
+    ensure!(dir.perm("a")? == 0o2666, "{:o}", dir.perm("a")?);
+    as_user(USER, USER, &[], || Ok(ftruncate(dir.open("a", OFlags::RDWR)?, 0)?))?;
+    ensure!(dir.perm("a")? == 0o2666, "{:o} after ftruncate", dir.perm("a")?);
     Ok(())
 }
 

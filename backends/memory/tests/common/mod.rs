@@ -69,6 +69,8 @@ pub fn rename(fs: &Memory, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Re
 pub struct Listing {
     pub room: usize,
     pub entries: bool,
+    /// The open directory; with 0 it is none.
+    pub fh: Fh,
     pub names: Vec<String>,
     pub last: u64,
     pub inos: Vec<Option<Ino>>,
@@ -95,7 +97,8 @@ impl Listing {
         let before = self.names.len();
         self.room = room;
         let from = self.last;
-        fs.readdir(&root(), handle(dir), from, &mut DirBuf::new(self)).unwrap();
+        let dir = File { ino: dir, fh: self.fh };
+        fs.readdir(&root(), dir, from, &mut DirBuf::new(self)).unwrap();
         self.names.len() - before
     }
 }
