@@ -27,6 +27,12 @@ impl Apt {
         Apt { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }
 
+    /// The same with further options of apt.conf(5).
+    pub fn with_options(mut self, options: impl IntoIterator<Item = String>) -> Apt {
+        self.options.extend(options);
+        self
+    }
+
     /// Gets the package lists.
     pub fn update(&self) -> Result<()> {
         command::run(self.apt_get(&["-q", "update"]).stdout(Stdio::null()))

@@ -1,5 +1,5 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `install`, `library`, `fuzz` and
-//! `bpf`.
+//! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `library`,
+//! `fuzz` and `bpf`.
 //!
 //! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
 //! what it does, and cleans up after them. What it is not: it links none of the project's crates,
@@ -11,8 +11,10 @@
 
 mod apt;
 mod bpf;
+mod children;
 mod command;
 mod demo;
+mod fresh;
 mod fuzz;
 mod install;
 mod library;
@@ -48,6 +50,7 @@ enum Task {
         args: Vec<OsString>,
     },
     Install(install::InstallArgs),
+    Fresh(fresh::FreshArgs),
     Fuzz(fuzz::FuzzArgs),
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args).map(done),
         Task::Bench { args } => bench(&args).map(done),
         Task::Install(args) => install::run(&args).map(done),
+        Task::Fresh(args) => fresh::run(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
         Task::Library(args) => library::run(&args).map(done),

@@ -6,7 +6,6 @@
 //! every round, so what the kernel caches of them is cold at first and grows from program to
 //! program, as it does in life. Targets take turns at each program.
 
-mod children;
 mod place;
 mod programs;
 mod report;
@@ -18,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::children::Children;
 use crate::command;
 use crate::packages::{self, Tool};
-use children::Children;
 use place::Place;
 use programs::{Job, PROGRAMS};
 use report::{Measured, Report};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::children::{Children, Printed};
 use super::place::Place;
+use crate::children::{Children, Printed};
 use crate::command;
 
 /// Transactions of the database, each a few rows.

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::children::Children;
 use super::place::Place;
+use crate::children::Children;
 
 /// Bytes of the part that git works on.
 const SUBSET: u64 = 12_000_000;

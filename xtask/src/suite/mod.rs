@@ -11,6 +11,7 @@ use anyhow::Result;
 use crate::command;
 use crate::packages::{self, Tool};
 use crate::parts::{LeftOut, Parts};
+pub use steps::all_packages;
 use steps::{Run, STEPS, Step, When};
 
 /// Check everything that decides whether a change lands

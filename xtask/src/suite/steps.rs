@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::apt::Apt;
 use crate::packages::Tool;
 use crate::parts::Parts;
-use crate::{apt, bpf, demo, fuzz, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, rings, runs};
 
 /// When a step runs unless it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +171,12 @@ pub const STEPS: &[Step] = &[
         )
     },
     full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, |_| bpf::check()),
+    full(
+        "fresh",
+        "both commands of the README on a Debian that has nothing yet",
+        fresh::TOOLS,
+        |_| fresh::check(),
+    ),
     full("demo", "real programs in every profile of a mount", demo::TOOLS, |_| demo::check()),
 ];
 

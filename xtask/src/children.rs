@@ -38,6 +38,8 @@ pub struct Children {
 #[derive(Default)]
 struct State {
     signalled: AtomicBool,
+    /// What runs is ended without being asked.
+    at_once: AtomicBool,
     /// The process group that runs; 0 where none does.
     group: AtomicU32,
 }
@@ -51,7 +53,7 @@ impl Children {
         let watch = move || {
             for _ in signals.forever() {
                 seen.signalled.store(true, Ordering::SeqCst);
-                end_group(seen.group.load(Ordering::SeqCst));
+                seen.end_group();
             }
         };
         std::thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
@@ -78,7 +80,7 @@ impl Children {
         self.state.group.store(child.id(), Ordering::SeqCst);
         if self.check().is_err() {
             // The signal came before there was a group to end.
-            end_group(child.id());
+            self.state.end_group();
         }
         let read = read_all(&mut child);
         let status = child.wait();
@@ -92,12 +94,39 @@ impl Children {
         }
         Ok((printed, took))
     }
+
+    /// Runs a program to its end; what it prints is seen. A signal kills it, without being asked: for one
+    /// that is the first process of its namespaces, which no other signal ends.
+    pub fn show(&self, command: &mut Command) -> Result<()> {
+        self.check()?;
+        command.stdin(Stdio::null()).process_group(0);
+        let mut child =
+            command.spawn().with_context(|| format!("cannot start {}", line(command)))?;
+        self.state.at_once.store(true, Ordering::SeqCst);
+        self.state.group.store(child.id(), Ordering::SeqCst);
+        if self.check().is_err() {
+            self.state.end_group();
+        }
+        let status = child.wait();
+        self.state.group.store(0, Ordering::SeqCst);
+        self.state.at_once.store(false, Ordering::SeqCst);
+        self.check()?;
+        let status = status?;
+        if !status.success() {
+            bail!("{} ended with {status}", command.get_program().display());
+        }
+        Ok(())
+    }
 }
 
-fn end_group(group: u32) {
-    if group != 0 {
-        // By program, because this crate has no unsafe code; that is as good for once.
-        let _ = Command::new("kill").args(["-TERM", "--", &format!("-{group}")]).status();
+impl State {
+    fn end_group(&self) {
+        let group = self.group.load(Ordering::SeqCst);
+        let signal = if self.at_once.load(Ordering::SeqCst) { "-KILL" } else { "-TERM" };
+        if group != 0 {
+            // By program, because this crate has no unsafe code; that is as good for once.
+            let _ = Command::new("kill").args([signal, "--", &format!("-{group}")]).status();
+        }
     }
 }
 
@@ -131,6 +160,26 @@ mod tests {
         assert_eq!((printed.start.as_str(), printed.bytes), ("a\nb\n", 4));
         let failure = run("echo gone wrong >&2; exit 3").unwrap_err().to_string();
         assert!(failure.contains("gone wrong") && failure.contains('3'), "{failure}");
+    }
+
+    #[test]
+    fn a_signal_kills_what_is_shown_and_is_an_error() {
+        let children = Children { state: Arc::default() };
+        assert!(children.show(&mut Command::new("true")).is_ok());
+        assert!(children.show(&mut Command::new("false")).is_err());
+        let state = Arc::clone(&children.state);
+        let signal = std::thread::spawn(move || {
+            while state.group.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            state.signalled.store(true, Ordering::SeqCst);
+            state.end_group();
+        });
+        // A program that is deaf to what would ask it.
+        let deaf = ["-c", "trap '' TERM; sleep 600"];
+        let error = children.show(Command::new("sh").args(deaf)).unwrap_err();
+        assert_eq!(error.to_string(), "interrupted");
+        signal.join().unwrap();
     }
 
     #[test]

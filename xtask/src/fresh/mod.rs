@@ -1,0 +1,110 @@
+//! `cargo xtask fresh`: both commands of the README on a Debian that has nothing yet.
+//!
+//! What it is: a minimal root made by mmdebstrap(1), in namespaces of its own, with a clean clone of what
+//! is committed. What it is not: a container. Of this machine it has the Rust toolchain and what cargo
+//! has downloaded (to read), its settings of the network, and its kernel.
+
+mod release;
+mod root;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::apt::Apt;
+use crate::children::Children;
+use crate::command;
+use crate::packages::{self, Tool};
+use crate::suite;
+use release::Release;
+use root::Root;
+
+/// What making a root needs.
+pub const TOOLS: &[Tool] = &[
+    Tool::package("mmdebstrap", "mmdebstrap"),
+    Tool::package("util-linux", "unshare"),
+    Tool::package("git", "git"),
+];
+
+/// The releases that are known to work.
+const RELEASES: [&str; 2] = ["bookworm", "trixie"];
+
+/// What a person installs first: a C compiler, and the certificates that cargo wants for a download.
+const FIRST: &str = "gcc,libc6-dev,ca-certificates";
+
+/// Both commands of the README.
+const COMMANDS: [&[&str]; 2] = [&["demo"], &["test"]];
+
+/// Run both commands of the README on a minimal Debian, from a clean clone of what is committed
+#[derive(clap::Args)]
+pub struct FreshArgs {
+    /// The release [default: that of this machine]
+    #[arg(long, value_parser = RELEASES)]
+    release: Option<String>,
+    /// Only ask the package lists of the release for every package of the tables
+    #[arg(long)]
+    resolve: bool,
+    /// Where the root is made [default: the directory of temporary files]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// What `cargo xtask` is told instead of `demo` and `test`, after `--`: `-- test structure`
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+/// Runs the commands, or asks for the packages.
+pub fn run(args: &FreshArgs) -> Result<()> {
+    let release = Release::find(args.release.as_deref().unwrap_or(&own_release()))?;
+    if args.resolve {
+        return resolve(&release);
+    }
+    ensure!(command::is_root(), "only root may make the root of a system: run it as root");
+    packages::provide(TOOLS);
+    if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
+        bail!("{} is missing: {}", tool.name, tool.by_hand());
+    }
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    if args.command.is_empty() {
+        return run_in(&release, &dir, &COMMANDS);
+    }
+    let words: Vec<&str> = args.command.iter().map(String::as_str).collect();
+    run_in(&release, &dir, &[&words])
+}
+
+/// The step of the tests: every package in all releases, and the commands in one.
+pub fn check() -> Result<()> {
+    for name in RELEASES {
+        resolve(&Release::find(name)?)?;
+    }
+    run(&FreshArgs { release: None, resolve: false, dir: None, command: Vec::new() })
+}
+
+fn run_in(release: &Release, dir: &std::path::Path, commands: &[&[&str]]) -> Result<()> {
+    let children = Children::watch_signals()?;
+    let root = Root::make(&children, release, dir, FIRST)?;
+    for words in commands {
+        println!("\n#### on a fresh {}: cargo xtask {}", release.name(), words.join(" "));
+        root.xtask(&children, words)?;
+    }
+    root.remove()?;
+    println!("#### a fresh {} has passed; it is removed", release.name());
+    Ok(())
+}
+
+/// Asks the lists of a release for every package, as if none were installed.
+fn resolve(release: &Release) -> Result<()> {
+    let place = root::place(&std::env::temp_dir())?;
+    let apt = Apt::of_empty_machine().with_options(release.apt_options(place.path())?);
+    apt.update()?;
+    let names = suite::all_packages();
+    let complaints = apt.not_installable(&names)?;
+    ensure!(complaints.is_empty(), "{}: {}", release.name(), complaints.join("\n"));
+    println!("{} packages can be installed on {}", names.len(), release.name());
+    Ok(())
+}
+
+/// The release of this machine where it is one of those, otherwise the first.
+fn own_release() -> String {
+    let own = release::codename().unwrap_or_default();
+    RELEASES.into_iter().find(|name| *name == own).unwrap_or(RELEASES[0]).to_owned()
+}
