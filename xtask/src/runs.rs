@@ -1,4 +1,4 @@
-//! The suites of others on programs without a mount (`defuse run`).
+//! The POSIX suites and the exercisers on programs without a mount (`defuse run`).
 
 use anyhow::Result;
 
@@ -15,6 +15,8 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     command::run(command::cargo().args(["build", "--package", "defuse"]))?;
     let program = command::target_dir()?.join("debug/defuse");
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
-    let wanted = ["--suite", "posix", "--suite", "pjdfstest", "--configs", "run-*"];
-    command::run(command::cargo().args(runner).args(wanted).env("DEFUSE_PROGRAM", program))
+    let suites = ["posix", "pjdfstest", "file", "tree"].into_iter().flat_map(|s| ["--suite", s]);
+    let mut run = command::cargo();
+    run.args(runner).arg("--quick").args(suites).args(["--configs", "run-*"]);
+    command::run(run.env("DEFUSE_PROGRAM", program))
 }

@@ -9,9 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use defuse_testkit::mounted;
-use defuse_testkit::suites::{CONFIGS, Config, HEAD, RUNS, Row, Suite, posix_cases, run};
+use defuse_testkit::suites::{
+    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, exercise, posix_cases, run,
+};
 
-const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs]... \
+const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs|file|tree]... \
                      [--configs NAME,NAME*...]";
 
 struct Wanted {
@@ -27,6 +29,20 @@ fn main() -> ExitCode {
     {
         posix_cases(Path::new(dir), config);
         return ExitCode::SUCCESS;
+    }
+    if let [_, option, words @ ..] = arguments.as_slice()
+        && option == "--exercise"
+    {
+        return match exercise::inside(words) {
+            Ok(said) => {
+                print!("{said}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let wanted = match parse(std::env::args().skip(1)) {
         Ok(wanted) => wanted,
@@ -87,14 +103,14 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
 }
 
 fn all() -> impl Iterator<Item = &'static Config> {
-    CONFIGS.iter().chain(RUNS)
+    CONFIGS.iter().chain(RUNS).chain(std::iter::once(&SERVED))
 }
 
 fn run_all(wanted: &Wanted) -> Result<bool> {
     let mut table = Vec::new();
     for suite in &wanted.suites {
         suite.install()?;
-        let fits = |config: &&&Config| !RUNS.contains(config) || suite.runs_in_process();
+        let fits = |config: &&&Config| suite.runs_on(config);
         let configs: Vec<_> = wanted.configs.iter().filter(fits).copied().collect();
         table.extend(run(*suite, &configs, wanted.quick, &mut report)?);
     }

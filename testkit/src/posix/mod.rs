@@ -21,6 +21,7 @@ mod sys;
 mod xattrs;
 
 pub use dir::{Dir, Skip};
+pub(crate) use sys::{Child, Map};
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -73,7 +73,7 @@ pub(super) fn test_lock(
 }
 
 /// A child process that runs a function and exits with what it returns.
-pub(super) struct Child(libc::pid_t);
+pub(crate) struct Child(libc::pid_t);
 
 impl Child {
     /// Starts it. Other threads do not exist in the child, so `run` should do little more than
@@ -132,7 +132,7 @@ pub(super) fn interrupt_after(milliseconds: i64) {
 }
 
 /// A mapping of a file, mmap(2). Accesses copy, so no reference into shared memory exists.
-pub(super) struct Map {
+pub(crate) struct Map {
     start: *mut u8,
     len: usize,
 }
@@ -149,6 +149,11 @@ impl Map {
             return Err(io::Error::last_os_error());
         }
         Ok(Map { start: start.cast(), len })
+    }
+
+    /// How many bytes are mapped.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// A copy of `len` bytes at `offset`. Must lie in a page that the file reaches (else SIGBUS).

@@ -3,6 +3,7 @@
 //! A case that fails where native ext4 does not is a bug, unless [`exclusions`] has a reason.
 
 pub mod exclusions;
+pub mod exercise;
 mod fsx;
 mod pjdfstest;
 mod programs;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::mounted::has_rings;
-pub use stage::{CONFIGS, Config, NATIVE, RUNS, Stage};
+use stage::Backend;
+pub use stage::{CONFIGS, Config, NATIVE, RUNS, SERVED, Stage};
 
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +31,21 @@ pub enum Suite {
     Posix,
     /// git, sqlite3, make, tar, rsync and Python's own tests.
     Programs,
+    /// Random operations on one file: see [`exercise`].
+    File,
+    /// Random operations of several processes on a tree: see [`exercise`].
+    Tree,
 }
 
 impl Suite {
     /// All of them, with the names that the command line takes.
-    pub const ALL: [(&'static str, Suite); 4] = [
+    pub const ALL: [(&'static str, Suite); 6] = [
         ("pjdfstest", Suite::Pjdfstest),
         ("fsx", Suite::Fsx),
         ("posix", Suite::Posix),
         ("programs", Suite::Programs),
+        ("file", Suite::File),
+        ("tree", Suite::Tree),
     ];
 
     /// Its name.
@@ -47,7 +55,16 @@ impl Suite {
 
     /// Whether it is run on the configurations without a mount too.
     pub fn runs_in_process(self) -> bool {
-        matches!(self, Suite::Pjdfstest | Suite::Posix)
+        matches!(self, Suite::Pjdfstest | Suite::Posix | Suite::File | Suite::Tree)
+    }
+
+    /// True where it is run on `config`.
+    pub fn runs_on(self, config: &Config) -> bool {
+        match config.backend {
+            Backend::Run(_) if *config == SERVED => matches!(self, Suite::File | Suite::Tree),
+            Backend::Run(_) => self.runs_in_process(),
+            _ => true,
+        }
     }
 
     /// Gets what the suite needs, where it is missing.
@@ -59,18 +76,20 @@ impl Suite {
         match self {
             Suite::Pjdfstest => tools::install("pjdfstest", "0.2.2").map(drop),
             Suite::Fsx => tools::install("fsx", "0.3.2").map(drop),
-            Suite::Posix => Ok(()),
+            Suite::Posix | Suite::File | Suite::Tree => Ok(()),
             Suite::Programs => tools::packages(programs::PACKAGES),
         }
     }
 
-    fn run_on(self, stage: &Stage, quick: bool) -> Result<Tally> {
+    fn run_on(self, stage: &mut Stage, quick: bool) -> Result<Tally> {
         match self {
             Suite::Pjdfstest => pjdfstest::run(stage),
             Suite::Fsx => fsx::run(stage, quick),
             Suite::Posix if stage.is_in_process() => posix_in_process(stage),
             Suite::Posix => Ok(posix(stage)),
             Suite::Programs => programs::run(stage, quick),
+            Suite::File => exercise::files(stage, quick),
+            Suite::Tree => exercise::trees(stage, quick),
         }
     }
 }
@@ -160,8 +179,8 @@ pub fn run(
             continue;
         }
         let begun = Instant::now();
-        let stage = Stage::new(config)?;
-        let tally = suite.run_on(&stage, quick)?;
+        let mut stage = Stage::new(config)?;
+        let tally = suite.run_on(&mut stage, quick)?;
         let native = rows.first().map(|row| &row.tally);
         let unexpected = unexpected(suite, config, &tally, native);
         drop(stage);
@@ -182,8 +201,8 @@ fn unexpected(
         Some(native) => {
             !native.has_failed(case) && exclusions::reason(suite, config.name, case).is_none()
         }
-        // Native ext4 is right by definition.
-        None => false,
+        // Native ext4 is right by definition, and the exercisers are of our own.
+        None => matches!(suite, Suite::File | Suite::Tree),
     };
     tally.failed.iter().filter(is_new).cloned().collect()
 }

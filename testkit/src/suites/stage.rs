@@ -30,7 +30,7 @@ pub struct Config {
     pub name: &'static str,
     /// What serves it.
     pub backend: Backend,
-    /// Arguments of `defuse mount`.
+    /// Arguments of `defuse mount` or `defuse run`.
     pub args: &'static [&'static str],
 }
 
@@ -71,6 +71,10 @@ pub static RUNS: &[Config] = &[
     config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
     config("run-memory", Run("memory:"), &[]),
 ];
+
+/// One more without a mount, for the exercisers: the run serves the files to all of its programs.
+pub static SERVED: Config =
+    config("run-passthrough-served", Run("passthrough:SOURCE"), &["--fork", "server"]);
 
 /// Where the files of [`RUNS`] are: nothing is there for all others.
 const TARGET: &str = "/defuse-suite";
@@ -120,6 +124,39 @@ impl Stage {
         Ok(stage)
     }
 
+    /// The directory of ext4 that is served, where there is one.
+    pub fn source(&self) -> Option<PathBuf> {
+        let served = self.mount.is_some() || self.run.is_some();
+        self.lower.as_ref().filter(|_| served).map(|lower| lower.path().join("source"))
+    }
+
+    /// Unmounts it, where there is a mount. What was written is below then.
+    ///
+    /// # Errors
+    ///
+    /// Where the server does not end as it should.
+    pub fn unmount(&mut self) -> Result<()> {
+        self.mount.take().map_or(Ok(()), Mount::end)
+    }
+
+    /// Mounts the same directory again.
+    ///
+    /// # Errors
+    ///
+    /// With the log of the program.
+    pub fn mount_again(&mut self) -> Result<()> {
+        if let (false, Some(source)) = (self.is_in_process(), self.source_below()) {
+            let mut text = OsString::from("passthrough:");
+            text.push(source);
+            self.mount = Some(Mount::new(&text, self.place.path(), self.config.args)?);
+        }
+        Ok(())
+    }
+
+    fn source_below(&self) -> Option<PathBuf> {
+        self.lower.as_ref().map(|lower| lower.path().join("source"))
+    }
+
     /// Its configuration.
     pub fn config(&self) -> &'static Config {
         self.config
@@ -148,8 +185,8 @@ impl Stage {
     pub fn command(&self, name: &Path) -> Result<Command> {
         let Some(mount) = &self.run else { return Ok(Command::new(name)) };
         let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", "300"]).arg(program()?).args(["run", "--mount"]);
-        command.arg(mount).arg("--").arg(name);
+        command.args(["-s", "KILL", "300"]).arg(program()?).arg("run").args(self.config.args);
+        command.arg("--mount").arg(mount).arg("--").arg(name);
         Ok(command)
     }
 

@@ -147,7 +147,12 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         when: When::Always,
-        ..full("run", "the POSIX suites on programs without a mount", TEST_TOOLS, runs::test)
+        ..full(
+            "run",
+            "the POSIX suites and the exercisers on programs without a mount",
+            TEST_TOOLS,
+            runs::test,
+        )
     },
     cargo(
         "shuttle",

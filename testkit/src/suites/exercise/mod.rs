@@ -1,0 +1,148 @@
+//! Exercisers of our own: random operations, and what must hold between and after them.
+//!
+//! What it is: the shapes of two programs of xfstests. [`file`] does to one file what fsx does, with
+//! every operation that a file has, and compares it with a copy in memory; [`tree`] does to a tree what
+//! fsstress does, in several processes at once, and looks at what is left in several ways. What it is
+//! not: their code, of which nothing is here.
+//!
+//! Everything follows from a seed, which is printed with each failure. `DEFUSE_SEED` sets another one.
+
+mod file;
+mod listing;
+mod operations;
+mod tree;
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Backend, Stage, Tally};
+
+/// The seeds of a run, and how long each is.
+fn plan(quick: bool) -> (std::ops::RangeInclusive<u64>, u32) {
+    let named = std::env::var("DEFUSE_SEED").ok().and_then(|text| text.parse().ok());
+    match named {
+        Some(seed) => (seed..=seed, if quick { 1 } else { 5 }),
+        None if quick => (1..=2, 1),
+        None => (1..=10, 5),
+    }
+}
+
+/// Every seed is a case of the suite `file`.
+pub(super) fn files(stage: &Stage, quick: bool) -> Result<Tally> {
+    let (seeds, factor) = plan(quick);
+    let mut tally = Tally::default();
+    for seed in seeds {
+        let count = 1500 * factor;
+        let done = one(stage, "file", seed, count, || {
+            file::exercise(stage.path(), seed, count, has_shared_mappings(stage.config().name))
+        });
+        let result = done.and_then(|text| complete(stage, &text));
+        tally.add(&format!("file, seed {seed}"), result);
+    }
+    Ok(tally)
+}
+
+/// Every seed is a case of the suite `tree`; so is what is left below, and after the end of the mount.
+pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
+    let (seeds, factor) = plan(quick);
+    let mut tally = Tally::default();
+    let mut last = None;
+    for seed in seeds {
+        let count = 1000 * factor;
+        let done = one(stage, "tree", seed, count, || tree::exercise(stage.path(), seed, count));
+        last = done.as_ref().ok().cloned();
+        tally.add(&format!("tree, seed {seed}"), done.map(drop));
+    }
+    let (Some(seen), Some(source)) = (last, stage.source()) else { return Ok(tally) };
+    let below = || -> Result<()> {
+        let below = listing::Listing::of(&source)?;
+        ensure!(below.to_string() == seen, "{}", first_difference(&below.to_string(), &seen));
+        Ok(())
+    };
+    if stage.config().backend != Backend::Native {
+        // What is written back late is below when nothing is mounted any more.
+        stage.unmount()?;
+        tally.add("tree: the directory below has it", below());
+        stage.mount_again()?;
+        let again =
+            one(stage, "list", 0, 0, || Ok(listing::Listing::of(stage.path())?.to_string()));
+        let same = again.and_then(|again| {
+            ensure!(again == seen, "{}", first_difference(&again, &seen));
+            Ok(())
+        });
+        tally.add("tree: a new mount shows it", same);
+    }
+    Ok(tally)
+}
+
+/// Runs an exercise in this process, or in one that has the files; what it says in the end.
+fn one(
+    stage: &Stage,
+    what: &str,
+    seed: u64,
+    count: u32,
+    here: impl FnOnce() -> Result<String>,
+) -> Result<String> {
+    if !stage.is_in_process() {
+        return here();
+    }
+    let mut command: Command = stage.command(&std::env::current_exe()?)?;
+    command.arg("--exercise").args([what, &seed.to_string(), &count.to_string()]);
+    let output = command.arg(stage.path()).arg(stage.config().name).output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{}: {}", output.status, tail(&output.stderr));
+    Ok(said)
+}
+
+/// What such a process does: `WHAT SEED COUNT DIRECTORY CONFIGURATION`.
+///
+/// # Errors
+///
+/// With what does not hold.
+pub fn inside(words: &[String]) -> Result<String> {
+    let [what, seed, count, dir, config] = words else { anyhow::bail!("five words") };
+    let (seed, count, dir) = (seed.parse()?, count.parse()?, Path::new(dir));
+    match what.as_str() {
+        "file" => file::exercise(dir, seed, count, has_shared_mappings(config)),
+        "tree" => tree::exercise(dir, seed, count),
+        "list" => Ok(listing::Listing::of(dir)?.to_string()),
+        _ => anyhow::bail!("there is no exercise {what}"),
+    }
+}
+
+/// True where a mapping sees what is written meanwhile; docs/conformance.md says where it is a copy.
+fn has_shared_mappings(config: &str) -> bool {
+    super::exclusions::reason(
+        super::Suite::Posix,
+        config,
+        "data::a_shared_mapping_and_the_file_are_one",
+    )
+    .is_none()
+}
+
+/// An exercise that was refused everything proves nothing: on ext4, and where no kernel is between, a
+/// range must have been collapsed and inserted.
+fn complete(stage: &Stage, said: &str) -> Result<()> {
+    let forwards_all = matches!(stage.config().backend, Backend::Native | Backend::Run(_));
+    for kind in said.lines() {
+        let (name, count) = kind.split_once(": ").context("a line of the exerciser")?;
+        let may_be_refused = ["collapse", "insert"].contains(&name) && !forwards_all;
+        ensure!(count != "0" || name == "clone" || may_be_refused, "{name} was never done");
+    }
+    Ok(())
+}
+
+fn first_difference(left: &str, right: &str) -> String {
+    let pairs = left.lines().zip(right.lines());
+    let different = pairs.into_iter().find(|(left, right)| left != right);
+    let counts = (left.lines().count(), right.lines().count());
+    format!("{} and {} lines; {different:?}", counts.0, counts.1)
+}
+
+fn tail(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let lines: Vec<&str> = text.lines().rev().take(40).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
