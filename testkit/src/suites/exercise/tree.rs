@@ -96,8 +96,10 @@ struct Worker {
 
 type Done = Result<(), Errno>;
 
+type Operation = fn(&mut Worker) -> Done;
+
 #[rustfmt::skip]
-const OPERATIONS: &[(&str, fn(&mut Worker) -> Done)] = &[
+const OPERATIONS: &[(&str, Operation)] = &[
     ("create", Worker::create), ("create", Worker::create), ("create", Worker::create),
     ("mkdir", Worker::mkdir), ("mkdir", Worker::mkdir),
     ("rename", Worker::rename), ("rename", Worker::rename),
