@@ -27,17 +27,15 @@ struct File {
     path: PathBuf,
     fd: OwnedFd,
     copy: Vec<u8>,
-    /// A mapping that stays, where those are of the file itself.
+    /// A mapping that stays.
     map: Option<Map>,
-    may_stay: bool,
     /// How often each was done, and not refused.
     done: BTreeMap<Kind, u32>,
     history: VecDeque<String>,
 }
 
 /// Does `count` operations to a file in `dir`. Returns how often each was done, a line each.
-/// `stays`: mappings are of the file, and see what is written meanwhile.
-pub(super) fn exercise(dir: &Path, seed: u64, count: u32, stays: bool) -> Result<String> {
+pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     let path = dir.join(format!("exercise-{seed}"));
     let mut rng = Rng::with_seed(seed);
     let mut file = File {
@@ -45,7 +43,6 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32, stays: bool) -> Result
         path,
         copy: Vec::new(),
         map: None,
-        may_stay: stays,
         done: Kind::ALL.iter().map(|&kind| (kind, 0)).collect(),
         history: VecDeque::new(),
     };
@@ -143,25 +140,20 @@ impl File {
             Some(bytes) => {
                 map.write(offset, &bytes[..end - offset]);
                 self.store(offset, &bytes[..end - offset]);
-                if !self.may_stay {
-                    map.sync().context("msync")?;
-                }
             }
             None => {
                 let seen = map.read(offset, end - offset);
                 same(&seen, &self.copy[offset..end], offset, "the mapping")?;
             }
         }
-        if self.may_stay {
-            self.map = Some(map);
-        }
+        self.map = Some(map);
         Ok(true)
     }
 
-    /// From now on the whole file is mapped, where that is the file.
+    /// From now on the whole file is mapped.
     fn keep_mapped(&mut self) -> Result<bool> {
         self.map = None;
-        if self.may_stay && !self.copy.is_empty() {
+        if !self.copy.is_empty() {
             self.map = Some(Map::new(&self.fd, self.copy.len(), true).context("mmap")?);
         }
         Ok(true)

@@ -35,9 +35,7 @@ pub(super) fn files(stage: &Stage, quick: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     for seed in seeds {
         let count = 1500 * factor;
-        let done = one(stage, "file", seed, count, || {
-            file::exercise(stage.path(), seed, count, has_shared_mappings(stage.config().name))
-        });
+        let done = one(stage, "file", seed, count, || file::exercise(stage.path(), seed, count));
         let result = done.and_then(|text| complete(stage, &text));
         tally.add(&format!("file, seed {seed}"), result);
     }
@@ -90,36 +88,26 @@ fn one(
     }
     let mut command: Command = stage.command(&std::env::current_exe()?)?;
     command.arg("--exercise").args([what, &seed.to_string(), &count.to_string()]);
-    let output = command.arg(stage.path()).arg(stage.config().name).output()?;
+    let output = command.arg(stage.path()).output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{}: {}", output.status, tail(&output.stderr));
     Ok(said)
 }
 
-/// What such a process does: `WHAT SEED COUNT DIRECTORY CONFIGURATION`.
+/// What such a process does: `WHAT SEED COUNT DIRECTORY`.
 ///
 /// # Errors
 ///
 /// With what does not hold.
 pub fn inside(words: &[String]) -> Result<String> {
-    let [what, seed, count, dir, config] = words else { anyhow::bail!("five words") };
+    let [what, seed, count, dir] = words else { anyhow::bail!("four words") };
     let (seed, count, dir) = (seed.parse()?, count.parse()?, Path::new(dir));
     match what.as_str() {
-        "file" => file::exercise(dir, seed, count, has_shared_mappings(config)),
+        "file" => file::exercise(dir, seed, count),
         "tree" => tree::exercise(dir, seed, count),
         "list" => Ok(listing::Listing::of(dir)?.to_string()),
         _ => anyhow::bail!("there is no exercise {what}"),
     }
-}
-
-/// True where a mapping sees what is written meanwhile; docs/conformance.md says where it is a copy.
-fn has_shared_mappings(config: &str) -> bool {
-    super::exclusions::reason(
-        super::Suite::Posix,
-        config,
-        "data::a_shared_mapping_and_the_file_are_one",
-    )
-    .is_none()
 }
 
 /// An exercise that was refused everything proves nothing: on ext4, and where no kernel is between, a

@@ -146,8 +146,8 @@ mod tests {
             assert!(one.len > 0 || one.kind == Truncate, "{one:?}");
             let inserted = if one.kind == Insert { size + one.len } else { 0 };
             assert!(inserted <= MAX && one.to <= MAX, "{one:?} of {size}");
-            let aligned =
-                !matches!(one.kind, Collapse | Insert) || (one.offset | one.len) % BLOCK == 0;
+            let aligned = !matches!(one.kind, Collapse | Insert)
+                || (one.offset | one.len).is_multiple_of(BLOCK);
             assert!(aligned, "{one:?}");
         }
         assert_eq!(seen.len(), Kind::ALL.len());
