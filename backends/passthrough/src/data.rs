@@ -33,9 +33,9 @@ impl Passthrough {
             | self.added_flags()
     }
 
-    /// Flags of every file and directory.
+    /// Flags of every file and directory that is opened.
     pub(crate) fn added_flags(&self) -> OFlags {
-        if self.options.noatime { OFlags::NOATIME } else { OFlags::empty() }
+        if self.opens_without_atime { OFlags::NOATIME } else { OFlags::empty() }
     }
 
     /// Flags that the frontend takes care of: with a write cache it knows the end of the file.
@@ -82,12 +82,14 @@ impl Passthrough {
     }
 
     /// Opens an inode, and with `O_NOATIME` also where the caller is not its owner: the frontend has
-    /// permitted that to the caller, or to all.
+    /// permitted that to the caller, or to all. Where the daemon may not, `noatime` is left out.
     pub(crate) fn open_without_atime(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
-        if flags.contains(OFlags::NOATIME) {
-            as_decided(self.options.credentials, || self.open_inode(inode, flags))
-        } else {
-            self.open_inode(inode, flags)
+        if !flags.contains(OFlags::NOATIME) {
+            return self.open_inode(inode, flags);
+        }
+        match as_decided(self.options.credentials, || self.open_inode(inode, flags)) {
+            Err(Errno::EPERM) => self.open_inode(inode, flags - self.added_flags()),
+            other => other,
         }
     }
 

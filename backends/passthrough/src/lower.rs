@@ -15,6 +15,20 @@ pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd)
 }
 
+/// The directory `dir` with what is mounted below it, on mounts of our own that move no access times,
+/// mount_setattr(2). What reads a backing file is the kernel, which goes by the mount and not by the
+/// flags of our descriptor. `None` where that takes a privilege that is not there, or before Linux 5.12.
+pub(crate) fn without_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
+    use rustix::mount::{OpenTreeFlags, open_tree};
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_RECURSIVE;
+    let tree = open_tree(dir, c"", flags).ok()?;
+    crate::sys::set_noatime(&tree).ok()?;
+    Some(tree)
+}
+
 /// Turns the errors of rustix into those of the contract.
 pub(crate) trait OrErrno<T> {
     fn or_errno(self) -> Result<T>;

@@ -76,7 +76,9 @@ pub struct Options {
     /// opened for reading too, because partly written pages are read through them, and
     /// `O_APPEND` is left to the frontend. Default false.
     pub writeback: bool,
-    /// Reading moves no access time below, as on a mount with `noatime`. Default false.
+    /// Reading moves no access time below, as on a mount with `noatime`. A privileged process then
+    /// serves mounts of its own, which what is mounted below the source later does not reach. Default
+    /// false.
     pub noatime: bool,
     /// Be told of every close(2), also where nothing is to be done about it. Default false.
     pub flushes: bool,

@@ -15,7 +15,7 @@ use crate::fd_cache::FdCache;
 use crate::handle::Handle;
 use crate::inode::{Inode, InodeTable};
 use crate::locks::LockTable;
-use crate::lower::{OrErrno, ProcPath, Stat, above};
+use crate::lower::{self, OrErrno, ProcPath, Stat, above};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{FileHandles, Options};
@@ -37,6 +37,8 @@ pub struct Passthrough {
     pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
+    /// Every file is opened with `O_NOATIME`, because the mount of the source moves access times.
+    pub(crate) opens_without_atime: bool,
     /// Taken to find out whether an inode has lost its last name, see `removal.rs`.
     pub(crate) removals: Removals,
     /// See [`Passthrough::keep_descriptors`].
@@ -86,6 +88,9 @@ impl Passthrough {
             .map_err(SourceError::NoProc)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(source, flags, Mode::empty()).or_errno().map_err(fail)?;
+        let quiet = options.noatime.then(|| lower::without_access_times(root.as_fd())).flatten();
+        let opens_without_atime = options.noatime && quiet.is_none();
+        let root = quiet.unwrap_or(root);
         let mut mount =
             Mount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
                 MountError::NoHandles(errno) => {
@@ -105,7 +110,8 @@ impl Passthrough {
                 );
             }
         }
-        Passthrough::build(root, mount, options).map_err(fail)
+        let served = Passthrough::build(root, mount, options).map_err(fail)?;
+        Ok(Passthrough { opens_without_atime, ..served })
     }
 
     fn build(root: OwnedFd, mount: Mount, options: Options) -> Result<Self> {
@@ -129,6 +135,7 @@ impl Passthrough {
             files: OpenFiles::new(),
             locks: LockTable::new(),
             removals: Removals::default(),
+            opens_without_atime: false,
             by_descriptor: AtomicBool::new(false),
             options,
         })
