@@ -7,9 +7,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{fs, io, thread};
 
+use defuse_compose::Switch;
 use defuse_fuse::{Negotiated, Statistics};
 use defuse_probe::Snapshot;
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,9 @@ use crate::registry::Found;
 
 /// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Asks for changes to be let through, or to be refused: the answer is `true`.
+const READ_WRITE: &str = "read-write";
+const READ_ONLY: &str = "read-only";
 /// No question is longer.
 const QUESTION_MAX: u64 = 64;
 /// No answer is longer: a snapshot has some hundred rows.
@@ -71,7 +76,12 @@ impl From<&Negotiated> for Agreement {
 }
 
 /// Answers questions at `path` from a thread of its own.
-pub fn serve(path: &Path, statistics: Statistics, agreement: Agreement) -> io::Result<()> {
+pub fn serve(
+    path: &Path,
+    statistics: Statistics,
+    agreement: Agreement,
+    writable: Switch,
+) -> io::Result<()> {
     // Left by a daemon that was killed.
     let _ = fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
@@ -79,6 +89,13 @@ pub fn serve(path: &Path, statistics: Statistics, agreement: Agreement) -> io::R
     let answer = move |question: &str| match question {
         "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
+        READ_WRITE | READ_ONLY => {
+            // A file system that was not made read-only needs no permission to be written.
+            if let Some(writable) = &writable {
+                writable.store(question == READ_WRITE, Ordering::Release);
+            }
+            Some("true".to_owned())
+        }
         _ => None,
     };
     let run = move || {
@@ -114,6 +131,13 @@ fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::
 /// The statistics of a mount, as JSON.
 pub fn stat(found: &Found) -> Result<(Snapshot, String)> {
     parse(found, "stat")
+}
+
+/// Tells a daemon whether its file system may be changed from now on. One that was mounted read-only
+/// refuses changes by itself, whatever the kernel lets through.
+pub fn set_writable(found: &Found, writable: bool) -> Result {
+    let question = if writable { READ_WRITE } else { READ_ONLY };
+    parse::<bool>(found, question).map(drop)
 }
 
 /// What a mount has agreed on with the kernel, as JSON.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
+use crate::terminal;
+
 /// Why a command failed. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -62,11 +64,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Writes to the standard output. A reader that has gone away is no failure.
+/// Writes to the standard output. A reader that has gone away is no failure. Control characters but line feeds
+/// and tabs are written out: what is shown may have been named by anybody.
 pub fn print(text: &str) -> Result {
     use io::Write;
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(terminal::lines(text).as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
         Err(error) => Err(Failure::Failed(format!("cannot write to the standard output: {error}"))),
@@ -88,5 +91,5 @@ pub fn report(result: Result) -> ExitCode {
 pub fn warn(message: &dyn fmt::Display) {
     use io::Write;
     // Nobody is left to be told.
-    let _ = writeln!(io::stderr(), "defuse: {message}");
+    let _ = writeln!(io::stderr(), "defuse: {}", terminal::foreign(&message.to_string()));
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result, print};
 use crate::registry::{self, State};
+use crate::terminal;
 use crate::umount::is_ours;
 
 /// List what is mounted
@@ -80,7 +81,8 @@ fn name(state: State) -> &'static str {
 
 fn table(rows: &[Row], now_unix: u64) -> String {
     let width = |field: fn(&Row) -> &str, least: usize| {
-        rows.iter().map(|row| field(row).chars().count()).max().unwrap_or(0).max(least)
+        let widths = rows.iter().map(|row| terminal::foreign(field(row)).chars().count());
+        widths.max().unwrap_or(0).max(least)
     };
     let (at, what) = (width(|row| &row.mountpoint, 10), width(|row| &row.source, 6));
     let mut text =
@@ -88,7 +90,8 @@ fn table(rows: &[Row], now_unix: u64) -> String {
     for row in rows {
         let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         let since = row.since_unix.map_or_else(|| "-".to_owned(), |since| ago(since, now_unix));
-        let (mountpoint, source, state) = (&row.mountpoint, &row.source, &row.state);
+        let (mountpoint, state) = (terminal::foreign(&row.mountpoint), &row.state);
+        let source = terminal::foreign(&row.source);
         let _ = writeln!(text, "{mountpoint:at$}  {source:what$}  {state:12}  {pid:>7}  {since}");
     }
     text

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
-use crate::{daemon, paths, serve};
+use crate::{daemon, paths, serve, terminal};
 use defuse_compose::Source;
 
 /// Mount a file system
@@ -125,7 +125,12 @@ pub fn start_log(verbose: u8, log_file: Option<&Path>) -> Result {
         _ => log::LevelFilter::Trace,
     };
     let mut builder = env_logger::Builder::new();
-    builder.filter_level(level).format_target(false);
+    builder.filter_level(level).format(|out, record| {
+        use std::io::Write;
+        // One record is one line, whatever those whom it is about have named.
+        let (time, text) = (out.timestamp(), record.args().to_string());
+        writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::foreign(&text))
+    });
     if let Some(path) = log_file {
         let file = File::options().append(true).create(true).open(path);
         let file = file.map_err(|error| {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use crate::error::{self, Failure, Result};
 use crate::mount::{self, MountArgs};
-use crate::options;
+use crate::{options, remount};
 
 /// What mount(8) expects of a helper: wrong use, and a mount that failed.
 const WRONG_USE: u8 = 1;
@@ -52,6 +52,8 @@ struct Request {
     mount: MountArgs,
     /// Check everything, mount nothing.
     fake: bool,
+    /// Change the mount that is there, by these options.
+    remount: Option<Vec<String>>,
 }
 
 /// Whether the program was called as a helper of mount(8): by its name, or with a source where a
@@ -68,6 +70,10 @@ pub fn is_meant(arguments: &[OsString]) -> bool {
 /// Mounts as the helper, with the exit codes of mount(8).
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
     let outcome = parse(arguments).and_then(|request| match request.fake {
+        _ if request.remount.is_some() => {
+            let options = request.remount.unwrap_or_default();
+            remount::run(&request.mount.mountpoint, &options, request.fake)
+        }
         true => mount::check(request.mount),
         false => mount::run(request.mount),
     });
@@ -119,7 +125,11 @@ fn parse(arguments: Vec<OsString>) -> Result<Request> {
     })?;
     request.mount.source = without_program(&source);
     request.mount.mountpoint = mountpoint.into();
-    request.mount.options = ours(&lists, sloppy)?;
+    let options = split(&lists)?;
+    match options.iter().any(|option| option == "remount") {
+        true => request.remount = Some(remountable(options, sloppy)),
+        false => request.mount.options = ours(&options, sloppy),
+    }
     Ok(request)
 }
 
@@ -129,28 +139,42 @@ fn without_program(source: &OsStr) -> OsString {
     OsString::from_vec(source.strip_prefix(b"defuse#").unwrap_or(source).to_vec())
 }
 
-/// The options that are for us, each by itself.
-fn ours(lists: &[OsString], sloppy: bool) -> Result<Vec<String>> {
-    let mut ours = Vec::new();
+/// All options, each by itself.
+fn split(lists: &[OsString]) -> Result<Vec<String>> {
+    let mut all = Vec::new();
     for list in lists {
         let list = list
             .to_str()
             .ok_or_else(|| Failure::Usage(format!("options {} are not UTF-8", list.display())))?;
-        for option in options::split(list) {
-            let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
-            if name == "remount" {
-                return Err(Failure::Usage(
-                    "a mount of defuse cannot be remounted: unmount it, and mount it anew".into(),
-                ));
-            }
-            let extension = name.starts_with("x-") || name.starts_with("X-");
-            let ignored = extension || NOT_OURS.contains(&name);
-            if !ignored && (!sloppy || options::is_known(name)) {
-                ours.push(options::escape(&option));
-            }
-        }
+        all.extend(options::split(list));
     }
-    Ok(ours)
+    Ok(all)
+}
+
+fn name_of(option: &str) -> &str {
+    option.split_once('=').map_or(option, |(name, _)| name)
+}
+
+fn is_ignored(name: &str) -> bool {
+    name.starts_with("x-") || name.starts_with("X-") || NOT_OURS.contains(&name)
+}
+
+/// The options that are for us.
+fn ours(all: &[String], sloppy: bool) -> Vec<String> {
+    let is_ours = |option: &&String| {
+        let name = name_of(option);
+        !is_ignored(name) && (!sloppy || options::is_known(name))
+    };
+    all.iter().filter(is_ours).map(|option| options::escape(option)).collect()
+}
+
+/// The options of a remount: those about access times are for it, too.
+fn remountable(all: Vec<String>, sloppy: bool) -> Vec<String> {
+    let is_meant = |option: &String| {
+        let name = name_of(option);
+        remount::is_flag(name) || !is_ignored(name) && (!sloppy || options::is_known(name))
+    };
+    all.into_iter().filter(is_meant).collect()
 }
 
 fn needs_value(flag: u8) -> Failure {
@@ -191,13 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn a_remount_is_told_from_a_mount() {
+        let asked = request("m memory: /m -o rw,noauto,noatime,remount,size=1M").unwrap();
+        assert_eq!(asked.remount.unwrap(), ["rw", "noatime", "remount", "size=1M"]);
+        assert!(asked.mount.options.is_empty());
+        assert_eq!(request("m memory: /m -o ro").unwrap().remount, None);
+    }
+
+    #[test]
     fn what_cannot_be_done_is_refused() {
         for (line, says) in [
             ("m memory:", "there are 1 words"),
             ("m memory: /m -o", "-o needs a value"),
             ("m memory: /m -N 7", "nsenter"),
             ("m memory: /m -z", "no flag -z"),
-            ("m memory: /m -o remount,ro", "cannot be remounted"),
         ] {
             let text = request(line).unwrap_err().to_string();
             assert!(text.contains(says), "{line}: {text}");

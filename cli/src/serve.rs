@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use defuse_compose::Switch;
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, Mounted, connection_id};
 use defuse_fuse::{Session, Statistics};
@@ -43,7 +44,7 @@ pub fn run(plan: &Plan, ready: Ready) -> Result {
 /// Mounts and begins to serve; what the user should know of it goes to `notes`.
 fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
-    let fs = plan.source.open(&plan.settings.backends)?;
+    let (fs, writable) = plan.source.open_with_switch(&plan.settings.backends)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
     umount::clear_dead(&plan.mountpoint)?;
@@ -58,7 +59,7 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     }
     let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
-    serve(plan, fs, mounted, caught)
+    serve(plan, (fs, writable), mounted, caught)
 }
 
 /// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The
@@ -73,7 +74,7 @@ pub fn raise_file_limit() {
 
 fn serve(
     plan: &Plan,
-    fs: Arc<dyn FileSystem>,
+    (fs, writable): (Arc<dyn FileSystem>, Switch),
     mounted: Mounted,
     caught: Signals,
 ) -> Result<(Session, Companions)> {
@@ -86,7 +87,7 @@ fn serve(
     for decision in &session.negotiated().decisions {
         log::debug!("INIT: {decision}");
     }
-    let companions = Companions::start(plan, &session, mountpoint, caught);
+    let companions = Companions::start(plan, &session, (mountpoint, writable), caught);
     Ok((session, companions))
 }
 
@@ -97,12 +98,17 @@ struct Companions {
 }
 
 impl Companions {
-    fn start(plan: &Plan, session: &Session, mountpoint: PathBuf, caught: Signals) -> Companions {
+    fn start(
+        plan: &Plan,
+        session: &Session,
+        (mountpoint, writable): (PathBuf, Switch),
+        caught: Signals,
+    ) -> Companions {
         let connection = connection_id(&mountpoint);
         let registered = connection.and_then(|connection| {
             // The socket first: who finds the entry may ask at once.
             let found = registry::place(connection).and_then(|file| {
-                listen(&registry::socket_beside(&file), session);
+                listen(&registry::socket_beside(&file), session, writable);
                 register(plan, connection, &mountpoint)
             });
             found.map_err(|failure| log::warn!("{failure}")).ok()
@@ -127,9 +133,9 @@ impl Companions {
     }
 }
 
-fn listen(socket: &Path, session: &Session) {
+fn listen(socket: &Path, session: &Session, writable: Switch) {
     let agreement = Agreement::from(session.negotiated());
-    if let Err(error) = control::serve(socket, session.statistics(), agreement) {
+    if let Err(error) = control::serve(socket, session.statistics(), agreement, writable) {
         log::warn!("no control socket {}: {error}", socket.display());
     }
 }

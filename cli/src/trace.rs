@@ -16,6 +16,7 @@ use crate::error::{Failure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
 use crate::target::Target;
+use crate::terminal;
 use crate::until::Until;
 
 /// How often the kernel's events are fetched: what is shown is so old at most.
@@ -216,7 +217,7 @@ fn line(text: &mut String, at_ns: u64, event: &Event, name: Option<&str>) {
         None => "-".to_owned(),
     };
     let at = format!("{}.{:06}", at_ns / 1_000_000_000, at_ns / 1_000 % 1_000_000);
-    let who = format!("{}/{}", event.comm, event.pid);
+    let who = format!("{}/{}", terminal::foreign(&event.comm), event.pid);
     let (op, node, result) = (event.op.name(), event.nodeid, result(event.error));
     let (background, pending) = (us(event.background_ns()), us(event.pending_ns()));
     let (processing, total) = (us(event.processing_ns()), us(Some(event.total_ns())));
@@ -227,7 +228,7 @@ fn line(text: &mut String, at_ns: u64, event: &Event, name: Option<&str>) {
          {processing:>9} {total:>9} {who:<16} "
     );
     // Whatever a name has in it, the line stays one.
-    let name = name.unwrap_or("-").escape_debug();
+    let name = terminal::foreign(name.unwrap_or("-"));
     let _ = writeln!(text, "{name}");
 }
 

@@ -12,5 +12,7 @@ mod source_flags;
 mod space;
 #[path = "attacks/stale_names.rs"]
 mod stale_names;
+#[path = "attacks/terminal.rs"]
+mod terminal;
 #[path = "attacks/users.rs"]
 mod users;

@@ -98,6 +98,55 @@ fn a_read_only_mount_is_not_written() {
     refused();
 }
 
+// mount(8) was told that a mount of defuse cannot be remounted (xfstests 294, 306, 452).
+#[test]
+fn a_mount_is_remounted_with_other_flags() {
+    let Some(place) = Place::to_mount() else { return };
+    let helper = place.path("mount.fuse.defuse");
+    symlink(common::PROGRAM, &helper).unwrap();
+    let remount = |options: &str| {
+        let arguments = ["passthrough:src", "mnt", "-o", options];
+        said(place.command_of(&helper, &arguments).output().unwrap())
+    };
+    let ok = |options: &str| {
+        let said = remount(options);
+        assert_eq!(said.code, Some(0), "{options}: {}", said.err);
+    };
+    let file = place.path("mnt/file");
+    let is_read_only = || {
+        let error = fs::write(&file, "x").err();
+        error.is_some_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+    };
+    for first in ["rw", "ro"] {
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", first, "-o", "workers=3"]);
+        assert_eq!(is_read_only(), first == "ro");
+        // As mount(8) passes on what mountinfo has, and what fstab says.
+        ok("rw,nosuid,nodev,relatime,user_id=0,group_id=0,workers=3,remount,ro");
+        assert!(is_read_only());
+        ok("remount,rw");
+        assert!(!is_read_only(), "mounted {first}");
+        ok("remount,ro,noexec");
+        assert!(is_read_only());
+        place.ok(&["umount", "mnt"]);
+    }
+    place.ok(&["mount", "passthrough:src", "mnt"]);
+    fs::copy("/bin/true", &file).unwrap();
+    let runs = || Command::new(&file).status().is_ok_and(|status| status.success());
+    assert!(runs());
+    ok("remount,noexec");
+    assert!(!runs());
+    ok("remount,exec");
+    assert!(runs());
+    let open = fs::OpenOptions::new().append(true).open(&file).unwrap();
+    let said = remount("remount,ro");
+    assert!(said.code == Some(32) && said.err.contains("open for writing"), "{}", said.err);
+    drop(open);
+    for (options, says) in [("remount,workers=4", "mount it anew"), ("remount,suid", "-o suid")] {
+        let said = remount(options);
+        assert!(said.code == Some(1) && said.err.contains(says), "{}", said.err);
+    }
+}
+
 #[test]
 fn a_capability_is_switched_off_by_its_name() {
     let Some(place) = Place::to_mount() else { return };

@@ -15,7 +15,7 @@ mod sources;
 mod value;
 
 pub use options::{BackendOpt, OPTIONS, Settings, split};
-pub use sources::{BACKENDS, Backend, Source, help, open_text};
+pub use sources::{BACKENDS, Backend, Source, Switch, help, open_text};
 pub use value::{Value, bytes, seconds};
 
 use std::fmt;

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use defuse_fs::FileSystem;
 use defuse_fs::layer::ReadOnly;
@@ -67,6 +68,9 @@ pub const BACKENDS: &[Backend] = &[
     },
 ];
 
+/// Lets changes through while it is set; of a file system that was made read-only.
+pub type Switch = Option<Arc<AtomicBool>>;
+
 /// What is to be mounted.
 #[derive(Clone)]
 pub struct Source {
@@ -97,10 +101,21 @@ impl Source {
     }
 
     /// Makes the file system. A read-only one refuses changes by itself as well, because the
-    /// kernel's flag can be taken back while it is mounted (mount -o remount,rw).
+    /// kernel's flag can be taken back while it is mounted.
     pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+        self.open_with_switch(settings).map(|(fs, _)| fs)
+    }
+
+    /// The same, with the switch that lets changes through where it is read-only
+    /// ([`ReadOnly::switch`]).
+    pub fn open_with_switch(&self, settings: &Settings) -> Result<(Arc<dyn FileSystem>, Switch)> {
         let fs = (self.backend.open)(&self.rest, settings)?;
-        Ok(if settings.read_only { Arc::new(ReadOnly::new(fs)) } else { fs })
+        if !settings.read_only {
+            return Ok((fs, None));
+        }
+        let fs = ReadOnly::new(fs);
+        let switch = fs.switch();
+        Ok((Arc::new(fs), Some(switch)))
     }
 
     /// How it would be written, with its path made absolute.

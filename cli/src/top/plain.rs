@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::model::{Model, Row};
 use crate::error::{Failure, Result};
+use crate::terminal;
 
 /// A table of connections, each followed by its operations.
 pub fn text(model: &Model) -> String {
@@ -14,7 +15,7 @@ pub fn text(model: &Model) -> String {
         "CONN", "OPS/S", "P50", "P99", "BACKG", "PEND", "PROC", "WAIT", "MAX/CG", "THR", "CPU%"
     );
     for row in &model.rows {
-        let _ = writeln!(text, "{}  {}", cells(row).join(" "), row.mount.escape_debug());
+        let _ = writeln!(text, "{}  {}", cells(row).join(" "), terminal::foreign(&row.mount));
         for op in &row.ops {
             let (name, rate) = (op.op.name(), op.per_second);
             let (p50, p99) = (time(op.p50_ns), time(op.p99_ns));

@@ -8,6 +8,7 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table, TableStat
 
 use super::model::{Model, OpRow, Row};
 use super::plain::{cells, time};
+use crate::terminal;
 
 const HEADS: [&str; 12] = [
     " CONN",
@@ -66,7 +67,7 @@ impl View {
             *last = Constraint::Min(10);
         }
         let lines = rows.iter().map(|row| {
-            let mount = format!("{} ({})", row.mount.escape_debug(), row.fstype);
+            let mount = format!("{} ({})", terminal::foreign(&row.mount), row.fstype);
             TableRow::new(cells(row).into_iter().chain([mount]).map(Cell::from))
         });
         let title = format!(" FUSE connections: {} ", rows.len());
@@ -88,9 +89,9 @@ fn draw_operations(frame: &mut Frame, area: Rect, row: &Row) {
     widths[0] = Constraint::Length(15);
     let title = format!(
         " {}: {} ({}), pid {:?}, {} threads ",
-        row.mount.escape_debug(),
+        terminal::foreign(&row.mount),
         row.fstype,
-        row.daemon,
+        terminal::foreign(&row.daemon),
         row.pids,
         row.threads
     );

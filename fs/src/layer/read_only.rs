@@ -1,5 +1,8 @@
 //! A layer that lets nothing be changed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::layer::Method;
 use crate::{
     AccessMask, Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, NewNode, OpenArgs,
@@ -10,15 +13,28 @@ use crate::{
 /// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit. Locks and device control pass: they are the business of the file.
 ///
 /// A read of a file may still move its access time, if the file system below does that by itself.
+///
+/// Whoever holds its [`switch`](ReadOnly::switch) can let changes through, and forbid them again.
 #[derive(Clone, Debug)]
 pub struct ReadOnly<F> {
     inner: F,
+    writable: Arc<AtomicBool>,
 }
 
 impl<F: FileSystem> ReadOnly<F> {
     /// `inner`, to be read only.
     pub fn new(inner: F) -> Self {
-        ReadOnly { inner }
+        ReadOnly { inner, writable: Arc::default() }
+    }
+
+    /// Whether changes are let through: not until it is set. Files that are open for writing stay so
+    /// when it is cleared, and their writes give `EROFS`.
+    pub fn switch(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.writable)
+    }
+
+    fn refuses(&self) -> bool {
+        !self.writable.load(Ordering::Acquire)
     }
 
     /// The file system below.
@@ -33,7 +49,7 @@ impl<F: FileSystem> ReadOnly<F> {
         _: &Context<'_>,
         call: impl FnOnce(&F) -> Result<T>,
     ) -> Result<T> {
-        if method.changes() { Err(Errno::EROFS) } else { call(&self.inner) }
+        if method.changes() && self.refuses() { Err(Errno::EROFS) } else { call(&self.inner) }
     }
 }
 
@@ -50,17 +66,21 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
 
     fn submit(&self, io: Io) {
         match io.op() {
-            IoOp::Write { .. } => io.finish(Err(Errno::EROFS)),
+            IoOp::Write { .. } if self.refuses() => io.finish(Err(Errno::EROFS)),
             _ => self.inner.submit(io),
         }
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
-        if mask.0 & WRITE != 0 { Err(Errno::EROFS) } else { self.inner.access(cx, ino, mask) }
+        if mask.0 & WRITE != 0 && self.refuses() {
+            return Err(Errno::EROFS);
+        }
+        self.inner.access(cx, ino, mask)
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
-        if args.flags.writable() || args.flags.has(OpenFlags::TRUNC) {
+        let changes = args.flags.writable() || args.flags.has(OpenFlags::TRUNC);
+        if changes && self.refuses() {
             return Err(Errno::EROFS);
         }
         let opened = self.inner.open(cx, ino, args)?;
@@ -72,9 +92,13 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
-        _: &NewNode<'_>,
-        _: OpenArgs,
+        node: &NewNode<'_>,
+        args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
+        if !self.refuses() {
+            let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
+            return Ok((entry, Opened { backing: None, ..opened }));
+        }
         let entry = self.inner.lookup(cx, parent, name).map_err(|errno| match errno {
             Errno::ENOENT => Errno::EROFS,
             other => other,
@@ -107,6 +131,18 @@ mod tests {
         assert_eq!(testing::write(&layer, file, b"x"), Err(Errno::EROFS));
         assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
         assert_eq!(testing::submit_write(&layer, file), Err(Errno::EROFS));
+    }
+
+    #[test]
+    fn its_switch_lets_changes_through_and_forbids_them_again() {
+        let layer = ReadOnly::new(testing::tree());
+        let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
+        layer.switch().store(true, Ordering::Release);
+        assert_ne!(testing::write(&layer, file, b"x"), Err(Errno::EROFS));
+        assert_ne!(layer.access(&cx(), file, AccessMask(6)), Err(Errno::EROFS));
+        layer.switch().store(false, Ordering::Release);
+        assert_eq!(testing::write(&layer, file, b"x"), Err(Errno::EROFS));
     }
 
     #[test]

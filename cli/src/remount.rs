@@ -1,0 +1,183 @@
+//! `mount -o remount,…` of a mount of defuse: what can change while it is mounted.
+//!
+//! The kernel replaces all flags of a mount by those that it is given (mount(2), `MS_REMOUNT`), so
+//! that those which are not named are passed on as they are.
+
+use std::path::Path;
+
+use defuse_compose::Source;
+use defuse_fuse::mount::{MountEntry, resolve};
+use rustix::fs::StatVfsMountFlags;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount_remount};
+
+use crate::error::{self, Failure, Result};
+use crate::registry::{self, State};
+use crate::{control, options, umount};
+
+/// What mount(8) adds to the options of every remount, because mountinfo has it.
+const OF_THE_KERNEL: &[&str] = &[
+    "remount",
+    "user_id",
+    "group_id",
+    "rootmode",
+    "fd",
+    "blksize",
+    "allow_other",
+    "default_permissions",
+    "max_read",
+];
+
+/// Options that change a flag: its name, and the flags that it clears and sets.
+const FLAGS: &[(&str, MountFlags, MountFlags)] = {
+    const NONE: MountFlags = MountFlags::empty();
+    const ATIME: MountFlags =
+        MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
+    &[
+        ("ro", NONE, MountFlags::RDONLY),
+        ("rw", MountFlags::RDONLY, NONE),
+        ("nosuid", NONE, MountFlags::NOSUID),
+        ("suid", MountFlags::NOSUID, NONE),
+        ("nodev", NONE, MountFlags::NODEV),
+        ("dev", MountFlags::NODEV, NONE),
+        ("noexec", NONE, MountFlags::NOEXEC),
+        ("exec", MountFlags::NOEXEC, NONE),
+        ("sync", NONE, MountFlags::SYNCHRONOUS),
+        ("async", MountFlags::SYNCHRONOUS, NONE),
+        ("dirsync", NONE, MountFlags::DIRSYNC),
+        ("noatime", ATIME, MountFlags::NOATIME),
+        ("atime", MountFlags::NOATIME, NONE),
+        ("relatime", ATIME, MountFlags::RELATIME),
+        ("strictatime", ATIME, MountFlags::STRICTATIME),
+        ("nodiratime", NONE, MountFlags::NODIRATIME),
+        ("diratime", MountFlags::NODIRATIME, NONE),
+    ]
+};
+
+/// Whether an option is about a flag that can change.
+pub fn is_flag(name: &str) -> bool {
+    FLAGS.iter().any(|(flag, ..)| *flag == name)
+}
+
+/// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order; with
+/// `fake` only says what would fail.
+///
+/// # Errors
+///
+/// [`Failure::Usage`] for options that cannot change while it is mounted, [`Failure::Failed`] where
+/// nothing of defuse is mounted there, and where the kernel refuses.
+pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
+    let path = resolve(mountpoint);
+    let shown = path.display();
+    let found = registry::of_mountpoint(&path);
+    let Some(mount) =
+        umount::mount_at(&path).filter(|mount| found.is_some() || umount::is_ours(mount))
+    else {
+        return Err(Failure::Failed(format!("{shown} is no mount of defuse: mount it first")));
+    };
+    let known = found.as_ref().map(|found| found.entry.options.as_slice()).unwrap_or_default();
+    let before = flags_of(&mount);
+    let after = changed(before, wanted, known)?;
+    let named = mount.source.to_string_lossy();
+    let source = found.as_ref().map_or(&*named, |found| &found.entry.source);
+    let after = after | denied_by_source(source, before - after);
+    if fake {
+        return Ok(());
+    }
+    // The daemon refuses changes, too: it is asked first to allow them, and last to refuse them.
+    let writable = !after.contains(MountFlags::RDONLY);
+    let daemon = found.filter(|found| found.state == State::Serving);
+    let tell = || daemon.as_ref().map_or(Ok(()), |found| control::set_writable(found, writable));
+    if writable {
+        tell()?;
+    }
+    mount_remount(&path, after, "").map_err(|errno| {
+        let next = match errno {
+            Errno::BUSY => "files are open for writing (fuser -vm shows whose)",
+            Errno::PERM => "only root may do that",
+            _ => "the kernel's log may say more (dmesg)",
+        };
+        Failure::Failed(format!("cannot remount {shown}: {errno}; {next}"))
+    })?;
+    if writable { Ok(()) } else { tell() }
+}
+
+/// The flags that a mount has.
+fn flags_of(mount: &MountEntry) -> MountFlags {
+    let names = mount.mount_options.split(',').chain(mount.super_options.split(','));
+    let set = names.filter_map(|name| FLAGS.iter().find(|(flag, ..)| *flag == name));
+    set.fold(MountFlags::empty(), |flags, (.., set)| flags | *set)
+}
+
+/// The flags after `wanted`. `known` are the lists of options that the mount was made with.
+fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<MountFlags> {
+    let known: Vec<String> = known.iter().flat_map(|list| options::split(list)).collect();
+    let mut flags = before;
+    for option in wanted {
+        let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
+        if let Some((_, clear, set)) = FLAGS.iter().find(|(flag, ..)| *flag == name) {
+            flags = (flags - *clear) | *set;
+        } else if !OF_THE_KERNEL.contains(&name) && !known.contains(option) {
+            return Err(Failure::Usage(format!(
+                "option {option} cannot change while it is mounted: unmount it, and mount it anew"
+            )));
+        }
+    }
+    let granted = before - flags;
+    for (name, flag) in [("suid", MountFlags::NOSUID), ("dev", MountFlags::NODEV)] {
+        if granted.contains(flag) {
+            return Err(Failure::Usage(format!(
+                "option {name} cannot be granted while it is mounted, because the source is asked \
+                 for it when it is mounted: unmount it, and mount it with -o {name}"
+            )));
+        }
+    }
+    Ok(flags)
+}
+
+/// Those of `cleared` that the source does not allow to be cleared.
+fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
+    if !cleared.contains(MountFlags::NOEXEC) {
+        return MountFlags::empty();
+    }
+    let source = Source::parse(source.as_ref()).ok();
+    let dir = source.filter(|source| source.backend.name == "passthrough");
+    let flags = dir.and_then(|dir| rustix::fs::statvfs(dir.rest.as_os_str()).ok());
+    if flags.is_some_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        error::warn(&"the source is mounted noexec, and so the mount stays");
+        return MountFlags::NOEXEC;
+    }
+    MountFlags::empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(before: MountFlags, wanted: &str) -> Result<MountFlags> {
+        changed(before, &options::split(wanted), &["size=1M,workers=3".to_owned()])
+    }
+
+    #[test]
+    fn what_is_not_named_stays_as_it_is() {
+        let before = MountFlags::NOSUID | MountFlags::RELATIME;
+        let flags = after(before, "remount,ro,noexec").unwrap();
+        assert_eq!(flags, before | MountFlags::RDONLY | MountFlags::NOEXEC);
+        assert_eq!(after(flags, "rw,exec"), Ok(before));
+        assert_eq!(after(before, "noatime"), Ok(MountFlags::NOSUID | MountFlags::NOATIME));
+    }
+
+    #[test]
+    fn what_mount_8_repeats_from_the_mount_is_no_change() {
+        let list = "rw,nosuid,user_id=0,group_id=0,allow_other,size=1M,workers=3,remount";
+        assert_eq!(after(MountFlags::NOSUID, list), Ok(MountFlags::NOSUID));
+    }
+
+    #[test]
+    fn what_cannot_change_is_refused() {
+        let refused = |before, list| after(before, list).unwrap_err().to_string();
+        assert!(refused(MountFlags::empty(), "workers=4").contains("mount it anew"));
+        assert!(refused(MountFlags::NOSUID, "suid").contains("-o suid"));
+        assert!(refused(MountFlags::NODEV, "dev").contains("-o dev"));
+    }
+}

@@ -1,0 +1,67 @@
+//! Text of others on its way to a terminal or a log.
+//!
+//! Names of processes, mount points, sources and what kernels and daemons say may hold control
+//! characters, by which a terminal is made to do or to show something else, and by which one line
+//! of a log becomes two. Everything that is printed goes through [`foreign`] or [`lines`].
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// `text` with every control character written out (`\n`, `\u001b`), on one line.
+pub fn foreign(text: &str) -> Cow<'_, str> {
+    escape(text, is_control)
+}
+
+/// The same for text of several lines: line feeds and tabs stay. What is JSON stays JSON, with the
+/// same value.
+pub fn lines(text: &str) -> Cow<'_, str> {
+    escape(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
+}
+
+fn escape(text: &str, is_bad: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_bad) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if !is_bad(c) => escaped.push(c),
+            '\n' => escaped.push_str("\\n"),
+            '\t' => escaped.push_str("\\t"),
+            '\r' => escaped.push_str("\\r"),
+            // All of them have at most four digits, as JSON writes them.
+            c => {
+                let _ = write!(escaped, "\\u{:04x}", u32::from(c));
+            }
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Control characters, and those that turn the direction of what follows (Unicode, UAX 9) or end a
+/// line somewhere.
+fn is_control(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_steers_a_terminal_is_left() {
+        let text = "a\u{1b}[2J\u{7}\u{9b}\u{7f}\r\n\t\u{202e}é\\";
+        assert_eq!(foreign(text), r"a\u001b[2J\u0007\u009b\u007f\r\n\t\u202eé\");
+        assert_eq!(lines("a\n\tb\u{1b}"), "a\n\tb\\u001b");
+        assert!(matches!(foreign("plain: é"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn json_stays_json() {
+        let text = serde_json::to_string("a\u{9b}\u{1b}\u{202e}").unwrap();
+        let shown = lines(&text);
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), "a\u{9b}\u{1b}\u{202e}");
+        assert!(!shown.contains('\u{9b}'));
+    }
+}

@@ -1,0 +1,59 @@
+//! Names that would steer the terminal of whoever looks at them.
+
+use std::fs;
+use std::process::Command;
+
+use super::common::{Place, eventually, said};
+
+/// Clears the screen and begins a line of its own.
+const NAME: &str = "m\u{1b}[2J\r\nroot";
+
+fn is_harmless(text: &str) -> bool {
+    !text.chars().any(|c| c.is_control() && c != '\n')
+}
+
+// A mount point is named by whoever mounts, and `defuse list` printed its name as it was.
+#[test]
+fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
+    let Some(place) = Place::to_mount() else { return };
+    fs::create_dir(place.path(NAME)).unwrap();
+    place.ok(&["mount", "memory:", NAME, "-o", &format!("fsname={NAME}")]);
+    let list = place.ok(&["list"]);
+    let lines = list.lines().filter(|line| line.contains(r"m\u001b[2J\r\nroot")).count();
+    let top = place.run(&["top", "--once"]);
+    let stat = place.run(&["stat", NAME]);
+    let twice = place.run(&["mount", "passthrough:missing\u{1b}[2J", NAME]);
+    let missing = place.run(&["umount", "\u{1b}[31mnothing"]);
+    place.ok(&["umount", NAME]);
+    assert_eq!(lines, 1, "{list}");
+    assert!(is_harmless(&list), "{list:?}");
+    for said in [top, stat, twice, missing] {
+        assert!(is_harmless(&said.out) && is_harmless(&said.err), "{:?} {:?}", said.out, said.err);
+    }
+}
+
+// A process names itself, and `defuse trace` printed that name as it was.
+#[test]
+fn names_of_processes_reach_no_terminal_unescaped() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let program = place.path("p\u{1b}[2J");
+    fs::copy("/bin/ls", &program).unwrap();
+    let mut trace = place.command(&["trace", "mnt", "--for", "2", "--op", "opendir"]);
+    let trace = trace.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let trace = trace.spawn().unwrap();
+    let mnt = place.path("mnt");
+    for _ in 0..20 {
+        assert!(Command::new(&program).arg(&mnt).status().unwrap().success());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let told = said(trace.wait_with_output().unwrap());
+    place.ok(&["umount", "mnt"]);
+    eventually("unmounted", || !place.is_mounted());
+    if told.code != Some(0) {
+        println!("skipped: nothing can be traced here: {}", told.err);
+        return;
+    }
+    assert!(told.out.contains(r"p\u001b[2J"), "{}", told.out);
+    assert!(is_harmless(&told.out), "{:?}", told.out);
+}
