@@ -15,6 +15,12 @@
 
 enum { PIECES = 4, PIECE = 64 * 1024, SIZE = PIECES * PIECE };
 
+/* What was done, for the last line. */
+static struct {
+    int mounts, files, reads;
+    long long bytes;
+} done;
+
 static void fail(const char *what) {
     fprintf(stderr, "tour: %s: %s: %s\n", what, strerror(errno), defuse_last_error());
     exit(1);
@@ -23,6 +29,7 @@ static void fail(const char *what) {
 static void mount(const char *target, const char *source) {
     if (defuse_mount(target, source) < 0)
         fail(target);
+    done.mounts++;
     printf("mounted %s\n", target);
 }
 
@@ -41,6 +48,8 @@ static void copy(const char *from, const char *to) {
         total += count;
     if (count < 0 || defuse_close(in) < 0 || defuse_close(out) < 0)
         fail(to);
+    done.files++;
+    done.bytes += total;
     printf("copied %zd bytes from %s to %s\n", total, from, to);
 }
 
@@ -79,6 +88,8 @@ static void read_later(const char *path, const char *expected) {
     for (i = 0; i < PIECES; i++)
         if (events[i].result != PIECE)
             fail("a read");
+    done.reads += PIECES;
+    done.bytes += SIZE;
     printf("read %d pieces of %s at once: %s\n", PIECES, path,
            memcmp(memory, expected, SIZE) ? "other bytes" : "the same bytes");
     defuse_aio_destroy(aio);
@@ -121,5 +132,7 @@ int main(int argc, char **argv) {
     for (i = 0; i < 4; i++)
         if (defuse_unmount(targets[i], 0) < 0)
             fail(targets[i]);
+    printf("done: %d mounts of 2 types, %d files copied, %d reads finished later, %lld bytes moved\n",
+           done.mounts, done.files, done.reads, done.bytes);
     return 0;
 }

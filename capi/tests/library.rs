@@ -144,6 +144,7 @@ fn the_tours_in_c_and_in_rust_show_the_same() {
         "copied 262144 bytes from scratch:/two to /data/three",
         "/data has three",
         "read 4 pieces of /more/three at once: the same bytes",
+        "done: 4 mounts of 2 types, 2 files copied, 4 reads finished later, 786432 bytes moved",
     ];
     assert_eq!(shown, expected);
     assert!(statistics.len() == 4 && statistics[2].contains("\"bytes\":262144"), "{statistics:?}");

@@ -19,3 +19,8 @@ pub mod model;
 pub mod mounted;
 pub mod posix;
 pub mod suites;
+
+/// The programs in docs/direct.md compile as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/direct.md")]
+pub struct DirectDocument;
