@@ -212,18 +212,25 @@ fn squashfuse_shows_what_was_packed() {
     }
 }
 
-/// libfuse's example `name`, compiled from what its Debian package brings along.
+/// What libfuse's Debian package brings along.
+const EXAMPLES: &str = "/usr/share/doc/libfuse3-dev/examples";
+
+/// libfuse's example `name`, compiled.
 fn example(name: &str, dir: &Path) -> Option<String> {
-    let source = format!("/usr/share/doc/libfuse3-dev/examples/{name}.c");
-    if !Path::new(&source).exists() || !is_installed("gcc") {
-        println!("skipped: libfuse3-dev or gcc is not installed");
+    let source = ["c", "cc"].map(|end| format!("{EXAMPLES}/{name}.{end}"));
+    let Some(source) = source.iter().find(|source| Path::new(source).exists()) else {
+        println!("skipped: {name}: libfuse3-dev has no such example here");
+        return None;
+    };
+    let compiler = if source.ends_with(".cc") { "g++" } else { "gcc" };
+    if !is_installed(compiler) {
         return None;
     }
     let program = dir.join(name).to_str().unwrap().to_owned();
     let args =
-        ["-w", "-O1", "-D_FILE_OFFSET_BITS=64", "-I/usr/include/fuse3", "-o", &program, &source];
+        ["-w", "-O1", "-D_FILE_OFFSET_BITS=64", "-I/usr/include/fuse3", "-o", &program, source];
     let libraries = ["-lfuse3", "-pthread"];
-    let made = Command::new("gcc").args(args).args(libraries).output().unwrap();
+    let made = Command::new(compiler).args(args).args(libraries).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     Some(program)
 }
@@ -242,6 +249,122 @@ fn the_hello_example_of_libfuse_says_hello() {
             Err(defuse_fs::Errno::ENOENT)
         );
     }
+}
+
+/// How an example is tried.
+enum Trial {
+    /// It starts with these words, has such a file in its root (the beginning of its name), and says this
+    /// when the file is read, or has nothing to say.
+    Shows(&'static [&'static str], &'static str, Option<&'static str>),
+    /// It shows the directory tree of the machine.
+    Mirrors,
+    /// It has no file at first: one is made, written and read.
+    Keeps,
+    /// Another test tries it.
+    Elsewhere,
+    /// It cannot work, or is no file system.
+    Cannot(&'static str),
+}
+
+/// Every example of libfuse's package, also those that only later versions have.
+const TRIALS: &[(&str, Trial)] = {
+    use Trial::*;
+    &[
+        ("cuse", Cannot("a character device, which the kernel makes through /dev/cuse")),
+        ("cuse_client", Cannot("no file system: it talks to `cuse`")),
+        ("hello", Elsewhere),
+        ("hello_ll", Elsewhere),
+        ("hello_ll_uds", Cannot("it serves on a socket of its own, and takes no mount point")),
+        ("invalidate_path", Shows(&[], "current_time", Some("The current time is "))),
+        ("ioctl", Shows(&[], "fioc", Some(""))),
+        ("ioctl_client", Cannot("no file system: it talks to `ioctl`")),
+        ("ioctl_ll", Shows(&[], "fioc", Some(""))),
+        ("ioctl_ll_client", Cannot("no file system: it talks to `ioctl_ll`")),
+        ("memfs_ll", Keeps),
+        ("notify_inval_entry", Shows(&[], "Time_is_", None)),
+        ("notify_inval_inode", Shows(&[], "current_time", Some("The current time is "))),
+        ("notify_prune", Cannot("it waits for the kernel to forget what it has cached")),
+        // It asks for what it has stored in the kernel's page cache, and there is none.
+        (
+            "notify_store_retrieve",
+            Shows(&["--no-notify"], "current_time", Some("The current time ")),
+        ),
+        ("null", Cannot("it wants a regular file for a mount point")),
+        ("passthrough", Mirrors),
+        ("passthrough_fh", Mirrors),
+        ("passthrough_hp", Cannot("it mounts by itself, and hands out backing files")),
+        ("passthrough_ll", Elsewhere),
+        ("poll", Shows(&[], "0", Some("0"))),
+        ("poll_client", Cannot("no file system: it talks to `poll`")),
+        ("printcap", Cannot("no file system: it mounts by itself to see what the kernel can")),
+        ("single_file", Cannot("a part of other examples")),
+    ]
+};
+
+#[test]
+fn every_example_of_libfuse_works_or_says_why_not() {
+    let Ok(all) = fs::read_dir(EXAMPLES) else {
+        println!("skipped: libfuse3-dev is not installed");
+        return;
+    };
+    let names = all.filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let is_code = path.extension().is_some_and(|end| end == "c" || end == "cc");
+        is_code.then(|| path.file_stem().unwrap().to_str().unwrap().to_owned())
+    });
+    let dir = TempDir::with_prefix("defuse-examples-").unwrap();
+    for name in names {
+        let Some((_, trial)) = TRIALS.iter().find(|(known, _)| *known == name) else {
+            panic!("{name} is an example that this test does not know: say how it is tried");
+        };
+        let words: &[&str] = match trial {
+            Trial::Cannot(why) => {
+                println!("{name}: {why}");
+                continue;
+            }
+            Trial::Elsewhere => continue,
+            Trial::Shows(words, ..) => words,
+            Trial::Mirrors | Trial::Keeps => &[],
+        };
+        let Some(program) = example(&name, dir.path()) else { return };
+        let client = start(&[&[program.as_str()], words].concat());
+        match trial {
+            Trial::Shows(_, file, content) => shows(&client, &name, file, *content),
+            Trial::Mirrors => mirrors(&client, dir.path()),
+            _ => change(&client, Path::new("/nonexistent")),
+        }
+    }
+}
+
+fn shows(client: &Client, example: &str, start: &str, content: Option<&str>) {
+    let names = list(client, Ino::ROOT);
+    let name = names.iter().find(|name| name.starts_with(start.as_bytes()));
+    let name = name.unwrap_or_else(|| panic!("{example}: {names:?}"));
+    let entry = client.lookup(&context(), Ino::ROOT, Name::new(name).unwrap()).unwrap();
+    assert_eq!(entry.attr.kind, FileKind::Regular, "{example}");
+    if let Some(content) = content {
+        let seen = read(client, entry.ino, entry.attr.size.max(1));
+        let seen = String::from_utf8_lossy(&seen);
+        assert!(seen.starts_with(content), "{example}: {seen:?}");
+    }
+    client.forget(entry.ino, 1);
+}
+
+/// A directory of ours is there, below the root, with all that is in it.
+fn mirrors(client: &Client, dir: &Path) {
+    let source = dir.join("mirrored");
+    if !source.exists() {
+        sample(&source);
+    }
+    let mut at = Ino::ROOT;
+    for part in source.canonicalize().unwrap().iter().skip(1) {
+        let name = Name::new(part.as_encoded_bytes()).unwrap();
+        at = client.lookup(&context(), at, name).unwrap().ino;
+    }
+    let (mut there, mut here) = (Tree::new(), Tree::new());
+    native(&source, "", &mut there);
+    seen(client, at, "", &mut here);
+    assert!(there == here, "{:?}\n{:?}", there.keys(), here.keys());
 }
 
 #[test]

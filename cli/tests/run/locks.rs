@@ -3,10 +3,11 @@
 use super::{same, same_with};
 
 /// The kinds of mount, and the options of the run.
-const MOUNTS: [(&str, &[&str]); 4] = [
+const MOUNTS: [(&str, &[&str]); 5] = [
     ("passthrough:SRC", &[]),
     ("passthrough:SRC,backing=off", &[]),
     ("passthrough:SRC,backing=off", &["--fork", "reopen"]),
+    ("passthrough:SRC,backing=off", &["--fork", "server"]),
     // In a server, which dropped a lock with the connection of the process that had taken it.
     ("memory:", &[]),
 ];

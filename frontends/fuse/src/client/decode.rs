@@ -1,5 +1,6 @@
 //! Answers of a server, without I/O. Nothing in them is believed: every length, name, number and
-//! kind is checked, and what is wrong is `EIO`.
+//! kind is checked. What the kernel refuses is `EIO`, and what it puts right is put right here in the
+//! same way, because programs are written against it (`fs/fuse/inode.c`, `fs/fuse/dir.c`).
 
 use std::time::Duration;
 
@@ -30,11 +31,10 @@ fn valid(secs: u64, nanos: u32) -> Duration {
     Duration::new(secs.min(FOREVER_S), nanos.min(999_999_999))
 }
 
-fn time(secs: u64, nanos: u32) -> Result<Timestamp> {
-    if nanos > 999_999_999 {
-        return Err(Errno::EIO);
-    }
-    Ok(Timestamp { secs: secs as i64, nanos })
+/// A time. As for the kernel (`fuse_change_attributes_common`), a fraction of a second is less than one:
+/// programs leave it uninitialised.
+fn time(secs: u64, nanos: u32) -> Timestamp {
+    Timestamp { secs: secs as i64, nanos: nanos.min(999_999_999) }
 }
 
 fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
@@ -54,9 +54,9 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
         blocks: from.blocks,
         // 0 says that the server does not care.
         blksize: if from.blksize == 0 { 4096 } else { from.blksize },
-        atime: time(from.atime, from.atimensec)?,
-        mtime: time(from.mtime, from.mtimensec)?,
-        ctime: time(from.ctime, from.ctimensec)?,
+        atime: time(from.atime, from.atimensec),
+        mtime: time(from.mtime, from.mtimensec),
+        ctime: time(from.ctime, from.ctimensec),
         btime: None,
         valid_for,
     })
@@ -73,17 +73,20 @@ const STATX_BTIME: u32 = 0x800;
 /// Type, mode, size and the like: what GETATTR would have told (`STATX_BASIC_STATS`).
 const STATX_BASIC: u32 = 0x7ff;
 
-/// The answer to STATX.
-pub(super) fn statx_out(body: &[u8]) -> Result<Attr> {
+/// The answer to STATX; `None` where the server leaves out what GETATTR tells.
+pub(super) fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
     let out: abi::StatxOut = whole(body)?;
     let stat = &out.stat;
-    if stat.mask & STATX_BASIC != STATX_BASIC || stat.size > i64::MAX as u64 {
+    if stat.mask & STATX_BASIC != STATX_BASIC {
+        return Ok(None);
+    }
+    if stat.size > i64::MAX as u64 {
         return Err(Errno::EIO);
     }
     let time = |from: &abi::SxTime| time(from.tv_sec as u64, from.tv_nsec);
     let (major, minor) = (u64::from(stat.rdev_major), u64::from(stat.rdev_minor));
     let mode = u32::from(stat.mode);
-    Ok(Attr {
+    Ok(Some(Attr {
         st_ino: stat.ino,
         kind: FileKind::from_mode(mode).ok_or(Errno::EIO)?,
         perm: mode & 0o7777,
@@ -98,12 +101,12 @@ pub(super) fn statx_out(body: &[u8]) -> Result<Attr> {
         size: stat.size,
         blocks: stat.blocks,
         blksize: if stat.blksize == 0 { 4096 } else { stat.blksize },
-        atime: time(&stat.atime)?,
-        mtime: time(&stat.mtime)?,
-        ctime: time(&stat.ctime)?,
-        btime: if stat.mask & STATX_BTIME != 0 { Some(time(&stat.btime)?) } else { None },
+        atime: time(&stat.atime),
+        mtime: time(&stat.mtime),
+        ctime: time(&stat.ctime),
+        btime: if stat.mask & STATX_BTIME != 0 { Some(time(&stat.btime)) } else { None },
         valid_for: valid(out.attr_valid, out.attr_valid_nsec),
-    })
+    }))
 }
 
 /// An entry that names an inode. `None` for the node 0: the name does not exist.
@@ -179,6 +182,13 @@ pub(super) fn write_out(body: &[u8], most: u64) -> Result<u64> {
     let out: abi::WriteOut = whole(body)?;
     let count = u64::from(out.size);
     if count > most { Err(Errno::EIO) } else { Ok(count) }
+}
+
+/// The answer to READLINK. As for the kernel, it ends at a NUL, and is less than a page.
+pub(super) fn link_out(body: &[u8]) -> Result<Vec<u8>> {
+    let target = body.split(|&byte| byte == 0).next().unwrap_or_default();
+    let fits = !target.is_empty() && body.len() < 4096;
+    if fits { Ok(target.to_vec()) } else { Err(Errno::EIO) }
 }
 
 /// The answer to STATFS.
@@ -310,15 +320,34 @@ mod tests {
         let decoded = attr_out(good.as_bytes()).unwrap();
         assert_eq!((decoded.kind, decoded.perm, decoded.blksize), (FileKind::Regular, 0o644, 4096));
         assert!(decoded.valid_for.as_secs() >= u64::from(u32::MAX));
-        for bad in [
-            abi::Attr { mode: 0o644, ..file() },
-            abi::Attr { size: 1 << 63, ..file() },
-            abi::Attr { mtimensec: 1_000_000_000, ..file() },
-        ] {
+        for bad in [abi::Attr { mode: 0o644, ..file() }, abi::Attr { size: 1 << 63, ..file() }] {
             assert_eq!(attr_out(abi::AttrOut { attr: bad, ..good }.as_bytes()), Err(Errno::EIO));
         }
         assert_eq!(attr_out(&good.as_bytes()[1..]), Err(Errno::EIO));
         assert_eq!(attr_out(&[good.as_bytes(), &[0]].concat()), Err(Errno::EIO));
+    }
+
+    /// An example of libfuse, `memfs_ll`, leaves the nanoseconds of its inodes uninitialised: each look at
+    /// one of them was EIO, where a mount shows the file.
+    #[test]
+    fn what_the_kernel_puts_right_is_put_right() {
+        let wild = u32::MAX;
+        let attr = abi::Attr { atimensec: wild, mtimensec: wild, ctimensec: 7, ..file() };
+        let out = abi::AttrOut { attr, attr_valid: 1, attr_valid_nsec: wild, dummy: wild };
+        let seen = attr_out(out.as_bytes()).unwrap();
+        let nanos = [seen.atime.nanos, seen.mtime.nanos, seen.ctime.nanos];
+        assert_eq!(nanos, [999_999_999, 999_999_999, 7]);
+        let mut statx = abi::StatxOut::default();
+        statx.stat = abi::Statx { mask: STATX_BASIC | STATX_BTIME, mode: 0o100644, ..statx.stat };
+        statx.stat.btime.tv_nsec = wild;
+        let seen = statx_out(statx.as_bytes()).unwrap().unwrap();
+        assert_eq!(seen.btime.unwrap().nanos, 999_999_999);
+        // A server that knows less is asked by GETATTR.
+        statx.stat.mask = STATX_BTIME;
+        assert_eq!(statx_out(statx.as_bytes()), Ok(None));
+        assert_eq!(link_out(b"target\0rest"), Ok(b"target".to_vec()));
+        assert_eq!(link_out(b"\0"), Err(Errno::EIO));
+        assert_eq!(link_out(&[b'x'; 4096]), Err(Errno::EIO));
     }
 
     #[test]

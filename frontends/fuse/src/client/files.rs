@@ -41,8 +41,9 @@ impl Shared {
             let args = abi::StatxIn { getattr_flags, fh, sx_mask, ..Default::default() };
             let request = Request::new(Opcode::Statx, cx, ino).with(&args);
             match self.ask(cx, request, decode::statx_out) {
-                Err(Errno::ENOSYS) => {}
-                other => return other,
+                Ok(None) | Err(Errno::ENOSYS) => {}
+                Ok(Some(attr)) => return Ok(attr),
+                Err(errno) => return Err(errno),
             }
         }
         let args = abi::GetattrIn { getattr_flags, dummy: 0, fh };

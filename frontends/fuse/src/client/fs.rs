@@ -144,11 +144,7 @@ impl FileSystem for Client {
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let request = Request::new(Opcode::Readlink, cx, ino);
-        self.shared.ask(cx, request, |body| {
-            // A page is what the kernel offers.
-            let good = !body.is_empty() && body.len() <= 4096 && !body.contains(&0);
-            if good { Ok(body.to_vec()) } else { Err(Errno::EIO) }
-        })
+        self.shared.ask(cx, request, decode::link_out)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
