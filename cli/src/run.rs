@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use defuse_compose::{Settings, Source, open_text};
+use defuse_compose::{SERVED_LOCKS, Settings, Source, open_text};
 use defuse_direct::Protected;
 use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
@@ -195,7 +195,9 @@ fn serve(mounts: &mut [MountPlan]) -> Result<(Vec<Arc<Server>>, Vec<OwnedFd>)> {
             continue;
         }
         let text = OsStr::from_bytes(&mount.source);
-        let (_, _, fs) = open_text(text, Settings::default())?;
+        let mut settings = Settings::default();
+        settings.passthrough.locks = SERVED_LOCKS;
+        let (_, _, fs) = open_text(text, settings)?;
         let (listener, socket) = unnamed_socket()?;
         let server = Server::inherited(listener, fs, ServerOptions::default());
         let server = Arc::new(server.map_err(Failure::failed)?);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use defuse_compose::Source;
+use defuse_compose::{SERVED_LOCKS, Source};
 use defuse_fuse::{Admission, Server, ServerOptions};
 use signal_hook::consts::SIGUSR1;
 
@@ -90,7 +90,9 @@ pub fn run(mut args: ServeArgs) -> Result {
 
 fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<Server>> {
     serve::raise_file_limit();
-    let fs = source.open(&settings.backends)?;
+    let mut backends = settings.backends.clone();
+    backends.passthrough.locks = SERVED_LOCKS;
+    let fs = source.open(&backends)?;
     let admission = match args.admit.as_slice() {
         [] => Admission::SameUser,
         users => Admission::Users(users.to_vec()),

@@ -28,6 +28,10 @@ pub const APPLICATION_THREADS: defuse_passthrough::Credentials =
 /// itself: locks that hold among all of them.
 pub const SHARED_LOCKS: defuse_passthrough::Locks = defuse_passthrough::Locks::Inherited;
 
+/// What [`Settings::passthrough`] needs in a server of several processes: each would keep its locks to
+/// itself otherwise, because the file system keeps none.
+pub const SERVED_LOCKS: defuse_passthrough::Locks = defuse_passthrough::Locks::FileSystem;
+
 /// Why there is no file system. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {

@@ -3,11 +3,10 @@
 use super::{same, same_with};
 
 /// The kinds of mount, and the options of the run.
-const MOUNTS: [(&str, &[&str]); 5] = [
+const MOUNTS: [(&str, &[&str]); 4] = [
     ("passthrough:SRC", &[]),
     ("passthrough:SRC,backing=off", &[]),
     ("passthrough:SRC,backing=off", &["--fork", "reopen"]),
-    ("passthrough:SRC,backing=off", &["--fork", "server"]),
     // In a server, which dropped a lock with the connection of the process that had taken it.
     ("memory:", &[]),
 ];
@@ -37,4 +36,13 @@ fn a_lock_holds_as_long_as_some_process_has_the_open_file() {
     "#;
     on_every_mount("flock", &["flock", "bash"], script);
     same("flock of a directory", &["flock"], "passthrough:SRC,ro,backing=off", "flock . echo ok");
+}
+
+/// A served passthrough kept no locks itself, and each process of the run kept its own.
+#[test]
+fn processes_of_a_served_directory_exclude_each_other() {
+    let script =
+        "exec 9>l; flock 9; flock -n l echo taken || echo held; exec 9>&-; flock -n l echo free";
+    let options = ["--fork", "server"];
+    same_with(&options, "flock", &["flock"], "passthrough:SRC", script);
 }
