@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Place, eventually, said};
+use common::{PROGRAM, Place, eventually, said};
 use rustix::process::{Signal, kill_process};
 
 /// A user without any rights.
@@ -391,6 +391,38 @@ fn another_user_mounts_with_fusermount3() {
     let unmounted = run(&["umount", "mnt"]);
     assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
     assert!(!place.is_mounted());
+}
+
+/// The daemon of a user has no file handles, and held a descriptor for every file that the kernel knew: at
+/// the limit the mount was useless.
+#[test]
+fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors() {
+    const FILES: usize = 5000;
+    let Some(place) = Place::to_mount() else { return };
+    for number in 0..FILES {
+        let dir = place.path(&format!("src/{}", number % 50));
+        if number < 50 {
+            fs::create_dir(&dir).unwrap();
+        }
+        fs::write(dir.join(number.to_string()), number.to_string()).unwrap();
+    }
+    // Root without the capability that handles take, as every other user is.
+    let script = "ulimit -n 1024 && exec setpriv --bounding-set -dac_read_search \"$0\" \
+                  mount passthrough:src mnt -o timeout=600";
+    let mut mount = place.command_of(Path::new("sh"), &["-c", script]);
+    let mounted = said(mount.arg(PROGRAM).output().unwrap());
+    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    // Twice, so that what was known first is asked for again.
+    let script = "for i in 1 2; do find . -type f -exec cat {} + | wc -c; done";
+    let mut count = Command::new("sh");
+    let counted = count.args(["-c", script]).current_dir(place.path("mnt")).output();
+    let counted = said(counted.unwrap());
+    let bytes: usize = (0..FILES).map(|number| number.to_string().len()).sum();
+    assert_eq!((counted.err.as_str(), counted.out), ("", format!("{bytes}\n{bytes}\n")));
+    let pid = place.pid().as_raw_nonzero();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    assert!(open < 1024, "{open} descriptors");
+    place.ok(&["umount", "mnt"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub const OPTIONS: &[BackendOpt] = &[
             ("on", |s| s.passthrough.file_handles = FileHandles::On),
             ("off", |s| s.passthrough.file_handles = FileHandles::Off),
         ]),
-        "find inodes again by file handles, or keep a descriptor of each (default auto)"),
+        "find inodes again by file handles, or by name (default auto)"),
     opt("fd_cache", PASSTHROUGH, Number(0, U32_MAX, |s, n| s.passthrough.fd_cache = n as usize),
         "descriptors kept open for inodes with handles (default 0: by the limit of open files)"),
     opt("xattr", PASSTHROUGH, Flag(|s| s.passthrough.xattrs = true),

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use defuse_fs::{CacheMode, DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
 use rustix::fs::{OFlags, SeekFrom};
 
+use crate::inode::Inode;
 use crate::lower::{OrErrno, Stat, distinct_ino};
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
@@ -117,14 +118,13 @@ impl Passthrough {
     pub(crate) fn read_dir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let open = self.dir_file(dir)?;
         let inode = self.inodes.get(dir.ino)?;
-        let mount = inode.key.mount;
         let fd = open.fd.as_fd();
         let stream = open.dir.as_ref().ok_or(Errno::ENOTDIR)?;
         let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream.go_to(fd, from)?;
         while let Some(entry) = stream.peek(fd)? {
             let (len, next) = (entry.len, entry.next);
-            if self.push_entry(mount, fd, &entry, out) == Push::Full {
+            if self.push_entry(&inode, fd, &entry, out) == Push::Full {
                 break;
             }
             stream.advance(len, next);
@@ -134,7 +134,7 @@ impl Passthrough {
 
     fn push_entry(
         &self,
-        mount: u32,
+        inode: &Arc<Inode>,
         dir: BorrowedFd<'_>,
         entry: &Dirent<'_>,
         out: &mut DirBuf<'_>,
@@ -148,10 +148,10 @@ impl Passthrough {
                 Err(_) => return Push::Added,
             },
         };
-        let ino = distinct_ino(entry.ino, mount);
+        let ino = distinct_ino(entry.ino, inode.key.mount);
         let item = DirItem { ino, next: entry.next, kind, name: entry.name };
         out.push_with(item, || {
-            if entry.is_dot() { None } else { self.lookup_in(mount, dir, entry.name).ok() }
+            if entry.is_dot() { None } else { self.lookup_in(inode, dir, entry.name).ok() }
         })
     }
 }

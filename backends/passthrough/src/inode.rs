@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 
 use crate::handle::Handle;
 use crate::lease::Lease;
+use crate::reopen::Places;
 use crate::slab::{Place, SHARDS, Slab};
 
 /// What an inode is in the lower file systems.
@@ -37,10 +38,12 @@ pub(crate) struct Inode {
     /// It was seen without `security.capability`, for which the kernel asks at the first write
     /// after every change of its attributes.
     pub(crate) without_capability: Lease,
-    /// A descriptor that stays while nothing else leads to the inode: of the root, of everything where
-    /// file handles do not work, and of what lost its last name (no handle finds it any more).
+    /// A descriptor that stays while nothing else leads to the inode: of the root, of what lost its last
+    /// name (no handle finds it any more), and of what has neither a handle nor a name that is known.
     pub(crate) pin: ArcSwapOption<OwnedFd>,
     pub(crate) handle: Option<Handle>,
+    /// Where it is found again without a handle.
+    pub(crate) places: Option<Box<Places>>,
     /// The generation, where `handle` was made of the number alone; 0 while it is not known.
     pub(crate) generation: AtomicU32,
 }
@@ -74,6 +77,7 @@ impl Inode {
             kind,
             without_capability: Lease::default(),
             pin: ArcSwapOption::from(pin.map(Arc::new)),
+            places: handle.is_none().then(Box::default),
             handle,
             generation: AtomicU32::new(0),
         }

@@ -3,7 +3,7 @@
 //!
 //! What it is: [`Passthrough`], a [`FileSystem`](defuse_fs::FileSystem) whose every operation is
 //! that of the lower file system, with owners, modes, ACLs and errors as they would be natively.
-//! Inodes are kept by file handle, so a million known files need no million descriptors.
+//! Inodes are kept by file handle, or by name, so a million known files need no million descriptors.
 //!
 //! What it is not: it caches no data and no attributes (frontends do), checks no permissions (see
 //! the contract), and is no sandbox: a process of the daemon's own user can still reach the source.
@@ -23,7 +23,7 @@
 //! | open, opendir | 1: open_by_handle_at; fstat where it was open for reading a moment ago, and one for what is written |
 //! | create | 3: openat, statx, name_to_handle_at +dir |
 //! | mknod, mkdir, symlink | 3: the call, statx, name_to_handle_at +dir |
-//! | unlink, rmdir, rename over something | 3: statx, open_by_handle_at of what a frontend still knows, the call +dir |
+//! | unlink, rmdir, rename over something | 4: statx, open_by_handle_at of what a frontend still knows, the call, statx of the same +dir |
 //! | rename to a new name | 2: statx, renameat2 +dirs |
 //! | link | 2: linkat, statx +dir, and 1 to open the inode if not in the cache |
 //! | setattr | 1 for each kind of change, and statx |
@@ -33,8 +33,8 @@
 //! | release, forget of a pinned inode | 1: close; 0 for what was open for reading, until it is trimmed |
 //! | flush | 0 on local file systems |
 //!
-//! Without file handles: lookup of a new inode 3 (statx, openat, statx), and open by
-//! `/proc/self/fd`.
+//! Without file handles: lookup of a new inode 3 (statx, openat, statx), open by `/proc/self/fd`, and 2
+//! (openat, statx) for what is not in the cache and each directory above it that is not.
 //!
 //! # What is done to the threads that call
 //!
@@ -66,6 +66,7 @@ mod options;
 mod passthrough;
 mod recent;
 mod removal;
+mod reopen;
 mod slab;
 #[allow(unsafe_code)]
 mod sys;

@@ -1,24 +1,44 @@
 //! From a name to an inode.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use defuse_fs::{Entry, Errno, Ino, Result};
+use defuse_fs::{Entry, Errno, FileKind, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
 use crate::handle::Handle;
-use crate::inode::Key;
+use crate::inode::{Inode, Key};
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::Mount;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
+/// What becomes of the descriptor by which an inode was found.
+enum Kept {
+    Nothing,
+    Pinned(OwnedFd),
+    Cached(OwnedFd),
+}
+
 impl Passthrough {
-    /// Looks `name` up in `dir`, a directory on the mount `likely`; one lookup more.
+    /// Looks `name` up in the directory `dir`, which is open as `fd`; one lookup more.
+    pub(crate) fn lookup_in(
+        &self,
+        dir: &Arc<Inode>,
+        fd: BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<Entry> {
+        let entry = self.find_in(dir.key.mount, fd, name)?;
+        self.note_place(entry.ino, dir, name);
+        Ok(entry)
+    }
+
+    /// Looks `name` up in `dir`, a directory on the mount `likely`.
     ///
     /// Between the calls the name may come to lead elsewhere; that is noticed because the handle
     /// names an inode, and a descriptor, which can only be of one inode, is taken instead.
-    pub(crate) fn lookup_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
+    fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
         let stat = Stat::at(dir, name)?;
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
             return self.lookup_by_fd(likely, dir, name);
@@ -40,13 +60,13 @@ impl Passthrough {
             && stat.birth().is_some()
             && let Some(handle) = Handle::ext4(stat.ino(), 0)
         {
-            return self.enter(index, &stat, Some(handle), None);
+            return self.enter(index, &stat, Some(handle), Kept::Nothing);
         }
         let handle = handle_of(dir, name)?;
         if !same_inode(mount, &handle, &stat, dir, name)? {
             return self.lookup_by_fd(likely, dir, name);
         }
-        self.enter(index, &stat, Some(handle), None)
+        self.enter(index, &stat, Some(handle), Kept::Nothing)
     }
 
     /// The same with a descriptor: where there are no handles, at mount points, and where
@@ -54,32 +74,40 @@ impl Passthrough {
     fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
-        self.enter_path_fd(likely, self.with_spare_fds(open)?)
+        let fd = self.with_spare_fds(open)?;
+        let named = self.mounts.get(likely).is_ok_and(Mount::reopens);
+        self.enter_path_fd(likely, fd, named)
     }
 
-    /// Enters what an `O_PATH` descriptor has open; one lookup more.
-    pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd) -> Result<Entry> {
+    /// Enters what an `O_PATH` descriptor has open; one lookup more. With `named` the caller knows its
+    /// name and notes it.
+    pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
         let stat = Stat::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
-        let pin = if handle.is_some() && !self.keeps_descriptors() { None } else { Some(fd) };
-        self.enter(index, &stat, handle, pin)
+        let kept = match &handle {
+            Some(_) if !self.keeps_descriptors() => Kept::Nothing,
+            None if named && self.is_reopened(&stat) => Kept::Cached(fd),
+            _ => Kept::Pinned(fd),
+        };
+        self.enter(index, &stat, handle, kept)
     }
 
-    /// Enters what `fd` has open for reading or writing; one lookup more.
+    /// Enters a new file that `fd` has open for reading or writing, whose name the caller notes; one
+    /// lookup more.
     pub(crate) fn enter_open_fd(&self, likely: u32, fd: BorrowedFd<'_>) -> Result<Entry> {
         let stat = Stat::of(fd)?;
         let (index, handle) = self.identify(likely, fd, &stat)?;
         // A file without a name is found by no handle.
-        let by_handle = handle.is_some() && !self.keeps_descriptors();
-        let pin = if by_handle && stat.nlink() > 0 {
-            None
+        let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
+        let kept = if by_handle || self.is_reopened(&stat) {
+            Kept::Nothing
         } else {
             let path = ProcPath::new(fd);
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let open = || rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno();
-            Some(self.with_spare_fds(open)?)
+            Kept::Pinned(self.with_spare_fds(open)?)
         };
-        self.enter(index, &stat, handle, pin)
+        self.enter(index, &stat, handle, kept)
     }
 
     fn identify(
@@ -97,16 +125,20 @@ impl Passthrough {
         Ok((index, handle))
     }
 
-    fn enter(
-        &self,
-        index: u32,
-        stat: &Stat,
-        handle: Option<Handle>,
-        pin: Option<OwnedFd>,
-    ) -> Result<Entry> {
+    fn enter(&self, index: u32, stat: &Stat, handle: Option<Handle>, kept: Kept) -> Result<Entry> {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
-        let pin = pin.map(|fd| self.placed(fd));
+        let (pin, cached) = match kept {
+            Kept::Nothing => (None, None),
+            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
+            Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
+        };
         let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;
+        if let Some(fd) = cached
+            && let Ok(inode) = self.inodes.get(ino)
+            && !inode.is_pinned()
+        {
+            self.cache.put(&inode, &fd, inode.kind == FileKind::Directory);
+        }
         self.entry(ino, index, stat)
     }
 
@@ -136,7 +168,7 @@ impl Mount {
         let birth = match (self.birth_is_constant(), self.handles) {
             (true, _) if stat.birth().is_some() => stat.birth()?,
             (_, true) => handle?.digest(),
-            // The descriptor that every inode holds keeps its number from being used again.
+            // The descriptor that every such inode holds keeps its number from being used again.
             (_, false) => 0,
         };
         Some(Key { ino: stat.ino(), birth, mount: index })

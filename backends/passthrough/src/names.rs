@@ -22,7 +22,7 @@ impl Passthrough {
     pub(crate) fn lookup_name(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
-        self.lookup_in(dir.key.mount, fd.as_fd(), name.as_bytes())
+        self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
     /// A descriptor of a directory to walk from.
@@ -53,7 +53,7 @@ impl Passthrough {
             };
             let _ = rustix::fs::unlinkat(fd, name, flags);
         })?;
-        self.lookup_in(dir.key.mount, fd, name)
+        self.lookup_in(&dir, fd, name)
     }
 
     pub(crate) fn make_node(
@@ -100,9 +100,11 @@ impl Passthrough {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
         let fd = self.create_new(dir_fd.as_fd(), name, node, args.flags)?;
-        self.enter_created(dir.key.mount, fd, node, args.flags).inspect_err(|_| {
+        let made = self.enter_created(dir.key.mount, fd, node, args.flags).inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name.as_bytes(), AtFlags::empty());
-        })
+        })?;
+        self.note_place(made.0.ino, &dir, name.as_bytes());
+        Ok(made)
     }
 
     /// Always exclusively: nobody has checked whether the caller may open what has the name. Nor is
@@ -186,9 +188,10 @@ impl Passthrough {
             }
             other => other?,
         }
+        let entry = self.lookup_in(&dir, dir_fd, name)?;
         // It may have had no name before (`O_TMPFILE`).
         self.settle(self.victim(inode));
-        self.lookup_in(dir.key.mount, dir_fd, name)
+        Ok(entry)
     }
 
     pub(crate) fn remove_name(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
@@ -229,9 +232,16 @@ impl Passthrough {
         } else {
             None
         };
+        let exchange = flags.has(RenameFlags::EXCHANGE);
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
         let (old_fd, new_fd) = (old_fd.as_fd(), new_fd.as_fd());
         let moved = rustix::fs::renameat_with(old_fd, old_name, new_fd, new_name, flags).or_errno();
+        if moved.is_ok() {
+            self.note_moved(&new, new_fd, new_name);
+            if exchange {
+                self.note_moved(&old, old_fd, old_name);
+            }
+        }
         self.settle(victim);
         moved
     }
@@ -242,7 +252,7 @@ impl Passthrough {
         let inode = self.inodes.get(ino)?;
         let fd = self.dir_fd(&inode)?;
         if ino == Ino::ROOT {
-            return self.enter_path_fd(0, fd.as_fd().try_clone_to_owned()?);
+            return self.enter_path_fd(0, fd.as_fd().try_clone_to_owned()?, false);
         }
         let parent = self.open_parent(fd.as_fd())?;
         let root = Stat::of(self.fd(self.inodes.root())?.as_fd())?;
@@ -252,7 +262,7 @@ impl Passthrough {
         for _ in 0..MAX_DEPTH {
             let stat = Stat::of(above.as_fd())?;
             if same(&stat, &root) {
-                return self.enter_path_fd(inode.key.mount, parent);
+                return self.enter_path_fd(inode.key.mount, parent, false);
             }
             if same(&stat, &below) {
                 break;

@@ -12,7 +12,8 @@ pub enum FileHandles {
     Auto,
     /// Always; [`Passthrough::new`](crate::Passthrough::new) fails where it is not possible.
     On,
-    /// Never: one `O_PATH` descriptor for every inode that is looked up, up to `RLIMIT_NOFILE`.
+    /// Never: inodes are found again by name, checked by mount, number and birth time; where no birth
+    /// times are kept, by an `O_PATH` descriptor for each, up to `RLIMIT_NOFILE`.
     Off,
 }
 
@@ -130,8 +131,8 @@ impl Options {
     /// What the Stackfs of "To FUSE or Not to FUSE" (FAST '17) does, to compare with its numbers:
     /// no extended attributes (its `getxattr` answered `ENOSYS`, after which the kernel stops
     /// asking), no backing files (every byte passes through the daemon, kernel passthrough did not
-    /// exist), and no file handles (it kept a path for each inode; here it is a descriptor, the
-    /// nearest thing that is safe against renames). It is told of every close (not to be came with
+    /// exist), and no file handles (it kept a path for each inode; here it is a descriptor in a
+    /// cache, and names where it is not in there). It is told of every close (not to be came with
     /// Linux 5.16). Names and attributes are valid for 1 s as there. What else it set (big writes, splice, threads) belongs to the frontend.
     pub fn paper() -> Self {
         Options {

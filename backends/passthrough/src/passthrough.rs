@@ -58,8 +58,8 @@ pub struct Stats {
     /// Descriptors kept for inodes: in the cache, of files that were open for reading a moment ago,
     /// and those that stay until an inode is forgotten.
     pub cached_fds: usize,
-    /// Descriptors that stay until their inode is forgotten: of unlinked files, and of all files
-    /// where file handles do not work.
+    /// Descriptors that stay until their inode is forgotten: of unlinked files, and, without file
+    /// handles, of what is not found again by name.
     pub pinned_fds: usize,
     /// All descriptors: files, cache, pins, lock owners and one for each mount.
     pub open_fds: usize,
@@ -76,7 +76,7 @@ impl Passthrough {
     /// Serves the directory `source` (a symbolic link to one is followed).
     ///
     /// Without file handles (see [`FileHandles`]) the soft limit `RLIMIT_NOFILE` of the process is
-    /// raised to the hard one, because every known inode holds a descriptor.
+    /// raised to the hard one, because more descriptors are kept then.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl Passthrough {
             }
             if options.file_handles == FileHandles::Auto {
                 log::info!(
-                    "no file handles in {}: one descriptor for each inode",
+                    "no file handles in {}: what is known is found again by name",
                     source.display()
                 );
             }
@@ -193,7 +193,10 @@ impl Passthrough {
         if let Some(fd) = self.cache.get(inode) {
             return Ok(fd);
         }
-        let fd = self.open_inode(inode, OFlags::PATH)?;
+        let fd = match &inode.handle {
+            Some(_) => self.open_inode(inode, OFlags::PATH),
+            None => self.reopen(inode).inspect_err(|_| self.inodes.unhash(inode)),
+        }?;
         let fd = Arc::new(self.placed(fd));
         // Lookups and creations need directories again and again; other inodes mostly once.
         self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
@@ -214,7 +217,12 @@ impl Passthrough {
                 let mount = self.mounts.get(inode.key.mount)?.fd.as_ref().ok_or(Errno::ESTALE)?;
                 open_by_handle(mount.as_fd(), inode, handle, flags)
             }
-            (None, None) => Err(Errno::ESTALE),
+            (None, None) => {
+                let fd = self.fd(inode)?;
+                let path = ProcPath::new(fd.as_fd());
+                rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty())
+                    .or_errno()
+            }
         });
         if matches!(result, Err(Errno::ESTALE)) {
             // It was removed behind our back. Its number may lead to a new inode from now on.

@@ -40,13 +40,11 @@ impl Passthrough {
         name: &[u8],
     ) -> Option<Victim> {
         let stat = Stat::at(dir, name).ok()?;
-        // With three names and more, others remain whatever happens at the same time.
-        if stat.nlink() > 2 && stat.kind() != Ok(FileKind::Directory) {
-            return None;
-        }
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
-        if !mount.handles {
+        // With three names and more, others remain whatever happens at the same time.
+        let many = mount.handles && stat.nlink() > 2 && stat.kind() != Ok(FileKind::Directory);
+        if many || !mount.handles && !mount.reopens() {
             return None;
         }
         let key = mount
@@ -60,7 +58,10 @@ impl Passthrough {
         if let Some(fd) = inode.pin.load_full() {
             return Some(Victim { inode, fd });
         }
-        let fd = Arc::new(self.placed(self.open_inode(&inode, OFlags::PATH).ok()?));
+        let fd = match inode.handle {
+            Some(_) => Arc::new(self.placed(self.open_inode(&inode, OFlags::PATH).ok()?)),
+            None => self.fd(&inode).ok()?,
+        };
         self.inodes.pin(&inode, Arc::clone(&fd));
         self.cache.remove(&inode);
         drop(self.recent.take(inode.number));
@@ -69,7 +70,9 @@ impl Passthrough {
 
     /// `None` for an inode without a pin, and where the pin stays whatever happens.
     pub(crate) fn victim(&self, inode: Arc<Inode>) -> Option<Victim> {
-        let stays = inode.handle.is_none() || inode.ino() == Ino::ROOT || self.keeps_descriptors();
+        let mount = self.mounts.get(inode.key.mount).ok()?;
+        let found = inode.handle.is_some() || mount.reopens();
+        let stays = !found || inode.ino() == Ino::ROOT || self.keeps_descriptors();
         let fd = inode.pin.load_full().filter(|_| !stays)?;
         Some(Victim { inode, fd })
     }
@@ -79,8 +82,12 @@ impl Passthrough {
         let Some(Victim { inode, fd }) = victim else { return };
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_name = Stat::of(fd.as_fd()).is_ok_and(|stat| stat.nlink() > 0);
-        if has_name && !self.keeps_descriptors() {
+        let is_found = match (Stat::of(fd.as_fd()), &inode.handle) {
+            (Ok(stat), Some(_)) => stat.nlink() > 0 && !self.keeps_descriptors(),
+            (Ok(stat), None) => self.is_reopened(&stat) && self.reopen(&inode).is_ok(),
+            (Err(_), _) => false,
+        };
+        if is_found {
             self.inodes.unpin(&inode);
         } else {
             // Another one, who saw the name that is gone now, may have taken the pin.

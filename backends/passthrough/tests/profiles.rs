@@ -111,14 +111,103 @@ fn few_descriptors_child() {
     assert!(looked_up(299).is_ok());
 }
 
-#[test]
-fn running_out_of_descriptors_ends_nothing_but_the_lookup() {
-    let script = "ulimit -Sn 64 && ulimit -Hn 128 && exec \"$0\" --exact few_descriptors_child";
+struct Mounted(tempfile::TempDir);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Runs the test `child` of this program with 64 descriptors, and 128 where it raises the limit.
+fn with_few_descriptors(child: &str, base: &Path) {
+    let script = "ulimit -Sn 64 && ulimit -Hn 128 && exec \"$0\" --exact \"$1\" --nocapture";
     let output = Command::new("sh")
         .args(["-c", script])
         .arg(std::env::current_exe().unwrap())
-        .env(FEW, &bases()[0])
+        .arg(child)
+        .env(FEW, base)
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+/// On ramfs, which keeps no birth times: an inode holds a descriptor there.
+#[test]
+fn running_out_of_descriptors_ends_nothing_but_the_lookup() {
+    let dir = Mounted(tempfile::tempdir().unwrap());
+    let flags = rustix::mount::MountFlags::empty();
+    if rustix::mount::mount("none", dir.0.path(), "ramfs", flags, None).is_err() {
+        return println!("skipped: no permission to mount");
+    }
+    with_few_descriptors("few_descriptors_child", dir.0.path());
+}
+
+/// The work of the test after it.
+#[test]
+fn many_names_child() {
+    let Ok(base) = std::env::var(FEW) else { return };
+    let options = Options { file_handles: FileHandles::Off, ..Options::default() };
+    let served = Served::new(Path::new(&base), options);
+    let (mut dirs, mut files) = (Vec::new(), Vec::new());
+    let mut above = Ino::ROOT;
+    for depth in 0..100 {
+        // A chain, so that the way to a file is long.
+        above = served.mkdir(above, &format!("dir{depth}")).ino;
+        dirs.push(above);
+        for number in 0..30 {
+            let text = format!("file{number}");
+            let node = regular(&me(), 0o600);
+            files.push(served.fs.mknod(&me(), above, name(&text), &node).unwrap().ino);
+        }
+    }
+    let st_ino = |ino| served.fs.getattr(&me(), ino, None).map(|attr| attr.st_ino);
+    let before: Vec<u64> = files.iter().map(|ino| st_ino(*ino).unwrap()).collect();
+    // The top of the chain, and a file, get other names.
+    let moved = |from: (Ino, &str), to: (Ino, &str)| {
+        let (from, to) = ((from.0, name(from.1)), (to.0, name(to.1)));
+        served.fs.rename(&me(), from, to, RenameFlags(0)).unwrap();
+    };
+    moved((Ino::ROOT, "dir0"), (Ino::ROOT, "moved"));
+    moved((dirs[0], "file0"), (dirs[50], "moved"));
+    for (ino, before) in files.iter().zip(&before) {
+        assert_eq!(st_ino(*ino), Ok(*before));
+        let file = served.open(*ino, OpenFlags::RDWR).unwrap();
+        assert_eq!(served.write_at(file, 0, b"x"), Ok(1));
+        served.release(file);
+    }
+    // A file of two names loses one, and then the other; only without names it keeps a descriptor.
+    let pinned = || served.fs.stats().pinned_fds;
+    let only_the_root = pinned();
+    for number in 0..1000 {
+        let text = format!("other{number}");
+        served.fs.link(&me(), files[2000 + number], dirs[99], name(&text)).unwrap();
+        let (dir, own) = (dirs[(2000 + number) / 30], format!("file{}", (2000 + number) % 30));
+        served.fs.unlink(&me(), dir, name(&own)).unwrap();
+    }
+    assert_eq!(pinned(), only_the_root);
+    assert_eq!(st_ino(files[2000]), Ok(before[2000]));
+    served.fs.unlink(&me(), dirs[99], name("other0")).unwrap();
+    assert_eq!(pinned(), only_the_root + 1);
+    assert_eq!(st_ino(files[2000]), Ok(before[2000]));
+    // What somebody replaced behind our back is not taken for what it was.
+    let way: std::path::PathBuf = (1..10).map(|depth| format!("dir{depth}")).collect();
+    let path = served.path("moved").join(way).join("file7");
+    fs::rename(&path, path.with_extension("away")).unwrap();
+    fs::write(&path, b"another").unwrap();
+    files[1000..2000].iter().for_each(|ino| assert!(st_ino(*ino).is_ok()));
+    assert_eq!(st_ino(files[9 * 30 + 7]), Err(Errno::ESTALE));
+    for ino in files.iter().chain(&dirs) {
+        served.fs.forget(*ino, 9);
+    }
+    let stats = served.fs.stats();
+    assert_eq!((stats.inodes, stats.pinned_fds, stats.open_files), (1, only_the_root, 0));
+}
+
+/// Without file handles every inode held a descriptor, so a user's own mount ended at the limit.
+#[test]
+fn what_is_known_needs_no_descriptor_each_without_file_handles_either() {
+    for base in bases() {
+        with_few_descriptors("many_names_child", &base);
+    }
 }
