@@ -411,6 +411,13 @@ fn many_threads_open_and_close_while_signals_arrive() {
     same_c("threads", include_str!("run/threads.c"), on_passthrough);
 }
 
+/// A fifo was opened by walking its path three times. When another process gave the name to a file between
+/// them, the program had a fifo that called itself a file. What was removed after the walk was ESTALE.
+#[test]
+fn a_name_that_another_process_gives_away_is_what_it_was_or_what_it_is() {
+    same_c("swaps", include_str!("run/swaps.c"), everywhere);
+}
+
 #[test]
 fn threads_end_with_the_stacks_of_others_to_unmap() {
     same_c("endings", include_str!("run/endings.c"), everywhere);

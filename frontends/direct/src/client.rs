@@ -187,6 +187,15 @@ impl Client {
         found.map(|mount| mount.statistics()).ok_or(Errno::EINVAL)
     }
 
+    /// Forgets what names lead to, in all mounts. What a call found by names may be gone meanwhile, which
+    /// the file system says with `ESTALE`: the kernel then walks once more and believes nothing that it
+    /// kept (`retry_estale()` in include/linux/namei.h), and so may a caller of this.
+    pub fn forget_names(&self) {
+        for mount in self.mounts.load().iter() {
+            mount.forget_names();
+        }
+    }
+
     /// Whether a path could lead into a mount by its text alone; the cheapest of questions, for
     /// embedders that see every path of a program.
     pub fn may_be_inside(&self, path: &[u8]) -> bool {

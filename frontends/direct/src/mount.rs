@@ -183,6 +183,11 @@ impl Mount {
         }
     }
 
+    /// Forgets what names lead to.
+    pub(crate) fn forget_names(&self) {
+        self.names.clear();
+    }
+
     /// The parent of a directory. `None` at the root.
     pub(crate) fn parent(&self, dir: &Node, who: &Credentials) -> Result<Option<Arc<Node>>> {
         if dir.ino() == Ino::ROOT {

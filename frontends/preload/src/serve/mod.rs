@@ -131,6 +131,9 @@ impl Call<'_> {
     }
 }
 
+/// How often a call begins anew whose names lead to something else meanwhile.
+const TRIES: usize = 8;
+
 /// How a call is looked at.
 #[derive(Clone, Copy)]
 enum Handler {
@@ -169,7 +172,10 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         Handler::Any(run) => {
             let call = Call { process, number, args };
             let inside = Inside::enter()?;
-            let result = run(&call);
+            let mut result = run(&call);
+            if matches!(result, Err(Fail::Errno(Errno::ESTALE))) {
+                result = walk_again(&call, run);
+            }
             drop(inside);
             finish(&call, result)
         }
@@ -179,6 +185,21 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         process.shared.count(number, fate);
     }
     served
+}
+
+/// A call whose file another process removed after its names were walked. From the beginning, as the
+/// kernel does it, and a few times more, because it is as fast as the other process.
+#[cold]
+fn walk_again(call: &Call<'_>, run: fn(&Call<'_>) -> Served) -> Served {
+    let mut result = Err(Fail::Errno(Errno::ESTALE));
+    for _ in 0..TRIES {
+        call.client().forget_names();
+        result = run(call);
+        if !matches!(result, Err(Fail::Errno(Errno::ESTALE))) {
+            break;
+        }
+    }
+    result
 }
 
 /// A call that nothing here serves: where it names a descriptor of ours, the kernel refuses it, and

@@ -7,7 +7,7 @@ use defuse_direct::{At, Description, How, Resolve};
 use defuse_fs::{Errno, FileKind};
 
 use super::path::{Start, Target};
-use super::{ByKernel, Call, Fail, Served};
+use super::{ByKernel, Call, Fail, Served, TRIES};
 use crate::process::Process;
 use crate::sys;
 use crate::table::Entry;
@@ -48,39 +48,51 @@ fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
         None => how,
     };
     let full = full_path(call.process, &target);
-    match call.client().open(call.task(), target.at(), target.path, how) {
-        Ok(file) => give_number(call, file, how.flags, full),
-        Err(defuse_direct::Stop::Errno(Errno::ENXIO)) => special(call, &target, how),
-        Err(stop) => Err(stop.into()),
+    for _ in 0..TRIES {
+        match call.client().open(call.task(), target.at(), target.path, how) {
+            Ok(file) => return give_number(call, file, how.flags, full),
+            Err(defuse_direct::Stop::Errno(Errno::ENXIO)) => {}
+            Err(stop) => return Err(stop.into()),
+        }
+        if let Some(by_kernel) = special(call, &target, how)? {
+            return Err(by_kernel.into());
+        }
     }
+    Err(Errno::ENXIO.into())
 }
 
 /// Fifos and devices: what they stand for lies in the kernel, so it is opened there, by a node of
-/// the same kind in a directory of this run.
-fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Served {
-    let follow = how.flags & libc::O_NOFOLLOW as u32 == 0;
-    let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
-    let kind = stat.attr.kind;
-    if !matches!(kind, FileKind::Fifo | FileKind::CharDevice | FileKind::BlockDevice) {
-        return Err(Errno::ENXIO.into());
+/// the same kind in a directory of this run. `None` where the name leads to a file by now. The path is
+/// walked once: what the kernel opens, and what is told of it later, are of the same inode.
+fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKernel>, Fail> {
+    let file = path_only(call, target, how.flags)?;
+    let stat = call.client().fstat(call.task(), &file)?;
+    match stat.attr.kind {
+        FileKind::Fifo | FileKind::CharDevice | FileKind::BlockDevice => {}
+        FileKind::Socket => return Err(Errno::ENXIO.into()),
+        _ => return Ok(None),
     }
     let held = crate::nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
+    let entry = Some(as_entry(call, target, file));
     // No link is left to be followed but that of the descriptor.
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let args = [libc::AT_FDCWD as u64, 0, u64::from(how.flags & !DONE as u32), 0, 0, 0];
-    let (path, entry) = (held.path(), inode(call, target, how.flags));
-    let number = libc::SYS_openat;
-    Err(ByKernel { number, args, path, held: Some(held), entry }.into())
+    let (path, number) = (held.path(), libc::SYS_openat);
+    Ok(Some(ByKernel { number, args, path, held: Some(held), entry }))
 }
 
-/// What the kernel is to open for the program, as our side knows it: by its inode.
-fn inode(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Option<Arc<Entry>> {
+/// What a path leads to, opened to know it: by its inode.
+fn path_only(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Result<Arc<Description>, Fail> {
     let flags = libc::O_PATH as u32 | flags & libc::O_NOFOLLOW as u32;
     let how = How { flags, ..How::default() };
-    let file = call.client().open(call.task(), target.at(), target.path, how).ok()?;
+    Ok(call.client().open(call.task(), target.at(), target.path, how)?)
+}
+
+/// What the kernel is to open for the program, as our side knows it.
+fn as_entry(call: &Call<'_>, target: &Target<'_>, file: Arc<Description>) -> Arc<Entry> {
     let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
     let path = full_path(call.process, target);
-    Some(Arc::new(Entry::new(file, true, path, cells)))
+    Arc::new(Entry::new(file, true, path, cells))
 }
 
 /// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
@@ -91,7 +103,8 @@ fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
     }
     let target = Target { start: Start::Entry(Arc::clone(entry)), path: b"", magic: true };
     let text = sys::string(call.args[path]).ok().and_then(|text| CString::new(text).ok());
-    let (Some(text), Some(entry)) = (text, inode(call, &target, 0)) else { return Fail::Pass };
+    let (Some(text), Ok(file)) = (text, path_only(call, &target, 0)) else { return Fail::Pass };
+    let entry = as_entry(call, &target, file);
     let (flags, mode) = (u64::from(how.flags), u64::from(how.mode));
     let args = [libc::AT_FDCWD as u64, 0, flags, mode, 0, 0];
     ByKernel { number: libc::SYS_openat, args, path: text, held: None, entry: Some(entry) }.into()
