@@ -99,6 +99,10 @@ fn main() -> ExitCode {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
+        Ok(Cli { command: Command::Inside(args) }) => match run::inside(&args) {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => error::report(Err(failure)),
+        },
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
@@ -116,7 +120,7 @@ fn run(command: Command) -> Result {
         Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Check(args) => check::run(&args),
-        Command::Inside(args) => run::inside(&args),
+        Command::Inside(args) => run::inside(&args).map(drop),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Study(args) => study::run(&args),

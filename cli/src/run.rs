@@ -23,9 +23,12 @@ use defuse_preload_plan::{
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::pipe::PipeFlags;
 
 use crate::check;
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, warn};
+
+mod attend;
 
 /// Run a program on file systems inside of its own process
 ///
@@ -47,6 +50,10 @@ pub struct RunArgs {
     /// each such call costs two microseconds more, and every other one some fifty nanoseconds
     #[arg(long)]
     pub dispatch: bool,
+    /// What becomes of programs that still run when the run ends, also where it is killed: they go on,
+    /// with errors from mounts that the run served, or end
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "error")]
+    pub on_death: OnDeath,
     /// Tell on the standard error, at the end, which calls were served and which the kernel got
     #[arg(long)]
     pub report: bool,
@@ -58,18 +65,30 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
+/// What becomes of programs that outlive the run.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDeath {
+    /// They go on, and calls on mounts that the run served fail with `ENOTCONN`
+    #[default]
+    Error,
+    /// They are killed
+    End,
+}
+
 fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
     let names: Vec<_> = ForkPolicy::NAMES.iter().map(|(name, _)| *name).collect();
     ForkPolicy::named(text).ok_or_else(|| format!("known are {}", names.join(", ")))
 }
 
-/// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do.
+/// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do; 127 where
+/// there is no such program, and 126 where it cannot be executed.
 pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
     let library = library()?;
     let mounts = args.mount.iter().map(|text| parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
+    refuse_twice(&mounts)?;
     let (_servers, sockets) = serve(&mut mounts)?;
     let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
@@ -98,26 +117,44 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         command.args(&args.command[1..]);
         command
     };
+    let leash = (args.on_death == OnDeath::End).then(leash).transpose()?;
     let inherited = Inherited {
         memory: memory.as_raw_fd(),
         plan: sealed.as_raw_fd(),
         sockets: sockets.iter().map(AsRawFd::as_raw_fd).collect(),
+        leash: leash.as_ref().map(|(inherited, _)| inherited.as_raw_fd()),
         state: None,
     };
     prepare(&mut command, &plan, &inherited, args.directory.as_deref());
-    let status = command.status().map_err(|error| {
-        let next = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => "is it a program, and executable?",
-            _ => "is it installed, and in PATH?",
-        };
-        Failure::Failed(format!("{}: {error}: {next}", program.display()))
-    })?;
+    let status = match attend::to_the_end(command) {
+        Ok(status) => status,
+        Err(error) => return not_executed(program, &error),
+    };
     remove_nodes(&memory, plan.token);
     if args.report {
         report(&memory, &plan, &paths);
     }
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
+}
+
+/// Says why a program was not executed; the exit code is that of a shell.
+fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
+    let Some((code, next)) = attend::not_executed(error) else {
+        return Err(Failure::Failed(format!("{}: {error}", program.display())));
+    };
+    warn(&format!("{}: {error}: {next}", program.display()));
+    Ok(code)
+}
+
+/// A pipe whose other end closes with this process: what programs inherit, and what they do not.
+fn leash() -> Result<(OwnedFd, OwnedFd)> {
+    let failed = |error| Failure::Failed(format!("no pipe for the programs of the run: {error}"));
+    let (inherited, held) = rustix::pipe::pipe_with(PipeFlags::empty()).map_err(failed)?;
+    rustix::io::fcntl_setfd(&held, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
+    // Programs open it for themselves, also as other users; nobody else may write to it.
+    rustix::fs::fchmod(&inherited, Mode::from_raw_mode(0o644)).map_err(failed)?;
+    Ok((inherited, held))
 }
 
 fn protected() -> [u8; 3] {
@@ -178,6 +215,26 @@ fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     let mut text = source.text().into_vec();
     text.extend_from_slice(&rest[end..]);
     Ok(MountPlan { target: target.to_vec(), source: text, fork, ..MountPlan::default() })
+}
+
+/// Refuses two mounts with one target: what the first one is to be would never be seen.
+fn refuse_twice(mounts: &[MountPlan]) -> Result {
+    let names = |target: &[u8]| -> Vec<Vec<u8>> {
+        let names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        names.map(<[u8]>::to_vec).collect()
+    };
+    let mut known: Vec<Vec<Vec<u8>>> = Vec::new();
+    for mount in mounts {
+        let place = names(&mount.target);
+        if known.contains(&place) {
+            let target = String::from_utf8_lossy(&mount.target).into_owned();
+            return Err(Failure::Usage(format!(
+                "mount {target}: this target is given twice: leave one of them away"
+            )));
+        }
+        known.push(place);
+    }
+    Ok(())
 }
 
 /// Serves what several processes of the run have to share and cannot have in their own memory, until
@@ -447,11 +504,11 @@ pub struct InsideArgs {
     pub command: Vec<OsString>,
 }
 
-/// Becomes the program.
-pub fn inside(args: &InsideArgs) -> Result {
+/// Becomes the program; returns only where that fails.
+pub fn inside(args: &InsideArgs) -> Result<u8> {
     let program = &args.command[0];
     let error = Command::new(program).args(&args.command[1..]).exec();
-    Err(Failure::Failed(format!("{}: {error}: is it there, and executable?", program.display())))
+    not_executed(program, &error)
 }
 
 /// Tells what was counted: by system call, and by the function that made it.
@@ -539,6 +596,19 @@ mod tests {
         assert_eq!(find_library(&program, Some(named.as_os_str())).unwrap(), named);
         let error = find_library(&program, Some(OsStr::new("/no/such"))).unwrap_err().to_string();
         assert!(error.contains("/no/such") && !error.contains("deps"), "{error}");
+    }
+
+    /// The later one was seen, and nothing said so.
+    #[test]
+    fn one_target_is_mounted_once() {
+        let plan = |text: &str| parse(OsStr::new(text), ForkPolicy::Auto).unwrap();
+        let all = |texts: [&str; 2]| refuse_twice(&texts.map(plan));
+        for texts in [["/a/b=memory:", "//a/b/=passthrough:/x"], ["m:=memory:", "m:=memory:"]] {
+            assert!(all(texts).unwrap_err().to_string().contains("given twice"), "{texts:?}");
+        }
+        for texts in [["/a=memory:", "/a/b=memory:"], ["m:=memory:", "/m=memory:"]] {
+            assert_eq!(all(texts), Ok(()), "{texts:?}");
+        }
     }
 
     #[test]

@@ -83,6 +83,11 @@ impl Relay {
         }
     }
 
+    /// Whether the process that has the file system is gone.
+    pub fn is_dead(&self) -> bool {
+        self.inner.is_dead()
+    }
+
     /// A connection for the next program of this process, which begins with nothing.
     pub fn heir(&self) -> Option<Client> {
         self.inner.heir().ok()
@@ -143,7 +148,11 @@ pub fn open(
         }
     };
     if let Some(server) = server {
-        let relay = Relay::connect(&server, floor, own)?;
+        let relay = Relay::connect(&server, floor, own);
+        let relay = relay.map_err(|why| match plan.served_by {
+            ServedBy::Run(_) => format!("the run that serves it has ended ({why})"),
+            _ => why,
+        })?;
         let source = String::from_utf8_lossy(&plan.source).into_owned();
         let args = MountArgs { source, ..MountArgs::default() };
         let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;

@@ -22,6 +22,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_fs::Errno;
+use defuse_preload_plan::layout::Once;
 
 use crate::inside::{self, Inside};
 use crate::process::{self, Process};
@@ -116,8 +117,11 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     let Some(process) = process::get() else { return Ok(false) };
     let mut flags = Flags { args, is_clone3: number == libc::SYS_clone3 as u64 };
     let Some(asked) = flags.get() else { return Ok(false) };
-    if asked & THREAD != 0 || asked & (MEMORY | WAITS) == MEMORY || inside::is_inside() {
+    if asked & THREAD != 0 || inside::is_inside() {
         return Ok(false);
+    }
+    if asked & (MEMORY | WAITS) == MEMORY {
+        return refuse_shared_memory(process);
     }
     if asked & MEMORY != 0 {
         flags.take(libc::CLONE_VM);
@@ -146,6 +150,24 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     close_pipe();
     crate::start::say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
+}
+
+/// A process that shares our memory and runs beside us (`CLONE_VM` without `CLONE_VFORK`): it would use
+/// our connections, which belong to one process, and note its descriptors in our table. Where a mount is
+/// served by another process that is refused; elsewhere the kernel makes it.
+fn refuse_shared_memory(process: &'static Process) -> Result<bool, Errno> {
+    let Some(mount) = process.mounts.iter().find(|mount| mount.relay.is_some()) else {
+        return Ok(false);
+    };
+    let _inside = Inside::enter();
+    if process.shared.is_news(Once::SharedMemory) {
+        crate::start::say(&format!(
+            "clone: a process that shares the memory of its parent (CLONE_VM) cannot use {}, which \
+             another process serves: EPERM",
+            String::from_utf8_lossy(&mount.target)
+        ));
+    }
+    Err(Errno::EPERM)
 }
 
 /// After a clone(2) that [`before_clone`] has prepared, in both processes: it returned `value`.

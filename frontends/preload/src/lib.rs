@@ -36,6 +36,7 @@ mod home;
 mod inherit;
 #[allow(unsafe_code)]
 mod inside;
+mod leash;
 mod letter;
 #[allow(unsafe_code)]
 mod lock;

@@ -186,6 +186,9 @@ impl Process {
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
         crate::holders::in_child(&self.shared, self.inherited.memory, self.floor);
+        if let Some(leash) = self.inherited.leash {
+            crate::leash::bind(leash, self.floor);
+        }
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
                 crate::start::say(&format!(
@@ -219,7 +222,10 @@ impl Process {
         let may_be = fd >= self.floor && fd < self.floor + ZONE as i32;
         may_be
             && !self.view.table.has(fd)
-            && (self.inherited.sockets.contains(&fd) || is_of_a_kind_with_ours(fd))
+            && (self.inherited.sockets.contains(&fd)
+                || self.inherited.leash == Some(fd)
+                || crate::leash::is_own(fd)
+                || is_of_a_kind_with_ours(fd))
     }
 
     /// Who asks on this thread, and from where.

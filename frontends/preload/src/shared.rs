@@ -132,6 +132,18 @@ impl Shared {
         self.cells().get(index as usize)
     }
 
+    /// Whether nobody in this run has told people of this yet. From now on somebody has.
+    pub fn is_news(&self, what: layout::Once) -> bool {
+        let bit = what as u32;
+        let told = &self.words(layout::TOLD, 1)[0];
+        told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Whether people have been told of this.
+    pub fn is_told(&self, what: layout::Once) -> bool {
+        self.words(layout::TOLD, 1)[0].load(Ordering::Relaxed) & what as u32 != 0
+    }
+
     /// Not 0 where a process of the run has made a directory of nodes.
     pub fn nodes(&self) -> &'static AtomicU32 {
         &self.words(layout::NODES, 1)[0]

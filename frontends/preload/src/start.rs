@@ -51,6 +51,9 @@ pub fn begin() {
     }
     let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
     let connections = connections.unwrap_or_default();
+    if let Some(leash) = inherited.leash {
+        crate::leash::bind(leash, floor);
+    }
     let plan_fd = inherited.plan;
     let process = Process::new(shared, plan, inherited, limits, connections);
     let process = process.unwrap_or_else(|why| fail(&why));
@@ -120,6 +123,7 @@ fn above_all(inherited: &Inherited, floor: i32) -> Inherited {
         memory: above(inherited.memory, floor),
         plan: above(inherited.plan, floor),
         sockets: inherited.sockets.iter().map(|socket| above(*socket, floor)).collect(),
+        leash: inherited.leash.map(|leash| above(leash, floor)),
         state: None,
     }
 }

@@ -95,6 +95,8 @@ static SPAWN: Next = Next::new(c"posix_spawn");
 static SPAWN_SEARCHED: Next = Next::new(c"posix_spawnp");
 /// Where dlopen(3) goes on.
 static DLOPEN: Next = Next::new(c"dlopen");
+/// Where dlmopen(3) goes on.
+static DLMOPEN: Next = Next::new(c"dlmopen");
 
 /// The C library's way of returning: -1, and the error in errno.
 fn result(value: i64) -> i64 {
@@ -317,8 +319,9 @@ exports! {
 
 /// The names that are exported for what is more than a system call.
 #[cfg(test)]
-pub const OTHERS: &[&str] =
-    &["syscall", "fork", "__fork", "_Fork", "vfork", "__vfork", "dlopen", "_exit", "_Exit"];
+pub const OTHERS: &[&str] = &[
+    "syscall", "fork", "__fork", "_Fork", "vfork", "__vfork", "dlopen", "dlmopen", "_exit", "_Exit",
+];
 
 /// # Safety
 ///
@@ -476,6 +479,66 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut libc:
         next = sym DLOPEN,
         address = const std::mem::offset_of!(Next, address),
     );
+}
+
+/// # Safety
+///
+/// dlmopen(3). A library in a name space of its own brings a C library of its own, which nobody has
+/// patched: its calls would concern the kernel's files. Where calls are not dispatched it is refused as
+/// the loader does it, by a dlopen(3) of a name that tells why.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+// SAFETY: the arguments and the stack are left as the caller made them.
+pub unsafe extern "C" fn dlmopen(
+    space: libc::c_long,
+    path: *const c_char,
+    flags: c_int,
+) -> *mut libc::c_void {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "call {decide}",
+        "mov rcx, rdx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rcx, rcx",
+        "jnz 2f",
+        "mov rsi, rax",
+        "jmp qword ptr [rip + {own} + {address}]",
+        "2:",
+        "mov rdi, rax",
+        "mov esi, edx",
+        "jmp qword ptr [rip + {next} + {address}]",
+        decide = sym decide_space,
+        own = sym DLMOPEN,
+        next = sym DLOPEN,
+        address = const std::mem::offset_of!(Next, address),
+    );
+}
+
+/// What [`dlmopen`] goes on with.
+#[repr(C)]
+struct Decision {
+    path: *const c_char,
+    /// Not 0 where the path is the reason of a refusal.
+    refused: u64,
+}
+
+/// The error that dlerror(3) tells begins with the path.
+const NO_SPACE: &CStr =
+    c"/dlmopen: a C library in a name space of its own would go past the mounts \
+    of this run: use `defuse run --dispatch`";
+
+extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> Decision {
+    DLMOPEN.address();
+    let is_served = crate::process::get().is_none() || dispatch::is_armed();
+    if space != 0 && !is_served {
+        DLOPEN.address();
+        return Decision { path: NO_SPACE.as_ptr(), refused: 1 };
+    }
+    Decision { path: decide_library(path), refused: 0 }
 }
 
 extern "C" fn decide_library(path: *const c_char) -> *const c_char {
@@ -641,6 +704,7 @@ mod tests {
             "io_uring_register",
             "openat2",
             "fchmodat2",
+            "seccomp",
             "exit_group",
         ];
         for (number, name) in calls::CALLS {

@@ -62,22 +62,32 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made where it is not there.
-    /// `None` where neither variable is an absolute path, where the directory cannot be made, or where
-    /// others could have written it.
+    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made where it is not there, but
+    /// for `$XDG_CACHE_HOME` and the home themselves: whoever has none gets none. `None` where neither
+    /// variable is an absolute path, where the directory cannot be made, or where others could have
+    /// written it.
     pub fn of_user() -> Option<Self> {
         let variable = |name: &str| {
             let path = PathBuf::from(std::env::var_os(name)?);
             path.is_absolute().then_some(path)
         };
-        let base = variable("XDG_CACHE_HOME");
-        let base = base.or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
+        match variable("XDG_CACHE_HOME") {
+            Some(base) => Self::at(&base.join("defuse")),
+            None => Self::in_home(&variable("HOME")?),
+        }
+    }
+
+    /// That of the user with this home, which is not made.
+    fn in_home(home: &Path) -> Option<Self> {
+        let base = home.join(".cache");
+        let _ = DirBuilder::new().mode(0o700).create(&base);
         Self::at(&base.join("defuse"))
     }
 
-    /// The cache in `directory`, as [`of_user`](Cache::of_user).
+    /// The cache in `directory`, which is made where only its parent is there, as by
+    /// [`of_user`](Cache::of_user).
     pub fn at(directory: &Path) -> Option<Self> {
-        let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let _ = DirBuilder::new().mode(0o700).create(directory);
         // One that is there and cannot be written is still good to read.
         let meta = fs::symlink_metadata(directory).ok()?;
         let good = meta.is_dir() && is_trusted(&meta);
@@ -196,7 +206,7 @@ mod tests {
     /// A cache that knows [`sites`], and where its file is.
     fn cache() -> (tempfile::TempDir, Cache, PathBuf) {
         let place = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&place.path().join("below/defuse")).unwrap();
+        let cache = Cache::at(&place.path().join("defuse")).unwrap();
         cache.keep(ID, STAMP, &sites());
         let path = cache.directory.join("ab0102");
         (place, cache, path)
@@ -267,6 +277,18 @@ mod tests {
         assert_eq!(cache.sites(ID, STAMP), None);
         chown(&directory, Some(65534), None).unwrap();
         assert!(Cache::at(&directory).is_none());
+    }
+
+    /// `HOME=/somewhere/else defuse run ...` made that directory, and all above it.
+    #[test]
+    fn no_home_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("missing/home");
+        assert!(Cache::in_home(&home).is_none());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        fs::create_dir_all(&home).unwrap();
+        assert!(Cache::in_home(&home).is_some());
+        assert!(home.join(".cache/defuse").is_dir());
     }
 
     #[test]

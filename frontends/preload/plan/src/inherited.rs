@@ -8,7 +8,7 @@ use crate::codec::Malformed;
 /// What a program of a run inherits: numbers of descriptors.
 ///
 /// As text, the value of [`crate::VARIABLE`]: the numbers in the order of the fields with colons
-/// between, sockets with commas between.
+/// between, sockets with commas between, nothing for no leash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inherited {
     /// The shared memory.
@@ -18,6 +18,9 @@ pub struct Inherited {
     /// The sockets at which the run serves file systems: `O_PATH` descriptors, because the sockets have
     /// no names. A program connects by `/proc/self/fd/NUMBER`.
     pub sockets: Vec<i32>,
+    /// The end of a pipe, for reading, whose other end closes when the run ends; where programs are to end
+    /// then, too.
+    pub leash: Option<i32>,
     /// What the program before handed over at execve(2); `None` for the first program of a run.
     pub state: Option<State>,
 }
@@ -36,7 +39,8 @@ pub struct State {
 impl fmt::Display for Inherited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sockets: Vec<String> = self.sockets.iter().map(i32::to_string).collect();
-        write!(f, "{}:{}:{}", self.memory, self.plan, sockets.join(","))?;
+        let leash = self.leash.map(|leash| leash.to_string()).unwrap_or_default();
+        write!(f, "{}:{}:{}:{leash}", self.memory, self.plan, sockets.join(","))?;
         let Some(State { letter, floor, program }) = self.state else { return Ok(()) };
         write!(f, ":{letter}:{floor}")?;
         program.map_or(Ok(()), |program| write!(f, ":{program}"))
@@ -52,7 +56,7 @@ impl FromStr for Inherited {
             _ => Err(Malformed),
         };
         let words: Vec<&str> = text.split(':').collect();
-        let (&[memory, plan, sockets], rest) = words.split_first_chunk().ok_or(Malformed)?;
+        let (&[memory, plan, sockets, leash], rest) = words.split_first_chunk().ok_or(Malformed)?;
         let state = match *rest {
             [] => None,
             [letter, floor] => Some((letter, floor, None)),
@@ -68,6 +72,7 @@ impl FromStr for Inherited {
             memory: number(memory)?,
             plan: number(plan)?,
             sockets: sockets.collect::<Result<_, _>>()?,
+            leash: if leash.is_empty() { None } else { Some(number(leash)?) },
             state: state.transpose()?,
         })
     }
@@ -83,9 +88,10 @@ mod tests {
         let state = State { letter: 9, floor: 1024, program: None };
         let second = Inherited { sockets: vec![5], state: Some(state), ..first.clone() };
         let state = State { program: Some(77), ..state };
-        let third = Inherited { sockets: vec![5, 6], state: Some(state), ..first.clone() };
-        for (all, text) in [(first, "3:4:"), (second, "3:4:5:9:1024"), (third, "3:4:5,6:9:1024:77")]
-        {
+        let (sockets, leash, state) = (vec![5, 6], Some(8), Some(state));
+        let third = Inherited { sockets, leash, state, ..first.clone() };
+        let texts = ["3:4::", "3:4:5::9:1024", "3:4:5,6:8:9:1024:77"];
+        for (all, text) in [first, second, third].into_iter().zip(texts) {
             assert_eq!(all.to_string(), text);
             assert_eq!(text.parse(), Ok(all));
         }
@@ -93,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_none_is_refused() {
-        for text in ["", "3", "3:4", "3:x:", "3:4:5:6", "3:4:-5", "3:4:5:6:7:8:9", "-3:4:"] {
+        for text in ["", "3", "3:4:", "3:x::", "3:4:5::6", "3:4:-5:", "3:4:::6:7:8:9", "-3:4::"] {
             assert_eq!(text.parse::<Inherited>(), Err(Malformed), "{text}");
         }
     }

@@ -7,6 +7,7 @@
 //! | from byte | what |
 //! |---|---|
 //! | [`NODES`] | not 0 where a process of the run has made a directory of nodes ([`node_directory`]), a u32 |
+//! | [`TOLD`] | a u32, a bit for everything that people are told once in a run ([`Once`]) |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
 //! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
 //! | [`STATES`] | [`CELLS`] states of open files, each a u32: bit 0 in use, bit 1 shared, above it a number that counts how often it was given back |
@@ -29,6 +30,20 @@ const PLAN_LEN: usize = 8;
 const PLAN: usize = 16;
 /// Where it is noted that there is a directory of nodes.
 pub const NODES: usize = 0;
+/// Where it is noted what people have been told.
+pub const TOLD: usize = 4;
+
+/// What people are told once in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Once {
+    /// A program was executed that is not served.
+    NotServed = 1,
+    /// A program filters its system calls.
+    Filter = 2,
+    /// A process would share memory and not descriptors.
+    SharedMemory = 4,
+}
 /// Where the counters begin.
 pub const COUNTERS: usize = 4096;
 /// How many system calls have counters.

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use defuse_direct::{Access, How, Stop};
 use defuse_fs::{Errno, FileKind};
+use defuse_preload_plan::layout::Once;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use super::path::Target;
@@ -134,6 +135,7 @@ impl Program<'_> {
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
     fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<Served> {
         if !self.call.process.plan.dispatch {
+            self.look_at(at, flags, name);
             return None;
         }
         // What is not to be had this way is refused by the kernel, or is not readable.
@@ -150,6 +152,30 @@ impl Program<'_> {
         let path =
             super::path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
         Some(self.carry(file.as_raw_fd(), name, &path))
+    }
+
+    /// Tells people where a program of the kernel's name space will not be served.
+    fn look_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) {
+        if self.call.process.shared.is_told(Once::NotServed) {
+            return;
+        }
+        let Some(file) = open_program(at, flags) else { return };
+        let mut head = [0; statics::HEAD];
+        let Ok(len) = file.read_at(&mut head, 0) else { return };
+        let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
+        if statics::is_static(&head[..len], more) {
+            self.tell_of_static(name);
+        }
+    }
+
+    fn tell_of_static(&self, name: &[u8]) {
+        if self.call.process.shared.is_news(Once::NotServed) {
+            crate::start::say(&format!(
+                "{}: a static program, or one of another C library, which is not served: it sees the \
+                 files of the kernel in place of mounts. --dispatch serves it",
+                String::from_utf8_lossy(name)
+            ));
+        }
     }
 
     /// Executes the static program in `fd`, which has this path and was called by `name`.
@@ -222,7 +248,11 @@ impl Program<'_> {
             }
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
-        if self.call.process.plan.dispatch && statics::is_static(&head[..len], more) {
+        let is_static = statics::is_static(&head[..len], more);
+        if is_static && !self.call.process.plan.dispatch {
+            self.tell_of_static(&name);
+        }
+        if is_static && self.call.process.plan.dispatch {
             let full = match target.whole() {
                 Some(entry) => entry.path.clone(),
                 None => super::open::full_path(self.call.process, target),
@@ -303,6 +333,22 @@ fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let (interpreter, argument) = line.split_at(end);
     let argument = argument.trim_ascii();
     (!interpreter.is_empty()).then_some((interpreter, (!argument.is_empty()).then_some(argument)))
+}
+
+/// A program that filters its system calls: the kernel does not see those that are served here, and no
+/// filter tells what it would do with them.
+pub fn filter(call: &Call<'_>) -> Served {
+    let sets = match call.number as i64 {
+        libc::SYS_seccomp => call.args[0] <= u64::from(libc::SECCOMP_SET_MODE_FILTER),
+        _ => call.args[0] == libc::PR_SET_SECCOMP as u64,
+    };
+    if sets && call.process.shared.is_news(Once::Filter) {
+        crate::start::say(
+            "a program filters its system calls (seccomp): its filter does not see calls that concern \
+             files of mounts, and it may deny what the library needs for them",
+        );
+    }
+    Err(Fail::Pass)
 }
 
 /// The end of the process: what it has open is given back to the others.

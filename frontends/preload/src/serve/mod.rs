@@ -18,6 +18,7 @@ mod xattrs;
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_direct::{Client, Stop, Task};
 use defuse_fs::Errno;
@@ -248,11 +249,31 @@ fn by_descriptor(
     finish(&call, result)
 }
 
+/// Tells people once why files cannot be used any more: their server is gone.
+#[cold]
+fn tell_of_the_dead(process: &'static Process) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let is_dead = |mount: &&process::Mounted| mount.relay.as_ref().is_some_and(|r| r.is_dead());
+    let Some(mount) = process.mounts.iter().find(is_dead) else { return };
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        crate::start::say(&format!(
+            "{}: the process that served it has ended, and its files are gone for this program: start \
+             it anew",
+            String::from_utf8_lossy(&mount.target)
+        ));
+    }
+}
+
 /// The kernel's answer for a result; `None` where the kernel is to do it as it is.
 fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
     match result {
         Ok(value) => Some(value),
-        Err(Fail::Errno(errno)) => Some(sys::failure(errno)),
+        Err(Fail::Errno(errno)) => {
+            if errno == Errno::ENOTCONN {
+                tell_of_the_dead(call.process);
+            }
+            Some(sys::failure(errno))
+        }
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
         // A signal has come before the call could wait, and nothing else would end that.
@@ -390,6 +411,8 @@ fn handler(number: u64) -> Option<Handler> {
 
         libc::SYS_execve | libc::SYS_execveat => Any(exec::exec),
         libc::SYS_exit_group => Any(exec::exit),
+
+        libc::SYS_seccomp | libc::SYS_prctl => Any(exec::filter),
 
         libc::SYS_inotify_add_watch => Any(watch::add),
         libc::SYS_fanotify_mark | libc::SYS_name_to_handle_at => Any(path::unsupported),
