@@ -3,14 +3,19 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_compose::{SERVED_LOCKS, Source};
-use defuse_fuse::{Admission, Server, ServerOptions};
+use defuse_fuse::{Admission, Limits, Server, ServerOptions};
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
 use crate::{daemon, mount, paths, serve, signals};
+
+/// How long the server may take to end after SIGTERM: its connections may take eight seconds.
+const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Serve a file system to other processes over a socket
 ///
@@ -32,6 +37,9 @@ pub struct ServeArgs {
     /// Most connections at once
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().max_connections)]
     max_connections: usize,
+    /// Most connections of one user at once (half of all)
+    #[arg(long, value_name = "N")]
+    max_connections_of_user: Option<usize>,
     /// Stay in the foreground, and log to the standard error
     #[arg(short, long)]
     foreground: bool,
@@ -53,6 +61,9 @@ impl ServeArgs {
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
         line.extend(self.admit.iter().map(|uid| format!("--admit={uid}").into()));
         line.push(format!("--max-connections={}", self.max_connections).into());
+        line.extend(
+            self.max_connections_of_user.map(|n| format!("--max-connections-of-user={n}").into()),
+        );
         if let Some(file) = &self.log_file {
             line.extend(["--log-file".into(), file.into()]);
         }
@@ -98,7 +109,12 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         users => Admission::Users(users.to_vec()),
     };
     let session = settings.session.clone();
-    let options = ServerOptions { session, admission, max_connections: args.max_connections };
+    let max_connections = args.max_connections;
+    let max_connections_of_user =
+        args.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
+    let limits = Limits::default();
+    let options =
+        ServerOptions { session, admission, max_connections, max_connections_of_user, limits };
     let mut caught = signals::catch().map_err(Failure::failed)?;
     let server = Server::bind(&args.socket, fs, options).map_err(Failure::failed)?;
     let server = Arc::new(server);
@@ -109,11 +125,27 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
             let Some(server) = served.upgrade() else { return };
             match signal {
                 SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
-                _ => server.shut_down(),
+                _ => {
+                    server.shut_down();
+                    give_up_after(END_PATIENCE);
+                }
             }
         }
     };
     let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
     thread.spawn(listen).map_err(Failure::failed)?;
     Ok(server)
+}
+
+/// Ends this process after a while, whatever holds it up: a file system that does not answer, or what
+/// is yet to be freed.
+fn give_up_after(patience: Duration) {
+    let wait = move || {
+        std::thread::sleep(patience);
+        log::error!("the server has not ended within {patience:?}, and is killed");
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    if let Err(error) = std::thread::Builder::new().name("defuse-end".to_owned()).spawn(wait) {
+        log::warn!("nothing bounds the time to the end: {error}");
+    }
 }

@@ -255,6 +255,37 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     }
 }
 
+/// A process that was killed had its locks for a moment longer than natively: until the server had
+/// learned of the end of its connection. The next one who asked without waiting did not get them.
+#[test]
+fn locks_of_a_client_that_is_gone_stand_in_nobodys_way() {
+    let served = Served::memory();
+    let (other, cx) = (served.client(), context());
+    create(&other, "locked");
+    let name = || Name::new(b"locked").unwrap();
+    let lock = |client: &Client, owner| {
+        let ino = client.lookup(&cx, Ino::ROOT, name()).unwrap().ino;
+        let fh = client.open(&cx, ino, OpenArgs::default()).unwrap().fh;
+        let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
+        let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
+        let taken = client.setlk(&cx, File { ino, fh }, &request);
+        let args = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(owner) };
+        let close = move |client: &Client| {
+            client.flush(&context(), File { ino, fh }, owner).unwrap();
+            client.release(&context(), File { ino, fh }, args).unwrap();
+        };
+        (taken, close)
+    };
+    for round in 0..200 {
+        let gone = served.client();
+        assert_eq!(lock(&gone, LockOwner(1)).0, Ok(()), "{round}");
+        drop(gone);
+        let (taken, release) = lock(&other, LockOwner(2));
+        assert_eq!(taken, Ok(()), "{round}");
+        release(&other);
+    }
+}
+
 #[test]
 fn a_thousand_clients_are_served_at_once() {
     let served = Served::memory();

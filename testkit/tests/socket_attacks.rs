@@ -1,16 +1,19 @@
 //! Attacks of clients on the server of a socket and on each other. The server runs as root; the clients
 //! are threads of this process with the credentials of other users.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use defuse_fs::{
-    Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, File, FileKind,
-    FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType, Name, NewNode, OpenArgs,
-    OpenFlags, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags, SliceSource, Timestamp,
-    WriteArgs, WriteBuf, XattrName,
+    Caller, Completion, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
+    File, FileKind, FileSystem, Ino, InterruptToken, Io, IoOp, Lock, LockKind, LockOwner,
+    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadSink, RenameFlags, Result,
+    SetAttr, SetTime, SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, WriteSource,
+    XattrName,
 };
 use defuse_fuse::client::{Client, ClientOptions};
-use defuse_fuse::{Admission, Server, ServerOptions};
+use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 
 const USER: u32 = 4321;
@@ -358,5 +361,231 @@ fn a_record_lock_takes_a_file_that_is_open_for_it() {
         assert_eq!(ask(LockKind::Posix, LockType::Write), Err(Errno::EBADF));
         assert_eq!(ask(LockKind::Posix, LockType::Read), Ok(()));
         assert_eq!(ask(LockKind::Flock, LockType::Write), Ok(()));
+    });
+}
+
+fn limited(limits: Limits) -> ServerOptions {
+    ServerOptions { limits, ..ServerOptions::default() }
+}
+
+fn resize(client: &Client, uid: u32, ino: Ino, size: u64) -> Result<()> {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    client.setattr(&context(uid), ino, None, &set).map(drop)
+}
+
+/// One request to map a hole of 64 GiB copied the hole, byte by byte, into the memory of the server.
+#[test]
+fn a_hole_that_is_mapped_takes_no_memory() {
+    with_server(ServerOptions::default(), |_, path| {
+        let (client, cx) = (connect(path, 0), context(0));
+        let (_, file) = create(&client, 0, "sparse", 0o644);
+        let (size, far) = (1 << 36, 40 << 30);
+        resize(&client, 0, file.ino, size).unwrap();
+        let write_at = |offset, bytes: &[u8]| {
+            let args = WriteArgs { offset, flags: OpenFlags(2), ..WriteArgs::default() };
+            client.write(&cx, file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes))).unwrap()
+        };
+        write_at(far, b"data");
+        let memory = std::fs::File::from(client.map(&cx, file, 0..size, true).unwrap());
+        let read_at = |offset| {
+            let mut bytes = [9; 4];
+            memory.read_exact_at(&mut bytes, offset).unwrap();
+            bytes
+        };
+        assert_eq!((read_at(0), &read_at(far)), ([0; 4], b"data"));
+        assert!(memory.metadata().unwrap().blocks() * 512 < 1 << 20);
+        // What is written later is there, and what is stored through the mapping comes to the file.
+        write_at(1 << 30, b"more");
+        assert_eq!(&read_at(1 << 30), b"more");
+        memory.write_all_at(b"mine", 2 << 30).unwrap();
+        client.fsync(&cx, file, true).unwrap();
+        let attr = client.getattr(&cx, file.ino, None).unwrap();
+        assert!(attr.size == size && attr.blocks * 512 < 1 << 20, "{attr:?}");
+        drop(memory);
+        client.unmap(&cx, file.ino).unwrap();
+        assert_eq!(read(&client, file, 2 << 30, 4), b"mine");
+    });
+}
+
+fn read(client: &Client, file: File, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let mut sink = defuse_fs::SliceSink::new(&mut bytes);
+    let mut out = defuse_fs::ReadBuf::new(&mut sink, len);
+    let args = defuse_fs::ReadArgs { offset, ..defuse_fs::ReadArgs::default() };
+    client.read(&context(0), file, args, &mut out).unwrap();
+    let filled = out.filled();
+    bytes.truncate(filled);
+    bytes
+}
+
+/// Whatever a client maps, the server copies the data of; nothing bounded that.
+#[test]
+fn a_client_maps_no_more_than_its_share() {
+    let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
+    with_server(limited(limits), |_, path| {
+        let (one, other, cx) = (connect(path, 0), connect(path, 0), context(0));
+        let (_, file) = create(&one, 0, "file", 0o644);
+        assert_eq!(write(&one, 0, file, &vec![7; 2 << 20]), Ok(2 << 20));
+        let map = |from: u64, to: u64| one.map(&cx, file, from << 10..to << 10, true).err();
+        assert_eq!(map(0, 2048), Some(Errno::ENOMEM));
+        assert_eq!(map(0, 768), None);
+        assert_eq!(map(1024, 1536), Some(Errno::ENOMEM));
+        assert_eq!(map(0, 512), None, "what is there already");
+        // The share of another one is its own.
+        let theirs = open(&other, 0, find(&other, 0, "file"), 0).unwrap();
+        assert!(other.map(&cx, theirs, 1 << 20..3 << 19, false).is_ok());
+        for _ in 0..2 {
+            one.unmap(&cx, file.ino).unwrap();
+        }
+        assert_eq!(map(1024, 1536), None);
+    });
+}
+
+/// A client shortened the memory that it shared with others, ftruncate(2), and each of them that used
+/// its mapping ended by SIGBUS. One that may only read opened the memory anew, for writing.
+#[test]
+fn nobody_shortens_the_memory_of_a_mapping_and_readers_do_not_write_it() {
+    if !is_root() {
+        return;
+    }
+    with_server(ServerOptions::default(), |_, path| {
+        let (root, user) = (connect(path, 0), connect(path, USER));
+        let (_, of_root) = create(&root, 0, "shown", 0o644);
+        assert_eq!(write(&root, 0, of_root, &[7; 8192]), Ok(8192));
+        let shared = root.map(&context(0), of_root, 0..8192, true).unwrap();
+        for len in [0, 4096, 1 << 40, u64::MAX >> 1] {
+            let refused = rustix::fs::ftruncate(&shared, len);
+            assert_eq!(refused, Err(rustix::io::Errno::PERM), "{len}");
+        }
+        let file = open(&user, USER, find(&user, USER, "shown"), 0).unwrap();
+        let cx = context(USER);
+        assert_eq!(user.map(&cx, file, 0..8192, true).err(), Some(Errno::EACCES));
+        let memory: OwnedFd = user.map(&cx, file, 0..8192, false).unwrap();
+        as_user(USER, || {
+            assert_eq!(rustix::io::write(&memory, b"x"), Err(rustix::io::Errno::BADF));
+            let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+            let again = std::fs::OpenOptions::new().write(true).open(path);
+            assert!(again.is_err(), "open for writing");
+            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            assert!(rustix::fs::fchmod(&memory, mode).is_err());
+        });
+    });
+}
+
+/// After FALLOC_FL_COLLAPSE_RANGE the memory of a mapping kept the bytes that had stood at the old end.
+/// When the file grew again they came back, and were written into it.
+#[test]
+fn what_was_beyond_the_end_of_a_mapped_file_never_comes_back() {
+    const COLLAPSE: u32 = 8;
+    with_server(ServerOptions::default(), |_, path| {
+        let (client, cx) = (connect(path, 0), context(0));
+        let (_, file) = create(&client, 0, "file", 0o644);
+        let pages: Vec<u8> = (1..=3).flat_map(|page| [page; 4096]).collect();
+        assert_eq!(write(&client, 0, file, &pages), Ok(pages.len()));
+        let memory = std::fs::File::from(client.map(&cx, file, 0..5 << 12, true).unwrap());
+        let seen = |page: u64| {
+            let mut byte = [9];
+            memory.read_exact_at(&mut byte, page << 12).unwrap();
+            (byte[0], read(&client, file, page << 12, 1).first().copied())
+        };
+        assert_eq!((seen(0), seen(2)), ((1, Some(1)), (3, Some(3))));
+        let range = Fallocate { mode: COLLAPSE, offset: 0, length: 4096 };
+        client.fallocate(&cx, file, range).unwrap();
+        assert_eq!((seen(0), seen(1), seen(2)), ((2, Some(2)), (3, Some(3)), (0, None)));
+        resize(&client, 0, file.ino, 3 << 12).unwrap();
+        assert_eq!(seen(2), (0, Some(0)), "grown by ftruncate(2)");
+        // Stored beyond the end, and the file grows by a write behind that.
+        memory.write_all_at(&[8; 4096], 3 << 12).unwrap();
+        let args = WriteArgs { offset: 4 << 12, flags: OpenFlags(2), ..WriteArgs::default() };
+        let mut source = SliceSource::new(b"end");
+        assert_eq!(client.write(&cx, file, args, &mut WriteBuf::new(&mut source)), Ok(3));
+        assert_eq!(seen(3), (0, Some(0)), "grown by a write");
+        drop(memory);
+        client.unmap(&cx, file.ino).unwrap();
+        let mut whole = [[2; 4096], [3; 4096], [0; 4096], [0; 4096]].concat();
+        whole.extend(b"end");
+        assert_eq!(read(&client, file, 0, 1 << 16), whole);
+    });
+}
+
+struct Answer(std::sync::mpsc::Sender<Result<usize>>);
+
+impl Completion for Answer {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        unreachable!("a lock has no data")
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        unreachable!("a lock has no data")
+    }
+    fn finish(self: Box<Self>, result: Result<usize>) {
+        let _ = self.0.send(result);
+    }
+}
+
+/// A client that took without end used up what all others need: 18,280 locks that it waited for took
+/// 298 MB of the server.
+#[test]
+fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
+    let limits = Limits { lookups: 9, opens: 4, locks: 3, lock_waits: 2, mapped_bytes: 0 };
+    with_server(limited(limits), |_, path| {
+        let (maker, client, cx) = (connect(path, 0), connect(path, 0), context(0));
+        let mut inode = Ino::ROOT;
+        for number in 0..9 {
+            let (_, file) = create(&maker, 0, &format!("f{number}"), 0o644);
+            maker.release(&cx, file, defuse_fs::ReleaseArgs::default()).unwrap();
+            inode = client.lookup(&cx, Ino::ROOT, name(&format!("f{number}"))).unwrap().ino;
+        }
+        let again = client.lookup(&cx, Ino::ROOT, name("f0"));
+        assert_eq!(again.err(), Some(Errno::ENFILE));
+        let files: Vec<_> = (0..4).map(|_| open(&client, 0, inode, 2).unwrap()).collect();
+        assert_eq!(open(&client, 0, inode, 2), Err(Errno::EMFILE));
+        assert_eq!(client.opendir(&cx, Ino::ROOT, OpenFlags(0)).err(), Some(Errno::EMFILE));
+        let lock = |start: u64, typ| {
+            let lock = Lock { typ, start, end: start, pid: 1 };
+            let owner = LockOwner(1);
+            let request = LockRequest { kind: LockKind::Posix, owner, lock, wait: false };
+            client.setlk(&cx, files[0], &request)
+        };
+        for start in [0, 10, 20] {
+            assert_eq!(lock(start, LockType::Write), Ok(()));
+        }
+        assert_eq!(lock(30, LockType::Write), Err(Errno::ENOLCK));
+        assert_eq!((lock(0, LockType::Unlock), lock(30, LockType::Read)), (Ok(()), Ok(())));
+        let mapped = client.map(&cx, files[0], 0..4096, false).err();
+        assert_eq!(mapped, None, "an empty file takes no memory");
+        // The one who holds the lock is another owner of the same client.
+        let waits = |owner| {
+            let lock = Lock { typ: LockType::Write, start: 30, end: 30, pid: 1 };
+            let lock =
+                LockRequest { kind: LockKind::Posix, owner: LockOwner(owner), lock, wait: true };
+            let (sender, answer) = std::sync::mpsc::channel();
+            let token = Arc::new(InterruptToken::default());
+            let op = IoOp::Lock { file: files[0], lock };
+            client.submit(Io::new(op, cx.caller, owner, token.clone(), Box::new(Answer(sender))));
+            (answer, token)
+        };
+        lock(10, LockType::Unlock).unwrap();
+        let waiting = [waits(2), waits(3)];
+        let patience = std::time::Duration::from_secs(30);
+        assert_eq!(waits(4).0.recv_timeout(patience), Ok(Err(Errno::ENOLCK)));
+        for (answer, token) in waiting {
+            token.trip();
+            assert_eq!(answer.recv_timeout(patience), Ok(Err(Errno::EINTR)));
+        }
+    });
+}
+
+/// One user connected as often as it liked, and nobody else could.
+#[test]
+fn a_user_has_no_more_connections_than_its_share() {
+    if !is_root() {
+        return;
+    }
+    let options = ServerOptions { max_connections_of_user: 2, ..ServerOptions::default() };
+    with_server(options, |_, path| {
+        let _held = [connect(path, USER), connect(path, USER)];
+        let another =
+            |uid| as_user(uid, || Client::connect(path.as_ref(), ClientOptions::default()).is_ok());
+        assert!(!another(USER) && another(OTHER));
     });
 }

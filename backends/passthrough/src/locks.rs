@@ -26,7 +26,7 @@ use crate::sys;
 /// `OFFSET_MAX` of the kernel: an end here or beyond is the end of the file, however long.
 const OFFSET_MAX: u64 = u64::MAX >> 1;
 /// Locks that may be waited for at one time.
-const MAX_WAITING: usize = 1 << 16;
+const MAX_WAITING: usize = defuse_fs::locks::MAX_WAITS;
 /// The shortest and the longest interval between two attempts.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 

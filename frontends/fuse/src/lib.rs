@@ -12,6 +12,7 @@ mod dispatch;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod init;
+mod limited;
 pub mod mount;
 mod notify;
 mod options;
@@ -29,7 +30,7 @@ mod workers;
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{IoUring, SessionOptions};
-pub use server::{Admission, ServeError, Server, ServerOptions};
+pub use server::{Admission, Limits, ServeError, Server, ServerOptions};
 pub use session::{Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
 

@@ -24,6 +24,9 @@ pub const OFFSET_MAX: u64 = u64::MAX >> 1;
 /// Locks that are held plus waits that are queued, at most; more give `ENOLCK`.
 pub const MAX_LOCKS: usize = 1 << 20;
 
+/// Waits that are queued at most; more give `ENOLCK`. Whoever waits takes memory of the daemon.
+pub const MAX_WAITS: usize = 1 << 14;
+
 /// Names a queued wait, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
@@ -110,11 +113,11 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             Err(errno) => return Waiting::Done(payload, Err(errno)),
         };
         match self.apply(file, &request, granted) {
+            Err(Errno::EAGAIN) if !self.has_room_to_wait() => {
+                Waiting::Done(payload, Err(Errno::ENOLCK))
+            }
             Err(Errno::EAGAIN) if self.would_deadlock(file, &request) => {
                 Waiting::Done(payload, Err(Errno::EDEADLK))
-            }
-            Err(Errno::EAGAIN) if self.count + self.waiters.len() >= MAX_LOCKS => {
-                Waiting::Done(payload, Err(Errno::ENOLCK))
             }
             Err(Errno::EAGAIN) => Waiting::Queued(self.enqueue(file, request, payload)),
             other => Waiting::Done(payload, other),
@@ -150,6 +153,11 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         tickets.into_iter().filter_map(|ticket| self.cancel(ticket)).collect()
     }
 
+    fn has_room_to_wait(&self) -> bool {
+        let waits = self.waiters.len();
+        waits < MAX_WAITS && self.count + waits < MAX_LOCKS
+    }
+
     fn enqueue(&mut self, file: K, request: LockRequest, payload: W) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
@@ -172,7 +180,10 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             self.grant(granted);
         }
         let result = self.try_set(file, request);
-        self.grant(granted);
+        // Nothing has become free by a lock that was refused.
+        if result.is_ok() {
+            self.grant(granted);
+        }
         result
     }
 
@@ -430,6 +441,23 @@ mod tests {
         assert!(matches!(second, Waiting::Queued(_)));
         assert_eq!(granted, ["1"]);
         assert_eq!(set(&mut table, flock(1, Unlock)).1, ["2"]);
+    }
+
+    /// One user waited for 18,280 locks, which took 298 MB of the daemon.
+    #[test]
+    fn no_more_locks_are_waited_for_than_there_is_room() {
+        let mut table = Table::default();
+        set(&mut table, flock(1, Write)).0.unwrap();
+        for owner in 0..MAX_WAITS as u64 {
+            let waiting = wait(&mut table, flock(owner + 2, Write), "");
+            assert!(matches!(waiting, Waiting::Queued(_)), "{owner}");
+        }
+        let refused = wait(&mut table, flock(1 << 20, Write), "one more");
+        assert!(matches!(refused, Waiting::Done("one more", Err(Errno::ENOLCK))));
+        assert_eq!(table.forget_file(FILE).len(), MAX_WAITS);
+        set(&mut table, flock(1, Write)).0.unwrap();
+        let waiting = wait(&mut table, flock(2, Write), "room again");
+        assert!(matches!(waiting, Waiting::Queued(_)));
     }
 
     #[test]

@@ -194,7 +194,7 @@ pub(crate) fn set_attr(from: &abi::SetattrIn) -> SetAttr {
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl(2).
 const F_RDLCK: u32 = 0;
 const F_WRLCK: u32 = 1;
-const F_UNLCK: u32 = 2;
+pub(crate) const F_UNLCK: u32 = 2;
 
 pub(crate) fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> {
     let typ = match from.lk.type_ {

@@ -125,10 +125,11 @@ impl Dispatcher {
         }
         let end = args.foffset.checked_add(args.len).filter(|&end| end <= i64::MAX as u64);
         let range = args.foffset..end.ok_or(Errno::EOVERFLOW)?;
-        let memory = peer.maps.map(&*self.fs, call.ino, range, writes)?;
-        peer.ledger.mapped(call.ino);
+        let memory = peer.ledger.map(call.ino, args.len, |room| {
+            peer.maps.map(&*self.fs, call.ino, range, (writes, room))
+        })?;
         // Of a client that has gone, it goes with the rest.
-        let _ = reply.send_descriptor(memory.as_fd());
+        let _ = reply.send_descriptor(memory.fd.as_fd());
         Ok(Done::Sent)
     }
 

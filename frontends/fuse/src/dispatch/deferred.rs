@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use defuse_fs::{Completion, Errno, InterruptToken, Io, IoOp, ReadSink, Result, WriteSource};
+use defuse_fs::{
+    Completion, Errno, Ino, InterruptToken, Io, IoOp, LockRequest, ReadSink, Result, WriteSource,
+};
 use defuse_probe::clock::Moment;
 use zerocopy::IntoBytes;
 
@@ -11,6 +13,7 @@ use super::data::write_out;
 use super::{Call, Dispatcher};
 use crate::abi::Opcode;
 use crate::probing::op_of;
+use crate::server::Wait;
 use crate::transport::DeferredReply;
 
 /// The interrupts of requests that no worker holds, by request.
@@ -57,6 +60,17 @@ impl Dispatcher {
         op: IoOp,
         reply: Box<dyn DeferredReply>,
     ) {
+        self.submit_lock(call, op, reply, None);
+    }
+
+    /// As [`submit`](Dispatcher::submit), with what counts the wait for a lock.
+    pub(super) fn submit_lock(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        op: IoOp,
+        reply: Box<dyn DeferredReply>,
+        wait: Option<Wait>,
+    ) {
         let interrupt = self.deferred.insert(call.unique);
         if call.cx.interrupted() {
             interrupt.trip();
@@ -65,8 +79,14 @@ impl Dispatcher {
             IoOp::Write { args, len, .. } if args.from_cache => len,
             _ => 0,
         };
+        let lock = match op {
+            IoOp::Lock { file, lock } => Some((file.ino, lock)),
+            _ => None,
+        };
         let completion = KernelCompletion {
             whole,
+            lock,
+            _wait: wait,
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
@@ -83,6 +103,9 @@ struct KernelCompletion {
     /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
     /// short count for all of them.
     whole: usize,
+    /// The lock that is waited for.
+    lock: Option<(Ino, LockRequest)>,
+    _wait: Option<Wait>,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
@@ -106,6 +129,9 @@ impl Completion for KernelCompletion {
             Ok(count) if count < self.whole => Err(Errno::EIO),
             other => other,
         };
+        if let (Some((ino, lock)), Ok(_)) = (self.lock, result) {
+            self.dispatcher.note_locked(ino, &lock);
+        }
         // An error (ENOENT) says that nobody waits any more; nothing was given away.
         let _ = match (self.opcode, result) {
             (_, Err(errno)) => self.reply.send_errno(errno.raw()),

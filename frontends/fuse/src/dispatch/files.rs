@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle, ReleaseArgs,
-    Result, Whence,
+    IoctlArgs, LockOwner, LockRequest, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle,
+    ReleaseArgs, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -168,12 +168,12 @@ impl Dispatcher {
         let closed = self.note_closed(File { ino: call.ino, fh: Fh(args.fh) })?;
         let file = File { ino: call.ino, fh: closed.handle };
         self.close_backing(file);
-        if !closed.release {
-            return done(Ok(()), reply);
-        }
         // What the last who has an open file does not say of its locks, the books do.
         for (kind, owner) in closed.locks {
             drop_locks(&*self.fs, file, kind, self.owner(owner));
+        }
+        if !closed.release {
+            return done(Ok(()), reply);
         }
         let flock_owner = unlock.then(|| self.owner(LockOwner(args.lock_owner)));
         done(self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner }), reply)
@@ -234,7 +234,10 @@ impl Dispatcher {
     ) -> Result<Done> {
         let request = self.lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let found = self.fs.getlk(&call.cx, file, &request)?;
+        let mut found = self.fs.getlk(&call.cx, file, &request)?;
+        if found.is_some() && self.await_ended() {
+            found = self.fs.getlk(&call.cx, file, &request)?;
+        }
         pod(reply, &convert::lk_out(found))
     }
 
@@ -246,7 +249,28 @@ impl Dispatcher {
     ) -> Result<Done> {
         let request = self.lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        done(self.fs.setlk(&call.cx, file, &request), reply)
+        let mut taken = self.fs.setlk(&call.cx, file, &request);
+        if taken == Err(Errno::EAGAIN) && self.await_ended() {
+            taken = self.fs.setlk(&call.cx, file, &request);
+        }
+        if taken.is_ok() {
+            self.note_locked(call.ino, &request);
+        }
+        done(taken, reply)
+    }
+
+    /// Notes what the file system has locked or unlocked, for `request` as the file system had it.
+    pub(super) fn note_locked(&self, ino: Ino, request: &LockRequest) {
+        if let Some(peer) = &self.peer {
+            // The same again is the owner that the client named.
+            let owner = peer.ledger.owner(request.owner);
+            peer.ledger.locked(ino, &LockRequest { owner, ..*request });
+        }
+    }
+
+    /// Waits for the locks of clients that are gone; false where there are none.
+    fn await_ended(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.await_ended())
     }
 
     /// A lock that is waited for never holds a worker: all of them could end up waiting, and nobody
@@ -263,8 +287,9 @@ impl Dispatcher {
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        let wait = self.peer.as_ref().map(|peer| peer.ledger.begin_wait()).transpose()?;
         let deferred = reply.defer(Deferred::Plain);
-        self.submit(call, IoOp::Lock { file, lock }, deferred);
+        self.submit_lock(call, IoOp::Lock { file, lock }, deferred, wait);
         Ok(Done::Deferred)
     }
 

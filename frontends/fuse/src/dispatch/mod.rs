@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockOwner,
-    LockRequest, Name, OpenFlags, Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockKind,
+    LockOwner, LockRequest, Name, OpenFlags, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -31,7 +31,7 @@ use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::own;
 use crate::request::{Body, Payload, Request};
-use crate::server::{Closed, Guard, Peer};
+use crate::server::{Closed, Guard, Peer, drop_locks};
 use crate::transport::Reply;
 use convert::Timeouts;
 use deferred::DeferredTable;
@@ -169,6 +169,7 @@ impl Dispatcher {
                 return pod(reply, &abi::IoctlOut::default());
             }
             peer.check(body, ino, cx.caller)?;
+            peer.ledger.admit(body)?;
             let _held = peer.hold(body, ino);
             peer.guard(&*self.fs, body, ino, cx)?;
             // Locks belong to the open file that the client names.
@@ -228,6 +229,9 @@ impl Dispatcher {
             Body::Releasedir(args) => {
                 let closed = self.note_closed(File { ino, fh: Fh(args.fh) })?;
                 let dir = File { ino, fh: closed.handle };
+                for &(kind, owner) in &closed.locks {
+                    drop_locks(&*self.fs, dir, kind, self.owner(owner));
+                }
                 done(if closed.release { self.fs.releasedir(cx, dir) } else { Ok(()) }, reply)
             }
             Body::Fsyncdir(args) => {
@@ -325,8 +329,17 @@ impl Dispatcher {
 
     /// Notes that the record locks of an owner are given up. False where others have them, too.
     fn note_flushed(&self, ino: Ino, args: &abi::FlushIn) -> bool {
+        let Some(peer) = &self.peer else { return true };
         let (file, owner) = (File { ino, fh: Fh(args.fh) }, LockOwner(args.lock_owner));
-        self.peer.as_ref().is_none_or(|peer| peer.ledger.flushed(file, owner))
+        let last = peer.ledger.flushed(file, owner);
+        // Who closes an open file of its own waits for this answer, and not for that of RELEASE.
+        if last
+            && peer.ledger.takes_flock(file, owner)
+            && let Ok(fh) = peer.ledger.handle(file)
+        {
+            drop_locks(&*self.fs, File { ino, fh }, LockKind::Flock, peer.ledger.owner(owner));
+        }
+        last
     }
 
     /// Notes whose locks have to go when the client does.

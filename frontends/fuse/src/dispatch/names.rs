@@ -246,7 +246,8 @@ impl Dispatcher {
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
         // Who may only read the directory sees names, and gets no inodes.
         let searches = || self.guard().is_none_or(|guard| guard.may_search(call.ino, &call.cx));
-        let gives = plus && searches();
+        let has_room = || self.peer.as_ref().is_none_or(|peer| peer.ledger.may_look_up());
+        let gives = plus && searches() && has_room();
         let encoder = DirEncoder::new(reply.room(size));
         let mut sink = KernelDir { encoder, plus, gives, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));

@@ -22,6 +22,9 @@ use defuse_fs::{
     LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
 };
 
+use super::maps::Memory;
+use super::usage::{Limits, LockKey, Usage};
+
 const SHARDS: usize = 16;
 
 /// The books of one connection.
@@ -30,6 +33,7 @@ pub(crate) struct Ledger {
     family: Arc<Common>,
     /// Whose books this one may take over from, while it is made.
     source: Mutex<Option<Arc<Ledger>>>,
+    pub(super) usage: Usage,
 }
 
 type Shards<T> = [Mutex<T>; SHARDS];
@@ -43,8 +47,14 @@ struct Common {
     secret: u64,
 }
 
-/// Whose locks may be on an inode.
-type LockKey = (Ino, LockKind, LockOwner);
+/// The mappings of one file.
+#[derive(Clone, Copy, Default)]
+struct MappingOf {
+    count: u64,
+    /// How many bytes of the file were asked for, and how many are charged for them.
+    asked: u64,
+    charged: u64,
+}
 
 /// What one connection has.
 #[derive(Default)]
@@ -54,7 +64,7 @@ struct Own {
     /// The record locks of its process.
     locks: HashSet<LockKey>,
     /// Mappings of files.
-    maps: HashMap<Ino, u64>,
+    maps: HashMap<Ino, MappingOf>,
 }
 
 /// What an open file may be used for.
@@ -80,6 +90,8 @@ struct Mine {
     /// The handle of the file system.
     handle: Fh,
     modes: Modes,
+    /// The client has said that it closes it.
+    flushed: bool,
 }
 
 /// What those connections have that come from one.
@@ -115,10 +127,10 @@ impl Count {
 
 /// An open file.
 struct Open {
-    /// The handle of the file system.
-    handle: Fh,
     /// How many connections have it.
     held: u64,
+    /// How many of them have not said that they close it: its locks stay for these.
+    keeps: u64,
     dir: bool,
     flags: OpenFlags,
     /// The locks of the open file itself: flock(2), and `F_OFD_SETLK` of fcntl(2).
@@ -132,7 +144,7 @@ pub(crate) struct Closed {
     pub(crate) handle: Fh,
     /// This was the last connection that had the open file.
     pub(crate) release: bool,
-    /// The locks of the open file, which go with it.
+    /// The locks of the open file that go.
     pub(crate) locks: Vec<(LockKind, LockOwner)>,
 }
 
@@ -150,24 +162,30 @@ pub(crate) struct Legacy {
 
 impl Default for Ledger {
     fn default() -> Self {
+        Ledger::new(Limits::default())
+    }
+}
+
+impl Ledger {
+    /// The books of a connection that has nothing yet, and may have as much as `limits` says.
+    pub(crate) fn new(limits: Limits) -> Ledger {
         let common = Common {
             shards: Shards::default(),
             next: AtomicU64::new(1),
             secret: secret() & !LockOwner::of_process(0).0,
         };
-        Ledger::of(Arc::new(common), None)
+        Ledger::of(Arc::new(common), None, Usage::new(limits))
     }
-}
 
-impl Ledger {
-    fn of(family: Arc<Common>, source: Option<Arc<Ledger>>) -> Ledger {
-        Ledger { own: Shards::default(), family, source: Mutex::new(source) }
+    fn of(family: Arc<Common>, source: Option<Arc<Ledger>>, usage: Usage) -> Ledger {
+        Ledger { own: Shards::default(), family, source: Mutex::new(source), usage }
     }
 
     /// The books of a connection that has nothing yet, and may take over from this one until
     /// [`settle`](Ledger::settle).
     pub(crate) fn heir(self: &Arc<Ledger>) -> Ledger {
-        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)))
+        let usage = Usage::new(self.usage.limits);
+        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage)
     }
 
     /// Nothing more is taken over.
@@ -194,10 +212,12 @@ impl Ledger {
             let modes = before.modes.and(Modes::of(legacy.mode));
             if own.open.insert(key, Mine { modes, ..before }).is_none() {
                 open.held += 1;
+                open.keeps += u64::from(!before.flushed);
+                self.usage.opens.add(1);
             }
         }
         if legacy.ino != Ino::ROOT {
-            *own.lookups.entry(legacy.ino).or_default() += 1;
+            own.look_up(legacy.ino, &self.usage);
             family.lookups.entry(legacy.ino).or_default().held += 1;
         }
         let stays = |key: &&LockKey| key.0 == legacy.ino && legacy.process_locks;
@@ -211,20 +231,24 @@ impl Ledger {
 
     /// The books of a connection that has all that this one has, but the locks of its process.
     pub(crate) fn copy(&self) -> Ledger {
-        let copy = Ledger::of(Arc::clone(&self.family), None);
+        let copy = Ledger::of(Arc::clone(&self.family), None, Usage::new(self.usage.limits));
         for at in 0..SHARDS {
             let (own, mut family) = (lock(&self.own[at]), lock(&self.family.shards[at]));
             let mut new = lock(&copy.own[at]);
             for (ino, &count) in &own.lookups {
                 family.lookups.entry(*ino).or_default().held += count;
             }
-            for key in own.open.keys() {
+            for (key, mine) in &own.open {
                 if let Some(open) = family.open.get_mut(key) {
                     open.held += 1;
+                    open.keeps += u64::from(!mine.flushed);
                 }
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
             new.maps = own.maps.clone();
+            copy.usage.lookups.add(new.lookups.len() as u64);
+            copy.usage.opens.add(new.open.len() as u64);
+            copy.usage.mapped.add(new.maps.values().map(|mapping| mapping.charged).sum());
         }
         copy
     }
@@ -233,7 +257,7 @@ impl Ledger {
     pub(crate) fn looked_up(&self, ino: Ino) {
         if ino != Ino::ROOT {
             let (mut own, mut family) = self.shard(ino);
-            *own.lookups.entry(ino).or_default() += 1;
+            own.look_up(ino, &self.usage);
             family.lookups.entry(ino).or_default().give();
         }
     }
@@ -247,6 +271,7 @@ impl Ledger {
         *held -= back;
         if *held == 0 {
             own.lookups.remove(&ino);
+            self.usage.lookups.sub(1);
         }
         family.forget(ino, back)
     }
@@ -260,11 +285,13 @@ impl Ledger {
     /// number by which the client names the open file.
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
+        self.usage.opens.add(1);
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, number);
-        own.open.insert(key, Mine { handle: file.fh, modes: Modes::of(flags.access()) });
+        let modes = Modes::of(flags.access());
+        own.open.insert(key, Mine { handle: file.fh, modes, flushed: false });
         let locks = HashSet::new();
-        family.open.insert(key, Open { handle: file.fh, held: 1, dir, flags, locks });
+        family.open.insert(key, Open { held: 1, keeps: 1, dir, flags, locks });
         number
     }
 
@@ -272,10 +299,13 @@ impl Ledger {
     pub(crate) fn closed(&self, file: File) -> Option<Closed> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
-        let handle = own.open.remove(&key)?.handle;
-        let last = family.close(key);
-        let locks = last.as_ref().map(|open| open.locks.iter().copied().collect());
-        Some(Closed { handle, release: last.is_some(), locks: locks.unwrap_or_default() })
+        let mine = own.open.remove(&key)?;
+        self.usage.opens.sub(1);
+        for &(kind, owner) in family.open.get(&key).iter().flat_map(|open| &open.locks) {
+            self.usage.unlocked((file.ino, kind, owner));
+        }
+        let (locks, last) = family.close(key, &mine);
+        Some(Closed { handle: mine.handle, release: last.is_some(), locks })
     }
 
     /// The handle at the file system of an open file. `EBADF` where the connection does not have it.
@@ -317,17 +347,34 @@ impl Ledger {
         }
     }
 
-    /// A file is mapped once more.
-    pub(crate) fn mapped(&self, ino: Ino) {
-        *lock(&self.own[place(ino)]).maps.entry(ino).or_default() += 1;
+    /// Runs `map` with how many bytes more the connection may have mapped, alone among all that it
+    /// maps. Where that succeeds, `len` bytes of the file are mapped once more.
+    pub(crate) fn map(
+        &self,
+        ino: Ino,
+        len: u64,
+        map: impl FnOnce(u64) -> Result<Memory>,
+    ) -> Result<Memory> {
+        let _one = lock(&self.usage.mapping);
+        let memory = map(self.usage.limits.mapped_bytes.saturating_sub(self.usage.mapped.get()))?;
+        let mut own = lock(&self.own[place(ino)]);
+        let mapping = own.maps.entry(ino).or_default();
+        mapping.count += 1;
+        mapping.asked = mapping.asked.saturating_add(len);
+        // Others may have far more of the file in memory.
+        let charged = mapping.asked.min(memory.taken).max(mapping.charged);
+        self.usage.mapped.add(charged - mapping.charged);
+        mapping.charged = charged;
+        Ok(memory)
     }
 
     /// A mapping of it is gone; false where there was none.
     pub(crate) fn unmapped(&self, ino: Ino) -> bool {
         let mut own = lock(&self.own[place(ino)]);
-        let Some(count) = own.maps.get_mut(&ino) else { return false };
-        *count -= 1;
-        if *count == 0 {
+        let Some(mapping) = own.maps.get_mut(&ino) else { return false };
+        mapping.count -= 1;
+        if mapping.count == 0 {
+            self.usage.mapped.sub(mapping.charged);
             own.maps.remove(&ino);
         }
         true
@@ -335,28 +382,51 @@ impl Ledger {
 
     /// Keeps the mappings for which `keep` says so.
     pub(crate) fn keep_maps(&self, mut keep: impl FnMut(Ino, u64) -> bool) {
-        self.own.iter().for_each(|own| lock(own).maps.retain(|&ino, &mut count| keep(ino, count)));
+        for own in &self.own {
+            lock(own).maps.retain(|&ino, mapping| {
+                let keeps = keep(ino, mapping.count);
+                if !keeps {
+                    self.usage.mapped.sub(mapping.charged);
+                }
+                keeps
+            });
+        }
     }
 
     /// All mappings, which the connection then has no more.
     pub(crate) fn take_maps(&self) -> Vec<(Ino, u64)> {
-        self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps)).collect()
+        let taken = self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps));
+        taken.map(|(ino, mapping)| (ino, mapping.count)).collect()
     }
 
-    /// The record locks of `owner` are given up, on a descriptor of the open file. False where they
-    /// stay: another connection has the open file to which they belong, or is the same process.
+    /// The locks of `owner` are given up: the record locks of a process, or all of an open file that the
+    /// client closes. False where they stay, for the process with another connection, or for others
+    /// that have the open file.
     pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
+        self.usage.unlocked((file.ino, LockKind::Posix, owner));
         if owner.is_process() {
             let key = (file.ino, LockKind::Posix, owner);
             return !own.locks.remove(&key) || family.unlock(&key);
         }
-        let Some(open) = family.open.get_mut(&(file.ino, file.fh)) else { return true };
-        let last = open.held == 1;
+        let key = (file.ino, file.fh);
+        let (Some(mine), Some(open)) = (own.open.get_mut(&key), family.open.get_mut(&key)) else {
+            return true;
+        };
+        open.keeps -= u64::from(!std::mem::replace(&mut mine.flushed, true));
+        let last = open.keeps == 0;
         if last {
             open.locks.remove(&(LockKind::Posix, owner));
         }
         last
+    }
+
+    /// Whether the open file has a flock(2) lock of `owner`, which it then has no more in the books.
+    pub(crate) fn takes_flock(&self, file: File, owner: LockOwner) -> bool {
+        let mut family = lock(&self.family.shards[place(file.ino)]);
+        let open = family.open.get_mut(&(file.ino, file.fh));
+        self.usage.unlocked((file.ino, LockKind::Flock, owner));
+        open.is_some_and(|open| open.locks.remove(&(LockKind::Flock, owner)))
     }
 
     /// Gives everything back to `fs` that nobody else has: the connection is over.
@@ -372,8 +442,8 @@ impl Ledger {
                 .collect();
             let closed: Vec<_> = own
                 .open
-                .keys()
-                .filter_map(|&key| family.close(key).map(|open| (key.0, open)))
+                .iter()
+                .map(|(&key, mine)| (key.0, *mine, family.close(key, mine)))
                 .collect();
             let forgotten: Vec<_> =
                 own.lookups.iter().map(|(&ino, &count)| (ino, family.forget(ino, count))).collect();
@@ -381,8 +451,14 @@ impl Ledger {
             for (file, kind, owner) in dropped {
                 drop_locks(fs, file, kind, self.owner(owner));
             }
-            for (ino, open) in closed {
-                self.close_at(fs, ino, open);
+            for (ino, mine, (locks, last)) in closed {
+                let file = File { ino, fh: mine.handle };
+                for (kind, owner) in locks {
+                    drop_locks(fs, file, kind, self.owner(owner));
+                }
+                if let Some(open) = last {
+                    release(fs, file, &open);
+                }
             }
             for (ino, count) in forgotten.into_iter().filter(|(_, count)| *count > 0) {
                 fs.forget(ino, count);
@@ -390,22 +466,18 @@ impl Ledger {
         }
     }
 
-    /// Closes an open file that nobody has any more, with its locks, as the kernel does for a process
-    /// that was killed. Nobody hears of an error.
-    fn close_at(&self, fs: &dyn FileSystem, ino: Ino, open: Open) {
-        let (cx, file) = (Context::new(Caller::default()), File { ino, fh: open.handle });
-        for (kind, owner) in open.locks {
-            drop_locks(fs, file, kind, self.owner(owner));
-        }
-        if open.dir {
-            let _ = fs.releasedir(&cx, file);
-        } else {
-            let _ = fs.release(&cx, file, ReleaseArgs { flags: open.flags, flock_owner: None });
-        }
-    }
-
     fn shard(&self, ino: Ino) -> (MutexGuard<'_, Own>, MutexGuard<'_, Family>) {
         (lock(&self.own[place(ino)]), lock(&self.family.shards[place(ino)]))
+    }
+}
+
+impl Own {
+    fn look_up(&mut self, ino: Ino, usage: &Usage) {
+        let count = self.lookups.entry(ino).or_default();
+        *count += 1;
+        if *count == 1 {
+            usage.lookups.add(1);
+        }
     }
 }
 
@@ -419,11 +491,14 @@ impl Family {
         back
     }
 
-    /// One connection has closed it; returns it where that was the last one.
-    fn close(&mut self, key: (Ino, Fh)) -> Option<Open> {
-        let open = self.open.get_mut(&key)?;
+    /// One connection has closed it. Returns the locks that go for that, and it where that was the last
+    /// one.
+    fn close(&mut self, key: (Ino, Fh), mine: &Mine) -> (Vec<(LockKind, LockOwner)>, Option<Open>) {
+        let Some(open) = self.open.get_mut(&key) else { return (Vec::new(), None) };
         open.held -= 1;
-        if open.held == 0 { self.open.remove(&key) } else { None }
+        open.keeps -= u64::from(!mine.flushed);
+        let locks = if open.keeps == 0 { open.locks.drain().collect() } else { Vec::new() };
+        (locks, if open.held == 0 { self.open.remove(&key) } else { None })
     }
 
     /// One connection less has the locks. True where that was the last one.
@@ -435,6 +510,17 @@ impl Family {
             self.locks.remove(key);
         }
         last
+    }
+}
+
+/// Closes an open file that nobody has any more, as the kernel does for a process that was killed.
+/// Nobody hears of an error.
+fn release(fs: &dyn FileSystem, file: File, open: &Open) {
+    let cx = Context::new(Caller::default());
+    if open.dir {
+        let _ = fs.releasedir(&cx, file);
+    } else {
+        let _ = fs.release(&cx, file, ReleaseArgs { flags: open.flags, flock_owner: None });
     }
 }
 
@@ -540,6 +626,20 @@ mod tests {
         assert!(parent.flushed(file, open_file));
         let locks = vec![(LockKind::Flock, open_file)];
         assert_eq!(parent.closed(file), Some(Closed { handle: FILE.fh, release: true, locks }));
+    }
+
+    /// RELEASE is answered when nobody waits for it any more: whoever had closed the file and asked for
+    /// the lock again did not get it.
+    #[test]
+    fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
+        let parent = Ledger::default();
+        let file = open(&parent, FILE);
+        let child = parent.copy();
+        child.locks(file, &taken(LockKind::Flock, LockOwner(7)));
+        assert!(!child.flushed(file, LockOwner(7)) && parent.flushed(file, LockOwner(7)));
+        assert!(parent.takes_flock(file, LockOwner(7)));
+        let nothing = |release| Some(Closed { handle: FILE.fh, release, locks: Vec::new() });
+        assert_eq!((parent.closed(file), child.closed(file)), (nothing(false), nothing(true)));
     }
 
     /// The owner of a lock was passed on as the client said, so that a client that guessed the owner

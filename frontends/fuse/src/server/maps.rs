@@ -6,6 +6,11 @@
 //! goes to both, and what was changed through mappings goes to the file system when a client asks for
 //! it (fsync, as of msync(2)), before operations that have to see it, and when a mapping ends, however
 //! it does. With the last mapping the memory goes.
+//!
+//! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole takes
+//! no memory, whatever its length. It is as long as any file can be from the start, and sealed: clients
+//! have its descriptor, and one that made it shorter would end every other client that has it mapped
+//! with SIGBUS.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,22 +20,27 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
     Caller, Context, Errno, File, FileSystem, Ino, OpenArgs, OpenFlags, ReadArgs, ReadBuf,
-    ReleaseArgs, Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
+    ReleaseArgs, Result, SliceSink, SliceSource, Whence, WriteArgs, WriteBuf,
 };
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 
+use crate::limited::Limited;
 use crate::transport::errno;
 
 const PAGE: u64 = 4096;
 /// How much is moved at once.
 const PIECE: usize = 128 * 1024;
 
+/// The length of the memory of a file: no mapping reaches further.
+const LENGTH: u64 = 1 << 62;
+
 /// All of a server.
-#[derive(Default)]
 pub(crate) struct Maps {
     /// How many there are, so that a server without any never looks further.
     count: AtomicUsize,
     files: Mutex<HashMap<Ino, Used>>,
+    /// Most bytes that the memory of one file takes for each of its users.
+    most: u64,
 }
 
 /// A file with its number of users.
@@ -43,6 +53,8 @@ pub(crate) struct Mapped {
     open: Option<Open>,
     /// Begin and end, in order, apart from each other, in whole pages.
     filled: Vec<Range<u64>>,
+    /// Most bytes that the memory may take.
+    most: u64,
 }
 
 struct Open {
@@ -52,26 +64,45 @@ struct Open {
     len: u64,
 }
 
+/// What a client gets that maps a part of a file.
+pub(crate) struct Memory {
+    /// Open for writing where the client may write the file.
+    pub(crate) fd: OwnedFd,
+    /// What the memory of the whole file takes, in bytes.
+    pub(crate) taken: u64,
+}
+
 impl Maps {
-    /// The memory of a file, filled in `range` at least, as a descriptor that is open for writing
-    /// where the client `writes`. One user more.
+    /// Without any file. `most` is what the memory of a file may take for each of its users, in bytes.
+    pub(crate) fn new(most: u64) -> Maps {
+        Maps { count: AtomicUsize::new(0), files: Mutex::default(), most }
+    }
+
+    /// The memory of a file, filled in `range` at least, for a client that `writes`. One user more.
+    /// `ENOMEM` where more than `room` bytes of data would have to be copied for it, `EOVERFLOW`
+    /// where the range is further than any file reaches.
     pub(crate) fn map(
         &self,
         fs: &dyn FileSystem,
         ino: Ino,
         range: Range<u64>,
-        writes: bool,
-    ) -> Result<OwnedFd> {
-        let mapped = {
+        (writes, room): (bool, u64),
+    ) -> Result<Memory> {
+        let (mapped, users) = {
             let mut files = lock(&self.files);
             let entry = files.entry(ino).or_insert_with(|| {
                 self.count.fetch_add(1, Ordering::SeqCst);
-                (Arc::new(Mutex::new(Mapped { ino, open: None, filled: Vec::new() })), 0)
+                let mapped = Mapped { ino, open: None, filled: Vec::new(), most: 0 };
+                (Arc::new(Mutex::new(mapped)), 0)
             });
             entry.1 += 1;
-            Arc::clone(&entry.0)
+            (Arc::clone(&entry.0), entry.1)
         };
-        let made = lock(&mapped).prepare(fs, range, writes);
+        let made = {
+            let mut mapped = lock(&mapped);
+            mapped.most = mapped.most.max(self.most.saturating_mul(users));
+            mapped.prepare(fs, range, writes, room)
+        };
         if made.is_err() {
             self.release(fs, ino, 1);
         }
@@ -127,18 +158,26 @@ fn own() -> Context<'static> {
 }
 
 impl Mapped {
-    fn prepare(&mut self, fs: &dyn FileSystem, range: Range<u64>, writes: bool) -> Result<OwnedFd> {
+    fn prepare(
+        &mut self,
+        fs: &dyn FileSystem,
+        range: Range<u64>,
+        writes: bool,
+        room: u64,
+    ) -> Result<Memory> {
         self.open(fs, writes)?;
         let end = range.end.checked_next_multiple_of(PAGE).ok_or(Errno::EOVERFLOW)?;
-        self.fill(fs, range.start / PAGE * PAGE..end)?;
+        self.fill(fs, range.start / PAGE * PAGE..end, room)?;
         let open = self.open.as_ref().ok_or(Errno::EIO)?;
+        let taken = open.taken()?;
         if writes {
-            return open.memory.try_clone().map_err(Errno::from);
+            return Ok(Memory { fd: open.memory.try_clone()?, taken });
         }
         // Whoever may only read the file gets nothing to write with.
         let path = format!("/proc/self/fd/{}", open.memory.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).map_err(errno)
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?;
+        Ok(Memory { fd, taken })
     }
 
     fn open(&mut self, fs: &dyn FileSystem, writes: bool) -> Result<()> {
@@ -156,7 +195,9 @@ impl Mapped {
             return Ok(());
         }
         match memory() {
-            Ok(memory) => self.open = Some(Open { file, writable: writes, memory, len: 0 }),
+            Ok((memory, len)) => {
+                self.open = Some(Open { file, writable: writes, memory, len });
+            }
             Err(errno) => {
                 let _ = fs.release(&cx, file, ReleaseArgs { flags, flock_owner: None });
                 return Err(errno);
@@ -165,58 +206,100 @@ impl Mapped {
         Ok(())
     }
 
-    /// Takes those parts of `range` into memory that are not there yet.
-    fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+    /// Takes those parts of `range` into memory that are not there yet. `ENOMEM` where they are more
+    /// than `room` bytes of data; nothing is taken then.
+    fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>, mut room: u64) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| range.end > open.len) {
+            return Err(Errno::EOVERFLOW);
+        }
         let missing = without(&range, &self.filled);
-        if let Some(open) = &mut self.open
-            && open.len < range.end
-        {
-            rustix::fs::ftruncate(&open.memory, range.end).map_err(errno)?;
-            open.len = range.end;
+        for (at, part) in missing.iter().enumerate() {
+            if let Err(errno) = self.load(fs, part.clone(), &mut room) {
+                missing[..=at].iter().try_for_each(|part| self.clear(part))?;
+                return Err(errno);
+            }
         }
-        for part in missing {
-            self.load(fs, part.clone())?;
-            add(&mut self.filled, part);
-        }
+        missing.into_iter().for_each(|part| add(&mut self.filled, part));
         Ok(())
     }
 
-    /// What the file system has of `range` comes into memory.
-    fn load(&self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+    /// What the file system has of `range` comes into memory, in place of all that was there; `room`
+    /// is how many bytes of data it may be (`ENOMEM`).
+    fn load(&self, fs: &dyn FileSystem, range: Range<u64>, room: &mut u64) -> Result<()> {
+        self.clear(&range)?;
         let Some(open) = &self.open else { return Ok(()) };
+        let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
         let mut piece = vec![0; PIECE];
-        for part in pieces(range) {
-            let room = &mut piece[..(part.end - part.start) as usize];
-            let count = read(fs, &own(), open.file, plain(part.start), room)?;
-            put(open, part.start, &room[..count])?;
-            if count < room.len() {
-                break;
+        let mut rest = range.start..range.end.min(size);
+        while let Some(data) = data_in(fs, open.file, rest.clone()) {
+            rest.start = data.end;
+            for part in pieces(data) {
+                let len = part.end - part.start;
+                *room = room.checked_sub(len).ok_or(Errno::ENOMEM)?;
+                let bytes = &mut piece[..len as usize];
+                let count = read(fs, &own(), open.file, plain(part.start), bytes)?;
+                put(open, part.start, &bytes[..count])?;
             }
         }
         Ok(())
     }
 
+    /// What was changed in some other way comes into memory. A part for which there is no room is
+    /// not followed any more: mappings have zeros there.
+    fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+        let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
+        for part in parts {
+            let mut room = self.room()?;
+            match self.load(fs, part.clone(), &mut room) {
+                Err(Errno::ENOMEM) => {
+                    self.clear(&part)?;
+                    self.leave(part);
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes the memory may yet take.
+    fn room(&self) -> Result<u64> {
+        let taken = self.open.as_ref().map_or(Ok(0), Open::taken)?;
+        Ok(self.most.saturating_sub(taken))
+    }
+
+    /// From now on the memory is not the file's data in `part`, which is whole pages.
+    fn leave(&mut self, part: Range<u64>) {
+        static LOG: Limited = Limited::new();
+        LOG.warn(|| format!("inode {}: more is mapped than there is memory for", self.ino.0));
+        let kept =
+            self.filled.iter().flat_map(|filled| without(filled, std::slice::from_ref(&part)));
+        self.filled = kept.collect();
+    }
+
+    /// The memory reads as zeros in `range`, and takes none for it.
+    fn clear(&self, range: &Range<u64>) -> Result<()> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let end = range.end.min(open.len);
+        if range.start >= end {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let len = end - range.start;
+        rustix::fs::fallocate(&open.memory, flags, range.start, len).map_err(errno)
+    }
+
     /// Puts what mappings have changed in `range` into the file system.
     pub(crate) fn write_back(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
-        let cx = own();
         // Nothing beyond the end of the file is part of it.
-        let size = fs.getattr(&cx, self.ino, Some(open.file.fh))?.size;
-        let (mut ours, mut theirs) = (vec![0; PIECE], vec![0; PIECE]);
-        for part in self.filled.iter().filter_map(|part| common(part, &range)) {
-            for part in pieces(part.start..part.end.min(size)) {
-                let len = (part.end - part.start) as usize;
-                let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
-                theirs.fill(0);
-                get(open, part.start, ours)?;
-                read(fs, &cx, open.file, plain(part.start), theirs)?;
-                for (page, (new, old)) in
-                    ours.chunks(PAGE as usize).zip(theirs.chunks(PAGE as usize)).enumerate()
-                {
-                    if new != old {
-                        write(fs, &cx, open.file, part.start + page as u64 * PAGE, new)?;
-                    }
-                }
+        let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
+        let range = range.start..range.end.min(size);
+        for mut rest in self.filled.iter().filter_map(|part| common(part, &range)) {
+            // Where both have a hole, nothing has changed.
+            while let Some(part) = first(open.data_in(&rest)?, data_in(fs, open.file, rest.clone()))
+            {
+                rest.start = part.end;
+                open.write_back(fs, part)?;
             }
         }
         Ok(())
@@ -248,16 +331,24 @@ impl Mapped {
         cx: &Context<'_>,
         (file, args, bytes): (File, WriteArgs, &[u8]),
     ) -> Result<usize> {
+        let before = fs.getattr(&own(), self.ino, None)?.size;
         let count = fs.write(cx, file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))?;
-        let Some(open) = &self.open else { return Ok(count) };
         let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         let start = match appends {
-            true => fs.getattr(cx, self.ino, Some(open.file.fh))?.size.saturating_sub(count as u64),
+            true => fs.getattr(cx, self.ino, None)?.size.saturating_sub(count as u64),
             false => args.offset,
         };
+        // What mappings have stored beyond the end of the file does not become part of it.
+        self.clear(&(before..start))?;
         let range = start..start + count as u64;
-        for part in self.filled.iter().filter_map(|part| common(part, &range)) {
+        let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
+        for part in parts {
+            if self.room()? < part.end - part.start {
+                self.leave(pages(&part));
+                continue;
+            }
             let at = |offset: u64| (offset - range.start) as usize;
+            let open = self.open.as_ref().ok_or(Errno::EIO)?;
             put(open, part.start, &bytes[at(part.start)..at(part.end)])?;
         }
         Ok(count)
@@ -272,13 +363,7 @@ impl Mapped {
     ) -> Result<T> {
         let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
-        let from = before.min(size);
-        if let Some(open) = &self.open
-            && from < open.len
-        {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(&open.memory, flags, from, open.len - from).map_err(errno)?;
-        }
+        self.clear(&(before.min(size)..LENGTH))?;
         Ok(changed)
     }
 
@@ -289,21 +374,96 @@ impl Mapped {
         range: Range<u64>,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let pages =
-            range.start / PAGE * PAGE..range.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         self.write_back(fs, 0..u64::MAX)?;
+        let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
-        let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &pages)).collect();
-        parts.into_iter().try_for_each(|part| self.load(fs, part))?;
+        // What was stored beyond the end of the file does not become part of it.
+        self.reload(fs, pages(&(range.start.min(before)..range.end)))?;
         Ok(changed)
     }
 }
 
-fn memory() -> Result<OwnedFd> {
-    let memory = rustix::fs::memfd_create("defuse-map", MemfdFlags::CLOEXEC).map_err(errno)?;
+impl Open {
+    /// What the memory takes, in bytes: also what clients have stored through their mappings.
+    fn taken(&self) -> Result<u64> {
+        let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
+        Ok(blocks as u64 * 512)
+    }
+
+    /// The first part of `range` that is no hole of the memory.
+    fn data_in(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
+        let seek = |from| match rustix::fs::seek(&self.memory, from) {
+            Ok(at) => Ok(Some(at)),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(errno(error)),
+        };
+        let Some(start) = seek(SeekFrom::Data(range.start))? else { return Ok(None) };
+        let end = seek(SeekFrom::Hole(start))?.unwrap_or(range.end);
+        Ok(common(&(start..end), range))
+    }
+
+    /// Puts what mappings have changed in `range` into the file system, in whole pages.
+    fn write_back(&self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
+        let (cx, page) = (own(), PAGE as usize);
+        let (mut ours, mut theirs) = (vec![0; PIECE], vec![0; PIECE]);
+        for part in pieces(range) {
+            let len = (part.end - part.start) as usize;
+            let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
+            theirs.fill(0);
+            get(self, part.start, ours)?;
+            read(fs, &cx, self.file, plain(part.start), theirs)?;
+            for (at, (new, old)) in ours.chunks(page).zip(theirs.chunks(page)).enumerate() {
+                if new != old {
+                    write(fs, &cx, self.file, part.start + at as u64 * PAGE, new)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory for a file, and its length, which nobody can change.
+fn memory() -> Result<(OwnedFd, u64)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create("defuse-map", flags).map_err(errno)?;
     // Nobody else opens it by its name in /proc.
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(errno)?;
-    Ok(memory)
+    // Beyond a limit of the size of files the kernel would send SIGXFSZ.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    let len = LENGTH.min(limit.unwrap_or(LENGTH) / PAGE * PAGE);
+    rustix::fs::ftruncate(&memory, len).map_err(errno)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals).map_err(errno)?;
+    Ok((memory, len))
+}
+
+/// The first part of `range` that is no hole of the file. A file system that does not tell is taken to
+/// have none.
+fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u64>> {
+    if range.start >= range.end {
+        return None;
+    }
+    let start = match fs.lseek(&own(), file, range.start, Whence::Data) {
+        Ok(start) => start,
+        Err(Errno::ENXIO) => return None,
+        Err(_) => return Some(range),
+    };
+    let end = fs.lseek(&own(), file, start, Whence::Hole).unwrap_or(range.end);
+    common(&(start..end.max(start)), &range)
+}
+
+/// The part of either that comes first.
+fn first(one: Option<Range<u64>>, other: Option<Range<u64>>) -> Option<Range<u64>> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if one.start <= other.start { one } else { other }),
+        (one, other) => one.or(other),
+    }
+}
+
+/// The whole pages around `range`.
+fn pages(range: &Range<u64>) -> Range<u64> {
+    let end = range.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
+    range.start / PAGE * PAGE..end
 }
 
 fn plain(offset: u64) -> ReadArgs {

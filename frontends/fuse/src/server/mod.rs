@@ -10,6 +10,7 @@ mod ledger;
 mod maps;
 mod peer;
 mod rules;
+mod usage;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -27,6 +28,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
 use crate::client;
 use crate::client::init::{Names, Number, names_of};
+use crate::limited::Limited;
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
@@ -38,6 +40,8 @@ pub(crate) use maps::Mapped;
 use maps::Maps;
 use peer::Credentials;
 pub(crate) use peer::{Peer, peer_credentials};
+pub use usage::Limits;
+pub(crate) use usage::Wait;
 
 /// A socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +79,22 @@ pub struct ServerOptions {
     pub admission: Admission,
     /// Most connections at once; one more is closed at once.
     pub max_connections: usize,
+    /// Most connections of one user at once. A process that forks needs one for its child.
+    pub max_connections_of_user: usize,
+    /// Most that each connection may have.
+    pub limits: Limits,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         let (session, admission) = (SessionOptions::default(), Admission::default());
-        ServerOptions { session, admission, max_connections: 4096 }
+        ServerOptions {
+            session,
+            admission,
+            max_connections: 8192,
+            max_connections_of_user: 4096,
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -92,6 +106,13 @@ const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
 const MOST_STRANGERS: usize = 64;
 /// How long connections may take to end when the server does.
 const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long they may take once nobody waits for their clients any more.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// Of clients that are refused: anybody may connect as often as they like.
+static LOG: Limited = Limited::new();
+/// How long a request waits that needs what clients had who are gone.
+const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A listening socket and the file system behind it. Dropping it ends all connections.
 pub struct Server {
@@ -111,12 +132,21 @@ struct Shared {
     changed: Condvar,
     maps: Arc<Maps>,
     holds: Arc<Holds>,
+    /// Connections were left behind at the end.
+    left: AtomicBool,
+}
+
+struct Connection {
+    socket: Arc<OwnedFd>,
+    uid: u32,
+    /// Once it has said INIT.
+    statistics: Option<Statistics>,
 }
 
 #[derive(Default)]
 struct Clients {
-    /// Connections by number, each with its socket and, once it has said INIT, its statistics.
-    connections: HashMap<u64, (Arc<OwnedFd>, Option<Statistics>)>,
+    /// By number.
+    connections: HashMap<u64, Connection>,
     /// By the number that a client chose: who it is, and what it has.
     named: HashMap<Number, Peer>,
     /// How many have connected that are not admitted, and have yet to show the number of one who is.
@@ -190,6 +220,7 @@ impl Server {
                 timeout.get_or_insert(Duration::ZERO);
             }
         }
+        let mapped_bytes = options.limits.mapped_bytes;
         Server {
             shared: Arc::new(Shared {
                 listener,
@@ -201,14 +232,15 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
-                maps: Arc::default(),
+                maps: Arc::new(Maps::new(mapped_bytes)),
                 holds: Arc::default(),
+                left: AtomicBool::new(false),
             }),
         }
     }
 
     /// Accepts connections until [`shut_down`](Server::shut_down), then waits until they have ended;
-    /// false where some handlers have not returned after five seconds.
+    /// false where some have not after eight seconds, and are left behind.
     pub fn run(&self) -> bool {
         while !self.shared.ending.load(Ordering::SeqCst) {
             let mut fds = [PollFd::new(&self.shared.listener, PollFlags::IN)];
@@ -245,7 +277,7 @@ impl Server {
     pub fn snapshot(&self) -> Snapshot {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
-        for statistics in clients.connections.values().flat_map(|(_, statistics)| statistics) {
+        for statistics in clients.connections.values().flat_map(|one| &one.statistics) {
             all.merge(&statistics.snapshot());
         }
         all
@@ -264,7 +296,9 @@ impl Shared {
     fn admit(self: &Arc<Self>, socket: OwnedFd) {
         let credentials = match Credentials::of(&socket) {
             Ok(credentials) => credentials,
-            Err(errno) => return log::warn!("a connection whose user is not known ({errno})"),
+            Err(errno) => {
+                return LOG.warn(|| format!("a connection whose user is not known ({errno})"));
+            }
         };
         let (pid, uid) = (credentials.pid, credentials.uid);
         let admitted = self.is_admitted(uid);
@@ -274,27 +308,34 @@ impl Shared {
             let mut clients = lock(&self.clients);
             if clients.connections.len() >= self.options.max_connections {
                 let most = self.options.max_connections;
-                return log::warn!("process {pid} is one connection too many: there are {most}");
+                return LOG.warn(|| format!("process {pid}: there are {most} connections already"));
+            }
+            let of_user = clients.connections.values().filter(|one| one.uid == uid).count();
+            if of_user >= self.options.max_connections_of_user {
+                let text =
+                    || format!("process {pid}: user {uid} has {of_user} connections already");
+                return LOG.warn(text);
             }
             // A process that has become another user since it connected makes a connection for its
             // child: it knows the number of its own.
             if !admitted && clients.strangers >= MOST_STRANGERS {
-                return log::warn!("process {pid} of user {uid} is not admitted");
+                return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
             clients.strangers += usize::from(!admitted);
-            clients.connections.insert(number, (Arc::clone(&socket), None));
+            let connection = Connection { socket: Arc::clone(&socket), uid, statistics: None };
+            clients.connections.insert(number, connection);
         }
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
         let started = thread.stack_size(256 * 1024).spawn(move || {
             match shared.welcome(&socket, credentials, admitted) {
                 Ok((peer, name)) => shared.serve(number, &socket, peer, name),
-                Err(why) => log::warn!("process {pid} of user {uid} {why}"),
+                Err(why) => LOG.warn(|| format!("process {pid} of user {uid} {why}")),
             }
             shared.gone(number);
         });
         if let Err(error) = started {
-            log::warn!("process {pid} cannot be served: {error}");
+            LOG.warn(|| format!("process {pid} cannot be served: {error}"));
             lock(&self.clients).strangers -= usize::from(!admitted);
             self.gone(number);
         }
@@ -311,7 +352,7 @@ impl Shared {
 
     /// Waits for INIT; returns who has connected, and the number by which the connection is known.
     fn welcome(
-        &self,
+        self: &Arc<Self>,
         socket: &OwnedFd,
         credentials: Credentials,
         admitted: bool,
@@ -335,7 +376,7 @@ impl Shared {
             }
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => self.peer(Arc::new(credentials), Ledger::default()),
+            None => self.peer(Arc::new(credentials), Ledger::new(self.options.limits)),
         };
         if own != 0 {
             clients.named.insert(own, peer.clone());
@@ -343,8 +384,9 @@ impl Shared {
         Ok((peer, own))
     }
 
-    fn peer(&self, credentials: Arc<Credentials>, ledger: Ledger) -> Peer {
+    fn peer(self: &Arc<Self>, credentials: Arc<Credentials>, ledger: Ledger) -> Peer {
         Peer {
+            server: Arc::downgrade(self),
             is_guarded: credentials.uid != 0,
             credentials,
             ledger: Arc::new(ledger),
@@ -367,11 +409,11 @@ impl Shared {
                 log::debug!("process {pid} of user {uid} is served");
                 let statistics = session.statistics();
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
-                    entry.1 = Some(statistics);
+                    entry.statistics = Some(statistics);
                 }
                 session.wait();
             }
-            Err(error) => log::warn!("process {pid} is not served: {error}"),
+            Err(error) => LOG.warn(|| format!("process {pid} is not served: {error}")),
         }
         // From here on nobody begins as a copy of it.
         lock(&self.clients).named.remove(&name);
@@ -381,37 +423,75 @@ impl Shared {
         ledger.take_back(&*self.fs);
     }
 
-    fn gone(&self, number: u64) {
+    /// Waits until those connections have been taken back whose clients are gone. False where there
+    /// were none.
+    fn await_ended(&self) -> bool {
         let mut clients = lock(&self.clients);
-        if let Some((_, Some(statistics))) = clients.connections.remove(&number) {
-            clients.past.get_or_insert_default().merge(&statistics.snapshot());
-        }
-        self.changed.notify_all();
-    }
-
-    /// Ends all connections, and waits for that.
-    fn end(&self) -> bool {
-        let deadline = Instant::now() + END_PATIENCE;
-        let mut clients = lock(&self.clients);
-        for (socket, _) in clients.connections.values() {
-            // What is being answered still is; nothing more is received.
-            let _ = rustix::net::shutdown(&**socket, Shutdown::Read);
-        }
-        while !clients.connections.is_empty() {
+        let is_gone = |socket: &OwnedFd| {
+            let mut fds = [PollFd::new(socket, PollFlags::empty())];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|gone| gone > 0)
+        };
+        let connections = clients.connections.iter();
+        let ended: Vec<u64> =
+            connections.filter(|(_, one)| is_gone(&one.socket)).map(|(&n, _)| n).collect();
+        let deadline = Instant::now() + TAKE_BACK_PATIENCE;
+        while ended.iter().any(|number| clients.connections.contains_key(number)) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                log::warn!("{} connections have not ended", clients.connections.len());
                 break;
             }
             let waited = self.changed.wait_timeout(clients, left);
             clients = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
-        let clean = clients.connections.is_empty();
-        drop(clients);
+        !ended.is_empty()
+    }
+
+    fn gone(&self, number: u64) {
+        let mut clients = lock(&self.clients);
+        if let Some(Connection { statistics: Some(statistics), .. }) =
+            clients.connections.remove(&number)
+        {
+            clients.past.get_or_insert_default().merge(&statistics.snapshot());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends all connections, and waits for that, but not for ever: a client that takes no answers, or a
+    /// file system that gives none, would hold it up.
+    fn end(&self) -> bool {
+        // What is being answered still is; nothing more is received.
+        let mut clean = self.end_by(Shutdown::Read, END_PATIENCE);
+        if !clean {
+            // Whoever waits for a client to take an answer waits no longer.
+            clean = self.end_by(Shutdown::Both, LAST_PATIENCE);
+        }
+        let left = lock(&self.clients).connections.len();
+        if !clean && !self.left.swap(true, Ordering::SeqCst) {
+            log::warn!("{left} connections have not ended");
+        }
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
         }
         clean
+    }
+
+    /// Shuts all connections down in one way, and waits until they have ended.
+    fn end_by(&self, how: Shutdown, patience: Duration) -> bool {
+        let patience = if self.left.load(Ordering::SeqCst) { Duration::ZERO } else { patience };
+        let deadline = Instant::now() + patience;
+        let mut clients = lock(&self.clients);
+        for connection in clients.connections.values() {
+            let _ = rustix::net::shutdown(&*connection.socket, how);
+        }
+        while !clients.connections.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(clients, left);
+            clients = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        clients.connections.is_empty()
     }
 }
 

@@ -1,10 +1,11 @@
 //! Who is at the other end of a socket, and what that user may ask for.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use defuse_fs::{Caller, Context, Errno, Fh, File, FileSystem, Ino, OpenFlags, Result};
 
+use super::Shared;
 use super::guard::Guard;
 use super::holds::{Held, Holds};
 use super::ledger::{Ledger, Legacy};
@@ -91,6 +92,7 @@ fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
 /// A client: who it is, and what it has been given.
 #[derive(Clone)]
 pub(crate) struct Peer {
+    pub(super) server: Weak<Shared>,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
     /// What it and others have mapped.
@@ -166,6 +168,13 @@ impl Peer {
     pub(crate) fn guarded<'a>(&'a self, fs: &'a dyn FileSystem) -> Option<Guard<'a>> {
         let guard = || Guard { fs, ledger: &self.ledger, who: &self.credentials };
         self.is_guarded.then(guard)
+    }
+
+    /// Waits for the locks of clients that are gone. A process has no locks any more when its parent
+    /// learns of its end; that its connection has ended, the server learns a moment later. False where
+    /// nobody was gone.
+    pub(crate) fn await_ended(&self) -> bool {
+        self.server.upgrade().is_some_and(|server| server.await_ended())
     }
 
     /// Keeps apart what one client checks and another one changes, until the request is done.

@@ -25,6 +25,11 @@ impl AlignedBuf {
         buf
     }
 
+    /// As [`new`](AlignedBuf::new), but no bytes are aligned: it takes no more than it has room for.
+    pub(crate) fn unaligned(lead: usize, len: usize) -> Self {
+        AlignedBuf { memory: vec![0; lead + len], start: 0, lead }
+    }
+
     /// Lead and data as one, `len` bytes from the start.
     pub(crate) fn message(&self, len: usize) -> &[u8] {
         &self.memory[self.start..self.start + len]

@@ -22,6 +22,8 @@ use crate::reply::HEADER_LEN;
 const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
 /// The longest answer that is put together within one page.
 const SHORT: usize = 4096;
+/// As much has the answer to a request that is answered later, unless it is data.
+const SHORT_DEFERRED: usize = HEADER_LEN + 64;
 
 /// When data passes through a pipe instead of a buffer. Lengths in bytes; `usize::MAX` for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -453,17 +455,18 @@ impl Reply for DevReply {
     }
 
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
-        let (room, data) = match body {
-            Deferred::Read(len) => (len, Vec::new()),
-            Deferred::Write(data) => (0, data),
-            Deferred::Plain => (0, Vec::new()),
+        // Thousands may wait for a lock, so that they take no more than their answer.
+        let (buf, data) = match body {
+            Deferred::Read(len) => (AlignedBuf::new(HEADER_LEN, len), Vec::new()),
+            Deferred::Write(data) => (AlignedBuf::unaligned(HEADER_LEN, 0), data),
+            Deferred::Plain => (AlignedBuf::unaligned(HEADER_LEN, 0), Vec::new()),
         };
         Box::new(DevDeferred {
             reply: DevReply {
                 port: Arc::clone(&self.port),
                 unique: self.unique,
-                short: AlignedBuf::new(0, SHORT),
-                buf: AlignedBuf::new(HEADER_LEN, room),
+                short: AlignedBuf::unaligned(0, SHORT_DEFERRED),
+                buf,
                 filled: 0,
                 spliced: false,
                 splice: SpliceLimits::NEVER,

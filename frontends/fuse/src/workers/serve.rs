@@ -10,6 +10,7 @@ use defuse_probe::{Cells, Op};
 use super::inflight::Slot;
 use super::pool::Woken;
 use super::{set_aside, signal};
+use crate::limited::Limited;
 use crate::probing::op_of;
 use crate::request::{Body, DecodeError, DecodeOptions, Request};
 use crate::session::Shared;
@@ -201,7 +202,8 @@ pub(super) fn handle(
 
 /// Answers a request that could not be decoded, if the kernel waits for an answer.
 pub(super) fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
-    log::warn!("{error}");
+    static LOG: Limited = Limited::new();
+    LOG.warn(|| error.to_string());
     if let Some((_, errno)) = error.reply() {
         let _ = reply.send_errno(errno.raw_os_error());
     }

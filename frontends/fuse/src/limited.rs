@@ -1,0 +1,61 @@
+//! Warnings that others can cause, as many as they like: a few of them are written, and the rest counted.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// As many are written in each of these times.
+const MOST: u32 = 20;
+const TIME: Duration = Duration::from_secs(60);
+
+/// A kind of warning.
+pub(crate) struct Limited(Mutex<State>);
+
+struct State {
+    since: Option<Instant>,
+    written: u32,
+    left_out: u64,
+}
+
+impl Limited {
+    pub(crate) const fn new() -> Limited {
+        Limited(Mutex::new(State { since: None, written: 0, left_out: 0 }))
+    }
+
+    /// Writes what `text` says, unless there have been too many.
+    pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
+        match self.passes(Instant::now()) {
+            None => {}
+            Some(0) => log::warn!("{}", text()),
+            Some(left_out) => log::warn!("{} ({left_out} warnings before it left out)", text()),
+        }
+    }
+
+    /// How many were left out before this one, which is written; `None` where it is left out.
+    fn passes(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.since.is_none_or(|since| now.duration_since(since) >= TIME) {
+            (state.since, state.written) = (Some(now), 0);
+        }
+        if state.written >= MOST {
+            state.left_out += 1;
+            return None;
+        }
+        state.written += 1;
+        Some(std::mem::take(&mut state.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Strangers who connected over and over wrote 16 MB into the log of a server in six seconds.
+    #[test]
+    fn a_flood_of_warnings_is_counted_and_not_written() {
+        let (limited, now) = (Limited::new(), Instant::now());
+        let written = (0..100_000).filter(|_| limited.passes(now).is_some()).count();
+        assert_eq!(written, MOST as usize);
+        assert_eq!(limited.passes(now + TIME), Some(100_000 - u64::from(MOST)));
+        assert_eq!(limited.passes(now + TIME), Some(0));
+    }
+}
