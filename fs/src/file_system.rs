@@ -73,7 +73,8 @@ pub trait FileSystem: Send + Sync {
     /// Gives up what is kept only because it may be wanted again soon (a file that was released) and
     /// was not wanted since the call before this one. Called about once a second while requests
     /// come, and twice soon after the last. A frontend that never calls it gets the same answers,
-    /// and leaves such things in place until others take theirs.
+    /// and leaves such things in place until others take theirs. One in an application calls it in a
+    /// child of fork(2), too, where what the parent has for itself alone is given up.
     fn trim(&self) {}
 
     /// The threads that call may have fewer privileges from now on than those that made the file

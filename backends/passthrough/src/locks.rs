@@ -32,8 +32,14 @@ const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 
 /// The descriptors on which the locks of each owner are, and the locks that are waited for.
 pub(crate) struct LockTable {
-    owners: Mutex<HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>>,
+    owners: Mutex<Owners>,
     waiters: Arc<Waiters>,
+}
+
+/// The descriptors of each owner, and the process that opened them.
+struct Owners {
+    fds: HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>,
+    process: u32,
 }
 
 #[derive(Default)]
@@ -48,6 +54,8 @@ struct Queue {
     /// Being tried at this moment, outside the lock.
     trying: usize,
     running: bool,
+    /// Whose thread that is: a child has none of its parent's.
+    process: u32,
     /// Try again now: something was unlocked or interrupted.
     kicked: bool,
     stopped: bool,
@@ -61,24 +69,37 @@ struct Waiting {
 
 impl LockTable {
     pub(crate) fn new() -> Self {
-        LockTable { owners: Mutex::default(), waiters: Arc::default() }
+        let owners = Owners { fds: HashMap::new(), process: std::process::id() };
+        LockTable { owners: Mutex::new(owners), waiters: Arc::default() }
     }
 
-    fn owners(&self) -> MutexGuard<'_, HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>> {
+    fn owners(&self) -> MutexGuard<'_, Owners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, ino: Ino, owner: LockOwner) -> Option<Arc<OwnedFd>> {
-        self.owners().get(&ino)?.get(&owner).cloned()
+        self.owners().fds.get(&ino)?.get(&owner).cloned()
+    }
+
+    /// In a child, closes the descriptors of its parent: the locks of a process end with it, and would
+    /// not while a child has them open. The parent keeps its own.
+    pub(crate) fn close_of_parent(&self) {
+        let mut owners = self.owners();
+        if owners.fds.is_empty() || owners.process == std::process::id() {
+            return;
+        }
+        let of_parent = std::mem::take(&mut owners.fds);
+        drop(owners);
+        drop(of_parent);
     }
 
     /// Drops the POSIX locks of `owner`.
     fn drop_owner(&self, ino: Ino, owner: LockOwner) {
         let mut owners = self.owners();
-        let Some(of_inode) = owners.get_mut(&ino) else { return };
+        let Some(of_inode) = owners.fds.get_mut(&ino) else { return };
         let fd = of_inode.remove(&owner);
         if of_inode.is_empty() {
-            owners.remove(&ino);
+            owners.fds.remove(&ino);
         }
         drop(owners);
         if let Some(fd) = fd {
@@ -91,14 +112,14 @@ impl LockTable {
 
     /// Drops what is left of an inode that nobody knows any more.
     pub(crate) fn forget(&self, ino: Ino) {
-        if self.owners().remove(&ino).is_some() {
+        if self.owners().fds.remove(&ino).is_some() {
             self.waiters.kick();
         }
     }
 
     /// Descriptors held for lock owners.
     pub(crate) fn len(&self) -> usize {
-        self.owners().values().map(HashMap::len).sum()
+        self.owners().fds.values().map(HashMap::len).sum()
     }
 }
 
@@ -134,7 +155,10 @@ impl Passthrough {
         };
         let fd = self.placed(fd);
         let mut owners = self.locks.owners();
-        let of_inode = owners.entry(file.ino).or_default();
+        if owners.fds.is_empty() {
+            owners.process = std::process::id();
+        }
+        let of_inode = owners.fds.entry(file.ino).or_default();
         Ok(Arc::clone(of_inode.entry(request.owner).or_insert_with(|| Arc::new(fd))))
     }
 
@@ -206,6 +230,7 @@ impl Waiters {
         // Before it is in the queue, so that an interrupt is either seen there or kicks.
         waiting.io.interrupt().on_interrupt(move || shared.kick());
         let mut queue = this.lock();
+        queue.begin_anew_in_a_child();
         if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
             drop(queue);
             return waiting.io.finish(Err(Errno::ENOLCK));
@@ -257,6 +282,17 @@ impl Waiters {
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 interval = (interval * 2).min(POLL.1);
             }
+        }
+    }
+}
+
+impl Queue {
+    /// What waits in the parent is answered there, by its thread.
+    fn begin_anew_in_a_child(&mut self) {
+        let process = std::process::id();
+        if self.process != process {
+            std::mem::forget(std::mem::take(&mut self.waiting));
+            *self = Queue { process, ..Queue::default() };
         }
     }
 }

@@ -7,8 +7,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::*;
+use defuse_fs::layer::{Fault, ReadOnly};
 use defuse_fs::*;
-use defuse_passthrough::{Locks, Options};
+use defuse_passthrough::{Locks, Options, Passthrough};
 
 struct Answer(mpsc::Sender<Result<usize>>);
 
@@ -91,4 +92,51 @@ fn without_forwarding_the_frontend_keeps_locks() {
     let lock = request(LockKind::Posix, 1, LockType::Write);
     assert_eq!(served.fs.setlk(&me(), file, &lock), Err(Errno::ENOSYS));
     assert_eq!(served.fs.caps().locks, LockSupport::Frontend);
+}
+
+/// A child has the descriptors of its parent, as a duplicate has here. Its end unlocked what the parent
+/// had locked.
+#[test]
+fn a_release_unlocks_only_where_nobody_else_can_have_the_open_file() {
+    for (locks, held) in [(Locks::FileSystem, false), (Locks::Inherited, true)] {
+        let served = Served::new(&bases()[0], Options { locks, ..Options::default() });
+        let (entry, file) = served.create("a");
+        let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
+        let opened = served.fs.open(&me(), entry.ino, args).unwrap();
+        assert_eq!(opened.lower.is_some(), locks == Locks::Inherited);
+        // With locks of the lower file system both have the descriptor of the open file.
+        let elsewhere = opened.lower.or(opened.backing).unwrap();
+        let open = File { ino: entry.ino, fh: opened.fh };
+        let lock = request(LockKind::Flock, 1, LockType::Write);
+        assert_eq!(served.fs.setlk(&me(), open, &lock), Ok(()));
+        let args = ReleaseArgs { flock_owner: Some(LockOwner(1)), ..ReleaseArgs::default() };
+        assert_eq!(served.fs.release(&me(), open, args), Ok(()));
+        let other = LockRequest { wait: false, ..request(LockKind::Flock, 2, LockType::Write) };
+        let busy = if held { Err(Errno::EAGAIN) } else { Ok(()) };
+        assert_eq!(served.fs.setlk(&me(), file, &other), busy, "{locks:?}");
+        drop(elsewhere);
+        assert_eq!(served.fs.setlk(&me(), file, &other), Ok(()));
+    }
+}
+
+/// The lower open file can be mapped, past whoever has to see what is read and written.
+#[test]
+fn layers_hand_on_a_lower_open_file_only_where_nothing_gets_past_them() {
+    let options = Options { locks: Locks::Inherited, ..Options::default() };
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), "a").unwrap();
+    let fs: Arc<dyn FileSystem> = Arc::new(Passthrough::new(dir.path(), options).unwrap());
+    let entry = fs.lookup(&me(), Ino::ROOT, name("a")).unwrap();
+    let lower = |fs: &dyn FileSystem, flags| {
+        let args = OpenArgs { flags: OpenFlags(flags), ..OpenArgs::default() };
+        fs.open(&me(), entry.ino, args).map(|opened| opened.lower.is_some())
+    };
+    assert_eq!(lower(&*fs, OpenFlags::RDWR), Ok(true));
+    let read_only = ReadOnly::new(Arc::clone(&fs));
+    assert_eq!(lower(&read_only, 0), Ok(true));
+    assert_eq!(lower(&read_only, OpenFlags::RDWR), Err(Errno::EROFS));
+    let switch = read_only.switch();
+    switch.store(true, std::sync::atomic::Ordering::Release);
+    assert_eq!(lower(&read_only, OpenFlags::RDWR), Ok(false), "it could be forbidden later");
+    assert_eq!(lower(&Fault::new(fs, 1), 0), Ok(false));
 }

@@ -46,3 +46,13 @@ fn processes_of_a_served_directory_exclude_each_other() {
     let options = ["--fork", "server"];
     same_with(&options, "flock", &["flock"], "passthrough:SRC", script);
 }
+
+/// Those of its parent were held by a child that lived on, and a child of a process that waited for a lock
+/// waited for ever.
+#[test]
+fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
+    super::same_c("records", include_str!("records.c"), |name, needs, script| {
+        same(name, needs, "passthrough:SRC", script);
+        same(name, needs, "passthrough:SRC,backing=off", script);
+    });
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_direct::{Arena, Client, Credentials, Mount, Options, Place, Protected, Task};
-use defuse_fs::Errno;
+use defuse_fs::{Errno, FileSystem};
 use defuse_preload_plan::{ForkPolicy, Inherited, Plan};
 
 use crate::compose::Relay;
@@ -24,6 +24,8 @@ pub struct Mounted {
     pub relay: Option<Arc<Relay>>,
     /// It itself.
     pub mount: Arc<Mount>,
+    /// The file system.
+    pub fs: Arc<dyn FileSystem>,
     /// Its files have descriptors that the kernel can read and write.
     pub backs: bool,
 }
@@ -150,6 +152,7 @@ impl Process {
             let composed = compose::open(mount, sockets, floor as u32, own.and_then(Option::take));
             let composed = composed.map_err(failed)?;
             let backs = composed.fs.caps().backing_files;
+            let fs = Arc::clone(&composed.fs);
             let made = client.mount(&mount.target, composed.fs, &composed.args);
             let made = made.map_err(|errno| failed(errno.to_string()))?;
             mounts.push(Mounted {
@@ -158,6 +161,7 @@ impl Process {
                 fork: composed.fork,
                 target: mount.target.clone(),
                 mount: made,
+                fs,
             });
         }
         let task = task().ok_or("who this is cannot be told")?;
@@ -197,6 +201,8 @@ impl Process {
                 ));
             }
         }
+        // What the parent has for itself alone.
+        self.mounts.iter().filter(|mount| mount.relay.is_none()).for_each(|mount| mount.fs.trim());
         // The credentials are those of the thread that made it.
         let pid = self.pid.load(Ordering::Relaxed) as u32;
         self.view.task.set_pid(pid);

@@ -84,7 +84,9 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
             return Err(Errno::EROFS);
         }
         let opened = self.inner.open(cx, ino, args)?;
-        Ok(Opened { backing: None, ..opened })
+        // A mapping that can be written would stay so when the switch forbids changes.
+        let lower = opened.lower.filter(|_| !args.flags.writable());
+        Ok(Opened { backing: None, lower, ..opened })
     }
 
     fn create(
@@ -97,7 +99,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
     ) -> Result<(Entry, Opened)> {
         if !self.refuses() {
             let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
-            return Ok((entry, Opened { backing: None, ..opened }));
+            return Ok((entry, Opened { backing: None, lower: None, ..opened }));
         }
         let entry = self.inner.lookup(cx, parent, name).map_err(|errno| match errno {
             Errno::ENOENT => Errno::EROFS,
