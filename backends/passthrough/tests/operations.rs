@@ -343,7 +343,7 @@ fn a_descriptor_is_kept_for_what_has_no_name_and_for_nothing_else() {
     let root = std::env::temp_dir();
     let served = Served::new(&root, Options::default());
     if !served.fs.uses_file_handles() {
-        return println!("skipped: no file handles here");
+        return println!("not here: no file handles here");
     }
     let pinned = || served.fs.stats().pinned_fds;
     let only_the_root = pinned();

@@ -94,6 +94,7 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
     Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
     Tool::package_for("golang-go", "go", "Go programs in a run"),
+    Tool::package_for("nodejs", "node", "a runtime that prefers rings, in a run"),
     Tool::package_for("git", "git", "git on a mount and in a run"),
     Tool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
     Tool::package_for("make", "make", "make on a mount and in a run"),
