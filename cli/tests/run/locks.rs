@@ -3,10 +3,11 @@
 use super::{same, same_with};
 
 /// The kinds of mount, and the options of the run.
-const MOUNTS: [(&str, &[&str]); 4] = [
+const MOUNTS: [(&str, &[&str]); 5] = [
     ("passthrough:SRC", &[]),
     ("passthrough:SRC,backing=off", &[]),
     ("passthrough:SRC,backing=off", &["--fork", "reopen"]),
+    ("passthrough:SRC", &["--fork", "server"]),
     // In a server, which dropped a lock with the connection of the process that had taken it.
     ("memory:", &[]),
 ];
@@ -51,8 +52,5 @@ fn processes_of_a_served_directory_exclude_each_other() {
 /// waited for ever.
 #[test]
 fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
-    super::same_c("records", include_str!("records.c"), |name, needs, script| {
-        same(name, needs, "passthrough:SRC", script);
-        same(name, needs, "passthrough:SRC,backing=off", script);
-    });
+    super::same_c("records", include_str!("records.c"), on_every_mount);
 }
