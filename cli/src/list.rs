@@ -7,10 +7,11 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result, print};
 use crate::registry::{self, State};
+use crate::servers::{self, Server};
 use crate::terminal;
 use crate::umount::is_ours;
 
-/// List what is mounted
+/// List what is mounted, and what is served at sockets
 #[derive(clap::Args)]
 pub struct ListArgs {
     /// As JSON
@@ -32,14 +33,46 @@ struct Row {
     options: Vec<String>,
 }
 
-/// Prints all mounts.
+/// A line of the list.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Line {
+    Mount(Row),
+    /// It has `socket` in place of `mountpoint`.
+    Server(Server),
+}
+
+/// Prints all mounts and servers.
 pub fn run(args: &ListArgs) -> Result {
-    let rows = rows();
+    let (rows, servers) = (rows(), servers::all());
     if args.json {
-        let text = serde_json::to_string_pretty(&rows).map_err(Failure::failed)?;
+        let servers = servers.into_iter().map(Line::Server);
+        let lines: Vec<Line> = rows.into_iter().map(Line::Mount).chain(servers).collect();
+        let text = serde_json::to_string_pretty(&lines).map_err(Failure::failed)?;
         return print(&format!("{text}\n"));
     }
-    print(&table(&rows, registry::now_unix()))
+    let now = registry::now_unix();
+    let mut text = table(&rows, now);
+    if !servers.is_empty() {
+        text += &format!("\n{}", server_table(&servers, now));
+    }
+    print(&text)
+}
+
+fn server_table(servers: &[Server], now_unix: u64) -> String {
+    let shown: Vec<_> = servers
+        .iter()
+        .map(|server| (terminal::foreign(&server.socket), terminal::foreign(&server.source)))
+        .collect();
+    let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0).max(6);
+    let at = width(&mut shown.iter().map(|(socket, _)| socket.chars().count()));
+    let what = width(&mut shown.iter().map(|(_, source)| source.chars().count()));
+    let mut text = format!("{:at$}  {:what$}  {:>7}  SINCE\n", "SOCKET", "SOURCE", "PID");
+    for (server, (socket, source)) in servers.iter().zip(&shown) {
+        let since = ago(server.since_unix, now_unix);
+        let _ = writeln!(text, "{socket:at$}  {source:what$}  {:>7}  {since}", server.pid);
+    }
+    text
 }
 
 fn rows() -> Vec<Row> {

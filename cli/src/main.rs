@@ -27,6 +27,7 @@ mod registry;
 mod remount;
 mod run;
 mod serve;
+mod servers;
 mod share;
 mod signals;
 mod stat;

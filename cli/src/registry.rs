@@ -155,9 +155,14 @@ fn parse_start(stat: &str) -> Option<u64> {
 
 /// Where the entry of a connection of this user is to lie; its directory is made.
 pub fn place(connection: u32) -> Result<PathBuf> {
+    Ok(made_dir()?.join(format!("{connection}.json")))
+}
+
+/// The directory in which processes of this user register; it is made where it is not there.
+pub fn made_dir() -> Result<PathBuf> {
     let dir = own_dir()?;
     make_dir(&dir)?;
-    Ok(dir.join(format!("{connection}.json")))
+    Ok(dir)
 }
 
 /// The control socket beside an entry.
@@ -177,8 +182,8 @@ pub fn write(entry: &Entry) -> Result<Found> {
     Ok(Found { entry: entry.clone(), state: State::Serving, file, mounted })
 }
 
-/// All entries that this user may see, by mount point. Those that are gone are removed.
-pub fn all() -> Vec<Found> {
+/// All files in the directories that this user may see.
+pub fn files() -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = own_dir().into_iter().collect();
     if std::env::var_os(DIR_VARIABLE).is_none()
         && !dirs.iter().any(|dir| dir == Path::new(SYSTEM_DIR))
@@ -186,7 +191,12 @@ pub fn all() -> Vec<Found> {
         dirs.push(SYSTEM_DIR.into());
     }
     let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
-    let files = files.map(|file| file.path()).filter(|path| is_entry(path));
+    files.map(|file| file.path()).collect()
+}
+
+/// All entries that this user may see, by mount point. Those that are gone are removed.
+pub fn all() -> Vec<Found> {
+    let files = files().into_iter().filter(|path| is_entry(path));
     let entries: Vec<(Entry, PathBuf)> =
         files.filter_map(|file| Some((read(&file)?, file))).collect();
     // Looked at last, because an entry is written when its mount is there.

@@ -12,7 +12,7 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
-use crate::{daemon, mount, paths, serve, signals};
+use crate::{daemon, mount, paths, serve, servers, signals};
 
 /// How long the server may take to end after SIGTERM: its connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -87,6 +87,10 @@ pub fn run(mut args: ServeArgs) -> Result {
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
     match log.and_then(|()| listen(&args, &source, &settings)) {
         Ok(server) => {
+            // Not needed to serve.
+            let text = source.text().to_string_lossy().into_owned();
+            let registered = servers::register(text, &args.socket);
+            let _registered = registered.map_err(|failure| log::warn!("{failure}"));
             ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", args.socket.display());
