@@ -30,6 +30,8 @@ mod workers;
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{IoUring, SessionOptions};
+#[cfg(fuzzing)]
+pub use server::fuzzed::peers as fuzz_peers;
 pub use server::{Admission, Limits, ServeError, Server, ServerOptions};
 pub use session::{Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;

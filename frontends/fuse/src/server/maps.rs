@@ -140,6 +140,12 @@ impl Maps {
         }
     }
 
+    /// Whether nothing is mapped.
+    #[cfg(fuzzing)]
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.files).is_empty()
+    }
+
     /// Runs `run` with the file where it is mapped, alone among all who use it.
     pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Mapped) -> T) -> Option<T> {
         if self.count.load(Ordering::SeqCst) == 0 {

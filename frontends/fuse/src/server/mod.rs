@@ -4,6 +4,8 @@
 //! client was given and has not given back when its connection ends is taken back, as the kernel does
 //! for a process that was killed.
 
+#[cfg(fuzzing)]
+pub(crate) mod fuzzed;
 mod guard;
 mod holds;
 mod ledger;

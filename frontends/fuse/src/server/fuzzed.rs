@@ -1,0 +1,732 @@
+//! Several clients of several users on one server, for the fuzzer: sequences of valid requests, and a
+//! model that says after each of them what its user may have seen and changed.
+//!
+//! The model knows nothing of the rules by which the server decides. It looks at the file system, as
+//! root, before and after each request, and judges the difference.
+
+use std::collections::{BTreeMap, HashSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use defuse_fs::{
+    AccessMode, Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Interrupted,
+    Name, OpenFlags, ReadArgs, ReadBuf, ReadSink, Result, SliceSink, WriteSource,
+};
+use defuse_probe::clock;
+use zerocopy::FromBytes;
+
+use super::holds::Holds;
+use super::ledger::{Ledger, Legacy};
+use super::maps::Maps;
+use super::peer::{Credentials, Peer};
+use super::usage::Limits;
+use crate::abi::{self, InitIn, Opcode};
+use crate::dispatch::Dispatcher;
+use crate::init::negotiate;
+use crate::notify::KernelNotify;
+use crate::options::SessionOptions;
+use crate::request::{Body, Extensions, Payload, Request};
+use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const EXEC: u32 = 1;
+const SPECIAL: u32 = 0o6000;
+/// Users with their groups. The first two are root.
+const USERS: [(u32, &[u32]); 4] = [(0, &[0]), (0, &[0]), (1000, &[1000, 20]), (1001, &[1001])];
+const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
+const PERMS: [u32; 10] = [0o600, 0o644, 0o666, 0o755, 0o777, 0o1777, 0o4755, 0o6777, 0o711, 0o2755];
+/// So much of every file is looked at.
+const LOOK: usize = 64 * 1024;
+/// Most connections at once.
+const MOST: usize = 8;
+
+/// Carries out the requests that `script` says on `fs`.
+///
+/// # Panics
+///
+/// Where a user who is not root has read, changed, made or removed what it may not.
+pub fn peers(fs: Arc<dyn FileSystem>, script: &[u8]) {
+    let mut world = World::new(fs);
+    let mut bytes = Script(script);
+    world.begin();
+    while let Some(step) = bytes.next() {
+        world.step(step, &mut bytes);
+    }
+    world.end();
+}
+
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn next(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    /// The rest of a script that has ended is zeros.
+    fn below(&mut self, limit: usize) -> usize {
+        usize::from(self.next().unwrap_or(0)) % limit.max(1)
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+}
+
+/// A connection, with what it has been given.
+struct Player {
+    peer: Peer,
+    dispatcher: Arc<Dispatcher>,
+    inodes: Vec<Ino>,
+    open: Vec<Opened>,
+}
+
+#[derive(Clone, Copy)]
+struct Opened {
+    file: File,
+    reads: bool,
+    writes: bool,
+}
+
+struct World {
+    fs: Arc<dyn FileSystem>,
+    maps: Arc<Maps>,
+    holds: Arc<Holds>,
+    players: Vec<Player>,
+    /// All inodes that anybody has been given.
+    inodes: HashSet<Ino>,
+    /// Files that somebody can write through a mapping, at any time.
+    stored: HashSet<Ino>,
+    unique: u64,
+}
+
+/// What there is to see of an inode.
+#[derive(Clone, PartialEq)]
+struct Seen {
+    attr: Attr,
+    bytes: Vec<u8>,
+}
+
+impl World {
+    fn new(fs: Arc<dyn FileSystem>) -> World {
+        let (maps, holds) = (Arc::new(Maps::new(1 << 20)), Arc::default());
+        let mut world = World {
+            fs,
+            maps,
+            holds,
+            players: Vec::new(),
+            inodes: HashSet::from([Ino::ROOT]),
+            stored: HashSet::new(),
+            unique: 2,
+        };
+        for (uid, groups) in USERS {
+            let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
+            let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
+            world.join(Arc::new(credentials), Ledger::new(limits), Vec::new(), Vec::new());
+        }
+        world
+    }
+
+    fn join(
+        &mut self,
+        credentials: Arc<Credentials>,
+        ledger: Ledger,
+        inodes: Vec<Ino>,
+        open: Vec<Opened>,
+    ) {
+        let peer = Peer {
+            server: Weak::new(),
+            is_guarded: credentials.uid != 0,
+            credentials,
+            ledger: Arc::new(ledger),
+            maps: Arc::clone(&self.maps),
+            holds: Arc::clone(&self.holds),
+        };
+        let dispatcher = dispatcher(&self.fs, peer.clone());
+        let inodes = if inodes.is_empty() { vec![Ino::ROOT] } else { inodes };
+        self.players.push(Player { peer, dispatcher, inodes, open });
+    }
+
+    /// Root makes a directory for all, one for itself, and files of several kinds.
+    fn begin(&mut self) {
+        for (name, perm) in [(0, 0o1777), (1, 0o700), (2, 0o777), (3, 0o744)] {
+            let _ = self.ask(
+                0,
+                Ino::ROOT,
+                Body::Mkdir {
+                    args: abi::MkdirIn { mode: perm, umask: 0 },
+                    name: NAMES[name],
+                    ext: Extensions::default(),
+                },
+            );
+        }
+        let made = self.players[0].inodes.clone();
+        for (at, &dir) in made.iter().enumerate() {
+            for (name, perm) in [(4, 0o600), (5, 0o6777)] {
+                let answer = self.ask(0, dir, create(NAMES[name], perm));
+                let file = self.players[0].open.last().map(|open| open.file);
+                if let (Ok(_), Some(File { ino, fh })) = (answer, file) {
+                    let secret = format!("of root {at} {name}").into_bytes();
+                    let _ = self.ask(0, ino, write(fh, 0, &secret));
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        for player in std::mem::take(&mut self.players) {
+            self.leave(player);
+        }
+        assert!(self.maps.is_empty(), "a mapping is left behind");
+    }
+
+    fn leave(&self, player: Player) {
+        for (ino, users) in player.peer.ledger.take_maps() {
+            self.maps.release(&*self.fs, ino, users);
+        }
+        player.peer.ledger.take_back(&*self.fs);
+    }
+
+    fn step(&mut self, step: u8, script: &mut Script<'_>) {
+        let who = script.below(self.players.len());
+        match step % 32 {
+            30 => return self.fork(who, script),
+            31 if self.players.len() > USERS.len() => {
+                let player = self.players.remove(who.max(USERS.len()));
+                return self.leave(player);
+            }
+            _ => {}
+        }
+        let player = &self.players[who];
+        let ino = player.inodes[script.below(player.inodes.len())];
+        let other = player.inodes[script.below(player.inodes.len())];
+        let open = match player.open.len() {
+            0 => Opened { file: File { ino, fh: Fh(1) }, reads: false, writes: false },
+            count => player.open[script.below(count)],
+        };
+        let (name, newname) = (script.one_of(&NAMES), script.one_of(&NAMES));
+        let perm = script.one_of(&PERMS);
+        let flags = script.one_of(&[0, 1, 2, OpenFlags::TRUNC, 2 | OpenFlags::TRUNC, 0o1000000]);
+        let offset = script.below(4) as u64 * 2048;
+        let (fh, used) = (open.file.fh, open.file.ino);
+        let ext = Extensions::default();
+        let kinds = [0o100000, 0o010000, 0o020000, 0o060000, 0o140000];
+        let text = [b'0' + script.below(10) as u8; 300];
+        let xattr = script.one_of(&[
+            &b"user.x"[..],
+            b"trusted.x",
+            b"security.capability",
+            b"system.posix_acl_access",
+        ]);
+        let (ino, body) = match step % 32 {
+            0..=3 => (ino, Body::Lookup { name }),
+            4 | 5 => (ino, Body::Open(abi::OpenIn { flags, open_flags: 0 })),
+            6 => (ino, create(name, perm)),
+            7 => (ino, Body::Mkdir { args: abi::MkdirIn { mode: perm, umask: 0 }, name, ext }),
+            8 => {
+                let mode = perm | script.one_of(&kinds);
+                let args = abi::MknodIn { mode, rdev: 0x103, ..abi::MknodIn::default() };
+                (ino, Body::Mknod { args, name, ext })
+            }
+            9 => (ino, Body::Symlink { name, target: b"a", ext }),
+            10 => (ino, Body::Link { args: abi::LinkIn { oldnodeid: other.0 }, name }),
+            11 => (ino, Body::Unlink { name }),
+            12 => (ino, Body::Rmdir { name }),
+            13 => {
+                let flags = script.one_of(&[0, 1, 2, 4]);
+                let args = abi::Rename2In { newdir: other.0, flags, padding: 0 };
+                (ino, Body::Rename2 { args, name, newname })
+            }
+            14 | 15 => (ino, self.setattr(who, script, perm, fh)),
+            16 | 17 => {
+                let args = abi::ReadIn { fh: fh.0, offset, size: 4096, ..Default::default() };
+                (used, Body::Read(args))
+            }
+            18 | 19 => (used, write(fh, offset, &text)),
+            20 => {
+                let mode = script.one_of(&[0, 1, 3, 8, 16, 32]);
+                let (offset, length) = (offset / 4096 * 4096, 4096);
+                let args = abi::FallocateIn { fh: fh.0, offset, length, mode, padding: 0 };
+                (used, Body::Fallocate(args))
+            }
+            21 => {
+                let to = player.open.get(script.below(player.open.len())).copied().unwrap_or(open);
+                let args = abi::CopyFileRangeIn {
+                    fh_in: fh.0,
+                    off_in: 0,
+                    nodeid_out: to.file.ino.0,
+                    fh_out: to.file.fh.0,
+                    off_out: offset,
+                    len: 100,
+                    flags: 0,
+                };
+                (used, Body::CopyFileRange(args))
+            }
+            22 => (ino, Body::Opendir(abi::OpenIn::default())),
+            23 => {
+                let args = abi::ReadIn { fh: fh.0, size: 4096, ..Default::default() };
+                (used, Body::Readdirplus(args))
+            }
+            24 => {
+                let args = abi::SetxattrIn { size: 1, ..Default::default() };
+                (ino, Body::Setxattr { args, name: xattr, value: b"x" })
+            }
+            25 => (
+                ino,
+                Body::Getxattr { args: abi::GetxattrIn { size: 64, padding: 0 }, name: xattr },
+            ),
+            26 => {
+                let args = abi::ReleaseIn { fh: fh.0, ..Default::default() };
+                self.players[who].open.retain(|open| open.file.fh != fh);
+                (used, Body::Release(args))
+            }
+            27 | 28 => {
+                let write = abi::FUSE_SETUPMAPPING_FLAG_WRITE * (script.below(2) as u64);
+                let flags = abi::FUSE_SETUPMAPPING_FLAG_READ | write;
+                let (foffset, len) = (0, 16384);
+                let args = abi::SetupmappingIn { fh: fh.0, foffset, len, flags, moffset: 0 };
+                (used, Body::Setupmapping(args))
+            }
+            _ => {
+                let lock =
+                    abi::FileLock { start: 0, end: 9, type_: script.below(3) as u32, pid: 1 };
+                let args = abi::LkIn {
+                    fh: fh.0,
+                    owner: script.below(3) as u64,
+                    lk: lock,
+                    lk_flags: script.below(2) as u32,
+                    padding: 0,
+                };
+                (used, Body::Setlk(args))
+            }
+        };
+        let _ = self.ask(who, ino, body);
+    }
+
+    fn setattr(&self, who: usize, script: &mut Script<'_>, perm: u32, fh: Fh) -> Body<'static> {
+        let fields = [
+            abi::FATTR_MODE,
+            abi::FATTR_UID,
+            abi::FATTR_GID,
+            abi::FATTR_SIZE,
+            abi::FATTR_MTIME,
+            abi::FATTR_ATIME | abi::FATTR_ATIME_NOW,
+            abi::FATTR_SIZE | abi::FATTR_FH,
+            abi::FATTR_UID | abi::FATTR_GID,
+            abi::FATTR_SIZE | abi::FATTR_MODE,
+        ];
+        let own = self.players[who].peer.credentials.uid;
+        let (uid, gid) = (script.one_of(&[own, 0, 1000, 1001]), script.one_of(&[own, 0, 20, 1001]));
+        let size = script.below(5) as u64 * 3000;
+        let valid = script.one_of(&fields);
+        let args =
+            abi::SetattrIn { valid, fh: fh.0, size, mode: perm, uid, gid, ..Default::default() };
+        Body::Setattr(args)
+    }
+
+    /// A connection for a child, or for the next program, which is of the same user or of another one.
+    fn fork(&mut self, who: usize, script: &mut Script<'_>) {
+        if self.players.len() >= MOST {
+            return;
+        }
+        let player = &self.players[who];
+        let (credentials, open) = (Arc::clone(&player.peer.credentials), player.open.clone());
+        if script.below(2) == 0 {
+            let copy = player.peer.ledger.copy();
+            copy.keep_maps(|ino, users| self.maps.hold(ino, users));
+            let inodes = player.inodes.clone();
+            return self.join(credentials, copy, inodes, open);
+        }
+        let (uid, groups) = script.one_of(&USERS[2..]);
+        let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
+        let heir = player.peer.ledger.heir();
+        let mut taken = (vec![Ino::ROOT], Vec::new());
+        for file in open {
+            let mode = script.one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
+            let (ino, fh) = (file.file.ino, Some(file.file.fh));
+            if heir.take_over(&Legacy { ino, fh, mode, process_locks: false }).is_ok() {
+                taken.0.push(ino);
+                let reads = file.reads && mode != AccessMode::Write;
+                let writes = file.writes && mode != AccessMode::Read;
+                taken.1.push(Opened { reads, writes, ..file });
+            }
+        }
+        heir.settle();
+        self.join(Arc::new(credentials), heir, taken.0, taken.1);
+    }
+
+    /// Asks, and judges what has become of it.
+    fn ask(&mut self, who: usize, ino: Ino, body: Body<'_>) -> Result<()> {
+        let before = self.look();
+        let victim = match body {
+            Body::Unlink { name } | Body::Rmdir { name } => self.named(ino, name),
+            Body::Rename2 { name, .. } => self.named(ino, name),
+            _ => None,
+        };
+        self.unique += 2;
+        let credentials = Arc::clone(&self.players[who].peer.credentials);
+        let (uid, gid) = (credentials.uid, credentials.groups[0]);
+        let request = Request {
+            unique: self.unique,
+            opcode: opcode(&body),
+            nodeid: ino.0,
+            uid,
+            gid,
+            pid: 1,
+            body,
+        };
+        let mut reply = Answer::default();
+        let dispatcher = Arc::clone(&self.players[who].dispatcher);
+        dispatcher.handle(&request, &mut reply, &Never, clock::now());
+        if let Some(errno) = reply.errno.filter(|&errno| errno != 0) {
+            self.judge_change(&credentials, &self.players[who].open, &before, &body);
+            return Err(Errno::from_raw(errno));
+        }
+        self.note(who, ino, &body, &reply);
+        if uid != 0 {
+            let user = User { who: &credentials, open: &self.players[who].open };
+            user.judge_success(ino, &body, &reply, &before, victim.as_ref());
+            self.judge_change(&credentials, &self.players[who].open, &before, &body);
+        }
+        Ok(())
+    }
+
+    /// What root finds under a name.
+    fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+        let cx = root();
+        let found = self.fs.lookup(&cx, dir, Name::new(name).ok()?).ok()?;
+        self.fs.forget(found.ino, 1);
+        Some(found.attr)
+    }
+
+    /// All inodes as root sees them.
+    fn look(&self) -> BTreeMap<u64, Seen> {
+        let seen = |&ino: &Ino| {
+            let cx = root();
+            let attr = self.fs.getattr(&cx, ino, None).ok()?;
+            let mut bytes = Vec::new();
+            if attr.kind == FileKind::Regular && !self.stored.contains(&ino) {
+                bytes.resize(LOOK.min(attr.size as usize), 0);
+                let len = bytes.len();
+                let mut sink = SliceSink::new(&mut bytes);
+                let mut out = ReadBuf::new(&mut sink, len);
+                let file = File { ino, fh: Fh(0) };
+                let args = ReadArgs { flags: OpenFlags(OpenFlags::NOATIME), ..ReadArgs::default() };
+                let _ = self.fs.read(&cx, file, args, &mut out);
+            }
+            Some((ino.0, Seen { attr, bytes }))
+        };
+        self.inodes.iter().filter_map(seen).collect()
+    }
+
+    /// What the answer has given to the client.
+    fn note(&mut self, who: usize, ino: Ino, body: &Body<'_>, reply: &Answer) {
+        let mut given = Vec::new();
+        let player = &mut self.players[who];
+        let mut opened = |ino, fh, flags: u32| {
+            let flags = OpenFlags(flags);
+            let file = File { ino, fh: Fh(fh) };
+            player.open.push(Opened { file, reads: flags.readable(), writes: flags.writable() });
+        };
+        match body {
+            Body::Lookup { .. }
+            | Body::Mknod { .. }
+            | Body::Mkdir { .. }
+            | Body::Symlink { .. }
+            | Body::Link { .. } => given.push(entry(&reply.bytes)),
+            Body::Create { args, .. } => {
+                let made = entry(&reply.bytes);
+                let (out, _) =
+                    abi::OpenOut::read_from_prefix(&reply.bytes[size_of::<abi::EntryOut>()..])
+                        .expect("CREATE answers with an open file");
+                opened(Ino(made.nodeid), out.fh, args.flags);
+                given.push(made);
+            }
+            Body::Open(args) => {
+                let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("an open file");
+                opened(ino, out.fh, args.flags);
+            }
+            Body::Opendir(_) => {
+                let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("a directory");
+                opened(ino, out.fh, 0);
+            }
+            Body::Readdirplus(_) => given.extend(listed(&reply.bytes)),
+            Body::Setupmapping(args) => {
+                let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
+                let memory = reply.fd.as_ref().expect("a mapping has memory");
+                let stored = rustix::io::pwrite(memory, b"stored", 100).is_ok();
+                assert_eq!(stored, writes, "whoever may only read has memory to write");
+                assert!(rustix::fs::ftruncate(memory, 0).is_err(), "memory is made shorter");
+                if writes {
+                    self.stored.insert(ino);
+                }
+            }
+            _ => {}
+        }
+        for entry in given.into_iter().filter(|entry| entry.nodeid != 0) {
+            self.inodes.insert(Ino(entry.nodeid));
+            self.players[who].inodes.push(Ino(entry.nodeid));
+        }
+    }
+
+    /// Nothing has changed but what the user may change.
+    fn judge_change(
+        &self,
+        who: &Credentials,
+        open: &[Opened],
+        before: &BTreeMap<u64, Seen>,
+        body: &Body<'_>,
+    ) {
+        if who.uid == 0 {
+            return;
+        }
+        let user = User { who, open };
+        for (ino, after) in self.look() {
+            let Some(before) = before.get(&ino) else { continue };
+            let what = format!("user {} by {:?} on inode {ino}", who.uid, opcode(body));
+            let (old, new) = (&before.attr, &after.attr);
+            let own = old.uid == who.uid;
+            assert_eq!(old.uid, new.uid, "{what}: the owner");
+            if old.gid != new.gid {
+                assert!(own && who.groups.contains(&new.gid), "{what}: the group");
+            }
+            let same = (old.size, &before.bytes) == (new.size, &after.bytes);
+            let writes = open.iter().any(|open| open.file.ino.0 == ino && open.writes);
+            let is_regular = old.kind == FileKind::Regular && !self.stored.contains(&Ino(ino));
+            if is_regular && !same {
+                assert!(writes || user.may(old, WRITE), "{what}: the bytes");
+                let kept = new.perm & (0o4000 | if new.perm & 0o010 != 0 { 0o2000 } else { 0 });
+                assert!(own || kept == 0, "{what}: mode {:o} is kept", new.perm);
+            }
+            if old.perm != new.perm && !own {
+                let cleared =
+                    old.perm & !SPECIAL == new.perm & !SPECIAL && new.perm & !old.perm == 0;
+                assert!(cleared && (writes || user.may(old, WRITE)), "{what}: {:o}", new.perm);
+            }
+        }
+    }
+}
+
+/// The user of a client, and what it has open.
+struct User<'a> {
+    who: &'a Credentials,
+    open: &'a [Opened],
+}
+
+impl User<'_> {
+    fn may(&self, attr: &Attr, mask: u32) -> bool {
+        let bits = if attr.uid == self.who.uid {
+            attr.perm >> 6
+        } else if self.who.groups.contains(&attr.gid) {
+            attr.perm >> 3
+        } else {
+            attr.perm
+        };
+        bits & mask == mask
+    }
+
+    /// The request has succeeded: might it?
+    fn judge_success(
+        &self,
+        ino: Ino,
+        body: &Body<'_>,
+        reply: &Answer,
+        before: &BTreeMap<u64, Seen>,
+        victim: Option<&Attr>,
+    ) {
+        let what = format!("user {}: {:?} of inode {}", self.who.uid, opcode(body), ino.0);
+        let attr = |ino: Ino| &before[&ino.0].attr;
+        let has = |fh: u64, how: fn(&Opened) -> bool| {
+            self.open.iter().any(|open| open.file == File { ino, fh: Fh(fh) } && how(open))
+        };
+        let removes = |dir: &Attr| {
+            let free = dir.perm & 0o1000 == 0 || dir.uid == self.who.uid;
+            self.may(dir, WRITE | EXEC)
+                && (free || victim.is_none_or(|victim| victim.uid == self.who.uid))
+        };
+        let made = || {
+            let entry = entry(&reply.bytes);
+            let kind = entry.attr.mode & 0o170000;
+            entry.attr.uid == self.who.uid && kind != 0o020000 && kind != 0o060000
+        };
+        let permitted = match body {
+            Body::Lookup { .. } => self.may(attr(ino), EXEC),
+            Body::Open(args) => {
+                let flags = OpenFlags(args.flags);
+                let mut mask = if flags.readable() { READ } else { 0 };
+                mask |= if flags.writable() || flags.has(OpenFlags::TRUNC) { WRITE } else { 0 };
+                self.may(attr(ino), mask)
+            }
+            Body::Opendir(_) => self.may(attr(ino), READ),
+            Body::Create { .. }
+            | Body::Mknod { .. }
+            | Body::Mkdir { .. }
+            | Body::Symlink { .. } => self.may(attr(ino), WRITE | EXEC) && made(),
+            Body::Link { args, .. } => {
+                let old = attr(Ino(args.oldnodeid));
+                let special = old.perm & 0o4000 != 0 || old.perm & 0o2010 == 0o2010;
+                let plain = old.kind == FileKind::Regular && !special;
+                let accessible = plain && self.may(old, READ | WRITE);
+                self.may(attr(ino), WRITE | EXEC) && (old.uid == self.who.uid || accessible)
+            }
+            Body::Unlink { .. } | Body::Rmdir { .. } => removes(attr(ino)),
+            Body::Rename2 { args, .. } => {
+                args.flags & 4 == 0
+                    && removes(attr(ino))
+                    && self.may(attr(Ino(args.newdir)), WRITE | EXEC)
+            }
+            Body::Read(args) => has(args.fh, |open| open.reads),
+            Body::Write { args, .. } => has(args.fh, |open| open.writes),
+            Body::Readdirplus(_) => {
+                self.may(attr(ino), EXEC) || listed(&reply.bytes).iter().all(|one| one.nodeid == 0)
+            }
+            Body::Setxattr { name, .. } => name.starts_with(b"user.") && self.may(attr(ino), WRITE),
+            Body::Getxattr { name, .. } => !name.starts_with(b"trusted."),
+            _ => true,
+        };
+        assert!(permitted, "{what} with mode {:o} of {}", attr(ino).perm, attr(ino).uid);
+    }
+}
+
+fn root() -> Context<'static> {
+    Context::new(Caller::default())
+}
+
+fn entry(bytes: &[u8]) -> abi::EntryOut {
+    abi::EntryOut::read_from_prefix(bytes).expect("the answer is an entry").0
+}
+
+fn listed(mut bytes: &[u8]) -> Vec<abi::EntryOut> {
+    let mut entries = Vec::new();
+    while let Ok((item, _)) = abi::Direntplus::read_from_prefix(bytes) {
+        entries.push(item.entry_out);
+        let len = size_of::<abi::Direntplus>() + item.dirent.namelen as usize;
+        bytes = bytes.get(abi::rec_align(len)..).unwrap_or_default();
+    }
+    entries
+}
+
+fn create(name: &[u8], mode: u32) -> Body<'_> {
+    let flags = OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL;
+    let args = abi::CreateIn { flags, mode: mode | 0o100000, umask: 0, open_flags: 0 };
+    Body::Create { args, name, ext: Extensions::default() }
+}
+
+fn write(fh: Fh, offset: u64, bytes: &[u8]) -> Body<'_> {
+    let args =
+        abi::WriteIn { fh: fh.0, offset, size: bytes.len() as u32, flags: 2, ..Default::default() };
+    Body::Write { args, data: Payload::Memory(bytes) }
+}
+
+fn opcode(body: &Body<'_>) -> Opcode {
+    match body {
+        Body::Lookup { .. } => Opcode::Lookup,
+        Body::Open(_) => Opcode::Open,
+        Body::Create { .. } => Opcode::Create,
+        Body::Mkdir { .. } => Opcode::Mkdir,
+        Body::Mknod { .. } => Opcode::Mknod,
+        Body::Symlink { .. } => Opcode::Symlink,
+        Body::Link { .. } => Opcode::Link,
+        Body::Unlink { .. } => Opcode::Unlink,
+        Body::Rmdir { .. } => Opcode::Rmdir,
+        Body::Rename2 { .. } => Opcode::Rename2,
+        Body::Setattr(_) => Opcode::Setattr,
+        Body::Read(_) => Opcode::Read,
+        Body::Write { .. } => Opcode::Write,
+        Body::Fallocate(_) => Opcode::Fallocate,
+        Body::CopyFileRange(_) => Opcode::CopyFileRange,
+        Body::Opendir(_) => Opcode::Opendir,
+        Body::Readdirplus(_) => Opcode::Readdirplus,
+        Body::Setxattr { .. } => Opcode::Setxattr,
+        Body::Getxattr { .. } => Opcode::Getxattr,
+        Body::Release(_) => Opcode::Release,
+        Body::Setupmapping(_) => Opcode::Setupmapping,
+        Body::Setlk(_) => Opcode::Setlk,
+        other => unreachable!("{other:?} is never asked for"),
+    }
+}
+
+fn dispatcher(fs: &Arc<dyn FileSystem>, peer: Peer) -> Arc<Dispatcher> {
+    let client =
+        InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
+    let options = SessionOptions { passthrough: false, ..SessionOptions::default() };
+    let (_, negotiated) = negotiate(&client, &fs.caps(), &options).expect("INIT is agreed");
+    let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
+    let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
+    let device = Arc::new(std::fs::File::open("/dev/null").expect("/dev/null opens").into());
+    Arc::new(Dispatcher::new(Arc::clone(fs), notify, negotiated, &options, device, Some(peer)))
+}
+
+struct Never;
+impl Interrupted for Never {
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+struct Nowhere;
+impl ReplyPort for Nowhere {
+    fn send(&self, _: &[std::io::IoSlice<'_>]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Keeps an answer.
+#[derive(Default)]
+struct Answer {
+    errno: Option<i32>,
+    bytes: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
+impl Reply for Answer {
+    fn send(&mut self, body: &[&[u8]]) -> Result<()> {
+        self.bytes = body.concat();
+        Ok(())
+    }
+    fn send_errno(&mut self, errno: i32) -> Result<()> {
+        self.errno = Some(errno);
+        Ok(())
+    }
+    fn send_descriptor(&mut self, fd: BorrowedFd<'_>) -> Result<()> {
+        self.fd = Some(fd.try_clone_to_owned()?);
+        Ok(())
+    }
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        self.bytes.resize(len, 0);
+        &mut self.bytes
+    }
+    fn send_room(&mut self, len: usize) -> Result<()> {
+        self.bytes.truncate(len);
+        Ok(())
+    }
+    fn data(&mut self, _: usize) -> &mut dyn ReadSink {
+        self.bytes.clear();
+        self
+    }
+    fn send_data(&mut self) -> Result<()> {
+        Ok(())
+    }
+    fn piped(&mut self) -> &mut dyn WriteSource {
+        unreachable!("nothing is in a pipe")
+    }
+    fn defer(&mut self, _: Deferred) -> Box<dyn DeferredReply> {
+        unreachable!("nothing is answered later")
+    }
+}
+
+impl ReadSink for Answer {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+    fn put_zeros(&mut self, len: usize) -> Result<()> {
+        self.bytes.resize(self.bytes.len() + len, 0);
+        Ok(())
+    }
+    fn fill_from(&mut self, _: BorrowedFd<'_>, _: u64, _: usize) -> Result<usize> {
+        Err(Errno::ENOSYS)
+    }
+}
