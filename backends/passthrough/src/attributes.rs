@@ -46,7 +46,8 @@ impl Passthrough {
         let pinned = self.fd(&inode)?;
         let fd = pinned.as_fd();
         let how = self.options.credentials;
-        if set.uid.is_some() || set.gid.is_some() {
+        let only_kills = set.kill_suidgid && set.size.is_none();
+        if set.uid.is_some() || set.gid.is_some() || only_kills {
             // The kernel itself clears set-user-id, set-group-id and security.capability, for
             // everyone, which takes the owner; CAP_FSETID only spares set-group-id without group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);

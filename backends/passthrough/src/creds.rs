@@ -13,6 +13,7 @@
 //! old, or cannot decide at all.
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 
 use defuse_fs::{Caller, Errno, NewNode, Result};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
@@ -76,6 +77,16 @@ struct Thread {
     changes: bool,
     /// A change of user takes capabilities away, which must be put back.
     fixup: bool,
+}
+
+/// What the threads of the process may have: see [`remember`].
+static WHOLE: OnceLock<CapabilitySet> = OnceLock::new();
+
+/// Remembers the capabilities of this thread, before any thread acts for a user.
+pub(crate) fn remember() {
+    if let Ok(caps) = rustix::thread::capabilities(None) {
+        WHOLE.get_or_init(|| caps.effective);
+    }
 }
 
 thread_local! {
@@ -186,6 +197,9 @@ fn with_thread<T>(run: impl FnOnce(&mut Thread) -> Result<T>) -> Result<T> {
 impl Thread {
     fn begin() -> Result<Self> {
         let caps = rustix::thread::capabilities(None).or_errno()?;
+        // A thread begins with what the one has that starts it, which may act for a user just now.
+        let whole = WHOLE.get().map_or(caps.effective, |whole| *whole & caps.permitted);
+        let all = CapabilitySets { effective: whole, ..caps };
         let bits = rustix::thread::capabilities_secure_bits().or_errno()?;
         let wanted = bits | CapabilitiesSecureBits::NO_SETUID_FIXUP;
         let fixup = rustix::thread::set_capabilities_secure_bits(wanted).is_err();
@@ -195,11 +209,11 @@ impl Thread {
             gid: sys::setfsgid(ASK),
             umask: None,
             groups: None,
-            all: caps,
+            all,
             caps,
-            hidden: CapabilitySet::empty(),
+            hidden: all.effective - caps.effective - CapabilitySet::FSETID,
             fsetid: caps.effective.contains(CapabilitySet::FSETID),
-            changes: caps.effective.contains(needed),
+            changes: all.effective.contains(needed),
             fixup,
         })
     }

@@ -18,7 +18,7 @@ use crate::locks::LockTable;
 use crate::lower::{self, OrErrno, ProcPath, Stat, above};
 use crate::mounts::{Mount, MountError, MountTable};
 use crate::open_files::OpenFiles;
-use crate::options::{FileHandles, Options};
+use crate::options::{Credentials, FileHandles, Options};
 use crate::recent::RecentFiles;
 use crate::removal::Removals;
 use crate::sys;
@@ -115,6 +115,9 @@ impl Passthrough {
     }
 
     fn build(root: OwnedFd, mount: Mount, options: Options) -> Result<Self> {
+        if options.credentials == Credentials::Sticky {
+            crate::creds::remember();
+        }
         let stat = Stat::of(root.as_fd())?;
         let handle =
             if mount.handles { Some(sys::name_to_handle(root.as_fd(), c"")?) } else { None };

@@ -367,3 +367,27 @@ fn what_a_thread_did_before_does_not_decide_as_whom_it_acts() {
         }
     });
 }
+
+/// A thread that was started by one that acted for a user began with that user's capabilities, and took
+/// them for those of the daemon: root could not give set-user-id to a user's file.
+#[test]
+fn a_thread_is_not_limited_by_the_one_that_started_it() {
+    if !is_root() {
+        return;
+    }
+    everywhere(&Options::default(), |served| {
+        let (entry, _) = served.create("file");
+        std::os::unix::fs::chown(served.path("file"), Some(1000), Some(1000)).unwrap();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                served.fs.lookup(&cx(1001, 1001), Ino::ROOT, name("file")).unwrap();
+                let second = scope.spawn(|| {
+                    let set = SetAttr { perm: Some(0o6755), ..SetAttr::default() };
+                    served.fs.setattr(&cx(0, 0), entry.ino, None, &set).map(|attr| attr.perm)
+                });
+                second.join().unwrap()
+            });
+            assert_eq!(first.join().unwrap(), Ok(0o6755));
+        });
+    });
+}

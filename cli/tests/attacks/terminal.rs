@@ -38,7 +38,8 @@ fn names_of_processes_reach_no_terminal_unescaped() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let program = place.path("p\u{1b}[2J");
-    fs::copy("/bin/ls", &program).unwrap();
+    // Not copied by this process, which another test may fork meanwhile (ETXTBSY).
+    assert!(Command::new("cp").arg("/bin/ls").arg(&program).status().unwrap().success());
     let mut trace = place.command(&["trace", "mnt", "--for", "2", "--op", "opendir"]);
     let trace = trace.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let trace = trace.spawn().unwrap();

@@ -29,7 +29,18 @@ pub fn as_user<T: Send>(id: u32, groups: &[u32], run: impl FnOnce() -> T + Send)
 /// What `program` prints when [`NOBODY`] runs it.
 pub fn printed_for_nobody(program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
-    let output = command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap();
+    command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/");
+    // Another test that forks meanwhile has what this process had open for writing a moment ago.
+    let busy = std::io::ErrorKind::ExecutableFileBusy;
+    let mut tries = 0..1000;
+    let output = loop {
+        match command.output() {
+            Err(error) if error.kind() == busy && tries.next().is_some() => {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            output => break output.unwrap(),
+        }
+    };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }

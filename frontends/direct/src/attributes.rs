@@ -222,7 +222,7 @@ impl Client {
         let kill_suidgid = here.node.kind() != FileKind::Directory;
         // A change of neither owner still takes the bits away (chown_common in fs/open.c), which is a
         // change of the mode; a file system learns of it as a change to what the owner is already.
-        let bits_alone = owner.uid.is_none() && owner.gid.is_none() && attr.mode() & 0o6000 != 0;
+        let bits_alone = owner.uid.is_none() && owner.gid.is_none() && loses_bits(&attr, who);
         let only_kills = kill_suidgid && bits_alone;
         if only_kills && !owns(&attr, who) {
             return Err(Errno::EPERM.into());
@@ -336,4 +336,11 @@ pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
 fn attr_handle(file: &Description) -> Option<Fh> {
     let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
     file.fh().filter(|_| writes && file.kind != FileKind::Directory)
+}
+/// setattr_should_drop_suidgid of `fs/attr.c`: set-group-id without execution by the group stays for
+/// members of the group.
+fn loses_bits(attr: &Attr, who: &Credentials) -> bool {
+    let member = who.in_group(attr.gid) || who.has(cap::FSETID);
+    let sgid = attr.perm & 0o2000 != 0 && (attr.perm & 0o010 != 0 || !member);
+    attr.perm & 0o4000 != 0 || sgid
 }

@@ -40,6 +40,7 @@ impl Dispatcher {
         self.give_backing(call.ino, &opened, args.flags, &mut out);
         let file = File { ino: call.ino, fh: opened.fh };
         out.fh = self.note_opened(file, false, args.flags).0;
+        self.note_writer(call.ino, args.flags);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
@@ -88,6 +89,7 @@ impl Dispatcher {
         self.give_backing(entry.ino, &opened, flags, &mut open);
         self.note_lookup(entry.ino);
         open.fh = self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags).0;
+        self.note_writer(entry.ino, flags);
         let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
@@ -143,11 +145,25 @@ impl Dispatcher {
     fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
+        self.note_writer_gone(ino, flags);
         if let Ok(closed) = self.note_closed(file)
             && closed.release
         {
             let file = File { ino, fh: closed.handle };
             let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
+        }
+    }
+
+    /// Counts who has a file open for writing, of the kernel's mounts alone: see [`super::privileges`].
+    fn note_writer(&self, ino: Ino, flags: OpenFlags) {
+        if flags.writable() && self.peer.is_none() {
+            self.writers.opened(ino);
+        }
+    }
+
+    fn note_writer_gone(&self, ino: Ino, flags: OpenFlags) {
+        if flags.writable() && self.peer.is_none() {
+            self.writers.closed(ino);
         }
     }
 
@@ -168,6 +184,7 @@ impl Dispatcher {
         let closed = self.note_closed(File { ino: call.ino, fh: Fh(args.fh) })?;
         let file = File { ino: call.ino, fh: closed.handle };
         self.close_backing(file);
+        self.note_writer_gone(file.ino, flags);
         // What the last who has an open file does not say of its locks, the books do.
         for (kind, owner) in closed.locks {
             drop_locks(&*self.fs, file, kind, self.owner(owner));

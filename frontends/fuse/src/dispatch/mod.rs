@@ -35,6 +35,7 @@ use crate::server::{Closed, Guard, Peer, drop_locks};
 use crate::transport::Reply;
 use convert::Timeouts;
 use deferred::DeferredTable;
+use privileges::Writers;
 
 /// All that handlers need to know of their session.
 pub(crate) struct Dispatcher {
@@ -50,6 +51,7 @@ pub(crate) struct Dispatcher {
     acls_ignored: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
+    writers: Writers,
     /// Who is at the other end of a socket, and may ask for no more than that user could. The kernel
     /// says of each request who asks.
     peer: Option<Peer>,
@@ -115,6 +117,7 @@ impl Dispatcher {
             acls_ignored,
             backings,
             deferred: DeferredTable::default(),
+            writers: Writers::default(),
             peer,
         }
     }

@@ -83,7 +83,8 @@ impl Dispatcher {
         let kernel = self.peer.is_none();
         let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         if kernel && clears && privileges::asks_to_clear(args) {
-            let attr = privileges::clear(&*self.fs, &call.cx, call.ino)?;
+            let is_written = !privileges::is_chown(args) && self.writers.any(call.ino);
+            let attr = privileges::clear(&*self.fs, &call.cx, call.ino, is_written)?;
             return pod(reply, &convert::attr_for_now(&attr));
         }
         let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
@@ -232,6 +233,10 @@ impl Dispatcher {
         name: &[u8],
         reply: &mut dyn Reply,
     ) -> Result<Done> {
+        if name == b"security.capability" && self.peer.is_none() {
+            let is_written = self.writers.any(call.ino);
+            privileges::may_lose_capabilities(&*self.fs, &call.cx, call.ino, is_written)?;
+        }
         done(self.fs.removexattr(&call.cx, call.ino, self.xattr_name(name)?), reply)
     }
 

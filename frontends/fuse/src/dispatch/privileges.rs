@@ -5,10 +5,14 @@
 //! takes the mode of the answer for its own. The bits are cleared then, so that no moment is left
 //! in which the data is new and the mode that the kernel believes is old.
 //!
-//! chown(2) that changes neither owner nor group looks the same; the kernel does not tell the two
-//! apart, nor whether the caller holds the file open for writing. Therefore the bits are cleared for
-//! the owner, root, and whoever may write to the file and could clear them anyway. For others the
-//! answer alone has no bits: a write through a descriptor from elsewhere clears them itself.
+//! chown(2) that changes neither owner nor group looks the same, and is refused to others than the
+//! owner. Where nobody has the file open for writing it can be nothing else ([`Writers`]). Otherwise the
+//! bits are cleared for the owner, root, and whoever may write to the file and could clear them anyway;
+//! for others the answer alone has no bits, and a write through a descriptor from elsewhere clears them
+//! itself.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Attr, Context, Errno, FileKind, FileSystem, Ino, Result, SetAttr, Xattr};
 use defuse_fs::{XattrName, acl};
@@ -28,22 +32,61 @@ pub(super) fn are_given(attr: &Attr) -> bool {
 
 /// Whether a SETATTR asks for [`clear`]: nothing is valid in it but how the file was found.
 pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
-    args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0
+    args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0 || is_chown(args)
 }
 
-/// Clears the bits of `ino` as far as the caller may, and returns the attributes that the kernel
-/// is to believe: without the bits in any case.
+/// Whether a SETATTR is a chown(2) for certain: where the kernel keeps the times, with a write cache,
+/// it sends one with it, and nothing else.
+pub(super) fn is_chown(args: &abi::SetattrIn) -> bool {
+    args.valid & !abi::FATTR_FH == abi::FATTR_CTIME
+}
+
+/// Whether the kernel may remove the file capabilities of `ino` for a caller, which it does before a
+/// change of data and at a chown(2).
 ///
 /// # Errors
 ///
-/// What the file system answers to getattr and setattr.
-pub(super) fn clear(fs: &dyn FileSystem, cx: &Context<'_>, ino: Ino) -> Result<Attr> {
+/// `EPERM` for a chown(2) by somebody who could not change the data either; what the file system answers
+/// to getattr.
+pub(super) fn may_lose_capabilities(
+    fs: &dyn FileSystem,
+    cx: &Context<'_>,
+    ino: Ino,
+    is_written: bool,
+) -> Result<()> {
+    let attr = fs.getattr(cx, ino, None)?;
+    let groups = Groups::of(cx);
+    let refused = are_given(&attr)
+        && without_bits(attr.perm, groups.has(attr.gid)) != attr.perm
+        && !is_written
+        && !may_clear(fs, cx, (ino, &attr), &groups)?;
+    if refused { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// Clears the bits of `ino` as far as the caller may, and returns the attributes that the kernel
+/// is to believe: without the bits in any case. `is_written` says that somebody has the file open for
+/// writing.
+///
+/// # Errors
+///
+/// `EPERM` for a chown(2) by somebody else than the owner, and what the file system answers to getattr
+/// and setattr.
+pub(super) fn clear(
+    fs: &dyn FileSystem,
+    cx: &Context<'_>,
+    ino: Ino,
+    is_written: bool,
+) -> Result<Attr> {
     let attr = fs.getattr(cx, ino, None)?;
     if !are_given(&attr) {
         return Ok(attr);
     }
     let groups = Groups::of(cx);
     let perm = without_bits(attr.perm, groups.has(attr.gid));
+    let uid = cx.caller.uid;
+    if perm != attr.perm && !is_written && uid != 0 && uid != attr.uid {
+        return Err(Errno::EPERM);
+    }
     if !may_clear(fs, cx, (ino, &attr), &groups)? {
         return Ok(Attr { perm, ..attr });
     }
@@ -90,6 +133,39 @@ fn may_clear(
     Ok(granted & WRITE != 0)
 }
 
+/// How often each inode is open for writing.
+#[derive(Default)]
+pub(super) struct Writers {
+    shards: [Mutex<HashMap<Ino, u32>>; SHARDS],
+}
+
+const SHARDS: usize = 16;
+
+impl Writers {
+    pub(super) fn opened(&self, ino: Ino) {
+        *self.shard(ino).entry(ino).or_default() += 1;
+    }
+
+    pub(super) fn closed(&self, ino: Ino) {
+        let mut shard = self.shard(ino);
+        if let Some(count) = shard.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                shard.remove(&ino);
+            }
+        }
+    }
+
+    pub(super) fn any(&self, ino: Ino) -> bool {
+        self.shard(ino).contains_key(&ino)
+    }
+
+    fn shard(&self, ino: Ino) -> MutexGuard<'_, HashMap<Ino, u32>> {
+        let shard = &self.shards[ino.0 as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The groups of a caller.
 struct Groups(Vec<u32>);
 
@@ -132,6 +208,7 @@ mod tests {
     #[test]
     fn a_change_of_anything_is_no_request_to_clear() {
         let with = |valid| abi::SetattrIn { valid, ..abi::SetattrIn::default() };
+        assert!(asks_to_clear(&with(abi::FATTR_CTIME)));
         assert!(asks_to_clear(&with(0)) && asks_to_clear(&with(abi::FATTR_FH)));
         for valid in [abi::FATTR_MODE, abi::FATTR_SIZE | abi::FATTR_FH, abi::FATTR_MTIME] {
             assert!(!asks_to_clear(&with(valid)), "{valid}");

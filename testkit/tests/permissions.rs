@@ -1,0 +1,126 @@
+//! Random combinations of modes, owners, groups, access lists and operations, by a user with
+//! supplementary groups: on kernel mounts and in programs under `defuse run`, beside native ext4. Each
+//! has to go as it does natively, and to leave the same behind.
+//!
+//! `DEFUSE_SEED=N` runs another sequence.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use defuse_testkit::mounted::{Ext4, Mount, program, scratch, why_not};
+
+const COMBINATIONS: &str = "2000";
+const SCRIPT: &str = include_str!("permissions/combinations.py");
+
+/// Python, where it is.
+fn python() -> Option<&'static str> {
+    let works = |python: &&&str| {
+        let output = Command::new(python).args(["-c", "import os; os.copy_file_range"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    ["/usr/bin/python3", "python3"].iter().find(works).copied()
+}
+
+/// Each combination is one line of the answer.
+fn lines(output: Output) -> Vec<String> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Why a line may differ from the native one: what the protocol of FUSE does not say, and what
+/// docs/preload.md excludes. `None` where it may not.
+fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
+    if without_marks(native) == without_marks(ours) {
+        // Its meaning, mandatory locks, has gone from Linux; and it depends on the groups of whoever
+        // writes, which no request has.
+        return Some("set-group-id without execution by the group");
+    }
+    let what = |text: &str| native.contains(text);
+    if target.starts_with("run")
+        && what("default]")
+        && ["mk", "create near"].iter().any(|op| what(&format!("] {op}")))
+    {
+        return Some("the umask of the process applies below a default list");
+    }
+    if !target.starts_with("run") && what("chown: EPERM") && without_capability(native) == ours {
+        // Removed by a request of the kernel that looks like the one before a truncation.
+        return Some("whoever may write may have file capabilities removed by a refused chown");
+    }
+    if !target.starts_with("run") && what(" acl") && what("] link: ") {
+        return Some(
+            "the kernel protects hard links by the mode that it knew before a list was set",
+        );
+    }
+    None
+}
+
+/// The line without set-group-id where the group may not execute.
+fn without_marks(line: &str) -> String {
+    let clear = |word: &str| match u32::from_str_radix(word, 8) {
+        Ok(mode) if word.len() == 6 && mode & 0o2010 == 0o2000 => format!("{:o}", mode & !0o2000),
+        _ => word.to_owned(),
+    };
+    line.split(' ').map(clear).collect::<Vec<_>>().join(" ")
+}
+
+fn without_capability(line: &str) -> String {
+    let words = line.split(' ').filter(|word| !word.starts_with("security.capability="));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_a_user_may_do_is_what_the_user_may_do_natively() {
+    let python = match (why_not(), python()) {
+        (None, Some(python)) => python,
+        (why, _) => {
+            println!("skipped: {}", why.unwrap_or("there is no python3"));
+            return;
+        }
+    };
+    let seed = std::env::var("DEFUSE_SEED").unwrap_or_else(|_| "1".to_owned());
+    println!("DEFUSE_SEED={seed}");
+    let place = scratch().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let ext4 = Ext4::new(&place.path().join("ext4"), 256 << 20, 65536).unwrap();
+    let fresh = |name: &str| {
+        let dir = ext4.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        dir
+    };
+    let script = ["-c", SCRIPT, &seed, COMBINATIONS];
+    let at =
+        |dir: &Path| lines(Command::new(python).args(script).current_dir(dir).output().unwrap());
+    let native = at(&fresh("native"));
+    let mut wrong = Vec::new();
+    let mut compare = |target: &str, ours: &[String]| {
+        assert_eq!(ours.len(), native.len(), "{target}");
+        let pairs = native.iter().zip(ours).filter(|(native, ours)| native != ours);
+        let unexplained = pairs.filter(|(native, ours)| reason(target, native, ours).is_none());
+        wrong.extend(unexplained.map(|(n, o)| format!("{target}\n  native {n}\n  ours   {o}")));
+    };
+    for option in ["passthrough", "no_passthrough", "writeback", "memory"] {
+        let source = match option {
+            "memory" => OsString::from("memory:"),
+            _ => [OsString::from("passthrough:"), fresh(option).into()].into_iter().collect(),
+        };
+        let args: &[&str] = if option == "memory" { &[] } else { &["-o", option] };
+        let mount = Mount::new(&source, place.path(), args).unwrap();
+        compare(option, &at(mount.path()));
+        mount.end().unwrap();
+    }
+    for (name, options) in [("run", ""), ("run-backing", ",backing=off"), ("run-memory", "")] {
+        let source = match name {
+            "run-memory" => "memory:".to_owned(),
+            _ => format!("passthrough:{}{options}", fresh(name).display()),
+        };
+        let mount = format!("/defuse-permissions={source}");
+        let mut run = Command::new(program().unwrap());
+        run.args(["run", "--mount", &mount, "-C", "/defuse-permissions", "--", python]);
+        compare(name, &lines(run.args(script).output().unwrap()));
+    }
+    assert!(wrong.is_empty(), "DEFUSE_SEED={seed}, {} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
