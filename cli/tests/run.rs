@@ -82,6 +82,9 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
     let native = native.display().to_string();
     seen.out = seen.out.replace(target, &native);
     seen.err = seen.err.replace(target, &native);
+    // A run says of filters that it cannot know what they would have denied.
+    let is_said = |line: &&str| !line.starts_with("defuse: a program filters its system calls");
+    seen.err = seen.err.split_inclusive('\n').filter(is_said).collect();
     assert_eq!(seen, expected, "{name} on {mount}");
     assert!(!Path::new(target).exists(), "nothing is made outside");
 }
@@ -259,6 +262,8 @@ fn what_a_run_keeps_for_the_next_may_be_damaged_or_somebody_elses() {
     let place = Place::new();
     let (cache, source) = (place.path("cache"), place.path("src"));
     fs::write(source.join("x"), "inside").unwrap();
+    // What the variable names is not made.
+    fs::create_dir(&cache).unwrap();
     let mount = format!("/defuse-test=passthrough:{}", source.display());
     // printf and read use stdio's and the shell's own calls, which only patched libraries lead to us.
     let run = || {
@@ -354,7 +359,7 @@ fn the_exit_code_is_that_of_the_program() {
     let seen = finish(place.command(&["run", "--mount", "/x=passthrough:/no/such", "--", "true"]));
     assert!(seen.err.contains("/no/such") && seen.code == Some(125), "{seen:?}");
     let seen = finish(place.command(&["run", "--", "no-such-program"]));
-    assert!(seen.err.contains("no-such-program") && seen.code == Some(1), "{seen:?}");
+    assert!(seen.err.contains("no-such-program") && seen.code == Some(127), "{seen:?}");
 }
 
 #[test]
