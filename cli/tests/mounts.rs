@@ -131,7 +131,8 @@ fn a_mount_is_remounted_with_other_flags() {
     }
     place.ok(&["mount", "passthrough:src", "mnt"]);
     // Not copied by this process, which another test may fork meanwhile (ETXTBSY).
-    assert!(Command::new("cp").arg("/bin/true").arg(&file).status().unwrap().success());
+    let mut install = Command::new("install");
+    assert!(install.args(["-m", "755", "/bin/true"]).arg(&file).status().unwrap().success());
     let runs = || Command::new(&file).status().is_ok_and(|status| status.success());
     assert!(runs());
     ok("remount,noexec");
