@@ -26,6 +26,7 @@ mod prometheus;
 mod registry;
 mod remount;
 mod run;
+mod sandbox;
 mod serve;
 mod servers;
 mod share;

@@ -25,6 +25,8 @@ pub struct Settings {
     pub session: SessionOptions,
     /// How each kind of file system is.
     pub backends: defuse_compose::Settings,
+    /// Whether the daemon gives up the privileges that it does not need.
+    pub sandbox: bool,
     /// Whether the kernel checks permissions, where that was said.
     pub default_permissions: Option<bool>,
 }
@@ -51,7 +53,7 @@ impl Profile {
         };
         let backends = defuse_compose::Settings { passthrough, ..Default::default() };
         let mount = MountOptions::default();
-        Settings { mount, session, backends, default_permissions: None }
+        Settings { mount, session, backends, default_permissions: None, sandbox: true }
     }
 }
 

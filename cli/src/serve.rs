@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use defuse_compose::Switch;
 use defuse_fs::FileSystem;
-use defuse_fuse::mount::{self, Mounted, connection_id};
+use defuse_fuse::mount::{self, How, Mounted, connection_id};
 use defuse_fuse::{Session, Statistics};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
@@ -19,7 +19,7 @@ use crate::error::{Failure, Result};
 use crate::mount::Plan;
 use crate::registry::{self, Entry, Found};
 use crate::signals;
-use crate::{paths, umount};
+use crate::{paths, sandbox, umount};
 
 /// How often the file of statistics is written anew.
 const STATS_EVERY: Duration = Duration::from_secs(5);
@@ -58,6 +58,10 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
         });
     }
     let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
+    // Others than root unmount with a set-user-id program.
+    if plan.settings.sandbox && matches!(mounted.how, How::Fsopen | How::MountSyscall) {
+        sandbox::enter();
+    }
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     serve(plan, (fs, writable), mounted, caught)
 }

@@ -4,6 +4,8 @@ mod common;
 
 #[path = "attacks/run.rs"]
 mod run;
+#[path = "attacks/sandbox.rs"]
+mod sandbox;
 #[path = "attacks/servers.rs"]
 mod servers;
 #[path = "attacks/set_user_id.rs"]
