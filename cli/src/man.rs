@@ -53,8 +53,8 @@ const FILES: &[(&str, &str)] = &[
     (
         "/run/defuse/N.json",
         "What is mounted by root; N is the number of the FUSE connection. Other users \
-      have $XDG_RUNTIME_DIR/defuse, or /tmp/defuse-UID where that is not set. The variable \
-      DEFUSE_RUNTIME_DIR overrides all of them.",
+      have $XDG_RUNTIME_DIR/defuse, /run/user/UID/defuse or ~/.local/state/defuse: the first of them whose \
+      parent belongs to the user alone. The variable DEFUSE_RUNTIME_DIR overrides all of them.",
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (

@@ -5,7 +5,6 @@
 //! that one left by a daemon that was killed does no harm.
 
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -254,40 +253,38 @@ fn own_dir() -> Result<PathBuf> {
     if uid.is_root() {
         return Ok(SYSTEM_DIR.into());
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let usable = |dir: &PathBuf| {
-        dir.is_absolute() && dir.metadata().is_ok_and(|data| data.uid() == uid.as_raw())
-    };
-    if let Some(dir) = runtime.filter(usable) {
-        return Ok(dir.join("defuse"));
-    }
-    let dir = PathBuf::from(format!("/tmp/defuse-{}", uid.as_raw()));
-    check_private(&dir).map(|()| dir)
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    private_dir(uid.as_raw(), variable("XDG_RUNTIME_DIR"), variable("HOME")).ok_or_else(|| {
+        Failure::Failed(format!(
+            "no directory belongs to this user alone, to register mounts in: set XDG_RUNTIME_DIR or \
+             {DIR_VARIABLE} to one"
+        ))
+    })
 }
 
-/// Anyone may make a directory in /tmp, so one with the right name may be a trap.
-fn check_private(dir: &Path) -> Result {
-    let Ok(data) = dir.symlink_metadata() else { return Ok(()) };
-    let ours = data.uid() == rustix::process::geteuid().as_raw();
-    if data.is_dir() && ours && data.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(Failure::Failed(format!(
-        "{} is not a private directory of this user: remove it, or set XDG_RUNTIME_DIR",
-        dir.display()
-    )))
+/// Below `runtime`, the usual place of such a directory, or `home`: never where another user could
+/// make it first, as in /tmp.
+fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    let is_own = |dir: &PathBuf| {
+        let own =
+            |data: fs::Metadata| data.is_dir() && data.uid() == uid && data.mode() & 0o022 == 0;
+        dir.is_absolute() && dir.metadata().is_ok_and(own)
+    };
+    let usual = PathBuf::from(format!("/run/user/{uid}"));
+    let runtime = runtime.into_iter().chain([usual]).find(is_own);
+    let of_home = || home.filter(is_own).map(|home| home.join(".local/state/defuse"));
+    runtime.map(|dir| dir.join("defuse")).or_else(of_home)
 }
 
 /// The system's directory can be listed by all; the control sockets in it cannot be used by all.
 fn make_dir(dir: &Path) -> Result {
     let mode = if dir == Path::new(SYSTEM_DIR) { 0o755 } else { 0o700 };
-    match DirBuilder::new().mode(mode).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(Failure::Failed(format!("cannot create {}: {error}", dir.display())))
-        }
-        _ if dir.starts_with("/tmp") => check_private(dir),
-        _ => Ok(()),
-    }
+    DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|error| {
+        Failure::Failed(format!(
+            "cannot create {}: {error}: name another directory in {DIR_VARIABLE}",
+            dir.display()
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -334,15 +331,27 @@ mod tests {
         }
     }
 
+    // Without XDG_RUNTIME_DIR, mounts were registered in /tmp/defuse-UID, which every other user
+    // could make first: then the owner of the name could register nothing.
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(check_private(dir.path()), Ok(()));
-        assert_eq!(check_private(&dir.path().join("missing")), Ok(()));
-        let link = dir.path().join("link");
-        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(check_private(&link).is_err());
-        assert!(check_private(Path::new("/tmp")).is_err());
+    fn users_register_where_no_other_user_can_be_first() {
+        let place = tempfile::tempdir().unwrap();
+        let (dir, uid) = (place.path().to_path_buf(), rustix::process::geteuid().as_raw());
+        let put_at = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+        let (nobody, open) = (u32::MAX - 1, PathBuf::from("/tmp"));
+        let home = || Some(dir.clone());
+        put_at(0o700);
+        assert_eq!(private_dir(uid, home(), None), Some(dir.join("defuse")));
+        assert_eq!(private_dir(nobody, home(), home()), None, "of another user");
+        assert_eq!(private_dir(nobody, Some(open.clone()), Some(open)), None, "of everyone");
+        if !Path::new(&format!("/run/user/{uid}")).exists() {
+            let state = dir.join(".local/state/defuse");
+            assert_eq!(private_dir(uid, None, home()), Some(state.clone()));
+            make_dir(&state).unwrap();
+            assert_eq!(fs::metadata(&state).unwrap().mode() & 0o777, 0o700);
+        }
+        put_at(0o777);
+        assert_ne!(private_dir(uid, home(), None), Some(dir.join("defuse")), "others may write");
+        assert_eq!(private_dir(uid, Some("relative".into()), Some("".into())), None);
     }
 }
