@@ -53,11 +53,19 @@ fn until_it_looks(mut child: Child) -> Child {
             targets.map(|target| target.to_string_lossy().into_owned()).collect();
         let links = targets.iter().filter(|target| target.contains("bpf_link")).count();
         let pipe = targets.iter().any(|target| target.ends_with("trace_pipe"));
-        links >= 4 || pipe
+        (links >= 4 || pipe) && catches_interrupts(pid)
     });
     // The table of daemons is filled after the programs are attached.
     std::thread::sleep(Duration::from_millis(100));
     child
+}
+
+/// Whether SIGINT has a handler in a process: without one it would end there and then.
+fn catches_interrupts(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & 1 << (Signal::INT.as_raw() - 1) != 0)
 }
 
 /// Interrupts a command and gives what it said.

@@ -30,8 +30,9 @@ const RUN: &[&str] = &["run", "--mount", "mem:=memory:"];
 fn a_signal_to_the_run_reaches_the_program_and_the_exit_code_tells() {
     let place = Place::new();
     let with = |script: &str, signal: Signal| {
-        let mut command = place.command(RUN);
-        let (mut run, mut out) = start(command.args(["--", "sh", "-c", script]));
+        // Whoever runs the tests may ignore signals, and what is ignored stays ignored.
+        let mut command = place.command_of("env".as_ref(), &["--default-signal", PROGRAM]);
+        let (mut run, mut out) = start(command.args(RUN).args(["--", "sh", "-c", script]));
         assert_eq!(line(&mut out), "up");
         kill_process(Pid::from_child(&run), signal).unwrap();
         let code = run.wait().unwrap().code();
