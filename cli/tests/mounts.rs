@@ -479,3 +479,59 @@ fn the_daemon_has_the_name_of_the_program() {
     assert_eq!(read("comm").trim(), "defuse");
     assert!(read("cmdline").starts_with("defuse\0mount\0"), "{}", read("cmdline"));
 }
+
+/// Stores through a mapping, then tells whether the time of the last change is another one, with the
+/// file still open and after it is closed.
+const STORES: &str = "
+import mmap, os, sys, time
+path = sys.argv[1]
+def changed(seen):
+    time.sleep(0.05)
+    return os.stat(path).st_mtime_ns != seen
+seen = os.stat(path).st_mtime_ns
+time.sleep(0.05)
+with open(path, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:
+    memory[0:1] = b'x'
+    memory.flush()
+    print(changed(seen))
+    seen = os.stat(path).st_mtime_ns
+    time.sleep(0.05)
+    memory[0:1] = b'y'
+    memory.flush()
+print(changed(seen))
+";
+
+// The kernel kept the times that it had been told of before: a store through a mapping goes to the
+// backing file alone, and a program that rebuilds what has changed saw no change.
+#[test]
+fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
+    let Some(place) = Place::to_mount() else { return };
+    for options in ["sync", "timeout=60", "no_passthrough", "exclusive"] {
+        fs::write(place.path("src/file"), [0; 4096]).unwrap();
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        let mut python = Command::new("python3");
+        let told = python.args(["-c", STORES]).arg(place.path("mnt/file")).output().unwrap();
+        let told = said(told);
+        assert_eq!(told.out, "True\nTrue\n", "{options}: {}", told.err);
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+/// Asynchronous direct writes of one page, each read back through the page cache, while other threads
+/// read the page all the time; prints how often something old was read.
+const WRITES: &str = include_str!("mounts/async_writes.c");
+
+// A buffered read filled the page while an asynchronous direct write to it was under way. The kernel
+// drops pages before such a write alone, so that all who came later read what had been there.
+#[test]
+fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
+    let Some(place) = Place::to_mount() else { return };
+    let (source, program) = (place.path("writes.c"), place.path("writes"));
+    fs::write(&source, WRITES).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-pthread", "-o"]).args([&program, &source]);
+    assert!(compiler.status().unwrap().success());
+    place.ok(&["mount", "memory:", "mnt"]);
+    let told = said(Command::new(program).arg(place.path("mnt/file")).output().unwrap());
+    assert_eq!((told.code, told.out.as_str()), (Some(0), "0\n"), "{}", told.err);
+}

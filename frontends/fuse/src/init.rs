@@ -199,7 +199,9 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "others may change the data"),
         ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "as the file system says of its listings"),
         ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes only where they are used"),
-        ("ASYNC_DIO", FUSE_ASYNC_DIO, true, "handlers take direct I/O at the same time"),
+        // When such a write ends, the kernel does not drop the pages that a buffered read has filled
+        // meanwhile (fuse_direct_IO of fs/fuse/file.c), so it is asked for only where it pays.
+        ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "several pieces of direct I/O of one thread pay where they sleep"),
         ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "as the option says"),
         ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),
         ("PARALLEL_DIROPS", FUSE_PARALLEL_DIROPS, true, "lookups and listings of one directory run at once"),
@@ -269,6 +271,17 @@ mod tests {
             let flags = u64::from(out.flags) | u64::from(out.flags2) << 32;
             assert_eq!(flags & !offered, 0);
         }
+    }
+
+    #[test]
+    fn asynchronous_direct_io_is_for_file_systems_that_sleep() {
+        let uses = |caps: &Caps| {
+            let decisions = decide(u64::MAX, caps, &SessionOptions::default());
+            decisions.iter().any(|decision| decision.bit == FUSE_ASYNC_DIO && decision.used)
+        };
+        assert!(!uses(&Caps { blocking: false, ..Caps::default() }));
+        assert!(uses(&Caps { blocking: true, ..Caps::default() }));
+        assert!(uses(&Caps { submits: true, ..Caps::default() }));
     }
 
     #[test]

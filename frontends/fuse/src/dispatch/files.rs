@@ -2,14 +2,16 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, LockRequest, LockType, Name, OpenArgs, OpenFlags, Opened, PollHandle,
-    ReleaseArgs, Result, Whence,
+    IoctlArgs, LockOwner, LockRequest, LockType, Name, Notify, OpenArgs, OpenFlags, Opened,
+    PollHandle, ReleaseArgs, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
+use super::convert::Timeouts;
 use super::names::new_node;
 use super::{Call, Dispatcher, Done, convert, done, pod};
 use crate::abi;
@@ -41,6 +43,7 @@ impl Dispatcher {
         let file = File { ino: call.ino, fh: opened.fh };
         out.fh = self.note_opened(file, false, args.flags).0;
         self.note_writer(call.ino, args.flags);
+        self.forget_times(call.ino, args.flags);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
@@ -90,7 +93,7 @@ impl Dispatcher {
         self.note_lookup(entry.ino);
         open.fh = self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags).0;
         self.note_writer(entry.ino, flags);
-        let out = CreateOut { entry: self.timeouts.entry_out(&entry), open };
+        let out = CreateOut { entry: self.timeouts_of(entry.ino).entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
             self.take_back(entry.ino, 1);
@@ -158,6 +161,25 @@ impl Dispatcher {
     fn note_writer(&self, ino: Ino, flags: OpenFlags) {
         if flags.writable() && self.peer.is_none() {
             self.writers.opened(ino);
+        }
+    }
+
+    /// How long the kernel may keep attributes of an inode. It does not learn when a store through a
+    /// mapping changes the times of a backing file, so it asks while such a file is open for writing,
+    /// whatever an option says: that is about changes from elsewhere.
+    pub(super) fn timeouts_of(&self, ino: Ino) -> Timeouts {
+        if self.backings.is_some() && self.writers.any(ino) {
+            return Timeouts { attr: Some(Duration::ZERO), ..self.timeouts };
+        }
+        self.timeouts
+    }
+
+    /// Ends what the kernel was told of an inode before it was opened for writing, for the reason of
+    /// [`timeouts_of`](Self::timeouts_of).
+    fn forget_times(&self, ino: Ino, flags: OpenFlags) {
+        if self.backings.is_some() && flags.writable() {
+            // Where the kernel does not know the inode any more, it keeps nothing of it.
+            let _ = self.notify.invalidate_inode(ino, None);
         }
     }
 

@@ -43,7 +43,7 @@ impl Dispatcher {
 
     /// Sends `entry`, or takes back its lookup.
     fn send_entry(&self, entry: &Entry, reply: &mut dyn Reply) -> Result<Done> {
-        let out = self.timeouts.entry_out(entry);
+        let out = self.timeouts_of(entry.ino).entry_out(entry);
         self.note_lookup(entry.ino);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.take_back(entry.ino, 1);
@@ -59,7 +59,7 @@ impl Dispatcher {
     ) -> Result<Done> {
         let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
         let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
-        pod(reply, &self.timeouts.attr_out(&attr))
+        pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
     }
 
     pub(super) fn statx(
@@ -70,7 +70,7 @@ impl Dispatcher {
     ) -> Result<Done> {
         let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
         let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
-        pod(reply, &self.timeouts.statx_out(&attr))
+        pod(reply, &self.timeouts_of(call.ino).statx_out(&attr))
     }
 
     pub(super) fn setattr(
@@ -98,7 +98,7 @@ impl Dispatcher {
             Some(resized) => resized?,
             None => change()?,
         };
-        pod(reply, &self.timeouts.attr_out(&attr))
+        pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
     }
 
     pub(super) fn readlink(&self, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
@@ -343,7 +343,7 @@ impl DirSink for KernelDir<'_> {
             (out.attr.ino, out.attr.mode) = (item.ino, item.kind.mode_bits());
             let out = entry.map_or(out, |entry| {
                 self.dispatcher.note_lookup(entry.ino);
-                self.dispatcher.timeouts.entry_out(entry)
+                self.dispatcher.timeouts_of(entry.ino).entry_out(entry)
             });
             self.encoder.push_plus(item.name, item.next, &out)
         } else {

@@ -12,6 +12,7 @@
 //! itself.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Attr, Context, Errno, FileKind, FileSystem, Ino, Result, SetAttr, Xattr};
@@ -136,6 +137,8 @@ fn may_clear(
 /// How often each inode is open for writing.
 #[derive(Default)]
 pub(super) struct Writers {
+    /// All counts together: while nothing is open for writing, no shard is locked.
+    total: AtomicUsize,
     shards: [Mutex<HashMap<Ino, u32>>; SHARDS],
 }
 
@@ -143,6 +146,7 @@ const SHARDS: usize = 16;
 
 impl Writers {
     pub(super) fn opened(&self, ino: Ino) {
+        self.total.fetch_add(1, Ordering::Relaxed);
         *self.shard(ino).entry(ino).or_default() += 1;
     }
 
@@ -150,6 +154,7 @@ impl Writers {
         let mut shard = self.shard(ino);
         if let Some(count) = shard.get_mut(&ino) {
             *count -= 1;
+            self.total.fetch_sub(1, Ordering::Relaxed);
             if *count == 0 {
                 shard.remove(&ino);
             }
@@ -157,7 +162,7 @@ impl Writers {
     }
 
     pub(super) fn any(&self, ino: Ino) -> bool {
-        self.shard(ino).contains_key(&ino)
+        self.total.load(Ordering::Relaxed) > 0 && self.shard(ino).contains_key(&ino)
     }
 
     fn shard(&self, ino: Ino) -> MutexGuard<'_, HashMap<Ino, u32>> {
