@@ -6,9 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use defuse_fs::{
-    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
-    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+    Caller, Caps, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind,
+    LockOwner, LockRequest, LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs,
+    WriteBuf, delegate,
 };
 use defuse_fuse::client::{Client, ClientError, ClientOptions, Legacy};
 use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
@@ -253,6 +254,55 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
         let theirs = LockRequest { lock: unlock, ..request(kind, LockOwner(99)) };
         other.setlk(&cx, others, &theirs).unwrap();
     }
+}
+
+/// Files in memory, of a file system that knows no locks, such as a FUSE program without them.
+struct Lockless {
+    memory: Memory,
+}
+
+impl FileSystem for Lockless {
+    delegate!(to memory, except caps, getlk, setlk);
+
+    fn caps(&self) -> Caps {
+        Caps { locks: LockSupport::Frontend, ..self.memory.caps() }
+    }
+}
+
+// Each client kept locks by itself where the file system has none: two processes of a run both had
+// the same exclusive lock.
+#[test]
+fn clients_of_a_file_system_without_locks_exclude_each_other() {
+    let memory = Memory::new(Options::default());
+    let served = Served::new(Arc::new(Lockless { memory }));
+    let (one, other, cx) = (served.client(), served.client(), context());
+    let (ino, mine) = create(&one, "locked");
+    let name = Name::new(b"locked").unwrap();
+    assert_eq!(other.lookup(&cx, Ino::ROOT, name).unwrap().ino, ino.ino);
+    let fh = other.open(
+        &cx,
+        ino.ino,
+        OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() },
+    );
+    let theirs = File { ino: ino.ino, fh: fh.unwrap().fh };
+    for kind in [LockKind::Flock, LockKind::Posix] {
+        let set = |client: &Client, file, owner, typ| {
+            let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
+            let owner = LockOwner(owner);
+            client.setlk(&cx, file, &LockRequest { kind, owner, lock, wait: false })
+        };
+        assert_eq!(set(&one, mine, 1, LockType::Write), Ok(()));
+        assert_eq!(set(&other, theirs, 2, LockType::Write), Err(Errno::EAGAIN));
+        assert_eq!(set(&one, mine, 1, LockType::Unlock), Ok(()));
+        assert_eq!(set(&other, theirs, 2, LockType::Write), Ok(()));
+        assert_eq!(set(&other, theirs, 2, LockType::Unlock), Ok(()));
+    }
+    let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
+    let request =
+        |owner| LockRequest { kind: LockKind::Flock, owner: LockOwner(owner), lock, wait: false };
+    assert_eq!(one.setlk(&cx, mine, &request(1)), Ok(()));
+    drop(one);
+    assert_eq!(other.setlk(&cx, theirs, &request(2)), Ok(()));
 }
 
 /// A process that was killed had its locks for a moment longer than natively: until the server had

@@ -2,6 +2,7 @@
 
 mod delegate;
 mod fault;
+mod locking;
 mod map;
 mod method;
 mod read_only;
@@ -10,6 +11,7 @@ mod subdir;
 mod testing;
 
 pub use fault::{Action, Fault, Rule, When};
+pub use locking::Locking;
 pub use map::MapInos;
 pub use method::Method;
 pub use read_only::ReadOnly;

@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caps, Errno, FileSystem};
+use defuse_fs::layer::Locking;
+use defuse_fs::{Caps, Errno, FileSystem, LockSupport};
 use defuse_probe::Snapshot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
@@ -208,6 +209,7 @@ impl Server {
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
     ) -> Server {
+        let fs = with_locks(fs);
         let mut caps = fs.caps();
         let mut options = options;
         if caps.exclusive {
@@ -283,6 +285,14 @@ impl Server {
             all.merge(&statistics.snapshot());
         }
         all
+    }
+}
+
+/// Clients do not see each other, so that locks which each kept by itself would exclude nobody.
+fn with_locks(fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
+    match fs.caps().locks {
+        LockSupport::Frontend => Arc::new(Locking::new(fs)),
+        LockSupport::Either | LockSupport::FileSystem => fs,
     }
 }
 

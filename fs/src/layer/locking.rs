@@ -1,0 +1,182 @@
+//! A layer that keeps the locks of a file system that has none.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::locks::LockQueue;
+use crate::{
+    Caps, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner,
+    LockRequest, LockSupport, Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result,
+    delegate,
+};
+
+/// The file system below, with locks for all who reach it through this layer.
+///
+/// A frontend keeps locks by itself where the file system has none
+/// ([`LockSupport::Frontend`]). That is enough while all callers come through one frontend. A server
+/// with several clients puts this layer below them, so that they exclude each other.
+///
+/// An inode has the locks; they end with their owner's close, and at the latest when nobody has the
+/// inode open.
+#[derive(Debug)]
+pub struct Locking<F> {
+    inner: F,
+    locks: LockQueue,
+    opens: Mutex<HashMap<Ino, u64>>,
+}
+
+impl<F: FileSystem> Locking<F> {
+    /// `inner`, with locks.
+    pub fn new(inner: F) -> Self {
+        Locking { inner, locks: LockQueue::default(), opens: Mutex::default() }
+    }
+
+    fn opened(&self, ino: Ino, opened: Opened) -> Opened {
+        *self.opens().entry(ino).or_default() += 1;
+        // A lock of the lower open file would be unknown here; flush is what ends record locks.
+        Opened { lower: None, no_flush: false, ..opened }
+    }
+
+    fn closed(&self, ino: Ino) {
+        let waiting = {
+            let mut opens = self.opens();
+            match opens.get_mut(&ino) {
+                Some(count) if *count > 1 => {
+                    *count -= 1;
+                    return;
+                }
+                _ => opens.remove(&ino),
+            };
+            // With the count still held, so that whoever opens the inode next finds no old lock.
+            self.locks.take_file(ino.0)
+        };
+        self.locks.refuse(waiting);
+    }
+
+    fn opens(&self) -> MutexGuard<'_, HashMap<Ino, u64>> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<F: FileSystem> FileSystem for Locking<F> {
+    delegate!(to inner, except caps, submit, open, create, tmpfile, flush, release, getlk, setlk,
+        opendir, releasedir);
+
+    fn caps(&self) -> Caps {
+        Caps { locks: LockSupport::FileSystem, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        match io.op() {
+            IoOp::Lock { file, lock } => self.locks.wait(file.ino.0, &lock, io),
+            _ => self.inner.submit(io),
+        }
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let opened = self.inner.open(cx, ino, args)?;
+        Ok(self.opened(ino, opened))
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
+        let opened = self.opened(entry.ino, opened);
+        Ok((entry, opened))
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
+        let opened = self.opened(entry.ino, opened);
+        Ok((entry, opened))
+    }
+
+    fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        self.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
+        match self.inner.flush(cx, file, owner) {
+            // A frontend would send no more of them.
+            Err(Errno::ENOSYS) => Ok(()),
+            flushed => flushed,
+        }
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        if let Some(owner) = args.flock_owner {
+            self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
+        }
+        self.closed(file.ino);
+        self.inner.release(cx, file, args)
+    }
+
+    fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.locks.conflict(file.ino.0, request)
+    }
+
+    /// Never waits: one who waits comes through [`submit`](FileSystem::submit), and gets `EAGAIN`
+    /// here.
+    fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        self.locks.set(file.ino.0, request)
+    }
+
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        let opened = self.inner.opendir(cx, ino, flags)?;
+        Ok(self.opened(ino, opened))
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        self.closed(dir.ino);
+        self.inner.releasedir(cx, dir)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LockType;
+    use crate::layer::testing::{self, cx, name};
+
+    fn write_lock(kind: LockKind, owner: u64, typ: LockType) -> LockRequest {
+        let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
+        LockRequest { kind, owner: LockOwner(owner), lock, wait: false }
+    }
+
+    #[test]
+    fn locks_exclude_each_other_and_end_with_the_close_of_their_owner() {
+        let fs = Locking::new(testing::tree());
+        assert_eq!(fs.caps().locks, LockSupport::FileSystem);
+        let dir = fs.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let ino = fs.lookup(&cx(), dir, name("file")).unwrap().ino;
+        let open = || File { ino, fh: fs.open(&cx(), ino, OpenArgs::default()).unwrap().fh };
+        for kind in [LockKind::Flock, LockKind::Posix] {
+            let (one, other) = (open(), open());
+            let set = |file, owner, typ| fs.setlk(&cx(), file, &write_lock(kind, owner, typ));
+            assert_eq!(set(one, 1, LockType::Write), Ok(()));
+            assert_eq!(set(other, 2, LockType::Write), Err(Errno::EAGAIN));
+            let asked = write_lock(kind, 2, LockType::Read);
+            assert!(fs.getlk(&cx(), other, &asked).unwrap().is_some());
+            fs.flush(&cx(), one, LockOwner(1)).unwrap();
+            let flock_owner = Some(LockOwner(1));
+            let args = ReleaseArgs { flock_owner, ..ReleaseArgs::default() };
+            fs.release(&cx(), one, args).unwrap();
+            assert_eq!(set(other, 2, LockType::Write), Ok(()));
+            // Of the lock of an open file description nobody tells the end.
+            fs.release(&cx(), other, ReleaseArgs::default()).unwrap();
+            let last = open();
+            assert_eq!(set(last, 3, LockType::Write), Ok(()));
+            fs.release(&cx(), last, ReleaseArgs::default()).unwrap();
+            assert!(fs.opens().is_empty());
+        }
+    }
+}
