@@ -7,7 +7,8 @@
 //!
 //! A lock that is waited for holds no thread: one thread tries all of them again, at once when
 //! something is unlocked through us and otherwise at growing intervals, because nothing tells when
-//! someone else unlocks but a call that blocks and cannot be interrupted without a signal.
+//! someone else unlocks but a call that blocks and cannot be interrupted without a signal. In a process
+//! that forks there is no such thread ([`Locks::Inherited`](crate::Locks)).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,8 +55,6 @@ struct Queue {
     /// Being tried at this moment, outside the lock.
     trying: usize,
     running: bool,
-    /// Whose thread that is: a child has none of its parent's.
-    process: u32,
     /// Try again now: something was unlocked or interrupted.
     kicked: bool,
     stopped: bool,
@@ -191,7 +190,7 @@ impl Passthrough {
 
     pub(crate) fn wait_for_lock(&self, io: Io, file: File, request: LockRequest) {
         match self.set_lock(file, &request) {
-            Err(Errno::EAGAIN) if request.wait => {}
+            Err(Errno::EAGAIN) if request.wait && !self.is_inherited() => {}
             other => return io.finish(other.map(|()| 0)),
         }
         match self.lock_fd(file, &request) {
@@ -230,7 +229,6 @@ impl Waiters {
         // Before it is in the queue, so that an interrupt is either seen there or kicks.
         waiting.io.interrupt().on_interrupt(move || shared.kick());
         let mut queue = this.lock();
-        queue.begin_anew_in_a_child();
         if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
             drop(queue);
             return waiting.io.finish(Err(Errno::ENOLCK));
@@ -282,17 +280,6 @@ impl Waiters {
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 interval = (interval * 2).min(POLL.1);
             }
-        }
-    }
-}
-
-impl Queue {
-    /// What waits in the parent is answered there, by its thread.
-    fn begin_anew_in_a_child(&mut self) {
-        let process = std::process::id();
-        if self.process != process {
-            std::mem::forget(std::mem::take(&mut self.waiting));
-            *self = Queue { process, ..Queue::default() };
         }
     }
 }

@@ -29,7 +29,9 @@ pub enum Locks {
     /// As `FileSystem`, in a process that forks: children and the next program have its open files,
     /// and with them their locks. Open files come with [`Opened::lower`](defuse_fs::Opened::lower),
     /// on which the frontend takes the locks that belong to an open file; a release closes the
-    /// descriptor and unlocks nothing, because another process may still have the open file.
+    /// descriptor and unlocks nothing, because another process may still have the open file. No lock is
+    /// waited for, and the frontend asks again (`EAGAIN`): a thread that waits is not there in a child,
+    /// which has its mutex as it was at the moment of the fork, and the descriptors that it held.
     Inherited,
 }
 

@@ -69,11 +69,27 @@ pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle>
 }
 
 /// Opens the inode of `handle` in the file system of `mount`. `ESTALE` where it is gone.
+///
+/// While the kernel makes a new inode with the number in the handle, ext4 says `ENOMEM`: `iget_locked`
+/// finds an inode that is not complete (`I_CREATING`) and returns nothing, as if there were no memory.
+/// That takes a moment, after which the number belongs to the successor (`ESTALE`).
 pub(crate) fn open_by_handle(
     mount: BorrowedFd<'_>,
     handle: &Handle,
     flags: u32,
 ) -> Result<OwnedFd> {
+    /// In milliseconds; where there is truly no memory, a quarter of a second is lost.
+    const PAUSES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+    for pause in PAUSES {
+        match open_by_handle_once(mount, handle, flags) {
+            Err(Errno::ENOMEM) => std::thread::sleep(std::time::Duration::from_millis(pause)),
+            other => return other,
+        }
+    }
+    open_by_handle_once(mount, handle, flags)
+}
+
+fn open_by_handle_once(mount: BorrowedFd<'_>, handle: &Handle, flags: u32) -> Result<OwnedFd> {
     let bytes = handle.bytes();
     let mut raw = RawHandle {
         handle_bytes: bytes.len() as u32,

@@ -38,6 +38,38 @@ fn an_unlinked_file_lives_while_it_is_looked_up() {
     });
 }
 
+/// While somebody made a file that got the number of one that had gone, its handle gave `ENOMEM`: ext4 says
+/// so of an inode that is not complete.
+#[test]
+fn an_inode_whose_number_is_being_given_to_another_is_gone() {
+    for base in bases() {
+        let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in ["a", "b"] {
+                let (path, ends) = (served.path(thread), &ends);
+                scope.spawn(move || {
+                    while !ends.load(Ordering::Relaxed) {
+                        let _ = fs::write(&path, b"");
+                        let _ = fs::remove_file(&path);
+                    }
+                });
+            }
+            let mut seen = Vec::new();
+            for round in 0..40_000 {
+                let Ok(entry) = served.lookup(["a", "b"][round % 2]) else { continue };
+                let opened = served.open(entry.ino, OpenFlags::RDWR);
+                seen.extend(opened.as_ref().err().copied());
+                opened.into_iter().for_each(|file| served.release(file));
+                served.fs.forget(entry.ino, 1);
+            }
+            ends.store(true, Ordering::Relaxed);
+            seen.retain(|errno| ![Errno::ESTALE, Errno::ENOENT].contains(errno));
+            assert_eq!(seen, []);
+        });
+    }
+}
+
 #[test]
 fn what_others_replaced_is_another_inode_and_the_old_one_is_stale() {
     for base in bases() {

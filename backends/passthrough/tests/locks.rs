@@ -140,3 +140,14 @@ fn layers_hand_on_a_lower_open_file_only_where_nothing_gets_past_them() {
     assert_eq!(lower(&read_only, OpenFlags::RDWR), Ok(false), "it could be forbidden later");
     assert_eq!(lower(&Fault::new(fs, 1), 0), Ok(false));
 }
+
+/// A thread that waited was not there in a child, which found the mutex locked that it had held.
+#[test]
+fn a_process_that_forks_asks_again_for_a_lock() {
+    let served =
+        Served::new(&bases()[0], Options { locks: Locks::Inherited, ..Options::default() });
+    let (_, file) = served.create("a");
+    assert_eq!(served.fs.setlk(&me(), file, &request(LockKind::Posix, 1, LockType::Write)), Ok(()));
+    let (answer, _) = wait(&served, file, request(LockKind::Posix, 2, LockType::Write));
+    assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(Err(Errno::EAGAIN)));
+}

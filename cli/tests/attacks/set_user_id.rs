@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 
@@ -59,8 +60,10 @@ const MOUNTS: &[(&str, &str)] = &[
 /// A copy of id(1), which tells as whom it runs, for everyone to execute with the rights of root.
 fn install(path: &Path) {
     let _ = fs::remove_file(path);
-    fs::copy("/usr/bin/id", path).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o6777)).unwrap();
+    // Not copied by this process: another test that forks meanwhile would keep the copy open for writing,
+    // and it could not be run (ETXTBSY).
+    let mut install = Command::new("install");
+    assert!(install.args(["-m", "6777", "/usr/bin/id"]).arg(path).status().unwrap().success());
 }
 
 fn mode(path: &Path) -> u32 {

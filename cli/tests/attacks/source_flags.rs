@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -43,9 +44,11 @@ fn has(place: &Place, wanted: &[&str]) -> bool {
     wanted.iter().all(|wanted| flags.iter().any(|flag| flag == wanted))
 }
 
+/// Not copied by this process: another test that forks meanwhile would keep the copy open for writing,
+/// and it could not be run (ETXTBSY).
 fn set_user_id_program(path: &Path) {
-    fs::copy("/usr/bin/id", path).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut install = Command::new("install");
+    assert!(install.args(["-m", "4755", "/usr/bin/id"]).arg(path).status().unwrap().success());
 }
 
 // A mount by root had set-user-id and devices by default, whatever it served.

@@ -49,7 +49,7 @@ fn processes_of_a_served_directory_exclude_each_other() {
 }
 
 /// Those of its parent were held by a child that lived on, and a child of a process that waited for a lock
-/// waited for ever.
+/// waited for ever: for a thread of its parent, or for a mutex that this had held at the moment of the fork.
 #[test]
 fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
     super::same_c("records", include_str!("records.c"), on_every_mount);

@@ -57,6 +57,18 @@ int main(void) {
     pthread_create(&thread, 0, waits, (void *)1);
     usleep(200000);
     fflush(stdout);
+    // Locks are tried and forks happen at the same moment, while the thread waits.
+    int failed = 0;
+    for (int i = 0; i < 300; i++) {
+        int status = 0;
+        lock(fd, 3, 0);
+        pid_t one = fork();
+        if (one == 0) _exit(lock(fd, 4, 1));
+        waitpid(one, &status, 0);
+        failed += status != 0;
+    }
+    printf("failed in children: %d\n", failed);
+    fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
         printf("waited: %d\n", lock(fd, 2, 1));

@@ -238,15 +238,31 @@ pub fn take_lock(
         call.client().set_lock(call.task(), entry.file(), family, lock)?;
         return Ok(0);
     }
-    let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
-    while !pending.wait_timeout(Duration::from_millis(20)) {
-        crate::inside::let_forks();
-        if crate::signals::waits() {
-            pending.cancel();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
+        while !pending.wait_timeout(LOCK_POLL) {
+            crate::inside::let_forks();
+            if crate::signals::waits() {
+                pending.cancel();
+            }
         }
+        match pending.wait().0 {
+            // A file system in this process keeps no thread that waits: forks do not know of it.
+            Err(Errno::EAGAIN) => {}
+            other => return Ok(other.map(|_| 0)?),
+        }
+        if crate::signals::waits() {
+            return Err(Errno::EINTR.into());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LOCK_POLL);
+        crate::inside::let_forks();
     }
-    Ok(pending.wait().0.map(|_| 0)?)
 }
+
+/// The longest interval at which a lock that is waited for is asked about.
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 // ---- copying ------------------------------------------------------------------------------
 
