@@ -1,7 +1,7 @@
 //! Exercisers of our own: random operations, and what must hold between and after them.
 //!
 //! What it is: the shapes of two programs of xfstests. [`file`] does to one file what fsx does, with
-//! every operation that a file has, and compares it with a copy in memory; [`tree`] does to a tree what
+//! every operation that a file has, and compares it with a copy in memory; `tree` does to a tree what
 //! fsstress does, in several processes at once, and looks at what is left in several ways. What it is
 //! not: their code, of which nothing is here.
 //!
