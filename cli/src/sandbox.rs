@@ -1,7 +1,11 @@
-//! What a daemon gives up once it has mounted: privileges that no request needs.
+//! What a daemon gives up once it has mounted: privileges and system calls that no request needs.
 //!
 //! A mistake in the daemon, or in what it parses, then leads no further than to what its file system
 //! and its mount need. `-o no_sandbox` leaves everything as it was.
+
+mod filter;
+
+pub use filter::Needs;
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
@@ -53,5 +57,13 @@ pub fn enter() {
     });
     if let Err(errno) = given_up {
         log::warn!("not all privileges were given up: {errno}");
+    }
+}
+
+/// Has the kernel refuse what is not needed, for all threads. Comes last, because it also refuses what it
+/// takes to mount and to set a session up.
+pub fn filter(needs: Needs) {
+    if let Err(error) = filter::install(needs) {
+        log::warn!("no system calls are refused (seccomp): {error}");
     }
 }

@@ -6,8 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use defuse_compose::Switch;
+use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
+use defuse_fuse::abi::FUSE_OVER_IO_URING;
 use defuse_fuse::mount::{self, How, Mounted, connection_id};
 use defuse_fuse::{Session, Statistics};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -18,8 +19,9 @@ use crate::daemon::Ready;
 use crate::error::{Failure, Result};
 use crate::mount::Plan;
 use crate::registry::{self, Entry, Found};
+use crate::sandbox::{self, Needs};
 use crate::signals;
-use crate::{paths, sandbox, umount};
+use crate::{paths, umount};
 
 /// How often the file of statistics is written anew.
 const STATS_EVERY: Duration = Duration::from_secs(5);
@@ -59,11 +61,22 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     }
     let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
     // Others than root unmount with a set-user-id program.
-    if plan.settings.sandbox && matches!(mounted.how, How::Fsopen | How::MountSyscall) {
+    let sandboxed = plan.settings.sandbox && !matches!(mounted.how, How::Helper(_));
+    if sandboxed {
         sandbox::enter();
     }
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
-    serve(plan, (fs, writable), mounted, caught)
+    let (session, companions) = serve(plan, (fs, writable), mounted, caught)?;
+    if sandboxed {
+        let rings = session.negotiated().uses(FUSE_OVER_IO_URING);
+        sandbox::filter(Needs { unmounts: true, rings, ..needs(&plan.source) });
+    }
+    Ok((session, companions))
+}
+
+/// What serving `source` takes.
+pub fn needs(source: &Source) -> Needs {
+    Needs { handles: source.backend.name == "passthrough", ..Needs::default() }
 }
 
 /// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The
@@ -119,7 +132,12 @@ impl Companions {
         });
         let stats_file = plan.args.stats_file.as_deref();
         let stats_file = stats_file.map(|path| StatsFile::start(path, session.statistics()));
-        let target = signals::Target { mountpoint, connection, statistics: session.statistics() };
+        let target = signals::Target {
+            mountpoint,
+            connection,
+            connections: signals::connections(),
+            statistics: session.statistics(),
+        };
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }

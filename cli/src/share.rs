@@ -12,7 +12,7 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
-use crate::{daemon, mount, paths, serve, servers, signals};
+use crate::{daemon, mount, paths, sandbox, serve, servers, signals};
 
 /// How long the server may take to end after SIGTERM: its connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -108,6 +108,9 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
     let mut backends = settings.backends.clone();
     backends.passthrough.locks = SERVED_LOCKS;
     let fs = source.open(&backends)?;
+    if settings.sandbox {
+        sandbox::enter();
+    }
     let admission = match args.admit.as_slice() {
         [] => Admission::SameUser,
         users => Admission::Users(users.to_vec()),
@@ -138,6 +141,9 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
     };
     let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
     thread.spawn(listen).map_err(Failure::failed)?;
+    if settings.sandbox {
+        sandbox::filter(serve::needs(source));
+    }
     Ok(server)
 }
 

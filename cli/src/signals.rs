@@ -1,5 +1,6 @@
 //! What signals do to a daemon: end it in order, end it at once, or make it tell its statistics.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io, thread};
 
@@ -21,6 +22,8 @@ pub struct Target {
     pub mountpoint: PathBuf,
     /// Its connection, where known.
     pub connection: Option<u32>,
+    /// The kernel's list of connections, where it has to be opened beforehand.
+    pub connections: Option<OwnedFd>,
     /// What it has measured.
     pub statistics: Statistics,
 }
@@ -32,7 +35,7 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
         for signal in signals.forever() {
             match signal {
                 SIGUSR1 => log::info!("statistics: {}", target.statistics.snapshot()),
-                _ if ending => abort(target.connection),
+                _ if ending => abort(target.connection, target.connections.as_ref()),
                 _ => {
                     ending = true;
                     begin_to_end(&target);
@@ -76,15 +79,18 @@ fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) {
 }
 
 /// Ends the connection, whoever uses it. Everything that waits for it fails with ECONNABORTED.
-fn abort(connection: Option<u32>) {
+fn abort(connection: Option<u32>, connections: Option<&OwnedFd>) {
     log::warn!("signalled again: the connection is aborted");
     let Some(number) = connection else {
         log::error!("its number is not known; ending at once");
         std::process::exit(1);
     };
     let file = format!("{number}/abort");
-    let mounted = Path::new("/sys/fs/fuse/connections").join(&file);
-    let aborted = fs::write(mounted, "1").or_else(|_| abort_unmounted(&file));
+    let mounted = Path::new(CONNECTIONS).join(&file);
+    let aborted = fs::write(mounted, "1").or_else(|error| match connections {
+        Some(root) => abort_unmounted(root, &file),
+        None => Err(error),
+    });
     if let Err(error) = aborted {
         // The kernel ends the connection when nobody has the device open any more.
         log::error!("fusectl does not abort connection {number}: {error}; ending at once");
@@ -92,13 +98,25 @@ fn abort(connection: Option<u32>) {
     }
 }
 
-/// The same where fusectl is not mounted, as in many containers: root may have an instance of it
-/// that is mounted nowhere.
-fn abort_unmounted(file: &str) -> io::Result<()> {
-    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&context)?;
-    let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+/// Where fusectl is mounted.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// The same as [`CONNECTIONS`] where nothing is mounted there, as in many containers: root may have an
+/// instance of fusectl that is mounted nowhere. It is taken before the sandbox refuses to mount.
+pub fn connections() -> Option<OwnedFd> {
+    if fs::read_dir(CONNECTIONS).is_ok_and(|mut all| all.next().is_some()) {
+        return None;
+    }
+    let open = || {
+        let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&context)?;
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+    };
+    open().map_err(|errno| log::debug!("fusectl cannot be had: {errno}")).ok()
+}
+
+fn abort_unmounted(connections: &OwnedFd, file: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let abort = rustix::fs::openat(root, file, flags, Mode::empty())?;
+    let abort = rustix::fs::openat(connections, file, flags, Mode::empty())?;
     rustix::io::write(abort, b"1").map(drop).map_err(Into::into)
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "attacks/filter.rs"]
+mod filter;
 #[path = "attacks/run.rs"]
 mod run;
 #[path = "attacks/sandbox.rs"]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::common::Place;
+use super::common::{Place, eventually};
 
 /// A field of status of every thread, proc_pid_status(5).
 fn fields(pid: i32, name: &str) -> Vec<String> {
@@ -38,6 +38,7 @@ fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
             });
             let bounds = fields(pid, "CapBnd").iter().all(|mask| !mask.contains(|c| c != '0'));
             let gains = fields(pid, "NoNewPrivs").iter().any(|set| set == "0");
+            assert_eq!(is_filtered(pid), sandboxed, "{source} {options}");
             assert!(Path::new(&format!("/proc/{pid}")).exists() && fields(pid, "CapPrm").len() > 3);
             place.ok(&["umount", "mnt"]);
             assert_eq!(
@@ -45,6 +46,42 @@ fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
                 (!sandboxed, sandboxed, !sandboxed),
                 "{source} {options}"
             );
+        }
+    }
+}
+
+/// Whether every thread has filters of system calls that this process does not have.
+fn is_filtered(pid: i32) -> bool {
+    let filters = |pid| {
+        let count = |text: String| text.parse::<u32>().unwrap();
+        fields(pid, "Seccomp_filters").into_iter().map(count).collect::<Vec<_>>()
+    };
+    let own = filters(std::process::id() as i32).into_iter().max().unwrap();
+    let filtered: Vec<_> = filters(pid).into_iter().map(|count| count > own).collect();
+    assert!(filtered.iter().all(|thread| *thread == filtered[0]), "{filtered:?}");
+    assert!(!filtered[0] || fields(pid, "Seccomp").iter().all(|mode| mode == "2"));
+    filtered[0]
+}
+
+// A daemon executed programs, and made sockets of every kind, whatever it served.
+#[test]
+fn every_thread_of_a_server_has_a_filter_of_system_calls() {
+    let place = Place::new();
+    for source in ["memory:", "passthrough:src"] {
+        for (options, sandboxed) in [("sandbox", true), ("no_sandbox", false)] {
+            let (socket, log) = (place.path("socket"), place.path("log"));
+            let (socket, log) = (socket.to_str().unwrap(), log.to_str().unwrap());
+            place.ok(&["serve", source, socket, "-o", options, "--log-file", log]);
+            let all: Vec<serde_json::Value> =
+                serde_json::from_str(&place.ok(&["list", "--json"])).unwrap();
+            let server = all.iter().find(|row| row["socket"] == socket).unwrap();
+            let pid = server["pid"].as_i64().unwrap() as i32;
+            let filtered = is_filtered(pid);
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            eventually("the end of the server", || !Path::new(socket).exists());
+            assert_eq!(filtered, sandboxed, "{source} {options}");
+            assert!(!fs::read_to_string(log).unwrap().contains("seccomp"));
         }
     }
 }

@@ -1,0 +1,190 @@
+//! The filter of system calls of a daemon, seccomp(2).
+//!
+//! It names what a daemon never does and refuses that with EPERM; everything else stays allowed. A list of
+//! what is allowed would have to follow the C library, the kernel and the kinds of sources; a
+//! call that it lacked would fail in front of users. Calls by other conventions than that of this
+//! program (those of 32 bits) end the process.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Is,
+    SeccompCondition, SeccompFilter, SeccompRule, TargetArch, apply_filter_all_threads,
+    sock_filter,
+};
+
+/// What a daemon still has to do when the filter is in force.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// Opens files by handles: a passthrough does, open_by_handle_at(2).
+    pub handles: bool,
+    /// Adds rings: the session over io_uring does. A ring's operations pass no filter.
+    pub rings: bool,
+    /// Unmounts: all but a server do, umount2(2).
+    pub unmounts: bool,
+}
+
+/// Never needed once a daemon serves.
+const NEVER: &[i64] = &[
+    // Other programs and processes.
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+    // The kernel's code, and ways into it.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_fanotify_init,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_personality,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_nfsservctl,
+    libc::SYS_syslog,
+    // Mounts and name spaces.
+    libc::SYS_mount,
+    libc::SYS_open_tree,
+    OPEN_TREE_ATTR,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    // The machine.
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_vhangup,
+];
+
+/// Of Linux 6.15; libc has no name for it. All architectures have the same number.
+const OPEN_TREE_ATTR: i64 = 467;
+
+/// Those that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const OF_THE_MACHINE: &[i64] = &[
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_modify_ldt,
+    libc::SYS_uselib,
+    libc::SYS__sysctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OF_THE_MACHINE: &[i64] = &[];
+
+/// Flags of clone(2) that give the new thread a name space of its own.
+const NAME_SPACES: [i32; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+
+/// Puts the filter in force for all threads of this process, and for those that they start. Sets
+/// `no_new_privs`, without which only root may filter (seccomp(2)).
+///
+/// # Errors
+///
+/// A text for people: no such machine, no seccomp in this kernel, or not permitted.
+pub fn install(needs: Needs) -> Result<(), String> {
+    let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
+    let refused = program(rules(needs), libc::EPERM, target).map_err(|error| error.to_string())?;
+    // Its flags are in memory, where no filter sees them. The C library then uses clone(2).
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let absent = program(Ok(clone3), libc::ENOSYS, target).map_err(|error| error.to_string())?;
+    for program in [with_x32_refused(refused), absent] {
+        apply_filter_all_threads(&program).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Calls that are refused, each with the conditions of which one has to hold; none: always.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn rules(needs: Needs) -> Result<Rules, BackendError> {
+    let mut refused: Rules =
+        NEVER.iter().chain(OF_THE_MACHINE).map(|number| (*number, Vec::new())).collect();
+    let depends = [
+        (needs.handles, &[libc::SYS_open_by_handle_at][..]),
+        (needs.rings, &[libc::SYS_io_uring_setup, libc::SYS_io_uring_register]),
+        (needs.rings, &[libc::SYS_io_uring_enter]),
+        (needs.unmounts, &[libc::SYS_umount2]),
+    ];
+    for (_, numbers) in depends.iter().filter(|(needed, _)| !needed) {
+        refused.extend(numbers.iter().map(|number| (*number, Vec::new())));
+    }
+    let unix = first_argument(Is::Ne, libc::AF_UNIX)?;
+    refused.insert(libc::SYS_socket, vec![unix]);
+    // A thread with a umask and a working directory of its own.
+    refused.insert(libc::SYS_unshare, vec![first_argument(Is::Ne, libc::CLONE_FS)?]);
+    // Threads, and nothing else.
+    let thread = libc::CLONE_THREAD as u64;
+    let mut clone = vec![first_argument(Is::MaskedEq(thread), 0)?];
+    for flag in NAME_SPACES {
+        clone.push(first_argument(Is::MaskedEq(u64::from(flag as u32)), flag)?);
+    }
+    refused.insert(libc::SYS_clone, clone);
+    Ok(refused)
+}
+
+/// A condition on the lower half of the first argument: an `int`, or flags of 32 bits.
+fn first_argument(is: Is, value: i32) -> Result<SeccompRule, BackendError> {
+    let value = u64::from(value as u32);
+    SeccompRule::new(vec![SeccompCondition::new(0, Width::Dword, is, value)?])
+}
+
+/// Answers what `rules` say with `errno`, and allows the rest.
+fn program(
+    rules: Result<Rules, BackendError>,
+    errno: i32,
+    target: TargetArch,
+) -> Result<BpfProgram, BackendError> {
+    let refuse = SeccompAction::Errno(errno as u32);
+    SeccompFilter::new(rules?, SeccompAction::Allow, refuse, target)?.try_into()
+}
+
+/// The filter, which goes by numbers, after one for the calls of x32: the kernel takes them for those of
+/// x86-64 with other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
+fn with_x32_refused(filter: BpfProgram) -> BpfProgram {
+    if !cfg!(target_arch = "x86_64") {
+        return filter;
+    }
+    const X32: u32 = 0x4000_0000;
+    // Numbers of linux/bpf_common.h: load the number of the call; is it at least X32?; answer.
+    let load = sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 };
+    let compare = sock_filter { code: 0x35, jt: 0, jf: 1, k: X32 };
+    let refuse = u32::from(SeccompAction::Errno(libc::EPERM as u32));
+    let answer = sock_filter { code: 0x06, jt: 0, jf: 0, k: refuse };
+    [load, compare, answer].into_iter().chain(filter).collect()
+}
