@@ -2,6 +2,8 @@
 //! natively, to the byte.
 
 mod common;
+#[path = "run/lists.rs"]
+mod lists;
 #[path = "run/locks.rs"]
 mod locks;
 #[path = "run/rings.rs"]

@@ -40,12 +40,6 @@ fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
         return Some("set-group-id without execution by the group");
     }
     let what = |text: &str| native.contains(text);
-    if target.starts_with("run")
-        && what("default]")
-        && ["mk", "create near"].iter().any(|op| what(&format!("] {op}")))
-    {
-        return Some("the umask of the process applies below a default list");
-    }
     if !target.starts_with("run") && what("chown: EPERM") && without_capability(native) == ours {
         // Removed by a request of the kernel that looks like the one before a truncation.
         return Some("whoever may write may have file capabilities removed by a refused chown");

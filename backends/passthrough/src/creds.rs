@@ -13,6 +13,7 @@
 //! old, or cannot decide at all.
 
 use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
 use defuse_fs::{Caller, Errno, NewNode, Result};
@@ -178,13 +179,30 @@ pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
     }
 }
 
-/// The mode to create with: the umask of the thread is right with [`Credentials::Sticky`].
-pub(crate) fn creation_mode(node: &NewNode<'_>, how: Credentials) -> rustix::fs::Mode {
-    let perm = match how {
+/// Makes a node in `dir` by `make(mode)`, as its owner and with its umask. The kernel applies the umask of
+/// the thread where `dir` has no default list; with `lists` there may be one.
+///
+/// A thread of an application has the umask of its process, which cannot be taken away for a moment: the
+/// other threads make files, too. So below a default list the node is made on a thread beside it.
+pub(crate) fn as_owner<T>(
+    node: &NewNode<'_>,
+    (dir, lists): (BorrowedFd<'_>, bool),
+    how: Credentials,
+    make: impl Fn(rustix::fs::Mode) -> Result<T>,
+) -> Result<T> {
+    let mode = |perm: u32| rustix::fs::Mode::from_raw_mode(perm & 0o7777);
+    let _guard = become_owner(Owner::of(node), how)?;
+    let masked = match how {
         Credentials::Sticky => node.perm,
         Credentials::Restore => node.perm & !node.umask,
     };
-    rustix::fs::Mode::from_raw_mode(perm & 0o7777)
+    if masked != node.perm && lists && sys::has_default_list(dir) {
+        // Where the kernel makes no thread, the node is as without a list: never more permitted.
+        if let Some(made) = sys::with_umask_zero(|| make(mode(node.perm))) {
+            return made;
+        }
+    }
+    make(mode(masked))
 }
 
 fn with_thread<T>(run: impl FnOnce(&mut Thread) -> Result<T>) -> Result<T> {

@@ -9,7 +9,7 @@ use defuse_fs::{
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use crate::creds::{Owner, become_owner, creation_mode};
+use crate::creds::{Owner, as_owner, become_owner};
 use crate::data::keeps_bits;
 use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
@@ -36,16 +36,15 @@ impl Passthrough {
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
-        make: impl FnOnce(BorrowedFd<'_>, &[u8], Mode) -> rustix::io::Result<()>,
+        make: impl Fn(BorrowedFd<'_>, &[u8], Mode) -> rustix::io::Result<()>,
     ) -> Result<Entry> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         let (fd, name) = (fd.as_fd(), name.as_bytes());
-        {
-            let how = self.options.credentials;
-            let _guard = become_owner(Owner::of(node), how)?;
-            make(fd, name, creation_mode(node, how)).or_errno()?;
-        }
+        // Symbolic links have no permissions.
+        let lists = self.posix_acl && node.kind != FileKind::Symlink;
+        let how = self.options.credentials;
+        as_owner(node, (fd, lists), how, |mode| make(fd, name, mode).or_errno())?;
         label(fd, name, node).inspect_err(|_| {
             let flags = match node.kind {
                 FileKind::Directory => AtFlags::REMOVEDIR,
@@ -118,10 +117,12 @@ impl Passthrough {
     ) -> Result<OwnedFd> {
         let creation = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let flags = (self.lower_flags(flags) - OFlags::TRUNC) | creation;
-        let how = self.options.credentials;
-        let _guard = become_owner(Owner::of(node), how)?;
-        let mode = creation_mode(node, how);
-        self.with_spare_fds(|| rustix::fs::openat(dir, name.as_bytes(), flags, mode).or_errno())
+        let name = name.as_bytes();
+        self.with_spare_fds(|| {
+            as_owner(node, (dir, self.posix_acl), self.options.credentials, |mode| {
+                rustix::fs::openat(dir, name, flags, mode).or_errno()
+            })
+        })
     }
 
     /// Enters a file that was just made. Without TRUNC: it is empty.
@@ -160,14 +161,12 @@ impl Passthrough {
         let exclusive = OFlags::from_bits_retain(args.flags.0) & OFlags::EXCL;
         let flags = self.lower_flags(args.flags) - OFlags::TRUNC;
         let flags = flags | OFlags::TMPFILE | OFlags::CLOEXEC | exclusive;
-        let fd = {
-            let how = self.options.credentials;
-            let _guard = become_owner(Owner::of(node), how)?;
-            let mode = creation_mode(node, how);
-            self.with_spare_fds(|| {
-                rustix::fs::openat(dir_fd.as_fd(), c".", flags, mode).or_errno()
-            })?
-        };
+        let dir_fd = dir_fd.as_fd();
+        let fd = self.with_spare_fds(|| {
+            as_owner(node, (dir_fd, self.posix_acl), self.options.credentials, |mode| {
+                rustix::fs::openat(dir_fd, c".", flags, mode).or_errno()
+            })
+        })?;
         self.enter_created(dir.key.mount, fd, node, args.flags)
     }
 

@@ -46,7 +46,7 @@ pub enum Credentials {
     Sticky,
     /// Threads of an application (in-process frontends): everything is put back before an
     /// operation returns. The umask of the process is not touched and applies on top of
-    /// [`NewNode::umask`](defuse_fs::NewNode::umask), also below a default ACL.
+    /// [`NewNode::umask`](defuse_fs::NewNode::umask), but neither does below a default ACL.
     Restore,
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use defuse_fs::{Errno, Result};
 
 use crate::handle::{Handle, MAX_HANDLE_BYTES};
+use crate::lower::ProcPath;
 
 /// `struct file_handle` with room for the largest one, name_to_handle_at(2).
 #[repr(C)]
@@ -41,6 +42,78 @@ pub(crate) fn take_no_signals() {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
     }
+}
+
+/// Whether what is made in `dir` inherits an access list from it, by getxattrat(2), or where the kernel
+/// has none (before Linux 6.13), through /proc.
+pub(crate) fn has_default_list(dir: BorrowedFd<'_>) -> bool {
+    const GETXATTRAT: libc::c_long = 464;
+    const NAME: &CStr = c"system.posix_acl_default";
+    // `struct xattr_args`: address and size of the value, both 0 to ask for the length alone, and flags.
+    let args = [0u64; 2];
+    // SAFETY: the kernel reads two strings and a record of 16 bytes, and writes nothing.
+    let result = check(unsafe {
+        let (path, name) = (c".".as_ptr(), NAME.as_ptr());
+        libc::syscall(GETXATTRAT, dir.as_raw_fd(), path, 0, name, args.as_ptr(), size_of_val(&args))
+    });
+    match result {
+        Err(Errno::ENOSYS) => {
+            rustix::fs::getxattr_query(ProcPath::new(dir).as_c_str(), NAME).is_ok_and(|len| len > 0)
+        }
+        other => other.is_ok_and(|len| len > 0),
+    }
+}
+
+/// Runs `make` with the umask 0 while the umask of the process stays as it is: on a thread with a file
+/// system context of its own (no `CLONE_FS`), for which this one waits (`CLONE_VFORK`). `None` where there
+/// can be no such thread.
+///
+/// The thread has the credentials, the descriptors and the variables of this one, as a child of vfork(2)
+/// has, so that locks and forks of the process see one thread. `make` may not panic.
+pub(crate) fn with_umask_zero<T>(make: impl FnOnce() -> T) -> Option<T> {
+    const STACK: usize = 64 << 10;
+    const FLAGS: libc::c_int = libc::CLONE_VM
+        | libc::CLONE_VFORK
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    struct Work<M, T>(Option<M>, Option<T>);
+    extern "C" fn run<M: FnOnce() -> T, T>(work: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: the address is that of `work` below, which nobody else uses meanwhile.
+        let work = unsafe { &mut *work.cast::<Work<M, T>>() };
+        rustix::process::umask(rustix::fs::Mode::empty());
+        work.1 = work.0.take().map(|make| make());
+        // Not by the C library, whose instruction may be patched: what serves it there has a stack for
+        // every thread, on which the one that waits is already.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: exit(2) of this thread alone, whose stack and variables are those of others.
+        unsafe {
+            std::arch::asm!("syscall", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn, nostack))
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        0
+    }
+    fn entry<M: FnOnce() -> T, T>(
+        _: &Work<M, T>,
+    ) -> extern "C" fn(*mut libc::c_void) -> libc::c_int {
+        run::<M, T>
+    }
+    let mut work = Work(Some(make), None);
+    let mut stack = vec![0u128; STACK / size_of::<u128>()];
+    let top = stack.as_mut_ptr_range().end;
+    let start = entry(&work);
+    // SAFETY: sigset_t may be all zeros, and sigfillset writes the whole set; no handler may run on the
+    // thread, which has the variables of this one. The stack and `work` stay until clone returns, and by
+    // `CLONE_VFORK` that is when the thread has ended; it allocates nothing and takes no lock.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        libc::clone(start, top.cast(), FLAGS, (&raw mut work).cast());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+    }
+    work.1
 }
 
 /// The handle of `name` in `dir`, or of `dir` itself for an empty name; never follows a link.

@@ -67,14 +67,6 @@ pub const EXCLUSIONS: &[Exclusion] = &[
                  a signal comes.",
     },
     Exclusion {
-        suite: Suite::Posix,
-        configs: &["run-passthrough*"],
-        case: "xattrs::a_default_list_is_inherited_in_place_of_the_umask",
-        hangs: false,
-        reason: "The umask belongs to the process, all of whose threads make files: it cannot be \
-                 taken away for the moment in which one of them makes a file below a default list.",
-    },
-    Exclusion {
         suite: Suite::Pjdfstest,
         configs: &["run-*"],
         case: "rmdir::ebusy",

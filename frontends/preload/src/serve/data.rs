@@ -403,8 +403,17 @@ pub fn copy_file_range(call: &Call<'_>) -> Served {
             }
             Ok(done as i64)
         }
-        // As between two file systems of the kernel that do not know each other.
-        _ => Err(Errno::EXDEV.into()),
+        // A file that the kernel knows by its bytes, and one of a mount that it does not: between two
+        // mounts of one kind the kernel copies, too.
+        _ => match (call.entry(0), call.entry(2)) {
+            (Some(src), Some(dst)) if is_regular(&src) && is_regular(&dst) => {
+                let pointers = (call.args[1], call.args[3]);
+                copy(call, from, to, call.len(4), pointers)
+            }
+            (Some(_), Some(_)) => Err(Errno::EINVAL.into()),
+            // As between two kinds of file system of the kernel.
+            _ => Err(Errno::EXDEV.into()),
+        },
     }
 }
 
