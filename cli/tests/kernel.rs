@@ -22,9 +22,24 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use terminal::Terminal;
 
+/// Whether BPF programs see the same numbers of processes as this one: they see those of the first
+/// PID namespace, pid_namespaces(7), in which a container is not.
+fn sees_numbers_of_the_kernel() -> bool {
+    // PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h.
+    let is_first =
+        fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]");
+    if !is_first {
+        println!("not here: processes have other numbers in this PID namespace than in the kernel");
+    }
+    is_first
+}
+
 /// A snapshot of the kernel's side that was taken while `work` ran; `None` with a word where BPF is
-/// not permitted.
+/// not permitted, or where processes have other numbers.
 fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
+    if !sees_numbers_of_the_kernel() {
+        return None;
+    }
     let arguments = ["stat", "mnt", "--stages", "--json"];
     let mut stat = place.command(&arguments);
     let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -289,7 +304,9 @@ fn a_trace_tells_names_results_and_stages_of_each_request() {
     };
     assert_eq!(find("CREATE", "first name")["result"], "OK");
     assert_eq!(find("WRITE", "first name")["size"], 5);
-    assert_eq!(find("RENAME", "first name -> second")["pid"], std::process::id());
+    if sees_numbers_of_the_kernel() {
+        assert_eq!(find("RENAME", "first name -> second")["pid"], std::process::id());
+    }
     assert_eq!(find("LOOKUP", "missing")["result"], "ENOENT");
     find("UNLINK", "second");
     for event in &events {

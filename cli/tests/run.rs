@@ -79,6 +79,9 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
     let mut run = Command::new(PROGRAM);
     run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]).args(options);
     run.args(["--", "bash", "-c", &script]);
+    if let Some(library) = place.library_for_all_users() {
+        run.env("DEFUSE_PRELOAD_LIBRARY", library);
+    }
     let mut seen = finish(run);
     // Where they are is the one thing in which they differ.
     let native = native.display().to_string();

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -118,6 +119,23 @@ impl Place {
         let mut install = Command::new("install");
         assert!(install.args(["-m", "755", PROGRAM]).arg(&program).status().unwrap().success());
         program
+    }
+
+    /// The library of `defuse run` where programs of every user find it: a copy, where the build
+    /// directory is out of their reach, as below the home of root.
+    pub fn library_for_all_users(&self) -> Option<PathBuf> {
+        let folder = Path::new(PROGRAM).parent().unwrap();
+        let is_open = |dir: &Path| fs::metadata(dir).unwrap().permissions().mode() & 0o001 != 0;
+        if folder.ancestors().all(is_open) {
+            return None;
+        }
+        let name = "libdefuse_preload.so";
+        let built = [folder.join("deps").join(name), folder.join(name)];
+        let copy = self.path(name);
+        fs::copy(built.iter().find(|library| library.exists()).unwrap(), &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(self.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        Some(copy)
     }
 
     /// Signals the daemon of the only mount here.
