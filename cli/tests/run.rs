@@ -411,6 +411,13 @@ fn calls_of_every_family_answer_as_natively() {
     same_c("families", include_str!("run/families.c"), everywhere);
 }
 
+// Waiting for a lock set errno although the call succeeded. LMDB looks at errno after fcntl(2), and did
+// not open its database.
+#[test]
+fn calls_that_succeed_leave_errno_alone() {
+    same_c("errno", include_str!("run/errno.c"), everywhere);
+}
+
 #[test]
 fn a_thousand_forks_in_a_row_share_one_position() {
     same_c("forks", include_str!("run/forks.c"), everywhere);

@@ -97,10 +97,11 @@ func main() {
 	var wait sync.WaitGroup
 	for number := range sums {
 		wait.Add(1)
-		go func() {
+		// As an argument: before Go 1.22 all rounds have one variable.
+		go func(number int) {
 			defer wait.Done()
 			sums[number] = one(number)
-		}()
+		}(number)
 	}
 	wait.Wait()
 	fmt.Println(sums)

@@ -51,8 +51,19 @@ static LATE: AtomicU32 = AtomicU32::new(0);
 /// Not 0 while a fork is under way: nobody goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
-/// Our own code runs on this thread: what it calls is not intercepted, and signals wait.
-pub struct Inside(());
+/// Our own code runs on this thread: what it calls is not intercepted, and signals wait. At its end
+/// `errno` is what it was at its beginning: what our code calls sets it, and a system call that succeeds
+/// leaves it alone, on which programs rely.
+pub struct Inside {
+    errno: i32,
+}
+
+/// The `errno` of this thread.
+#[inline]
+fn errno() -> *mut i32 {
+    // SAFETY: it takes nothing and returns a pointer to a variable of this thread.
+    unsafe { libc::__errno_location() }
+}
 
 impl Inside {
     /// Begins; `None` where this thread is inside already, so that the call is one of our own.
@@ -62,15 +73,17 @@ impl Inside {
             if state.load(Ordering::Relaxed) != OUTSIDE {
                 return None;
             }
+            // SAFETY: a variable of this thread, which nobody else refers to.
+            let inside = Inside { errno: unsafe { *errno() } };
             if !IS_LISTED.get() {
                 if has_ended() {
                     go_in_late(state);
-                    return Some(Inside(()));
+                    return Some(inside);
                 }
                 list(state);
             }
             go_in(state, OUTSIDE);
-            Some(Inside(()))
+            Some(inside)
         })
     }
 }
@@ -78,6 +91,8 @@ impl Inside {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
+        // SAFETY: a variable of this thread, which nobody else refers to.
+        unsafe { *errno() = self.errno };
         STATE.with(|state| {
             if state.load(Ordering::Relaxed) == INSIDE_LATE {
                 LATE.fetch_sub(1, Ordering::SeqCst);
