@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::*;
 use defuse_fs::*;
@@ -151,7 +151,7 @@ fn renames_and_lookups_may_race() {
     everywhere(&Options::default(), |served| {
         fs::write(served.path("a"), b"a").unwrap();
         fs::write(served.path("b"), b"bb").unwrap();
-        let done = AtomicBool::new(false);
+        let (done, opens) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (a, b) = ((Ino::ROOT, name("a")), (Ino::ROOT, name("b")));
@@ -165,7 +165,16 @@ fn renames_and_lookups_may_race() {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
                         let entry = served.lookup("a").unwrap();
-                        let file = served.open(entry.ino, 0).unwrap();
+                        let file = match served.open(entry.ino, 0) {
+                            // Without file handles the name leads to the other file by now. The
+                            // kernel then looks up once more, as here.
+                            Err(Errno::ESTALE) => {
+                                served.fs.forget(entry.ino, 1);
+                                continue;
+                            }
+                            opened => opened.unwrap(),
+                        };
+                        opens.fetch_add(1, Ordering::Relaxed);
                         let bytes = served.read(file, 0, 9).unwrap();
                         assert_eq!(bytes.len() as u64, entry.attr.size, "one inode, one file");
                         served.release(file);
@@ -174,6 +183,7 @@ fn renames_and_lookups_may_race() {
                 });
             }
         });
+        assert!(opens.into_inner() > 0, "no open succeeds");
         assert_eq!(served.fs.stats().inodes, 1);
         assert_eq!(served.fs.stats().open_files, 0);
     });

@@ -28,7 +28,9 @@ impl Terminal {
         rustix::termios::tcsetwinsize(&master, size).unwrap();
         let slave = || File::options().read(true).write(true).open(&name).unwrap();
         let mut command = place.command(arguments);
-        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
+        // Whoever runs the tests may have no terminal, and no word of one.
+        command.env("TERM", "xterm").stdin(slave()).stdout(slave()).stderr(slave());
+        let child = command.spawn().unwrap();
         rustix::io::ioctl_fionbio(&master, true).unwrap();
         Terminal { child, master, shown: String::new() }
     }
