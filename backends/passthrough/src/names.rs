@@ -198,7 +198,10 @@ impl Passthrough {
         let fd = self.dir_fd(&dir)?;
         let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
         let removed = rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno();
-        self.settle(victim);
+        match removed {
+            Ok(()) => self.settle_removed(victim),
+            Err(_) => self.settle(victim),
+        }
         removed
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Removals([Mutex<()>; SHARDS]);
 pub(crate) struct Victim {
     inode: Arc<Inode>,
     fd: Arc<OwnedFd>,
+    /// The name was its last one.
+    is_last: bool,
 }
 
 impl Passthrough {
@@ -47,6 +49,8 @@ impl Passthrough {
         if many || !mount.handles && !mount.reopens() {
             return None;
         }
+        let is_dir = stat.kind() == Ok(FileKind::Directory);
+        let is_last = is_dir || stat.nlink() == 1;
         let key = mount
             .key(index, &stat, None)
             .or_else(|| mount.key(index, &stat, Some(&handle_of(dir, name).ok()?)));
@@ -56,7 +60,7 @@ impl Passthrough {
         }
         // The descriptor itself is held until the end: another removal may take the pin.
         if let Some(fd) = inode.pin.load_full() {
-            return Some(Victim { inode, fd });
+            return Some(Victim { inode, fd, is_last });
         }
         let fd = match inode.handle {
             Some(_) => Arc::new(self.placed(self.open_inode(&inode, OFlags::PATH).ok()?)),
@@ -65,7 +69,7 @@ impl Passthrough {
         self.inodes.pin(&inode, Arc::clone(&fd));
         self.cache.remove(&inode);
         drop(self.recent.take(inode.number));
-        Some(Victim { inode, fd })
+        Some(Victim { inode, fd, is_last })
     }
 
     /// `None` for an inode without a pin, and where the pin stays whatever happens.
@@ -74,12 +78,27 @@ impl Passthrough {
         let found = inode.handle.is_some() || mount.reopens();
         let stays = !found || inode.ino() == Ino::ROOT || self.keeps_descriptors();
         let fd = inode.pin.load_full().filter(|_| !stays)?;
-        Some(Victim { inode, fd })
+        Some(Victim { inode, fd, is_last: false })
+    }
+
+    /// As [`settle`](Self::settle) after a removal that succeeded, without looking again where the name
+    /// was the last one. A name that was made meanwhile leaves a pin that is not needed, until the inode
+    /// is forgotten.
+    pub(crate) fn settle_removed(&self, victim: Option<Victim>) {
+        match victim {
+            Some(Victim { inode, fd, is_last: true }) if inode.handle.is_some() => {
+                let lock = &self.removals.0[inode.number as usize % SHARDS];
+                let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+                // Another one, who saw a name before that one, may have taken the pin.
+                self.inodes.pin(&inode, fd);
+            }
+            victim => self.settle(victim),
+        }
     }
 
     /// Leaves the pin to an inode that has no name any more, and takes it from one that has.
     pub(crate) fn settle(&self, victim: Option<Victim>) {
-        let Some(Victim { inode, fd }) = victim else { return };
+        let Some(Victim { inode, fd, .. }) = victim else { return };
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_found = match (Stat::of(fd.as_fd()), &inode.handle) {
