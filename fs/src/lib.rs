@@ -21,6 +21,7 @@ pub mod layer;
 pub mod locks;
 mod notify;
 pub mod path;
+pub mod posix;
 mod types;
 
 pub use buf::{

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
     AccessMask, Attr, Context, Errno, Fh, FileKind, OpenFlags, SetAttr, SetTime, StatFs, Timestamp,
+    posix,
 };
 use defuse_probe::Op;
 
@@ -337,10 +338,8 @@ fn attr_handle(file: &Description) -> Option<Fh> {
     let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
     file.fh().filter(|_| writes && file.kind != FileKind::Directory)
 }
-/// setattr_should_drop_suidgid of `fs/attr.c`: set-group-id without execution by the group stays for
-/// members of the group.
+
 fn loses_bits(attr: &Attr, who: &Credentials) -> bool {
-    let member = who.in_group(attr.gid) || who.has(cap::FSETID);
-    let sgid = attr.perm & 0o2000 != 0 && (attr.perm & 0o010 != 0 || !member);
-    attr.perm & 0o4000 != 0 || sgid
+    let is_member = who.in_group(attr.gid) || who.has(cap::FSETID);
+    posix::without_set_id(attr.perm, is_member) != attr.perm
 }

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use defuse_fs::posix::without_set_id;
 use defuse_fs::{Attr, Context, Errno, FileKind, FileSystem, Ino, Result, SetAttr, Xattr};
 use defuse_fs::{XattrName, acl};
 
@@ -58,7 +59,7 @@ pub(super) fn may_lose_capabilities(
     let attr = fs.getattr(cx, ino, None)?;
     let groups = Groups::of(cx);
     let refused = are_given(&attr)
-        && without_bits(attr.perm, groups.has(attr.gid)) != attr.perm
+        && without_set_id(attr.perm, groups.has(attr.gid)) != attr.perm
         && !is_written
         && !may_clear(fs, cx, (ino, &attr), &groups)?;
     if refused { Err(Errno::EPERM) } else { Ok(()) }
@@ -83,7 +84,7 @@ pub(super) fn clear(
         return Ok(attr);
     }
     let groups = Groups::of(cx);
-    let perm = without_bits(attr.perm, groups.has(attr.gid));
+    let perm = without_set_id(attr.perm, groups.has(attr.gid));
     let uid = cx.caller.uid;
     if perm != attr.perm && !is_written && uid != 0 && uid != attr.uid {
         return Err(Errno::EPERM);
@@ -99,12 +100,6 @@ pub(super) fn clear(
         false => SetAttr { uid: Some(attr.uid), kill_suidgid: true, ..SetAttr::default() },
     };
     fs.setattr(cx, ino, None, &set)
-}
-
-/// setattr_should_drop_suidgid of `fs/attr.c`.
-fn without_bits(perm: u32, in_group: bool) -> u32 {
-    let keeps_sgid = perm & GROUP_EXEC == 0 && in_group;
-    perm & !SUID & if keeps_sgid { !0 } else { !SGID }
 }
 
 fn may_clear(
@@ -196,19 +191,6 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn set_group_id_without_execution_stays_for_members_of_the_group_alone() {
-        for (perm, of_member, of_stranger) in [
-            (0o6755, 0o755, 0o755),
-            (0o6745, 0o2745, 0o745),
-            (0o2766, 0o2766, 0o766),
-            (0o2776, 0o776, 0o776),
-        ] {
-            assert_eq!(without_bits(perm, true), of_member, "{perm:o}");
-            assert_eq!(without_bits(perm, false), of_stranger, "{perm:o}");
-        }
-    }
 
     #[test]
     fn a_change_of_anything_is_no_request_to_clear() {

@@ -1,0 +1,32 @@
+//! Rules of POSIX and Linux as pure functions, for whoever decides by them.
+
+const SUID: u32 = 0o4000;
+const SGID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+
+/// The permission bits that a change of the data or of the owner leaves, setattr_should_drop_suidgid of
+/// the kernel's `fs/attr.c`. Set-group-id without execution by the group stays where the caller is a
+/// member of the group, or has CAP_FSETID.
+#[must_use]
+pub fn without_set_id(perm: u32, is_member: bool) -> u32 {
+    let keeps_sgid = perm & GROUP_EXEC == 0 && is_member;
+    perm & !SUID & if keeps_sgid { !0 } else { !SGID }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_group_id_without_execution_stays_for_members_of_the_group_alone() {
+        for (perm, of_member, of_stranger) in [
+            (0o6755, 0o755, 0o755),
+            (0o6745, 0o2745, 0o745),
+            (0o2766, 0o2766, 0o766),
+            (0o2776, 0o776, 0o776),
+        ] {
+            assert_eq!(without_set_id(perm, true), of_member, "{perm:o}");
+            assert_eq!(without_set_id(perm, false), of_stranger, "{perm:o}");
+        }
+    }
+}
