@@ -853,7 +853,7 @@ END
 /// There is no list of programs that are served otherwise than all others.
 #[test]
 fn no_program_is_told_by_its_name() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../frontends/preload/src");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/src");
     // A test names the programs whose calls it looks at.
     let root = fs::read_to_string(folder.join("lib.rs")).unwrap();
     assert!(root.contains("#[cfg(test)]\nmod coverage;"));

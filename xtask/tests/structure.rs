@@ -49,41 +49,41 @@ const UNSAFE_FILES: &[&str] = &[
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
     // Frames of signals, which are the kernel's and the program's.
-    "frontends/preload/src/delivery.rs",
+    "preload/src/delivery.rs",
     // System calls that come back as signals.
-    "frontends/preload/src/dispatch.rs",
+    "preload/src/dispatch.rs",
     // What a trampoline leads to.
-    "frontends/preload/src/entry.rs",
+    "preload/src/entry.rs",
     // A page by which children know themselves.
-    "frontends/preload/src/fork.rs",
+    "preload/src/fork.rs",
     // Descriptors that are inherited by their numbers.
-    "frontends/preload/src/handover.rs",
+    "preload/src/handover.rs",
     // Memory that is not from the program's heap.
-    "frontends/preload/src/heap.rs",
+    "preload/src/heap.rs",
     // Thread-local variables of ours where the program has none, and the bases of FS and GS.
-    "frontends/preload/src/home.rs",
+    "preload/src/home.rs",
     // States of other threads.
-    "frontends/preload/src/inside.rs",
+    "preload/src/inside.rs",
     // A lock that a child may take by force.
-    "frontends/preload/src/lock.rs",
+    "preload/src/lock.rs",
     // Machine code of loaded libraries.
-    "frontends/preload/src/patch.rs",
+    "preload/src/patch.rs",
     // The one state of the process, and limits.
-    "frontends/preload/src/process.rs",
+    "preload/src/process.rs",
     // Memory that all processes of a run share.
-    "frontends/preload/src/shared.rs",
+    "preload/src/shared.rs",
     // Handlers of signals.
-    "frontends/preload/src/signals.rs",
+    "preload/src/signals.rs",
     // Programs that are mapped, and jumped to.
-    "frontends/preload/src/statics.rs",
+    "preload/src/statics.rs",
     // The functions of the C library, by their names.
-    "frontends/preload/src/symbols.rs",
+    "preload/src/symbols.rs",
     // System calls, and the memory of the program that makes them.
-    "frontends/preload/src/sys.rs",
+    "preload/src/sys.rs",
     // A key of the C library, to notice the end of a thread.
-    "frontends/preload/src/thread_exit.rs",
+    "preload/src/thread_exit.rs",
     // Those functions of the C library that make a program another user, by their names.
-    "frontends/preload/src/users.rs",
+    "preload/src/users.rs",
     // Record locks, mappings and child processes, for the POSIX cases.
     "testkit/src/posix/sys.rs",
     // An allocator that counts.
@@ -91,7 +91,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// The crates in which a frontend may meet a backend.
-const COMPOSERS: &[&str] = &["compose", "capi", "cli", "bench", "testkit", "xtask"];
+const COMPOSERS: &[&str] = &["compose", "preload", "capi", "cli", "bench", "testkit", "xtask"];
 
 /// The workload engine. It lives beside the benchmark, but competitors and frontends are none of
 /// its business, so that the program can use it.
@@ -140,11 +140,6 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
-            // It is a frontend by the in-process client, and composes what it is to load by itself: see
-            // `compose.rs`.
-            "frontends" if package.folder == "frontends/preload" => {
-                &["fs", "probe", "frontends", "composer"]
-            }
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
@@ -174,7 +169,7 @@ fn the_preloaded_library_names_backends_at_one_point() {
         let text = read(path);
         let code = code_only(&text);
         let name = relative(path);
-        let inside = name.starts_with("frontends/preload/") && !name.ends_with("/src/compose.rs");
+        let inside = name.starts_with("preload/") && !name.ends_with("/src/compose.rs");
         (inside && backends.iter().any(|backend| has_word(&code, backend)))
             .then(|| format!("{name} names a backend: that is for compose.rs"))
     };
