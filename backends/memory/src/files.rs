@@ -51,7 +51,7 @@ impl Memory {
         }
     }
 
-    pub(crate) fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let inode = self.table.get(ino.0)?;
         // Held to the end, so that all changes take effect at one moment.
         let mut data = match set.size {
@@ -181,12 +181,7 @@ impl Memory {
         }
     }
 
-    pub(crate) fn read_file(
-        &self,
-        file: File,
-        args: ReadArgs,
-        out: &mut ReadBuf<'_>,
-    ) -> Result<()> {
+    pub(crate) fn read(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
         let inode = self.table.get(file.ino.0)?;
         read(inode.data()?).read(args.offset, out)?;
         if !args.flags.has(OpenFlags::NOATIME) {
@@ -195,7 +190,7 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn write_file(
+    pub(crate) fn write(
         &self,
         file: File,
         args: WriteArgs,
@@ -216,7 +211,7 @@ impl Memory {
         result
     }
 
-    pub(crate) fn allocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+    pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let inode = self.table.get(file.ino.0)?;
         let mut data = write(inode.data().map_err(|_| Errno::ENODEV)?);
         let result = data.fallocate(range, &|| cx.interrupted());
@@ -229,7 +224,7 @@ impl Memory {
     }
 
     /// `EINVAL` for flags, and for ranges of one file that overlap.
-    pub(crate) fn copy(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+    pub(crate) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         let src = self.table.get(copy.src.ino.0)?;
         let dst = self.table.get(copy.dst.ino.0)?;
         let both_fit = copy.src_offset.checked_add(copy.length).is_some()
@@ -268,7 +263,7 @@ impl Memory {
         Ok(done)
     }
 
-    pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.table.get(ino.0)?;
         match &inode.body {
             crate::inode::Body::Symlink(target, _) => {

@@ -220,11 +220,11 @@ impl FileSystem for Memory {
     }
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.look_up(parent, name)
+        self.lookup(parent, name)
     }
 
     fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
-        self.look_up_parent(ino)
+        self.lookup_parent(ino)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -278,15 +278,15 @@ impl FileSystem for Memory {
     }
 
     fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.link_name(ino, parent, name)
+        self.link(ino, parent, name)
     }
 
     fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.remove_file(parent, name)
+        self.unlink(parent, name)
     }
 
     fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.remove_dir(parent, name)
+        self.rmdir(parent, name)
     }
 
     fn rename(
@@ -296,11 +296,11 @@ impl FileSystem for Memory {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        self.rename_name(cx, from, to, flags)
+        self.rename(cx, from, to, flags)
     }
 
     fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.read_link(ino)
+        self.readlink(ino)
     }
 
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
@@ -308,7 +308,7 @@ impl FileSystem for Memory {
     }
 
     fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
-        self.set_attr(ino, set)
+        self.setattr(ino, set)
     }
 
     fn setxattr(
@@ -319,7 +319,7 @@ impl FileSystem for Memory {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        self.set_xattr(ino, name, value, flags)
+        self.setxattr(ino, name, value, flags)
     }
 
     fn getxattr(
@@ -329,15 +329,15 @@ impl FileSystem for Memory {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
-        self.get_xattr(ino, name, room)
+        self.getxattr(ino, name, room)
     }
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
-        self.list_xattrs(cx, ino, room)
+        self.listxattr(cx, ino, room)
     }
 
     fn removexattr(&self, _: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
-        self.remove_xattr(ino, name)
+        self.removexattr(ino, name)
     }
 
     fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
@@ -353,7 +353,7 @@ impl FileSystem for Memory {
         _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        self.create_open(cx, parent, name, &node)
+        self.create(cx, parent, name, &node)
     }
 
     fn tmpfile(
@@ -364,7 +364,7 @@ impl FileSystem for Memory {
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        self.make_tmpfile(cx, parent, &node, args)
+        self.tmpfile(cx, parent, &node, args)
     }
 
     fn read(
@@ -374,7 +374,7 @@ impl FileSystem for Memory {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.read_file(file, args, out)
+        self.read(file, args, out)
     }
 
     fn write(
@@ -384,17 +384,17 @@ impl FileSystem for Memory {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        self.write_file(file, args, data)
+        self.write(file, args, data)
     }
 
     fn submit(&self, mut io: Io) {
         match io.op() {
             IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|_, out| self.read_file(file, args, out));
+                let result = io.with_read_buf(|_, out| self.read(file, args, out));
                 io.finish_filled(result);
             }
             IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|_, data| self.write_file(file, args, data));
+                let result = io.with_write_buf(|_, data| self.write(file, args, data));
                 io.finish(result);
             }
             IoOp::Fsync { file, .. } => io.finish(self.inode(file.ino).map(|_| 0)),
@@ -423,7 +423,7 @@ impl FileSystem for Memory {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
-        self.allocate(cx, file, range)
+        self.fallocate(cx, file, range)
     }
 
     fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -431,7 +431,7 @@ impl FileSystem for Memory {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        self.copy(cx, copy)
+        self.copy_file_range(cx, copy)
     }
 
     fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
@@ -450,7 +450,7 @@ impl FileSystem for Memory {
     }
 
     fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
-        self.list(dir, from, out)
+        self.readdir(dir, from, out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {

@@ -23,7 +23,7 @@ pub(crate) const ENTRY_SIZE: u64 = 20;
 const LOOKED_UP: Refs = Refs { lookups: 1, opens: 0, names: 1 };
 
 impl Memory {
-    pub(crate) fn look_up(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let dir = self.table.get(parent.0)?;
         let names = read(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -33,7 +33,7 @@ impl Memory {
         Ok(self.entry(&inode))
     }
 
-    pub(crate) fn look_up_parent(&self, ino: Ino) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, ino: Ino) -> Result<Entry> {
         let dir = self.table.get(ino.0)?;
         let parent = self.table.get(dir.dir()?.parent.load(Ordering::Relaxed))?;
         parent.change_refs(|refs| refs.lookups += 1)?;
@@ -120,7 +120,7 @@ impl Memory {
         Ok(Arc::new(Inode::new(ino, fixed, meta, body, refs, Arc::clone(&self.inodes))))
     }
 
-    pub(crate) fn link_name(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let inode = self.table.get(ino.0)?;
         if inode.is_dir() {
             return Err(Errno::EPERM);
@@ -153,7 +153,7 @@ impl Memory {
         Ok(self.entry(&inode))
     }
 
-    pub(crate) fn remove_file(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+    pub(crate) fn unlink(&self, parent: Ino, name: Name<'_>) -> Result<()> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -168,7 +168,7 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn remove_dir(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+    pub(crate) fn rmdir(&self, parent: Ino, name: Name<'_>) -> Result<()> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -190,7 +190,7 @@ impl Memory {
         self.drop_refs(inode, |refs| refs.names = refs.names.saturating_sub(1));
     }
 
-    pub(crate) fn create_open(
+    pub(crate) fn create(
         &self,
         cx: &Context<'_>,
         parent: Ino,
@@ -205,7 +205,7 @@ impl Memory {
         Ok((self.entry(&inode), self.opened(&inode)))
     }
 
-    pub(crate) fn make_tmpfile(
+    pub(crate) fn tmpfile(
         &self,
         cx: &Context<'_>,
         parent: Ino,
@@ -221,7 +221,7 @@ impl Memory {
         Ok((self.entry(&inode), self.opened(&inode)))
     }
 
-    pub(crate) fn list(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    pub(crate) fn readdir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let inode = self.table.get(dir.ino.0)?;
         let body = inode.dir()?;
         self.touch_atime(&inode);

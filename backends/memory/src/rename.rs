@@ -26,7 +26,7 @@ struct Lineage {
 }
 
 impl Memory {
-    pub(crate) fn rename_name(
+    pub(crate) fn rename(
         &self,
         cx: &Context<'_>,
         from: (Ino, Name<'_>),

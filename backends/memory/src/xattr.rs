@@ -104,7 +104,7 @@ fn keeps_user_attributes(inode: &Inode) -> bool {
 }
 
 impl Memory {
-    pub(crate) fn set_xattr(
+    pub(crate) fn setxattr(
         &self,
         ino: Ino,
         name: XattrName<'_>,
@@ -136,7 +136,7 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn get_xattr(&self, ino: Ino, name: XattrName<'_>, room: usize) -> Result<Xattr> {
+    pub(crate) fn getxattr(&self, ino: Ino, name: XattrName<'_>, room: usize) -> Result<Xattr> {
         let inode = self.table.get(ino.0)?;
         let target = target(&inode, name)?;
         let meta = read(&inode.meta);
@@ -149,7 +149,7 @@ impl Memory {
     }
 
     /// `trusted.` names are listed to root only, xattr(7).
-    pub(crate) fn list_xattrs(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+    pub(crate) fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         let inode = self.table.get(ino.0)?;
         let meta = read(&inode.meta);
         let mut names = Vec::new();
@@ -173,7 +173,7 @@ impl Memory {
 
     /// Removing a list that is not there succeeds, as on every file system of Linux (the kernel
     /// sets it to nothing).
-    pub(crate) fn remove_xattr(&self, ino: Ino, name: XattrName<'_>) -> Result<()> {
+    pub(crate) fn removexattr(&self, ino: Ino, name: XattrName<'_>) -> Result<()> {
         let inode = self.table.get(ino.0)?;
         let target = target(&inode, name)?;
         let meta = &mut *write(&inode.meta);

@@ -23,7 +23,7 @@ const TRUSTED: &[u8] = b"trusted.";
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Passthrough {
-    pub(crate) fn attributes(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+    pub(crate) fn getattr(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let inode = self.inodes.get(ino)?;
         let stat = match fh.and_then(|fh| self.files.get(fh).ok()) {
             Some(open) => Stat::of(open.fd.as_fd())?,
@@ -35,7 +35,7 @@ impl Passthrough {
     /// The order makes the result that of `set` as a whole: changes of owner and length may clear
     /// set-user-id, so they come before the mode, and a change of length moves the times, so they
     /// come last.
-    pub(crate) fn change(
+    pub(crate) fn setattr(
         &self,
         cx: &Context<'_>,
         ino: Ino,
@@ -104,7 +104,7 @@ impl Passthrough {
     //
     // By the path of the descriptor: the calls of Linux 6.13 that take a descriptor refuse O_PATH.
 
-    pub(crate) fn get_xattr(
+    pub(crate) fn getxattr(
         &self,
         cx: &Context<'_>,
         ino: Ino,
@@ -134,7 +134,7 @@ impl Passthrough {
         found
     }
 
-    pub(crate) fn list_xattrs(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+    pub(crate) fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         self.with_path(ino, |path| {
             let length = || rustix::fs::listxattr_query(path.as_c_str());
             let list = |buf: &mut [u8]| rustix::fs::listxattr(path.as_c_str(), buf);
@@ -150,7 +150,7 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn set_xattr(
+    pub(crate) fn setxattr(
         &self,
         cx: &Context<'_>,
         ino: Ino,
@@ -185,7 +185,7 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn remove_xattr(
+    pub(crate) fn removexattr(
         &self,
         cx: &Context<'_>,
         ino: Ino,

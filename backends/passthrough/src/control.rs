@@ -26,7 +26,7 @@ const FLAGS_BYTES: usize = 4;
 const FSXATTR_BYTES: usize = 28;
 
 impl Passthrough {
-    pub(crate) fn control(
+    pub(crate) fn ioctl(
         &self,
         cx: &Context<'_>,
         file: File,
@@ -84,7 +84,7 @@ impl Passthrough {
     }
 
     /// FIBMAP counts in blocks of the file system, the request in blocks of its own.
-    pub(crate) fn block_of(&self, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+    pub(crate) fn bmap(&self, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         let inode = self.inodes.get(ino)?;
         if inode.kind != defuse_fs::FileKind::Regular || block_size == 0 {
             return Err(Errno::EINVAL);
@@ -103,7 +103,7 @@ impl Passthrough {
         }
     }
 
-    pub(crate) fn space(&self, ino: Ino) -> Result<StatFs> {
+    pub(crate) fn statfs(&self, ino: Ino) -> Result<StatFs> {
         let inode = self.inodes.get(ino)?;
         let stat = rustix::fs::fstatfs(self.fd(&inode)?.as_fd()).or_errno()?;
         Ok(StatFs {
@@ -119,7 +119,7 @@ impl Passthrough {
     }
 
     /// Every file system that was met below the source; the first error, but all are tried.
-    pub(crate) fn sync_all(&self) -> Result<()> {
+    pub(crate) fn syncfs(&self) -> Result<()> {
         let mut result = Ok(());
         for fd in self.mounts.iter().filter_map(|mount| mount.fd.as_ref()) {
             result = result.and(rustix::fs::syncfs(fd).or_errno());

@@ -43,7 +43,7 @@ impl Passthrough {
         if self.options.writeback { OpenFlags::APPEND } else { 0 }
     }
 
-    pub(crate) fn open_file(&self, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    pub(crate) fn open(&self, ino: Ino, args: OpenArgs) -> Result<Opened> {
         let inode = self.inodes.get(ino)?;
         match inode.kind {
             FileKind::Regular => {}
@@ -156,17 +156,12 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn read_file(
-        &self,
-        file: File,
-        args: ReadArgs,
-        out: &mut ReadBuf<'_>,
-    ) -> Result<()> {
+    pub(crate) fn read(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
         let open = self.files.get(file.fh)?;
         out.fill_from(open.fd_as(args.flags), args.offset).map(drop)
     }
 
-    pub(crate) fn write_file(
+    pub(crate) fn write(
         &self,
         file: File,
         args: WriteArgs,
@@ -179,7 +174,7 @@ impl Passthrough {
     }
 
     /// What close(2) would report, by a close of a duplicate.
-    pub(crate) fn flush_file(&self, file: File) -> Result<()> {
+    pub(crate) fn flush(&self, file: File) -> Result<()> {
         let open = self.files.get(file.fh)?;
         if open.local {
             return Ok(());
@@ -188,13 +183,13 @@ impl Passthrough {
         crate::sys::close(duplicate)
     }
 
-    pub(crate) fn sync_file(&self, file: File, datasync: bool) -> Result<()> {
+    pub(crate) fn fsync(&self, file: File, datasync: bool) -> Result<()> {
         let open = self.files.get(file.fh)?;
         let fd = open.fd.as_fd();
         if datasync { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }.or_errno()
     }
 
-    pub(crate) fn allocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+    pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let open = self.files.get(file.fh)?;
         // The request does not say whether to clear set-user-id; natively all but the privileged
         // do.
@@ -203,7 +198,7 @@ impl Passthrough {
         rustix::fs::fallocate(open.fd.as_fd(), mode, range.offset, range.length).or_errno()
     }
 
-    pub(crate) fn seek(&self, file: File, offset: u64, whence: Whence) -> Result<u64> {
+    pub(crate) fn lseek(&self, file: File, offset: u64, whence: Whence) -> Result<u64> {
         let open = self.files.get(file.fh)?;
         // Beyond what loff_t holds nothing can be.
         if i64::try_from(offset).is_err() {
@@ -216,7 +211,7 @@ impl Passthrough {
         rustix::fs::seek(open.fd.as_fd(), to).or_errno()
     }
 
-    pub(crate) fn copy_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+    pub(crate) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         if copy.flags != 0 {
             return Err(Errno::EINVAL);
         }

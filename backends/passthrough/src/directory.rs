@@ -94,7 +94,7 @@ impl<'a> Dirent<'a> {
 }
 
 impl Passthrough {
-    pub(crate) fn open_dir(&self, ino: Ino) -> Result<Opened> {
+    pub(crate) fn opendir(&self, ino: Ino) -> Result<Opened> {
         let inode = self.inodes.get(ino)?;
         if inode.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
@@ -115,7 +115,7 @@ impl Passthrough {
         if open.dir.is_some() { Ok(open) } else { Err(Errno::ENOTDIR) }
     }
 
-    pub(crate) fn read_dir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    pub(crate) fn readdir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let open = self.dir_file(dir)?;
         let inode = self.inodes.get(dir.ino)?;
         let fd = open.fd.as_fd();

@@ -1,4 +1,7 @@
-//! The contract, operation by operation; the work is in the other modules.
+//! The contract, operation by operation.
+//!
+//! Each method sets the thread's credentials and calls the inherent method of the same name, which
+//! takes precedence over the trait's. The other modules define those.
 
 use std::os::fd::AsFd;
 
@@ -65,16 +68,16 @@ impl FileSystem for Passthrough {
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.act_as(cx);
-        self.lookup_name(parent, name)
+        self.lookup(parent, name)
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         self.act_as(cx);
-        self.parent_of(ino)
+        self.lookup_parent(ino)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        self.give_back(ino, lookups);
+        self.forget(ino, lookups);
     }
 
     fn without_privileges(&self) {
@@ -94,7 +97,7 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.make_node(parent, name, node)
+        self.mknod(parent, name, node)
     }
 
     fn mkdir(
@@ -105,7 +108,7 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.make_dir(parent, name, node)
+        self.mkdir(parent, name, node)
     }
 
     fn symlink(
@@ -117,22 +120,22 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.make_symlink(parent, name, target, node)
+        self.symlink(parent, name, target, node)
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.act_as(cx);
-        self.make_link(ino, parent, name)
+        self.link(ino, parent, name)
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.act_as(cx);
-        self.remove_name(parent, name, AtFlags::empty())
+        self.unlinkat(parent, name, AtFlags::empty())
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.act_as(cx);
-        self.remove_name(parent, name, AtFlags::REMOVEDIR)
+        self.unlinkat(parent, name, AtFlags::REMOVEDIR)
     }
 
     fn rename(
@@ -143,22 +146,22 @@ impl FileSystem for Passthrough {
         flags: RenameFlags,
     ) -> Result<()> {
         self.act_as(cx);
-        self.move_name(cx, from, to, flags)
+        self.rename(cx, from, to, flags)
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         self.act_as(cx);
-        self.read_link(ino)
+        self.readlink(ino)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         self.act_as(cx);
-        self.attributes(ino, fh)
+        self.getattr(ino, fh)
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         self.act_as(cx);
-        self.change(cx, ino, fh, set)
+        self.setattr(cx, ino, fh, set)
     }
 
     fn setxattr(
@@ -170,7 +173,7 @@ impl FileSystem for Passthrough {
         flags: SetXattrFlags,
     ) -> Result<()> {
         self.act_as(cx);
-        self.set_xattr(cx, ino, name, value, flags)
+        self.setxattr(cx, ino, name, value, flags)
     }
 
     fn getxattr(
@@ -181,22 +184,22 @@ impl FileSystem for Passthrough {
         room: usize,
     ) -> Result<Xattr> {
         self.act_as(cx);
-        self.get_xattr(cx, ino, name, room)
+        self.getxattr(cx, ino, name, room)
     }
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         self.act_as(cx);
-        self.list_xattrs(cx, ino, room)
+        self.listxattr(cx, ino, room)
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
         self.act_as(cx);
-        self.remove_xattr(cx, ino, name)
+        self.removexattr(cx, ino, name)
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         self.act_as(cx);
-        self.open_file(ino, args)
+        self.open(ino, args)
     }
 
     fn create(
@@ -208,7 +211,7 @@ impl FileSystem for Passthrough {
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         self.act_as(cx);
-        self.create_file(parent, name, node, args)
+        self.create(parent, name, node, args)
     }
 
     fn tmpfile(
@@ -219,7 +222,7 @@ impl FileSystem for Passthrough {
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         self.act_as(cx);
-        self.create_unnamed(parent, node, args)
+        self.tmpfile(parent, node, args)
     }
 
     fn read(
@@ -230,7 +233,7 @@ impl FileSystem for Passthrough {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         self.act_as(cx);
-        self.read_file(file, args, out)
+        self.read(file, args, out)
     }
 
     fn write(
@@ -241,21 +244,23 @@ impl FileSystem for Passthrough {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         self.act_to_write(cx, args);
-        self.write_file(file, args, data)
+        self.write(file, args, data)
     }
 
     fn submit(&self, mut io: Io) {
         match io.op() {
             IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
+                let result =
+                    io.with_read_buf(|cx, out| FileSystem::read(self, cx, file, args, out));
                 io.finish_filled(result);
             }
             IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
+                let result =
+                    io.with_write_buf(|cx, data| FileSystem::write(self, cx, file, args, data));
                 io.finish(result);
             }
             IoOp::Fsync { file, datasync } => {
-                io.finish(self.sync_file(file, datasync).map(|()| 0));
+                io.finish(self.fsync(file, datasync).map(|()| 0));
             }
             IoOp::Lock { file, lock } if self.forwards_locks() => {
                 self.wait_for_lock(io, file, lock);
@@ -268,7 +273,7 @@ impl FileSystem for Passthrough {
         if self.forwards_locks() {
             self.drop_posix_locks(file.ino, owner);
         }
-        self.flush_file(file)
+        self.flush(file)
     }
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
@@ -281,50 +286,50 @@ impl FileSystem for Passthrough {
 
     fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
         self.act_as(cx);
-        self.sync_file(file, datasync)
+        self.fsync(file, datasync)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         self.act_as(cx);
-        self.allocate(cx, file, range)
+        self.fallocate(cx, file, range)
     }
 
     fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
         self.act_as(cx);
-        self.seek(file, offset, whence)
+        self.lseek(file, offset, whence)
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         self.act_as(cx);
-        self.copy_range(cx, copy)
+        self.copy_file_range(cx, copy)
     }
 
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         self.act_as(cx);
-        self.control(cx, file, args)
+        self.ioctl(cx, file, args)
     }
 
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         self.act_as(cx);
-        self.block_of(ino, block_size, index)
+        self.bmap(ino, block_size, index)
     }
 
     fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
-        if self.forwards_locks() { self.test_lock(file, request) } else { Err(Errno::ENOSYS) }
+        if self.forwards_locks() { self.getlk(file, request) } else { Err(Errno::ENOSYS) }
     }
 
     fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
-        if self.forwards_locks() { self.set_lock(file, request) } else { Err(Errno::ENOSYS) }
+        if self.forwards_locks() { self.setlk(file, request) } else { Err(Errno::ENOSYS) }
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
         self.act_as(cx);
-        self.open_dir(ino)
+        self.opendir(ino)
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         self.act_as(cx);
-        self.read_dir(dir, from, out)
+        self.readdir(dir, from, out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
@@ -340,11 +345,11 @@ impl FileSystem for Passthrough {
 
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
         self.act_as(cx);
-        self.space(ino)
+        self.statfs(ino)
     }
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         self.act_as(cx);
-        self.sync_all()
+        self.syncfs()
     }
 }

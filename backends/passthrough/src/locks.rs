@@ -161,7 +161,7 @@ impl Passthrough {
         Ok(Arc::clone(of_inode.entry(request.owner).or_insert_with(|| Arc::new(fd))))
     }
 
-    pub(crate) fn test_lock(&self, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+    pub(crate) fn getlk(&self, file: File, request: &LockRequest) -> Result<Option<Lock>> {
         if request.kind == LockKind::Flock {
             return Err(Errno::EINVAL);
         }
@@ -172,7 +172,7 @@ impl Passthrough {
         ofd(fd.as_fd(), libc::F_OFD_GETLK, &request.lock)
     }
 
-    pub(crate) fn set_lock(&self, file: File, request: &LockRequest) -> Result<()> {
+    pub(crate) fn setlk(&self, file: File, request: &LockRequest) -> Result<()> {
         let unlock = request.lock.typ == LockType::Unlock;
         // Who has no descriptor has no lock.
         let idle = unlock && request.kind == LockKind::Posix;
@@ -189,7 +189,7 @@ impl Passthrough {
     }
 
     pub(crate) fn wait_for_lock(&self, io: Io, file: File, request: LockRequest) {
-        match self.set_lock(file, &request) {
+        match self.setlk(file, &request) {
             Err(Errno::EAGAIN) if request.wait && !self.is_inherited() => {}
             other => return io.finish(other.map(|()| 0)),
         }

@@ -144,13 +144,13 @@ impl Passthrough {
 
     fn entry(&self, ino: Ino, mount: u32, stat: &Stat) -> Result<Entry> {
         let attr = stat.attr(mount, self.options.attr_valid_for).inspect_err(|_| {
-            self.give_back(ino, 1);
+            self.forget(ino, 1);
         })?;
         Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
     }
 
     /// Gives lookups back, and closes what was kept for the inode after the last.
-    pub(crate) fn give_back(&self, ino: Ino, lookups: u64) {
+    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
             self.cache.remove(&inode);
             drop(self.recent.take(inode.number));

@@ -19,7 +19,7 @@ use crate::passthrough::{InodeFd, Passthrough};
 const MAX_DEPTH: usize = 1 << 16;
 
 impl Passthrough {
-    pub(crate) fn lookup_name(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
@@ -55,12 +55,7 @@ impl Passthrough {
         self.lookup_in(&dir, fd, name)
     }
 
-    pub(crate) fn make_node(
-        &self,
-        parent: Ino,
-        name: Name<'_>,
-        node: &NewNode<'_>,
-    ) -> Result<Entry> {
+    pub(crate) fn mknod(&self, parent: Ino, name: Name<'_>, node: &NewNode<'_>) -> Result<Entry> {
         let kind = match node.kind {
             FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL),
             other => FileType::from_raw_mode(other.mode_bits()),
@@ -70,16 +65,11 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn make_dir(
-        &self,
-        parent: Ino,
-        name: Name<'_>,
-        node: &NewNode<'_>,
-    ) -> Result<Entry> {
+    pub(crate) fn mkdir(&self, parent: Ino, name: Name<'_>, node: &NewNode<'_>) -> Result<Entry> {
         self.make(parent, name, node, |dir, name, mode| rustix::fs::mkdirat(dir, name, mode))
     }
 
-    pub(crate) fn make_symlink(
+    pub(crate) fn symlink(
         &self,
         parent: Ino,
         name: Name<'_>,
@@ -89,7 +79,7 @@ impl Passthrough {
         self.make(parent, name, node, |dir, name, _| rustix::fs::symlinkat(target, dir, name))
     }
 
-    pub(crate) fn create_file(
+    pub(crate) fn create(
         &self,
         parent: Ino,
         name: Name<'_>,
@@ -143,14 +133,14 @@ impl Passthrough {
         }
         let mut opened = self
             .opened(mount, Arc::new(self.placed(fd)), flags)
-            .inspect_err(|_| self.give_back(entry.ino, 1))?;
+            .inspect_err(|_| self.forget(entry.ino, 1))?;
         if keeps_bits(flags, entry.attr.perm) {
             opened.backing = None;
         }
         Ok((entry, opened))
     }
 
-    pub(crate) fn create_unnamed(
+    pub(crate) fn tmpfile(
         &self,
         parent: Ino,
         node: &NewNode<'_>,
@@ -170,7 +160,7 @@ impl Passthrough {
         self.enter_created(dir.key.mount, fd, node, args.flags)
     }
 
-    pub(crate) fn make_link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let (inode, dir) = (self.inodes.get(ino)?, self.inodes.get(parent)?);
         if inode.kind == FileKind::Directory {
             return Err(Errno::EPERM);
@@ -193,7 +183,7 @@ impl Passthrough {
         Ok(entry)
     }
 
-    pub(crate) fn remove_name(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
+    pub(crate) fn unlinkat(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
@@ -205,7 +195,7 @@ impl Passthrough {
         removed
     }
 
-    pub(crate) fn move_name(
+    pub(crate) fn rename(
         &self,
         cx: &Context<'_>,
         from: (Ino, Name<'_>),
@@ -250,7 +240,7 @@ impl Passthrough {
 
     /// The parent of a directory, provided that it lies below the source: a directory that was
     /// moved out of the source behind our back must not lead further out.
-    pub(crate) fn parent_of(&self, ino: Ino) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, ino: Ino) -> Result<Entry> {
         let inode = self.inodes.get(ino)?;
         let fd = self.dir_fd(&inode)?;
         if ino == Ino::ROOT {
@@ -280,7 +270,7 @@ impl Passthrough {
         self.with_spare_fds(|| rustix::fs::openat(fd, c"..", flags, Mode::empty()).or_errno())
     }
 
-    pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.inodes.get(ino)?;
         if inode.kind != FileKind::Symlink {
             return Err(Errno::EINVAL);

@@ -220,10 +220,10 @@ impl Client {
         let new_name = named(new.last).ok_or(taken)?;
         writable(&old.dir)?;
         let moving = Moving { old: (old.dir, old_name), new: (new.dir, new_name), flags, exchange };
-        self.move_name(&moving, &who)
+        self.rename_found(&moving, &who)
     }
 
-    fn move_name(&self, moving: &Moving, who: &Credentials) -> Result<()> {
+    fn rename_found(&self, moving: &Moving, who: &Credentials) -> Result<()> {
         let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
         let source = self.victim(old_dir, old, who)?;
         let target = match self.victim(new_dir, new, who) {

@@ -307,7 +307,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        self.move_name(cx, from, to, flags)
+        self.rename(cx, from, to, flags)
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {

@@ -39,7 +39,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
     }
 
     /// Moves a name.
-    pub(super) fn move_name(
+    pub(super) fn rename(
         &self,
         cx: &Context<'_>,
         from: (Ino, Name<'_>),
