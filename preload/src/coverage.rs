@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::{calls, reach};
 
-use crate::symbols::{EXPORTS, OTHERS};
+use crate::catch::symbols::{EXPORTS, OTHERS};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 

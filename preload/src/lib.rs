@@ -3,11 +3,11 @@
 //! What it is: a library for `LD_PRELOAD`. One core at the level of the kernel's interface
 //! (`serve::call`: a number and six arguments) decides whether a call concerns a mount, and serves
 //! it through `defuse_direct` as the kernel would. Two ways lead there: the `syscall` instructions of
-//! the C library, which are patched when a program starts (`patch`), so that stdio, opendir, glob
-//! and posix_spawn need no code of their own; and the exported functions (`symbols`), for C
+//! the C library, which are patched when a program starts (`catch::patch`), so that stdio, opendir, glob
+//! and posix_spawn need no code of their own; and the exported functions (`catch::symbols`), for C
 //! libraries that cannot be patched and for the calls that are made most.
 //!
-//! What it is not: it knows no file system but at its composition point (`compose`), and it walks
+//! What it is not: it knows no file system but at its composition point (`process::compose`), and it walks
 //! no paths itself. What a program asks of the kernel outside of all mounts stays the kernel's.
 //!
 //! Descriptors are the kernel's own numbers: either the descriptor of the bytes (where a file system
@@ -16,51 +16,9 @@
 
 #![deny(unsafe_code)]
 
-mod compose;
+mod catch;
 #[cfg(test)]
 mod coverage;
-#[allow(unsafe_code)]
-mod delivery;
-#[allow(unsafe_code)]
-mod dispatch;
-#[allow(unsafe_code)]
-mod entry;
-#[allow(unsafe_code)]
-mod fork;
-mod handover;
-#[allow(unsafe_code)]
-mod heap;
-mod holders;
-#[allow(unsafe_code)]
-mod home;
-mod inherit;
-#[allow(unsafe_code)]
-mod inside;
-mod leash;
-mod letter;
-#[allow(unsafe_code)]
-mod lock;
-mod mappings;
-mod nodes;
-#[allow(unsafe_code)]
-mod patch;
-#[allow(unsafe_code)]
+mod machine;
 mod process;
 mod serve;
-#[allow(unsafe_code)]
-mod shared;
-#[allow(unsafe_code)]
-mod signals;
-mod spawn;
-mod start;
-#[allow(unsafe_code)]
-mod statics;
-#[allow(unsafe_code)]
-mod symbols;
-#[allow(unsafe_code)]
-mod sys;
-mod table;
-#[allow(unsafe_code)]
-mod thread_exit;
-#[allow(unsafe_code)]
-mod users;

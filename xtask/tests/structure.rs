@@ -49,41 +49,41 @@ const UNSAFE_FILES: &[&str] = &[
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
     // Frames of signals, which are the kernel's and the program's.
-    "preload/src/delivery.rs",
+    "preload/src/catch/delivery.rs",
     // System calls that come back as signals.
-    "preload/src/dispatch.rs",
+    "preload/src/catch/dispatch.rs",
     // What a trampoline leads to.
-    "preload/src/entry.rs",
+    "preload/src/catch/entry.rs",
     // A page by which children know themselves.
-    "preload/src/fork.rs",
+    "preload/src/process/fork.rs",
     // Descriptors that are inherited by their numbers.
-    "preload/src/handover.rs",
+    "preload/src/serve/handover.rs",
     // Memory that is not from the program's heap.
-    "preload/src/heap.rs",
+    "preload/src/machine/heap.rs",
     // Thread-local variables of ours where the program has none, and the bases of FS and GS.
-    "preload/src/home.rs",
+    "preload/src/catch/tls_block.rs",
     // States of other threads.
-    "preload/src/inside.rs",
+    "preload/src/machine/inside.rs",
     // A lock that a child may take by force.
-    "preload/src/lock.rs",
+    "preload/src/machine/lock.rs",
     // Machine code of loaded libraries.
-    "preload/src/patch.rs",
+    "preload/src/catch/patch.rs",
     // The one state of the process, and limits.
-    "preload/src/process.rs",
+    "preload/src/process/state.rs",
     // Memory that all processes of a run share.
-    "preload/src/shared.rs",
+    "preload/src/process/shared.rs",
     // Handlers of signals.
-    "preload/src/signals.rs",
+    "preload/src/catch/signals.rs",
     // Programs that are mapped, and jumped to.
-    "preload/src/statics.rs",
+    "preload/src/catch/statics.rs",
     // The functions of the C library, by their names.
-    "preload/src/symbols.rs",
+    "preload/src/catch/symbols.rs",
     // System calls, and the memory of the program that makes them.
-    "preload/src/sys.rs",
+    "preload/src/machine/sys.rs",
     // A key of the C library, to notice the end of a thread.
-    "preload/src/thread_exit.rs",
+    "preload/src/machine/thread_exit.rs",
     // Those functions of the C library that make a program another user, by their names.
-    "preload/src/users.rs",
+    "preload/src/catch/users.rs",
     // Record locks, mappings and child processes, for the POSIX cases.
     "testkit/src/posix/sys.rs",
     // An allocator that counts.
@@ -169,7 +169,7 @@ fn the_preloaded_library_names_backends_at_one_point() {
         let text = read(path);
         let code = code_only(&text);
         let name = relative(path);
-        let inside = name.starts_with("preload/") && !name.ends_with("/src/compose.rs");
+        let inside = name.starts_with("preload/") && !name.ends_with("/src/process/compose.rs");
         (inside && backends.iter().any(|backend| has_word(&code, backend)))
             .then(|| format!("{name} names a backend: that is for compose.rs"))
     };

@@ -5,8 +5,8 @@ use defuse_fs::{Errno, StatFs, Timestamp};
 
 use super::path::Target;
 use super::{Call, Fail, Served};
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::table::Entry;
 
 fn put_stat(address: u64, stat: &Stat) -> Served {
     let attr = &stat.attr;

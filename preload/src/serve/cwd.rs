@@ -4,8 +4,8 @@ use defuse_direct::Place;
 use defuse_fs::Errno;
 
 use super::{Call, Fail, Served};
-use crate::process::Process;
-use crate::sys;
+use crate::machine::sys;
+use crate::process::state::Process;
 
 pub fn chdir(call: &Call<'_>) -> Served {
     let target = call.target(None, 0, false);
@@ -81,7 +81,7 @@ pub fn umask(call: &Call<'_>) -> Served {
 pub fn credentials(call: &Call<'_>) -> Served {
     call.client().without_privileges();
     let value = call.kernel();
-    crate::process::credentials_changed();
+    crate::process::state::credentials_changed();
     Ok(value)
 }
 

@@ -7,14 +7,14 @@ use defuse_direct::{IoFlags, LockFamily};
 use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
 
 use super::{Call, Fail, Served};
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::table::Entry;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
 fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
-            let (pid, tid) = (crate::process::pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
+            let (pid, tid) = (crate::process::state::pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
             let tid = tid.unwrap_or(0) as u64;
             let _ = sys::plain(libc::SYS_tgkill, pid as u64, tid, libc::SIGXFSZ as u64);
         }
@@ -242,8 +242,8 @@ pub fn take_lock(
     loop {
         let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
         while !pending.wait_timeout(LOCK_POLL) {
-            crate::inside::let_forks();
-            if crate::signals::waits() {
+            crate::machine::inside::let_forks();
+            if crate::catch::signals::waits() {
                 pending.cancel();
             }
         }
@@ -252,12 +252,12 @@ pub fn take_lock(
             Err(Errno::EAGAIN) => {}
             other => return Ok(other.map(|_| 0)?),
         }
-        if crate::signals::waits() {
+        if crate::catch::signals::waits() {
             return Err(Errno::EINTR.into());
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);
-        crate::inside::let_forks();
+        crate::machine::inside::let_forks();
     }
 }
 
@@ -437,23 +437,23 @@ pub fn mmap(call: &Call<'_>) -> Served {
         _ => None,
     };
     match entry {
-        Some(entry) => crate::mappings::map(call, &entry),
+        Some(entry) => crate::serve::mappings::map(call, &entry),
         // What it replaces may be ours.
-        None if call.int(3) & libc::MAP_FIXED != 0 => crate::mappings::unmap(call),
+        None if call.int(3) & libc::MAP_FIXED != 0 => crate::serve::mappings::unmap(call),
         None => Err(Fail::Pass),
     }
 }
 
 pub fn mremap(call: &Call<'_>) -> Served {
-    crate::mappings::remap(call)
+    crate::serve::mappings::remap(call)
 }
 
 pub fn munmap(call: &Call<'_>) -> Served {
-    crate::mappings::unmap(call)
+    crate::serve::mappings::unmap(call)
 }
 
 pub fn msync(call: &Call<'_>) -> Served {
-    crate::mappings::sync(call)
+    crate::serve::mappings::sync(call)
 }
 
 /// Whether the entry is a regular file that is open.

@@ -7,8 +7,8 @@ use defuse_direct::LockFamily;
 use defuse_fs::{Errno, Lock, LockType};
 
 use super::{Call, Fail, Served};
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::table::Entry;
 
 pub fn close(call: &Call<'_>) -> Served {
     let fd = call.int(0);
@@ -64,7 +64,7 @@ fn also(call: &Call<'_>, entry: &std::sync::Arc<Entry>, value: i64) -> Served {
         return Ok(value);
     }
     if value as u32 >= call.process.limit.load(Ordering::Relaxed) {
-        crate::process::close(value as i32);
+        crate::process::state::close(value as i32);
         return Err(Errno::EMFILE.into());
     }
     let view = call.process.view();
@@ -222,7 +222,7 @@ fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
 
 /// The limit of descriptors that the program sees and sets is its own; ours lie above it.
 pub fn prlimit(call: &Call<'_>) -> Served {
-    let own = call.int(0) == 0 || call.int(0) == crate::process::pid();
+    let own = call.int(0) == 0 || call.int(0) == crate::process::state::pid();
     if call.int(1) == libc::RLIMIT_FSIZE as i32 && own && call.args[2] != 0 {
         let value = call.kernel();
         let new = sys::load::<libc::rlimit>(call.args[2])?;

@@ -3,8 +3,8 @@
 use defuse_fs::{DirItem, DirSink, Entry as FsEntry, Errno};
 
 use super::{Call, Served};
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::table::Entry;
 
 /// `struct linux_dirent64`: inode, offset, length, type, name. The older `linux_dirent` has the type
 /// in its last byte instead.

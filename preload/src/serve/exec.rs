@@ -12,7 +12,9 @@ use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use super::path::Target;
 use super::{Call, Fail, Served};
-use crate::{handover, signals, statics, sys};
+use crate::catch::{signals, statics};
+use crate::machine::sys;
+use crate::serve::handover;
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -27,7 +29,7 @@ pub fn exec(call: &Call<'_>) -> Served {
     let argv = owned(sys::strings(call.args[argv])?);
     let state = handover::Outgoing::new(call)?;
     let envp = state.environment(sys::strings(call.args[envp])?);
-    crate::mappings::write_back_all(call);
+    crate::serve::mappings::write_back_all(call);
     let program = Program { call, argv, envp, state: &state };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
@@ -50,7 +52,7 @@ fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
     match call.process.lost() {
         None => Ok(()),
         Some(mount) => {
-            crate::start::say(&format!(
+            crate::catch::start::say(&format!(
                 "{}: its files are in the memory of this process, which another program does not \
                  get: use --fork server or --fork reopen",
                 String::from_utf8_lossy(&mount.target)
@@ -170,7 +172,7 @@ impl Program<'_> {
 
     fn tell_of_static(&self, name: &[u8]) {
         if self.call.process.shared.is_news(Once::NotServed) {
-            crate::start::say(&format!(
+            crate::catch::start::say(&format!(
                 "{}: a static program, or one of another C library, which is not served: it sees the \
                  files of the kernel in place of mounts. --dispatch serves it",
                 String::from_utf8_lossy(name)
@@ -182,7 +184,7 @@ impl Program<'_> {
     fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> Served {
         let carrier = statics::make_carrier()?;
         let floor = self.call.process.floor;
-        let kept = handover::owned(crate::process::keep_above(fd, floor, false)?);
+        let kept = handover::owned(crate::process::state::keep_above(fd, floor, false)?);
         let text = |name: &str, value: &[u8]| {
             CString::new([name.as_bytes(), b"=", value].concat()).unwrap_or_default()
         };
@@ -343,7 +345,7 @@ pub fn filter(call: &Call<'_>) -> Served {
         _ => call.args[0] == libc::PR_SET_SECCOMP as u64,
     };
     if sets && call.process.shared.is_news(Once::Filter) {
-        crate::start::say(
+        crate::catch::start::say(
             "a program filters its system calls (seccomp): its filter does not see calls that concern \
              files of mounts, and it may deny what the library needs for them",
         );

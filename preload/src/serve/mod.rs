@@ -6,12 +6,16 @@ mod data;
 mod descriptors;
 mod directory;
 mod exec;
+pub mod handover;
+mod mappings;
 mod names;
+pub mod nodes;
 mod open;
 mod path;
 mod poll;
 mod rings;
 mod sockets;
+pub mod spawn;
 mod watch;
 mod xattrs;
 
@@ -23,11 +27,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use defuse_direct::{Client, Stop, Task};
 use defuse_fs::Errno;
 
-use crate::inside::{self, Inside};
-use crate::process::{self, Process};
-use crate::shared::Fate;
-use crate::sys;
-use crate::table::{Entry, Table};
+use crate::machine::{
+    inside::{self, Inside},
+    sys,
+};
+use crate::process::{
+    shared::Fate,
+    state::{self, Process},
+    table::{Entry, Table},
+};
 
 pub use cwd::go_to;
 pub use data::is_regular;
@@ -56,7 +64,7 @@ pub struct ByKernel {
     /// The second argument.
     pub path: CString,
     /// What stays open until the call has returned.
-    pub held: Option<crate::nodes::Held>,
+    pub held: Option<crate::serve::nodes::Held>,
     /// A descriptor that comes of it stands for this.
     pub entry: Option<Arc<Entry>>,
 }
@@ -148,13 +156,13 @@ enum Handler {
 /// Serves a call; `None` where the kernel is to do it.
 #[inline]
 pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
-    let process = process::get()?;
-    if crate::fork::is_new_child() {
+    let process = state::get()?;
+    if crate::process::fork::is_new_child() {
         inside::alone();
         let _inside = Inside::enter();
         process.adopt();
         // How it was made is not known.
-        process::credentials_changed();
+        state::credentials_changed();
     }
     let Some(handler) = handler(number) else {
         if process.plan.report {
@@ -220,8 +228,8 @@ fn is_missed(process: &'static Process, number: u64, args: &[u64; 6]) -> bool {
 /// Counts a call once more, by the place that it came from: the trampoline that goes on at `from`.
 #[cold]
 pub fn count_site(number: u64, args: &[u64; 6], from: u64, served: bool) {
-    let Some(process) = process::get() else { return };
-    let Some(site) = crate::patch::site_of(from) else { return };
+    let Some(process) = state::get() else { return };
+    let Some(site) = crate::catch::patch::site_of(from) else { return };
     let fate = match served {
         true => Fate::Served,
         false if is_missed(process, number, args) => Fate::Missed,
@@ -253,10 +261,10 @@ fn by_descriptor(
 #[cold]
 fn tell_of_the_dead(process: &'static Process) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    let is_dead = |mount: &&process::Mounted| mount.relay.as_ref().is_some_and(|r| r.is_dead());
+    let is_dead = |mount: &&state::Mounted| mount.relay.as_ref().is_some_and(|r| r.is_dead());
     let Some(mount) = process.mounts.iter().find(is_dead) else { return };
     if !TOLD.swap(true, Ordering::Relaxed) {
-        crate::start::say(&format!(
+        crate::catch::start::say(&format!(
             "{}: the process that served it has ended, and its files are gone for this program: start \
              it anew",
             String::from_utf8_lossy(&mount.target)
@@ -277,7 +285,7 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
         // A signal has come before the call could wait, and nothing else would end that.
-        Err(Fail::Kernel(..) | Fail::Lower(..)) if crate::signals::waits() => {
+        Err(Fail::Kernel(..) | Fail::Lower(..)) if crate::catch::signals::waits() => {
             Some(sys::failure(Errno::EINTR))
         }
         Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
@@ -331,7 +339,7 @@ fn handler(number: u64) -> Option<Handler> {
         libc::SYS_fsync | libc::SYS_fdatasync => Fd(false, data::sync),
         libc::SYS_syncfs => Fd(false, data::syncfs),
         libc::SYS_mmap => Any(data::mmap),
-        libc::SYS_rt_sigaction => Any(crate::signals::action),
+        libc::SYS_rt_sigaction => Any(crate::catch::signals::action),
         libc::SYS_munmap => Any(data::munmap),
         libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),

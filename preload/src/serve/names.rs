@@ -3,7 +3,7 @@
 use defuse_fs::{Errno, RenameFlags};
 
 use super::{Call, Fail, Served};
-use crate::sys;
+use crate::machine::sys;
 
 pub fn mkdir(call: &Call<'_>) -> Served {
     let at = usize::from(call.number as i64 == libc::SYS_mkdirat);

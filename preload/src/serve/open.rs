@@ -8,9 +8,8 @@ use defuse_fs::{Errno, FileKind};
 
 use super::path::{Start, Target};
 use super::{ByKernel, Call, Fail, Served, TRIES};
-use crate::process::Process;
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::{state::Process, table::Entry};
 
 pub fn open(call: &Call<'_>) -> Served {
     let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
@@ -72,7 +71,7 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
         FileKind::Socket => return Err(Errno::ENXIO.into()),
         _ => return Ok(None),
     }
-    let held = crate::nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
+    let held = crate::serve::nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
     let entry = Some(as_entry(call, target, file));
     // No link is left to be followed but that of the descriptor.
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
@@ -112,10 +111,10 @@ fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
 
 /// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.
 pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
-    let Some(_inside) = crate::inside::Inside::enter() else { return i64::from(fd) };
+    let Some(_inside) = crate::machine::inside::Inside::enter() else { return i64::from(fd) };
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     if fd as u32 >= limit || call.process.view().table.set(fd, entry).is_err() {
-        crate::process::close(fd);
+        crate::process::state::close(fd);
         return sys::failure(Errno::EMFILE);
     }
     i64::from(fd)
@@ -165,7 +164,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
         None => sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32,
     };
     if fd as u32 >= process.limit.load(std::sync::atomic::Ordering::Relaxed) {
-        crate::process::close(fd);
+        crate::process::state::close(fd);
         return Err(Errno::EMFILE.into());
     }
     const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
@@ -178,7 +177,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
     match call.process.view().table.set(fd, entry) {
         Ok(_) => Ok(i64::from(fd)),
         Err(_) => {
-            crate::process::close(fd);
+            crate::process::state::close(fd);
             Err(Errno::EMFILE.into())
         }
     }
@@ -193,8 +192,8 @@ pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
         return CString::new(super::path::path_of_descriptor(number)?).ok();
     }
-    let copy = crate::handover::copy_to_memory(call, &file).ok()?;
-    let kept = crate::process::keep_above(
+    let copy = crate::serve::handover::copy_to_memory(call, &file).ok()?;
+    let kept = crate::process::state::keep_above(
         std::os::fd::AsRawFd::as_raw_fd(&copy),
         call.process.floor,
         true,

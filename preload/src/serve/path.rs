@@ -7,9 +7,8 @@ use defuse_direct::{At, Outside, Place};
 use defuse_fs::Errno;
 
 use super::{Call, Fail, Served};
-use crate::process::Process;
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::{state::Process, table::Entry};
 
 /// What a path begins at.
 pub enum Start {
@@ -73,10 +72,11 @@ impl<'a> Call<'a> {
 /// What a path leads to that is the link of /proc to the program of this process, where the kernel
 /// believes that it is another one.
 pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
-    let program = crate::statics::executable()?;
+    let program = crate::catch::statics::executable()?;
     let who = path.strip_prefix(b"/proc/")?.strip_suffix(b"/exe")?;
     let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-    let is_own = matches!(who, b"self" | b"thread-self") || number == Some(crate::process::pid());
+    let is_own =
+        matches!(who, b"self" | b"thread-self") || number == Some(crate::process::state::pid());
     is_own.then_some(program)
 }
 
@@ -142,7 +142,9 @@ fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
             let rest = path.strip_prefix(b"/proc/")?;
             let (who, rest) = split(rest);
             let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-            if !matches!(who, b"self" | b"thread-self") && number != Some(crate::process::pid()) {
+            if !matches!(who, b"self" | b"thread-self")
+                && number != Some(crate::process::state::pid())
+            {
                 return None;
             }
             if let Some(rest) = rest.strip_prefix(b"cwd").filter(|r| r.is_empty() || r[0] == b'/') {

@@ -3,10 +3,10 @@
 use defuse_fs::Errno;
 
 use super::{Call, Fail, Served};
-use crate::sys;
+use crate::machine::sys;
 
 /// The placeholder at `fd`, where there is one.
-fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::table::Entry>> {
+fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::process::table::Entry>> {
     let entry = call.table().get(fd)?.clone()?;
     (!entry.backed).then_some(entry)
 }

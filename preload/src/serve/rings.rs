@@ -16,9 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use defuse_fs::Errno;
 
 use super::{Call, Fail, Served};
-use crate::process::Process;
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::{state::Process, table::Entry};
 
 const SETUP_R_DISABLED: u32 = 1 << 6;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
@@ -122,7 +121,7 @@ impl Ring {
             let which = [self.fd, 0];
             let _ = self.register(UNREGISTER_RING_FDS, which.as_ptr() as u64, 1);
         } else {
-            crate::process::close(self.fd as i32);
+            crate::process::state::close(self.fd as i32);
         }
     }
 }
@@ -243,7 +242,7 @@ pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;
     let table = &process.view().table;
     let Some(Some(entry)) = table.get(fd).map(|found| (*found).clone()) else { return };
-    let Some(_inside) = crate::inside::Inside::enter() else { return };
+    let Some(_inside) = crate::machine::inside::Inside::enter() else { return };
     if !is_open_at(fd, &entry) {
         drop(table.remove(fd));
     }

@@ -7,8 +7,8 @@ use defuse_direct::{Access, At, Stat};
 use defuse_fs::{Errno, FileKind};
 
 use super::{Call, Served};
-use crate::nodes::Directory;
-use crate::sys;
+use crate::machine::sys;
+use crate::serve::nodes::Directory;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
 /// The path in `struct sockaddr_un`.

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use defuse_fs::{Errno, FileKind};
 
 use super::{ByKernel, Call, Fail, Served};
-use crate::process::{Mounted, Process};
+use crate::process::state::{Mounted, Process};
 
 /// `IN_DONT_FOLLOW`.
 const DONT_FOLLOW: u64 = 0x0200_0000;
@@ -49,6 +49,6 @@ fn below(process: &Process, path: &[u8]) -> Option<Vec<u8>> {
     let mounts = process.mounts.iter().zip(&process.plan.mounts);
     let found = mounts.filter_map(|(mounted, plan)| Some((rest(mounted)?, plan)));
     let ((_, rest), plan) = found.max_by_key(|((len, _), _)| *len)?;
-    let directory = crate::compose::directory(plan)?;
+    let directory = crate::process::compose::directory(plan)?;
     Some([directory, rest].concat())
 }

@@ -6,8 +6,8 @@ use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
 use super::path::{Start, Target};
 use super::{Call, Fail, Served};
-use crate::sys;
-use crate::table::Entry;
+use crate::machine::sys;
+use crate::process::table::Entry;
 
 /// All of them: set, get, list and remove, each by path, by link and by descriptor.
 pub fn any(call: &Call<'_>) -> Served {

@@ -5,16 +5,16 @@
 //! the code does not tell, so that they are not patched. What each thread may do then it asks the
 //! kernel, once it hears that something has changed.
 
-use crate::inside::Inside;
-use crate::process;
+use crate::machine::inside::Inside;
+use crate::process::state;
 
 /// Runs `change`, after which the process may have other credentials.
 fn around(change: impl FnOnce() -> i64) -> i64 {
-    if let (Some(process), Some(_inside)) = (process::get(), Inside::enter()) {
+    if let (Some(process), Some(_inside)) = (state::get(), Inside::enter()) {
         process.client.without_privileges();
     }
     let value = change();
-    process::credentials_changed();
+    state::credentials_changed();
     value
 }
 
@@ -22,7 +22,7 @@ macro_rules! changes {
     ($($name:ident)*) => {
         #[allow(non_upper_case_globals)]
         mod next {
-            use crate::symbols::{Next, name};
+            use crate::catch::symbols::{Next, name};
 
             $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
             pub static ALL: &[&Next] = &[$(&$name),*];
@@ -58,7 +58,7 @@ mod tests {
     fn the_c_library_has_all_of_them() {
         let next = |name: &&&str| {
             let name = std::ffi::CString::new(**name).unwrap();
-            crate::patch::next(&name) == 0
+            crate::catch::patch::next(&name) == 0
         };
         assert_eq!(NAMES.iter().filter(next).collect::<Vec<_>>(), Vec::<&&str>::new());
     }

@@ -13,7 +13,8 @@ use defuse_preload_plan::image::{HEAD_PAGE, Image};
 use defuse_preload_plan::trampoline::{self, TRAMPOLINE};
 use defuse_preload_plan::{ObjectSites, Site};
 
-use crate::{entry, sys};
+use crate::catch::entry;
+use crate::machine::sys;
 
 /// How many sites were patched, and how many had to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 
-use crate::inherit::Connection;
+use crate::process::exec_state::Connection;
 
 /// A file system of a plan.
 pub struct Composed {
@@ -117,14 +117,14 @@ impl Relay {
         // been in use when the process was copied.
         let parents = self.inner.as_fd().as_raw_fd();
         self.inner.0.store(Arc::new(Box::leak(Box::new(next))));
-        crate::process::close(parents);
+        crate::process::state::close(parents);
         Ok(())
     }
 }
 
 /// Who asks for a mapping: this thread, as a server knows its user.
 fn context() -> Context<'static> {
-    let caller = crate::process::get().map(|process| {
+    let caller = crate::process::state::get().map(|process| {
         let who = process.task().credentials();
         Caller { uid: who.uid, gid: who.gid, pid: who.pid }
     });

@@ -19,10 +19,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use defuse_fs::{Errno, File, Ino};
 use defuse_preload_plan::ForkPolicy;
 
-use crate::compose::Relay;
+use crate::machine::sys;
+use crate::process::{compose::Relay, table::Entry};
 use crate::serve::{Call, Fail, Served, is_regular};
-use crate::sys;
-use crate::table::Entry;
 
 /// A shared mapping.
 struct Mapping {

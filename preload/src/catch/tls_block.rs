@@ -4,7 +4,7 @@
 //! laid out, are not where the compiler looks for them then. So every thread of such a program has a
 //! *home*: a copy of the thread-local blocks that the loader made for the first one, and a stack for
 //! our code. The base of GS, which programs on x86-64 leave alone, leads to the home; on the way into
-//! our code FS is exchanged, and on the way out it is the program's again ([`crate::delivery`]).
+//! our code FS is exchanged, and on the way out it is the program's again ([`crate::catch::delivery`]).
 //!
 //! The kernel gives no notice of the end of such a thread. It ends by exit(2), which comes here: the
 //! home is free for the next thread once its own does not need it any more.
@@ -12,8 +12,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-use crate::lock::Lock;
-use crate::{dispatch, entry, sys};
+use crate::catch::{dispatch, entry};
+use crate::machine::{lock::Lock, sys};
 
 /// Not 0 where the program is a static one, whose threads have homes.
 pub static USED: AtomicU8 = AtomicU8::new(0);
@@ -243,17 +243,17 @@ pub fn end(code: u64) {
         return;
     }
     {
-        let _inside = crate::inside::Inside::enter();
-        crate::process::end_of_thread();
+        let _inside = crate::machine::inside::Inside::enter();
+        crate::process::state::end_of_thread();
     }
-    crate::delivery::forget();
+    crate::catch::delivery::forget();
     // SAFETY: the thread needs nothing of its home any more.
     unsafe { defuse_exit(code, &raw const home.state) }
 }
 
 /// A home that nobody has.
 fn take() -> Option<&'static Home> {
-    let _inside = crate::inside::Inside::enter();
+    let _inside = crate::machine::inside::Inside::enter();
     let free = |home: &&&'static Home| {
         let state = &home.state;
         state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -306,7 +306,7 @@ impl Template {
         blocks.retain(|(block, ..)| (fs.saturating_sub(1 << 20)..fs).contains(block));
         blocks.iter_mut().for_each(|block| block.0 = fs - block.0);
         let below = blocks.iter().map(|block| block.0).max().unwrap_or(0).next_multiple_of(4096);
-        let tid = crate::process::pid() as u32;
+        let tid = crate::process::state::pid() as u32;
         let is_tid = |at: &u64| {
             // SAFETY: what the C library has of this thread is longer than this.
             unsafe { ((fs + at) as *const u32).read() == tid }

@@ -5,10 +5,14 @@ use std::os::fd::OwnedFd;
 
 use defuse_preload_plan::{DIRECTORY, Inherited, VARIABLE};
 
-use crate::inside::Inside;
-use crate::process::{self, Process};
-use crate::shared::Shared;
-use crate::{dispatch, inherit, patch, serve, statics, symbols, sys};
+use crate::catch::{dispatch, patch, statics, symbols};
+use crate::machine::{inside::Inside, sys};
+use crate::process::{
+    exec_state,
+    shared::Shared,
+    state::{self, Process},
+};
+use crate::serve;
 
 /// Tells people something.
 pub fn say(text: &str) {
@@ -31,38 +35,38 @@ pub fn begin() {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let state = inherited.state;
-    let mut incoming = state.and_then(|state| inherit::read(state.letter));
+    let mut incoming = state.and_then(|state| exec_state::read(state.letter));
     let floor = state.and_then(|state| u64::try_from(state.floor).ok());
-    let carried = state.and_then(|state| state.program).map(crate::handover::owned);
+    let carried = state.and_then(|state| state.program).map(crate::serve::handover::owned);
     let Some((shared, plan, images)) = Shared::map(inherited.memory, inherited.plan) else {
         fail("program and library are of different versions: build both together");
     };
     symbols::clean_preload(&plan.library);
     symbols::find_next();
-    crate::thread_exit::begin();
-    crate::inside::register();
+    crate::machine::thread_exit::begin();
+    crate::machine::inside::register();
     let Some(inside) = Inside::enter() else { return };
-    let limits = process::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
+    let limits = state::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
     let inherited = above_all(&inherited, floor);
     let before = incoming.as_ref().map(|incoming| incoming.holder);
-    if !crate::holders::begin(&shared, inherited.memory, floor, before) {
+    if !crate::process::holders::begin(&shared, inherited.memory, floor, before) {
         fail("the run has as many processes as it can have");
     }
     let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
     let connections = connections.unwrap_or_default();
     if let Some(leash) = inherited.leash {
-        crate::leash::bind(leash, floor);
+        crate::process::leash::bind(leash, floor);
     }
     let plan_fd = inherited.plan;
     let process = Process::new(shared, plan, inherited, limits, connections);
     let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
-        crate::entry::count_all();
+        crate::catch::entry::count_all();
     }
     let images = patch::Images { fd: plan_fd, from: images };
     let patched = patch::all(&process.plan.objects, images);
-    let process = process::install(process);
+    let process = state::install(process);
     symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
     if !symbols::is_patched() && process.plan.report {
         say(
@@ -79,9 +83,9 @@ pub fn begin() {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
     }
-    crate::fork::mark();
+    crate::process::fork::mark();
     if !patched.forks {
-        crate::fork::follow_handlers();
+        crate::process::fork::follow_handlers();
     }
     if process.plan.dispatch {
         dispatch_calls();
@@ -113,7 +117,7 @@ fn dispatch_calls() {
 fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
     let program = statics::load(fd)?;
     symbols::leave_to_program();
-    crate::home::begin();
+    crate::catch::tls_block::begin();
     Ok(program)
 }
 
@@ -133,9 +137,9 @@ fn above(fd: i32, floor: i32) -> i32 {
     if fd >= floor {
         return fd;
     }
-    match process::keep_above(fd, floor, false) {
+    match state::keep_above(fd, floor, false) {
         Ok(kept) => {
-            process::close(fd);
+            state::close(fd);
             kept
         }
         Err(_) => fd,
@@ -145,7 +149,7 @@ fn above(fd: i32, floor: i32) -> i32 {
 /// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
 /// told.
 pub fn refuses_fork() -> bool {
-    let Some(process) = process::get() else { return false };
+    let Some(process) = state::get() else { return false };
     match process.lost() {
         None => false,
         Some(mount) => {
@@ -162,7 +166,7 @@ pub fn refuses_fork() -> bool {
 /// The path that dlopen(3) is to load instead of `path`, where that lies in a mount: the kernel's
 /// own path of the bytes, or a copy in memory.
 pub fn library(path: &[u8]) -> Option<CString> {
-    let process = process::get()?;
+    let process = state::get()?;
     let _inside = Inside::enter()?;
     let args = [0; 6];
     let call = crate::serve::Call { process, number: 0, args: &args };

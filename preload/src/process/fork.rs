@@ -24,9 +24,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::layout::Once;
 
-use crate::inside::{self, Inside};
-use crate::process::{self, Process};
-use crate::{dispatch, holders, home, sys};
+use crate::catch::{dispatch, tls_block};
+use crate::machine::{
+    inside::{self, Inside},
+    sys,
+};
+use crate::process::{
+    holders,
+    state::{self, Process},
+};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -114,7 +120,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     const THREAD: u64 = libc::CLONE_THREAD as u64;
     const MEMORY: u64 = libc::CLONE_VM as u64;
     const WAITS: u64 = libc::CLONE_VFORK as u64;
-    let Some(process) = process::get() else { return Ok(false) };
+    let Some(process) = state::get() else { return Ok(false) };
     let mut flags = Flags { args, is_clone3: number == libc::SYS_clone3 as u64 };
     let Some(asked) = flags.get() else { return Ok(false) };
     if asked & THREAD != 0 || inside::is_inside() {
@@ -128,7 +134,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     }
     if asked & libc::CLONE_NEWUSER as u64 != 0 {
         // The child has all capabilities, of its own name space.
-        process::credentials_changed();
+        state::credentials_changed();
     }
     {
         let _inside = Inside::enter();
@@ -143,12 +149,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         inside::let_others_go_on();
         let _inside = Inside::enter();
         close_pipe();
-        crate::start::say("fork: the run has as many processes as it can have");
+        crate::catch::start::say("fork: the run has as many processes as it can have");
         return Err(Errno::EAGAIN);
     }
     let _inside = Inside::enter();
     close_pipe();
-    crate::start::say("fork: a file system has not answered another thread for ten seconds");
+    crate::catch::start::say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
 }
 
@@ -161,7 +167,7 @@ fn refuse_shared_memory(process: &'static Process) -> Result<bool, Errno> {
     };
     let _inside = Inside::enter();
     if process.shared.is_news(Once::SharedMemory) {
-        crate::start::say(&format!(
+        crate::catch::start::say(&format!(
             "clone: a process that shares the memory of its parent (CLONE_VM) cannot use {}, which \
              another process serves: EPERM",
             String::from_utf8_lossy(&mount.target)
@@ -172,7 +178,7 @@ fn refuse_shared_memory(process: &'static Process) -> Result<bool, Errno> {
 
 /// After a clone(2) that [`before_clone`] has prepared, in both processes: it returned `value`.
 pub fn after_clone(value: i64) {
-    let Some(process) = process::get() else { return };
+    let Some(process) = state::get() else { return };
     if value == 0 {
         in_child_of(process);
         return;
@@ -211,12 +217,12 @@ fn in_child_of(process: &'static Process) {
     note_child();
     if dispatch::is_armed() {
         dispatch::rearm();
-        home::reset();
+        tls_block::reset();
     }
     inside::alone();
     let _inside = Inside::enter();
     // The other end closes when this process executes a program, or ends.
-    process::close(EXEC_PIPE.replace([NONE; 2])[0]);
+    state::close(EXEC_PIPE.replace([NONE; 2])[0]);
     process.adopt();
 }
 
@@ -228,20 +234,20 @@ fn open_pipe(process: &Process) -> bool {
         return false;
     }
     // The program's numbers stay its own.
-    let kept = ends.map(|fd| process::keep_above(fd, process.floor, true).unwrap_or(NONE));
-    ends.into_iter().for_each(process::close);
+    let kept = ends.map(|fd| state::keep_above(fd, process.floor, true).unwrap_or(NONE));
+    ends.into_iter().for_each(state::close);
     let is_open = !kept.contains(&NONE);
     if is_open {
         EXEC_PIPE.set(kept);
     } else {
-        kept.into_iter().for_each(process::close);
+        kept.into_iter().for_each(state::close);
     }
     is_open
 }
 
 /// There is no child to wait for.
 fn close_pipe() {
-    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(process::close);
+    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(state::close);
 }
 
 /// Waits as a parent does by `CLONE_VFORK`.
@@ -250,16 +256,16 @@ fn wait_for_exec() {
     if ends.contains(&NONE) {
         return;
     }
-    process::close(ends[1]);
+    state::close(ends[1]);
     let mut byte = 0u8;
     let args = [ends[0] as u64, &raw mut byte as u64, 1, 0, 0, 0];
     // SAFETY: the kernel writes one byte at most; nobody writes to the pipe.
     while sys::check(unsafe { sys::syscall(libc::SYS_read as u64, &args) }) == Err(Errno::EINTR) {}
-    process::close(ends[0]);
+    state::close(ends[0]);
 }
 
 extern "C" fn prepare() {
-    if let Some(process) = process::get() {
+    if let Some(process) = state::get() {
         inside::stop_others();
         // Without a slot for it, the child looks for one itself.
         let _ = share(process);
@@ -267,7 +273,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn in_parent() {
-    if let Some(process) = process::get() {
+    if let Some(process) = state::get() {
         // The C library does not tell handlers whether there is a child.
         shared(process, true);
     }
@@ -275,7 +281,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Some(process) = process::get() {
+    if let Some(process) = state::get() {
         in_child_of(process);
     }
 }

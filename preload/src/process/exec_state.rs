@@ -20,11 +20,13 @@ use defuse_direct::{At, How, Parcel};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
 use defuse_fuse::client::{Client, Legacy};
 
-use crate::handover::owned;
-use crate::process::{self, Process};
-use crate::serve::Call;
-use crate::table::Entry;
-use crate::{holders, sys};
+use crate::machine::sys;
+use crate::process::{
+    holders,
+    state::{self, Process},
+    table::Entry,
+};
+use crate::serve::{Call, handover::owned};
 
 /// What the text names beside itself. Dropped where nobody takes it over, it is given back.
 pub struct Estate {
@@ -68,7 +70,7 @@ struct Heir {
 impl Heir {
     fn new(process: &Process, mount: usize) -> Option<Heir> {
         let client = process.mounts[mount].relay.as_ref()?.heir()?;
-        let fd = process::keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
+        let fd = state::keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
         Some(Heir { mount, client, fd: owned(fd) })
     }
 }
@@ -152,7 +154,7 @@ impl Will<'_> {
     /// there is none.
     fn leave_lower(&mut self, entry: &Entry) -> i32 {
         let floor = self.call.process.floor;
-        let kept = entry.lower.as_ref().map(|fd| process::keep_above(fd.as_raw_fd(), floor, false));
+        let kept = entry.lower.as_ref().map(|fd| state::keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
         self.kept.push(owned(fd));
         fd
@@ -188,7 +190,7 @@ fn closes_at_exec(fd: i32) -> bool {
 
 /// Takes over what the program before handed over in `fd`.
 pub fn read(fd: i32) -> Option<Incoming> {
-    let text = crate::letter::read(fd)?;
+    let text = crate::machine::state_pipe::read(fd)?;
     let (first, rest) = text.split_once('\n')?;
     let mut words = first.split(' ');
     let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);

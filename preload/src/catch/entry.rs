@@ -17,7 +17,10 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
 use defuse_preload_plan::trampoline::TO_SYSCALL_END;
 
-use crate::{delivery, dispatch, fork, inside, serve, signals, sys, table, thread_exit};
+use crate::catch::{delivery, dispatch, signals};
+use crate::machine::{inside, sys, thread_exit};
+use crate::process::{fork, table};
+use crate::serve;
 
 // Where the stack of this thread for our code ends; 0 where it has none yet.
 std::arch::global_asm!(

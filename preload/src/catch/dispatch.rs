@@ -17,14 +17,19 @@
 //! - *a process*: both processes return from the handler, each by its own copy of the stack.
 //! - *a thread*: it begins in our code, is dispatched as well, and goes on where its maker does.
 //!
-//! All signals wait while the handler runs ([`crate::delivery`]), but for calls that may take long.
+//! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may take long.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use defuse_fs::Errno;
 
-use crate::delivery::{self, Context, Leave};
-use crate::{entry, fork, home, serve, sys};
+use crate::catch::{
+    delivery::{self, Context, Leave},
+    entry, tls_block,
+};
+use crate::machine::sys;
+use crate::process::fork;
+use crate::serve;
 
 // prctl(2).
 const SET_DISPATCH: u64 = 59;
@@ -122,7 +127,7 @@ unsafe extern "C" {
 /// Has all system calls of this thread dispatched that are made outside of this library, and those of
 /// all threads and processes that it makes. False where the kernel cannot.
 pub fn begin() -> bool {
-    let Some((from, end)) = crate::patch::own_code(entry::address()) else { return false };
+    let Some((from, end)) = crate::catch::patch::own_code(entry::address()) else { return false };
     OWN[0].store(from, Ordering::Relaxed);
     OWN[1].store(end - from, Ordering::Relaxed);
     if !delivery::begin() {
@@ -160,7 +165,7 @@ pub fn disarm() {
 
 extern "C" fn begin_thread() {
     // One that our own code makes for a moment has the variables of its maker, which waits for it.
-    if !crate::inside::is_inside() {
+    if !crate::machine::inside::is_inside() {
         arm();
     }
 }
@@ -192,12 +197,12 @@ pub fn serve(context: &mut Context, leave: &mut Leave) {
         libc::SYS_fork => make(context, leave, (CLONE, [FORK, 0, 0, 0, 0, 0])),
         libc::SYS_vfork => make(context, leave, (CLONE, [VFORK, 0, 0, 0, 0, 0])),
         libc::SYS_clone | libc::SYS_clone3 => make(context, leave, (number, args)),
-        libc::SYS_arch_prctl if home::is_used() && SET_GS <= args[0] && args[0] <= GET_GS => {
+        libc::SYS_arch_prctl if tls_block::is_used() && SET_GS <= args[0] && args[0] <= GET_GS => {
             let result = segment(args[0], args[1], &mut leave.fs);
             context.set_result(result.unwrap_or_else(sys::failure));
         }
-        libc::SYS_exit if home::is_used() => {
-            home::end(args[0]);
+        libc::SYS_exit if tls_block::is_used() => {
+            tls_block::end(args[0]);
             pass(context, number, &args);
         }
         _ => one(context, number, &args),
@@ -295,12 +300,12 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
     let stack = fork::stack_of_child(number, &own);
     // A child begins in our code, with our variables.
     let mut fs = leave.fs;
-    if home::is_used() && flags & libc::CLONE_SETTLS as u64 != 0 {
+    if tls_block::is_used() && flags & libc::CLONE_SETTLS as u64 != 0 {
         fs = if is_clone3 { record[7] } else { args[4] };
         fork::without(number, &mut own, libc::CLONE_SETTLS);
     }
     let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
-    if !is_thread && crate::start::refuses_fork() {
+    if !is_thread && crate::catch::start::refuses_fork() {
         return context.set_result(sys::failure(Errno::EPERM));
     }
     match fork::before_clone(number, &mut own) {
@@ -323,10 +328,10 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
             context.set_result(value);
         }
         Ok(false) if stack == 0 => pass(context, number, &args),
-        Ok(false) if home::is_used() && is_thread => {
-            let origin = home::Origin { call: (number, own), fs };
+        Ok(false) if tls_block::is_used() && is_thread => {
+            let origin = tls_block::Origin { call: (number, own), fs };
             let copy = |from, len| context.copy_for_thread((from, len), stack);
-            let value = home::make(origin, copy);
+            let value = tls_block::make(origin, copy);
             context.set_result(value);
         }
         Ok(false) => share(context, stack),

@@ -8,11 +8,10 @@ use defuse_direct::{Arena, Client, Credentials, Mount, Options, Place, Protected
 use defuse_fs::{Errno, FileSystem};
 use defuse_preload_plan::{ForkPolicy, Inherited, Plan};
 
-use crate::compose::Relay;
-use crate::inherit::Connection;
-use crate::shared::Shared;
-use crate::table::Table;
-use crate::{compose, sys};
+use crate::machine::sys;
+use crate::process::{
+    compose, compose::Relay, exec_state::Connection, shared::Shared, table::Table,
+};
 
 /// A mount of the plan.
 pub struct Mounted {
@@ -30,7 +29,7 @@ pub struct Mounted {
     pub backs: bool,
 }
 
-/// What every process has of its own. No child shares our memory: see [`crate::fork`].
+/// What every process has of its own. No child shares our memory: see [`crate::process::fork`].
 pub struct View {
     /// Who asks, and from where, but for threads with credentials of their own.
     task: Task,
@@ -189,13 +188,13 @@ impl Process {
     /// This process is a child with memory of its own from now on: after fork(2).
     pub fn adopt(&'static self) {
         self.pid.store(pid(), Ordering::Relaxed);
-        crate::holders::in_child(&self.shared, self.inherited.memory, self.floor);
+        crate::process::holders::in_child(&self.shared, self.inherited.memory, self.floor);
         if let Some(leash) = self.inherited.leash {
-            crate::leash::bind(leash, self.floor);
+            crate::process::leash::bind(leash, self.floor);
         }
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
-                crate::start::say(&format!(
+                crate::catch::start::say(&format!(
                     "{}: {why}: files of it cannot be used in this child",
                     String::from_utf8_lossy(&mount.target)
                 ));
@@ -230,7 +229,7 @@ impl Process {
             && !self.view.table.has(fd)
             && (self.inherited.sockets.contains(&fd)
                 || self.inherited.leash == Some(fd)
-                || crate::leash::is_own(fd)
+                || crate::process::leash::is_own(fd)
                 || is_of_a_kind_with_ours(fd))
     }
 

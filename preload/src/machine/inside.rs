@@ -1,7 +1,7 @@
 //! Which threads are in our own code, and how a fork(2) waits for them.
 //!
 //! While a thread is inside, what it calls is not intercepted and signals wait (see
-//! [`crate::signals`]). A child gets a copy of all locks and heaps of ours as they are at the moment
+//! [`crate::catch::signals`]). A child gets a copy of all locks and heaps of ours as they are at the moment
 //! of the fork, and none of the threads that hold them: so a fork waits until no other thread is
 //! inside, and lets nobody in until it is done. Going in and out costs two stores: membarrier(2)
 //! makes the fork see them.
@@ -10,8 +10,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
-use crate::lock::{self, Held, Lock};
-use crate::{delivery, sys, thread_exit};
+use crate::catch::delivery;
+use crate::machine::{
+    lock::{self, Held, Lock},
+    sys, thread_exit,
+};
 
 /// A thread is not in our code.
 const OUTSIDE: u32 = 0;
@@ -99,7 +102,7 @@ impl Drop for Inside {
             }
             state.store(OUTSIDE, Ordering::Release);
         });
-        crate::signals::deliver();
+        crate::catch::signals::deliver();
     }
 }
 
@@ -174,7 +177,7 @@ pub fn has_ended() -> bool {
 pub fn forget() {
     ENDS.set(ENDS.get() + 1);
     if has_ended() {
-        crate::entry::drop_stack();
+        crate::catch::entry::drop_stack();
     } else {
         // Whatever the thread does from here to there is forgotten then.
         thread_exit::arm();
@@ -187,7 +190,7 @@ pub fn forget() {
         LISTED.fetch_sub(usize::from(IS_LISTED.replace(false)), Ordering::Relaxed);
         state.store(OUTSIDE, Ordering::Release);
     });
-    crate::signals::deliver();
+    crate::catch::signals::deliver();
 }
 
 const MEMBARRIER_GLOBAL: u64 = 1 << 1;
@@ -274,7 +277,7 @@ pub fn has_others() -> bool {
 /// This is the child: the other threads are not here.
 pub fn alone() {
     // Where the program forked in a way of its own, others may have held these.
-    crate::heap::reset();
+    crate::machine::heap::reset();
     THREADS.reset();
     let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
     let forks = FORKS.replace(false);

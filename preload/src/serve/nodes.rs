@@ -13,10 +13,9 @@ use defuse_direct::Stat;
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
-use crate::handover::owned;
-use crate::process;
-use crate::serve::Call;
-use crate::sys;
+use crate::machine::sys;
+use crate::process::state;
+use crate::serve::{Call, handover::owned};
 
 /// A descriptor of ours that a call of the kernel needs to the end of that call.
 ///
@@ -27,7 +26,7 @@ pub struct Held(i32);
 impl Held {
     /// Keeps `fd`, moved out of the way of the program's numbers.
     fn new(call: &Call<'_>, fd: OwnedFd) -> Result<Held, Errno> {
-        process::keep_above(fd.as_raw_fd(), call.process.floor, true).map(Held)
+        state::keep_above(fd.as_raw_fd(), call.process.floor, true).map(Held)
     }
 
     /// The path by which the kernel finds what the descriptor has open.
@@ -38,7 +37,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        process::close(self.0);
+        state::close(self.0);
     }
 }
 
@@ -65,7 +64,7 @@ impl Directory {
         match (fd, is_ours) {
             (Ok(fd), true) => Held::new(call, fd).map(Directory),
             _ => {
-                crate::start::say(&format!(
+                crate::catch::start::say(&format!(
                     "{path} is not a directory of user {uid} alone: another program of this run has \
                      put it there, and fifos, devices and sockets of mounts cannot be opened"
                 ));

@@ -1,6 +1,6 @@
 //! What one program hands to the next, and what is left when one ends.
 //!
-//! The state of the program is text (see [`crate::inherit`] and [`crate::letter`]).
+//! The state of the program is text (see [`crate::process::exec_state`] and [`crate::machine::state_pipe`]).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -11,9 +11,9 @@ use defuse_direct::Description;
 use defuse_fs::Errno;
 use defuse_preload_plan::{Inherited, State, VARIABLE};
 
-use crate::inherit::Estate;
+use crate::machine::sys;
+use crate::process::exec_state::Estate;
 use crate::serve::{Call, Fail};
-use crate::sys;
 
 /// A memfd. `EMFILE`.
 pub fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
@@ -60,7 +60,7 @@ impl Outgoing {
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
         let (estate, text) = Estate::of(call);
-        let state = crate::letter::write(&text, process.floor)?;
+        let state = crate::machine::state_pipe::write(&text, process.floor)?;
         let (letter, floor) = (state.as_raw_fd(), process.floor);
         let next = State { letter, floor, program: None };
         let inherited = Inherited { state: Some(next), ..process.inherited.clone() };
@@ -101,7 +101,7 @@ impl Outgoing {
 
 /// The end of this process: its mappings are written back, and its open files given back.
 pub fn leave(call: &Call<'_>) {
-    crate::mappings::write_back_all(call);
+    crate::serve::mappings::write_back_all(call);
     let view = call.process.view();
     for (fd, _) in view.table.all() {
         if let Some(entry) = view.table.remove(fd)
@@ -110,5 +110,5 @@ pub fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
-    crate::holders::leave(&call.process.shared);
+    crate::process::holders::leave(&call.process.shared);
 }

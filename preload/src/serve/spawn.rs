@@ -1,6 +1,6 @@
 //! posix_spawn(3) and posix_spawnp(3): whether there is anything to execute.
 //!
-//! Their child has a copy of its parent's memory and not the memory itself (see [`crate::fork`]), so
+//! Their child has a copy of its parent's memory and not the memory itself (see [`crate::process::fork`]), so
 //! that an execve(2) that fails there tells the parent nothing. What makes it fail most often can be
 //! seen before: the program is not there, or nobody may execute it.
 
@@ -9,7 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use defuse_fs::Errno;
 
-use crate::{serve, sys};
+use crate::machine::sys;
+use crate::serve;
 
 /// What execve(2) of `path` would fail with, as far as its name tells. Only absolute paths are looked
 /// at where file actions may change the directory first.

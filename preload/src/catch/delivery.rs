@@ -5,7 +5,7 @@
 //! where the program wants it: to its own alternate stack, which the kernel never hears of, or to the
 //! stack that was interrupted; the mask is then as the program asked for it, and its handler begins
 //! as if the kernel had called it. Where the signal has interrupted our code, it waits as ever
-//! ([`crate::signals`]).
+//! ([`crate::catch::signals`]).
 //!
 //! `SIGSYS` is never blocked and never ignored as far as the kernel is concerned: a call that is
 //! dispatched meanwhile would end the program. What the program believes of it is noted here. So all
@@ -16,8 +16,12 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::Errno;
 
-use crate::signals::{self, Action, WANTED};
-use crate::{dispatch, entry, home, inside, sys};
+use crate::catch::{
+    dispatch, entry,
+    signals::{self, Action, WANTED},
+    tls_block,
+};
+use crate::machine::{inside, sys};
 
 /// The kernel's `struct sigaltstack`: address, flags, size.
 type AltStack = [u64; 3];
@@ -124,7 +128,7 @@ std::arch::global_asm!(
     "syscall",
     leave = const size_of::<Leave>().next_multiple_of(16),
     decide = sym decide,
-    homes = sym home::USED,
+    homes = sym tls_block::USED,
     set_mask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigreturn = const libc::SYS_rt_sigreturn,
@@ -310,7 +314,7 @@ const IGNORE: u64 = 1;
 fn end_by(number: i32) -> u64 {
     let _ = set_action(number, [DEFAULT, 0, 0, 0]);
     let tid = sys::plain(libc::SYS_gettid, 0, 0, 0).unwrap_or(0) as u64;
-    let pid = crate::process::pid() as u64;
+    let pid = crate::process::state::pid() as u64;
     let _ = sys::plain(libc::SYS_tgkill, pid, tid, number as u64);
     RETURN
 }

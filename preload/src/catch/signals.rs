@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use defuse_fs::Errno;
 
+use crate::catch::{delivery, dispatch, entry, tls_block};
+use crate::machine::{inside, sys};
 use crate::serve::{Call, Fail, Served};
-use crate::{delivery, dispatch, entry, home, inside, sys};
 
 /// The kernel's structure: handler, flags, restorer, mask.
 pub type Action = [u64; 4];
@@ -153,7 +154,7 @@ fn send_again(waiting: &Waiting) {
 
 fn queue(waiting: &Waiting) {
     let number = waiting.number.replace(0);
-    if number == CANCEL && !home::is_used() {
+    if number == CANCEL && !tls_block::is_used() {
         // Its handler would end the thread here and now, by unwinding our own code. It only notes
         // that the thread is cancelled where that may wait until the next call: which the call that
         // is served here was, too.
@@ -162,7 +163,7 @@ fn queue(waiting: &Waiting) {
         unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
     }
     let number = number as u64;
-    let (pid, tid) = (crate::process::pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
+    let (pid, tid) = (crate::process::state::pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
     let tid = tid.unwrap_or(0) as u64;
     let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
     // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.

@@ -9,7 +9,11 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{dispatch, patch, process, serve, spawn, sys};
+use crate::catch::{dispatch, patch};
+use crate::machine::sys;
+use crate::process::state;
+use crate::serve;
+use crate::serve::spawn;
 
 static PATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -78,7 +82,7 @@ pub const fn name(text: &'static str) -> &'static CStr {
 /// where a handler of a signal may not.
 pub fn find_next() {
     let others = [&SYSCALL, &FORK, &FORK_ALONE, &SPAWN, &SPAWN_SEARCHED, &DLOPEN];
-    for next in next::ALL.iter().chain(&others).chain(crate::users::ALL) {
+    for next in next::ALL.iter().chain(&others).chain(crate::catch::users::ALL) {
         next.address();
     }
     // What was not found is no news for the program: told once, and then forgotten.
@@ -381,7 +385,7 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn fork() -> c_int {
-    if crate::start::refuses_fork() {
+    if crate::catch::start::refuses_fork() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
     FORK.call(&[0; 6]) as c_int
@@ -403,10 +407,10 @@ pub unsafe extern "C" fn __fork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn _Fork() -> c_int {
-    if crate::start::refuses_fork() {
+    if crate::catch::start::refuses_fork() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    crate::fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
+    crate::process::fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
 }
 
 /// # Safety
@@ -438,7 +442,7 @@ pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn posix_spawn(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
     let refused = || spawn::refusal(sys::string(b).ok()?, c != 0);
-    match process::get().and_then(|_| refused()) {
+    match state::get().and_then(|_| refused()) {
         Some(errno) => i64::from(errno.raw()),
         None => SPAWN.call(&[a, b, c, d, e, f]),
     }
@@ -455,7 +459,7 @@ pub unsafe extern "C" fn posix_spawnp(a: u64, b: u64, c: u64, d: u64, e: u64, f:
         let dirs = std::env::var_os("PATH")?;
         spawn::search_refusal(sys::string(b).ok()?, &dirs, c != 0)
     };
-    match process::get().and_then(|_| refused()) {
+    match state::get().and_then(|_| refused()) {
         Some(errno) => i64::from(errno.raw()),
         None => SPAWN_SEARCHED.call(&[a, b, c, d, e, f]),
     }
@@ -533,7 +537,7 @@ const NO_SPACE: &CStr =
 
 extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> Decision {
     DLMOPEN.address();
-    let is_served = crate::process::get().is_none() || dispatch::is_armed();
+    let is_served = crate::process::state::get().is_none() || dispatch::is_armed();
     if space != 0 && !is_served {
         DLOPEN.address();
         return Decision { path: NO_SPACE.as_ptr(), refused: 1 };
@@ -547,7 +551,7 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
     if !text.contains(&b'/') {
         return path;
     }
-    match crate::start::library(text) {
+    match crate::catch::start::library(text) {
         // The loader keeps the name for as long as the library is loaded, which has no end here.
         Some(other) => other.into_raw(),
         None => path,
@@ -629,8 +633,8 @@ fn edit(mut keep: impl FnMut(&CStr) -> bool) {
 
 extern "C" fn begin(count: usize, arguments: *mut u64, variables: *mut u64) {
     // SAFETY: the loader passes these to functions of initialization.
-    unsafe { crate::statics::note_arguments(count, arguments, variables) };
-    crate::start::begin();
+    unsafe { crate::catch::statics::note_arguments(count, arguments, variables) };
+    crate::catch::start::begin();
 }
 
 /// Gives a static program, which has a C library of its own or none, what the one in this process has
@@ -644,7 +648,7 @@ pub fn leave_to_program() {
         // SAFETY: the variables of these names are numbers of the C library.
         let (offset, size) =
             unsafe { ((offset as *const i64).read(), (size as *const u32).read()) };
-        let area = crate::home::fs().wrapping_add_signed(offset);
+        let area = crate::catch::tls_block::fs().wrapping_add_signed(offset);
         // The kernel's first record had 32 bytes, and libraries tell what they use of it.
         let args = [area, u64::from(size.max(32)), UNREGISTER, SIGNATURE, 0, 0];
         sys::pass(libc::SYS_rseq as u64, &args);

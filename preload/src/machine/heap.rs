@@ -10,9 +10,7 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use dlmalloc::Dlmalloc;
 
-use crate::inside::Inside;
-use crate::lock::Lock;
-use crate::sys;
+use crate::machine::{inside::Inside, lock::Lock, sys};
 
 /// Where the heap has its pages from: the kernel, without the C library between.
 struct Pages;

@@ -14,10 +14,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
-use crate::lock::Lock;
-use crate::process;
-use crate::shared::Shared;
-use crate::sys;
+use crate::machine::{lock::Lock, sys};
+use crate::process::{shared::Shared, state};
 
 /// The open file is in use.
 const TAKEN: u32 = 1;
@@ -117,7 +115,7 @@ pub fn after_fork(shared: &Shared, has_child: bool) {
     }
     if fd >= 0 {
         // The child has the lock with its own descriptor.
-        process::close(fd);
+        state::close(fd);
     }
 }
 
@@ -136,7 +134,7 @@ pub fn in_child(shared: &Shared, memory: i32, floor: i32) {
     OWN.set(own);
     if parents_fd >= 0 {
         // The parent's would not end with the parent.
-        process::close(parents_fd);
+        state::close(parents_fd);
     }
 }
 
@@ -156,7 +154,7 @@ fn take_for(shared: &Shared, slot: u32) -> Option<u32> {
     // Where to look first differs by process and time, so that processes do not follow each other.
     static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
     let start = match NEXT_CELL.load(Ordering::Relaxed) {
-        0 => process::pid() as u32 * 64,
+        0 => state::pid() as u32 * 64,
         next => next,
     };
     for step in 0..layout::CELLS as u32 {
@@ -258,7 +256,7 @@ fn acquire(shared: &Shared, memory: i32, floor: i32) -> Option<(u32, i32)> {
         Ok(fd) => {
             let found = find(shared, fd);
             if found.is_none() {
-                process::close(fd);
+                state::close(fd);
             }
             found.map(|slot| (slot, fd))
         }
@@ -272,8 +270,8 @@ fn open_again(memory: i32, floor: i32) -> Result<i32, Errno> {
     let flags = libc::O_RDWR as u64;
     let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0, 0];
     let fd = sys::check(sys::pass(libc::SYS_openat as u64, &args))? as i32;
-    let kept = process::keep_above(fd, floor, false);
-    process::close(fd);
+    let kept = state::keep_above(fd, floor, false);
+    state::close(fd);
     kept
 }
 
@@ -351,7 +349,7 @@ mod tests {
     fn run() -> (Shared, OwnedFd) {
         let owned = |name: &std::ffi::CStr| {
             let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, 0, 0).unwrap();
-            crate::handover::owned(fd as i32)
+            crate::serve::handover::owned(fd as i32)
         };
         let (memory, plan) = (owned(c"memory"), owned(c"plan"));
         std::fs::File::from(memory.try_clone().unwrap()).set_len(layout::LEN as u64).unwrap();
@@ -381,14 +379,14 @@ mod tests {
             for _ in 0..4 {
                 assert!(take_for(&shared, slot).is_some(), "in round {round}");
             }
-            process::close(fd);
+            state::close(fd);
         }
         assert!(slots(&shared) < 16, "{} slots for two processes", slots(&shared));
         search(&shared, own_fd, own);
         assert_eq!(used(&shared), kept.len(), "nothing else is had by anybody");
         kept.iter().for_each(|index| drop_bit(&shared, own, *index, false));
         assert_eq!(used(&shared), 0);
-        process::close(own_fd);
+        state::close(own_fd);
     }
 
     #[test]
@@ -405,8 +403,8 @@ mod tests {
         word.fetch_and(!bit, Ordering::SeqCst);
         search(&shared, parent.1, parent.0);
         assert_eq!(used(&shared), 0);
-        process::close(parent.1);
-        process::close(child.1);
+        state::close(parent.1);
+        state::close(child.1);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use defuse_direct::{Arena, OpenCells};
 use defuse_preload_plan::{Plan, layout};
 
-use crate::{holders, sys};
+use crate::machine::sys;
+use crate::process::holders;
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,8 +167,8 @@ thread_local! {
 
 impl Arena for Shared {
     fn process(&self) -> u32 {
-        let known = crate::process::get().map(|process| process.pid.load(Ordering::Relaxed));
-        known.unwrap_or_else(crate::process::pid) as u32
+        let known = crate::process::state::get().map(|process| process.pid.load(Ordering::Relaxed));
+        known.unwrap_or_else(crate::process::state::pid) as u32
     }
 
     /// One that has ended and that nobody has waited for counts as gone.
@@ -178,7 +179,7 @@ impl Arena for Shared {
                 let args = [&raw mut state as u64, 1, 0, 0, 0, 0];
                 // SAFETY: the kernel writes to the structure.
                 let ended = sys::check(unsafe { sys::syscall(libc::SYS_poll as u64, &args) });
-                crate::process::close(fd as i32);
+                crate::process::state::close(fd as i32);
                 ended != Ok(1)
             }
             Err(errno) => errno.raw() != libc::ESRCH,
@@ -187,7 +188,7 @@ impl Arena for Shared {
 
     /// Every process of a run is registered for it, from its start on.
     fn barrier(&self) {
-        crate::inside::barrier_for_all();
+        crate::machine::inside::barrier_for_all();
     }
 
     fn is_taken_over(&self, cells: &'static OpenCells) -> bool {

@@ -4,7 +4,7 @@
 //! loader takes, made in memory, into which this library is loaded as into any other. Once that has
 //! begun, it maps the static program as the kernel would have, gives it the arguments, variables and
 //! auxiliary vector that it would have got, and jumps to it: from there on its system calls are
-//! dispatched ([`crate::dispatch`]).
+//! dispatched ([`crate::catch::dispatch`]).
 //!
 //! Programs for another C library, whose loader would not take this one, are begun the same way, with
 //! their loader.
@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
-use crate::{home, symbols, sys};
+use crate::catch::{symbols, tls_block};
+use crate::machine::sys;
 
 const EXEC: u16 = 2;
 const DYN: u16 = 3;
@@ -197,7 +198,7 @@ fn carrier() -> Vec<u8> {
 
 /// The carrier, to be executed.
 pub fn make_carrier() -> Result<OwnedFd, Errno> {
-    let mut file = File::from(crate::handover::memory(c"defuse-static")?);
+    let mut file = File::from(crate::serve::handover::memory(c"defuse-static")?);
     file.write_all(&carrier()).map_err(Errno::from)?;
     Ok(file.into())
 }
@@ -249,7 +250,7 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
     let shown = name.to_string_lossy().into_owned();
     let executable = symbols::take_variable(EXECUTABLE).unwrap_or_default();
     let _ = PROGRAM.set(executable.into_bytes());
-    if !home::is_possible() {
+    if !tls_block::is_possible() {
         return Err(format!(
             "{shown}: the processor or the kernel does not let programs exchange FS (FSGSBASE, Linux \
              5.9), which static programs need: run without --dispatch"
@@ -288,7 +289,7 @@ fn open(path: &[u8]) -> Result<File, Errno> {
     let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let fd = sys::plain(libc::SYS_open, path.as_ptr() as u64, how, 0)?;
-    Ok(File::from(crate::handover::owned(fd as i32)))
+    Ok(File::from(crate::serve::handover::owned(fd as i32)))
 }
 
 /// Maps an ELF file; returns also how far from its addresses it is.
@@ -307,7 +308,7 @@ impl Program {
     pub fn run(self) -> ! {
         // SAFETY: stack and entry are those of the program that was mapped; the frames below are ours
         // and end here.
-        unsafe { home::jump(self.sp, self.entry) }
+        unsafe { tls_block::jump(self.sp, self.entry) }
     }
 }
 

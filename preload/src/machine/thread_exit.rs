@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::inside::Inside;
+use crate::machine::inside::Inside;
 
 std::arch::global_asm!(
     ".globl __cxa_thread_atexit_impl",
@@ -81,8 +81,8 @@ extern "C" fn run(_: *mut c_void) {
         }
     });
     if inside.is_some() {
-        crate::process::end_of_thread();
+        crate::process::state::end_of_thread();
         drop(inside);
-        crate::inside::forget();
+        crate::machine::inside::forget();
     }
 }

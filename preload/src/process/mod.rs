@@ -1,0 +1,16 @@
+//! The state of a process of a run: its mounts and open files, what a fork and an execve(2) do to them,
+//! and the memory that all processes of the run share.
+//!
+//! It names the layer `machine`.
+
+pub mod compose;
+pub mod exec_state;
+#[allow(unsafe_code)]
+pub mod fork;
+pub mod holders;
+pub mod leash;
+#[allow(unsafe_code)]
+pub mod shared;
+#[allow(unsafe_code)]
+pub mod state;
+pub mod table;
