@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use defuse_fuse::request::{Body, DecodeOptions, Extensions, Payload, Request};
+use defuse_wire::request::{Body, DecodeOptions, Extensions, Payload, Request};
 use libfuzzer_sys::fuzz_target;
 use std::ops::Range;
 

@@ -140,6 +140,8 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "probe" | "backends" => &["fs"],
+            "wire" => &["fs", "probe"],
+            "frontends" if package.folder == "frontends/fuse" => &["fs", "probe", "wire"],
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],

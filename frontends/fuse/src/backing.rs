@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Fh, Ino, Result};
 
-use crate::abi::{self, BackingMap};
+use defuse_wire::abi::{self, BackingMap};
 
 const SHARDS: usize = 16;
 

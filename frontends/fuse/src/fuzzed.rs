@@ -15,13 +15,13 @@ use defuse_fs::{
 };
 use defuse_probe::clock;
 
-use crate::abi::InitIn;
 use crate::dispatch::Dispatcher;
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::request::{DecodeOptions, Request};
 use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
+use defuse_wire::abi::InitIn;
+use defuse_wire::request::{DecodeOptions, Request};
 
 /// Handles the request in `bytes` with a file system that answers by chance, from `seed`.
 ///
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn every_kind_of_request_gets_exactly_one_answer() {
         let mut handled = 0;
-        for sample in crate::request::tests::samples() {
+        for sample in defuse_wire::request::samples::samples() {
             let bytes = sample.bytes();
             for seed in 0..200_u64 {
                 dispatch(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed), &bytes);

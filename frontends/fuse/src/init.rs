@@ -6,9 +6,9 @@ use std::thread::available_parallelism;
 
 use defuse_fs::{Caps, LockSupport};
 
-use crate::abi::*;
 use crate::options::{IoUring, SessionOptions};
-use crate::request::DecodeOptions;
+use defuse_wire::abi::*;
+use defuse_wire::request::DecodeOptions;
 
 /// What became of one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

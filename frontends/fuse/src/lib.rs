@@ -1,11 +1,10 @@
 //! The kernel mount: FUSE protocol, transports, sessions, mounting.
 //!
-//! What is here: the kernel's structures ([`abi`]), a codec without I/O ([`request`], [`reply`]),
-//! mounting ([`mount`]), and sessions that serve a [`FileSystem`](defuse_fs::FileSystem)
-//! ([`Session`]). What is not here: file systems (those are backends, which this crate never
-//! names), caches of file data (the kernel's), and option syntax (the program's).
+//! This crate mounts ([`mount`]) and serves a [`FileSystem`](defuse_fs::FileSystem) on a mount
+//! ([`Session`]). It contains no file systems (those are backends, which this crate never names), no
+//! cache of file data (that is the kernel's), and no syntax of options (that is the program's). The
+//! protocol itself is `defuse-wire`.
 
-pub mod abi;
 mod backing;
 pub mod client;
 mod dispatch;
@@ -16,16 +15,14 @@ mod limited;
 pub mod mount;
 mod notify;
 mod options;
-mod own;
-mod probing;
-pub mod reply;
-pub mod request;
 mod server;
 mod session;
 mod sync;
 mod transport;
 mod workers;
 
+/// The structure of INIT, which [`negotiate`] takes, and the flags that it decides.
+pub use defuse_wire::abi;
 #[cfg(fuzzing)]
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use init::{Decision, InitError, Negotiated, negotiate};

@@ -8,9 +8,9 @@ use std::sync::{Arc, Weak};
 
 use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, Result};
 
-use crate::abi;
-use crate::reply::Notification;
 use crate::transport::ReplyPort;
+use defuse_wire::abi;
+use defuse_wire::reply::Notification;
 
 type Retrieved = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 

@@ -69,7 +69,7 @@ pub struct SessionOptions {
     /// The kernel aborts the session when a request waits longer than this for an answer
     /// (needs 7.43; whole seconds).
     pub request_timeout: Option<Duration>,
-    /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`crate::abi`].
+    /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
     pub disabled: u64,
 }
 

@@ -13,13 +13,10 @@ use rustix::fs::{Mode, OFlags};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
-use crate::abi::{self, InitIn};
-use crate::client::init::SOCKET_IO_MAX;
 use crate::dispatch::Dispatcher;
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
-use crate::request::{Body, DecodeOptions, Request};
 use crate::server::Peer;
 use crate::transport::dev::{DevChannel, DevLimits, DevPort, Line};
 use crate::transport::uring;
@@ -30,6 +27,9 @@ use crate::workers::ring::Rings;
 use crate::workers::sentinel::Bell;
 use crate::workers::set_aside::SetAside;
 use crate::workers::{ring, sentinel, serve, signal};
+use defuse_wire::abi::{self, InitIn};
+use defuse_wire::request::{Body, DecodeOptions, Request};
+use defuse_wire::vendor::SOCKET_IO_MAX;
 
 /// A session could not be started.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,8 @@ use defuse_fs::{
     InterruptToken, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
     Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_fuse::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_fuse::client::{Client, ClientOptions};
+use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -235,7 +235,7 @@ fn a_directory_without_end_ends_with_each_call_and_what_does_not_fit_is_given_ba
     let client = with_server(plus, ClientOptions::default(), |header, body| {
         let args = abi::ReadIn::read_from_bytes(body).ok()?;
         let mut room = vec![0; args.size as usize];
-        let mut dir = defuse_fuse::reply::DirEncoder::new(&mut room);
+        let mut dir = defuse_wire::reply::DirEncoder::new(&mut room);
         let mut at = args.offset + 1;
         while dir.push_plus(format!("{at}").as_bytes(), at, &entry_out(at + 1)).is_ok() {
             at += 1;

@@ -1,10 +1,10 @@
 //! What the running kernel really sends decodes, and what we encode it takes:
 //! a file system of one file that answers just enough to be asked for more.
 
-use defuse_fuse::abi::{self, Opcode};
 use defuse_fuse::mount::{self, MountOptions, Mounted};
-use defuse_fuse::reply::{self, CreateOut, DirEncoder};
-use defuse_fuse::request::{Body, DecodeOptions, Payload, Request};
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::reply::{self, CreateOut, DirEncoder};
+use defuse_wire::request::{Body, DecodeOptions, Payload, Request};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;

@@ -21,9 +21,9 @@ use rustix::net::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::slots::{Claim, Done, Slots, Waited};
-use crate::abi::{self, InHeader, Opcode, OutHeader};
-use crate::reply::HEADER_LEN;
 use crate::transport::errno;
+use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
+use defuse_wire::reply::HEADER_LEN;
 
 /// The longest message that is taken from a server.
 pub(super) const MESSAGE_MAX: usize = (1 << 20) + (64 << 10);

@@ -4,9 +4,10 @@ use std::cell::Cell;
 
 use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
 
-use super::encode::Request;
-use super::{Shared, decode};
-use crate::abi::{self, Opcode};
+use super::Shared;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode;
+use defuse_wire::encode::Request;
 
 impl Shared {
     pub(super) fn read(

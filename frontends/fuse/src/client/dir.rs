@@ -2,10 +2,11 @@
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, File, Ino, Name, Push, Result};
 
-use super::decode::{Listed, Listing, lookup_out};
-use super::encode::Request;
-use super::{Shared, decode};
-use crate::abi::{self, Opcode};
+use super::Shared;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode;
+use defuse_wire::decode::{Listed, Listing, lookup_out};
+use defuse_wire::encode::Request;
 
 /// How much of a listing is asked for at once, in bytes.
 const LISTING: usize = 32 * 1024;

@@ -7,10 +7,11 @@ use defuse_fs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::encode::{self, Request};
 use super::fs::owner;
-use super::{Client, Shared, decode};
-use crate::abi::{self, Opcode};
+use super::{Client, Shared};
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode;
+use defuse_wire::encode::{self, Request};
 
 impl Shared {
     /// Sends what is answered with an entry. A lookup that came with a bad answer is given back.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use defuse_fs::{Caller, Ino};
 use zerocopy::IntoBytes;
 
-use super::encode::Request;
 use super::{Shared, lock};
-use crate::abi::{self, ForgetOne, Opcode};
+use defuse_wire::abi::{self, ForgetOne, Opcode};
+use defuse_wire::encode::Request;
 
 /// So many inodes make a batch.
 const BATCH: usize = 64;

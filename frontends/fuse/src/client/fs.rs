@@ -10,9 +10,10 @@ use defuse_fs::{
     XattrName,
 };
 
-use super::encode::{self, Request};
-use super::{Client, decode};
-use crate::abi::{self, Opcode};
+use super::Client;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode;
+use defuse_wire::encode::{self, Request};
 
 impl FileSystem for Client {
     fn caps(&self) -> Caps {

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Client, ClientOptions};
-use crate::abi::{self, InHeader, OutHeader};
+use defuse_wire::abi::{self, InHeader, OutHeader};
 
 /// Makes the call that `choice` names, and answers each of its requests with the next of `answers`
 /// (after a header that fits), and the rest with `EIO`.

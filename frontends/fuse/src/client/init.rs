@@ -4,11 +4,8 @@ use defuse_fs::{Caps, Denied, Errno, LockSupport, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::ClientError;
-use crate::abi::*;
-
-/// Most bytes of data in one message. A socket takes up to 208 KiB unless its owner is privileged,
-/// and the kernel finds room for longer messages only in one piece of memory.
-pub(crate) const SOCKET_IO_MAX: usize = 128 * 1024;
+use defuse_wire::abi::*;
+use defuse_wire::vendor::{Names, SOCKET_IO_MAX};
 
 /// The oldest minor version that is spoken: since 7.12 no structure but INIT's own has changed its
 /// size, and the flags of INIT tell the rest.
@@ -47,49 +44,18 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_HAS_EXPIRE_ONLY
     | FUSE_NO_EXPORT_SUPPORT;
 
-/// Where a client puts the numbers of connections in INIT: the kernel leaves these words zero.
-const NAMES_AT: usize = 3;
-/// Where it says that it is the heir of the other connection, and no copy of it.
-const HEIR_AT: usize = NAMES_AT - 1;
-
-/// A number by which a connection is named to its server, and which nobody can guess: whoever knows
-/// it may have what the connection has. 0 for none.
-pub(crate) type Number = u128;
-
-/// What a client says of its connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Names {
-    /// The one of which it begins as a copy: see [`super::Client::sibling`].
-    pub(crate) copy_of: Number,
-    /// It begins with nothing, and takes over from that one: see [`super::Client::heir`].
-    pub(crate) is_heir: bool,
-    /// Its own.
-    pub(crate) own: Number,
-}
-
-/// What a client says of its connection.
-pub(crate) fn names_of(init: &InitIn) -> Names {
-    let number = |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
-    let (copy_of, own) = init.unused[NAMES_AT..].split_at(4);
-    let is_heir = init.unused[HEIR_AT] == 1;
-    Names { copy_of: number(copy_of), is_heir, own: number(own) }
-}
-
 /// What is sent to a server.
 pub(super) fn init_in(names: Names) -> InitIn {
-    let mut unused = [0; 11];
-    let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
-    unused[HEIR_AT] = u32::from(names.is_heir);
-    unused[NAMES_AT..][..4].copy_from_slice(&words(names.copy_of));
-    unused[NAMES_AT..][4..].copy_from_slice(&words(names.own));
-    InitIn {
+    let mut init = InitIn {
         major: FUSE_KERNEL_VERSION,
         minor: FUSE_KERNEL_MINOR_VERSION,
         max_readahead: SOCKET_IO_MAX as u32,
         flags: OFFERED as u32,
         flags2: (OFFERED >> 32) as u32,
-        unused,
-    }
+        ..InitIn::default()
+    };
+    names.put(&mut init);
+    init
 }
 
 /// What a server and this client agree on.
@@ -188,16 +154,6 @@ fn init_out(body: &[u8]) -> Result<InitOut> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_names_of_connections_survive_the_way_through_init() {
-        let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
-        for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
-            let names = Names { copy_of, is_heir: own > copy_of, own };
-            assert_eq!(names_of(&init_in(names)), names);
-        }
-        assert_eq!(names_of(&InitIn::default()), Names::default());
-    }
 
     #[test]
     fn nothing_is_used_that_was_not_offered_and_no_limit_exceeds_a_message() {

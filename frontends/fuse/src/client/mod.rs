@@ -9,9 +9,7 @@
 
 mod connection;
 mod data;
-mod decode;
 mod dir;
-mod encode;
 mod files;
 mod forget;
 mod fs;
@@ -33,16 +31,17 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::abi::{self, Opcode};
-use crate::own::{self, TakeOver};
 use crate::server::peer_credentials;
 use crate::transport::errno;
 use connection::Connection;
-use encode::Request;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode;
+use defuse_wire::encode::Request;
+use defuse_wire::vendor::{self, Names, Number, TakeOver};
 use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
-use init::{Agreement, Names, Number};
+use init::Agreement;
 use notices::Notices;
 pub use program::{Program, ProgramError};
 
@@ -293,7 +292,7 @@ impl Client {
 
     fn tell_of_heir(&self, ino: Ino, what: &TakeOver) -> Result<()> {
         let ioctl = abi::IoctlIn {
-            cmd: own::TAKE_OVER,
+            cmd: vendor::TAKE_OVER,
             in_size: size_of::<TakeOver>() as u32,
             ..abi::IoctlIn::default()
         };

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use defuse_fs::{Errno, File, Ino, Io, LockRequest, Name, Notify, PollHandle, Result};
 use zerocopy::FromBytes;
 
-use super::encode::{self, Request};
 use super::{Client, Shared, lock};
-use crate::abi::{self, NotifyCode, Opcode};
+use defuse_wire::abi::{self, NotifyCode, Opcode};
+use defuse_wire::encode::{self, Request};
 
 /// Most notifications that wait while another one is delivered on the same thread.
 const WAITING_MAX: usize = 1024;
@@ -131,7 +131,7 @@ impl Notices {
     fn retrieve(&self, listener: &dyn Notify, out: &abi::NotifyRetrieveOut) -> Result<()> {
         let client = self.client.get().cloned().unwrap_or_default();
         let (unique, ino, offset) = (out.notify_unique, Ino(out.nodeid), out.offset);
-        let size = (out.size as usize).min(super::init::SOCKET_IO_MAX);
+        let size = (out.size as usize).min(defuse_wire::vendor::SOCKET_IO_MAX);
         let done = move |found: Result<Vec<u8>>| {
             let Some(client) = client.upgrade() else { return };
             let mut data = found.unwrap_or_default();
@@ -184,7 +184,7 @@ impl Client {
             let _counted = counted;
             let io = lock(&waiting).take();
             if let Some(io) = io {
-                io.finish(result.and_then(super::decode::nothing).map(|()| 0));
+                io.finish(result.and_then(defuse_wire::decode::nothing).map(|()| 0));
             }
         };
         let args = encode::lk_in(file, request);

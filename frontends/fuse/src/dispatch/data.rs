@@ -8,12 +8,12 @@ use defuse_fs::{
     WriteBuf,
 };
 
-use super::{Call, Dispatcher, Done, convert, done, pod};
-use crate::abi;
-use crate::request::{Payload, Records};
+use super::{Call, Dispatcher, Done, done, pod};
 use crate::server::Mapped;
 use crate::transport::dev::MemorySource;
 use crate::transport::{Deferred, Reply};
+use defuse_wire::request::{Payload, Records};
+use defuse_wire::{abi, convert};
 
 impl Dispatcher {
     pub(super) fn read(

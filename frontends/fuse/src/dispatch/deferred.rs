@@ -11,10 +11,10 @@ use zerocopy::IntoBytes;
 
 use super::data::write_out;
 use super::{Call, Dispatcher};
-use crate::abi::Opcode;
-use crate::probing::op_of;
 use crate::server::Wait;
 use crate::transport::DeferredReply;
+use defuse_wire::abi::Opcode;
+use defuse_wire::op::op_of;
 
 /// The interrupts of requests that no worker holds, by request.
 #[derive(Default)]

@@ -11,15 +11,15 @@ use defuse_fs::{
 };
 use zerocopy::IntoBytes;
 
-use super::convert::Timeouts;
 use super::names::new_node;
-use super::{Call, Dispatcher, Done, convert, done, pod};
-use crate::abi;
+use super::{Call, Dispatcher, Done, done, pod};
 use crate::backing::Offer;
-use crate::reply::CreateOut;
-use crate::request::Extensions;
 use crate::server::drop_locks;
 use crate::transport::{Deferred, Reply};
+use defuse_wire::abi;
+use defuse_wire::convert::{self, Timeouts};
+use defuse_wire::reply::CreateOut;
+use defuse_wire::request::Extensions;
 
 impl Dispatcher {
     pub(super) fn open(

@@ -4,7 +4,6 @@
 //! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
 //! taken back: the lookup forgotten, the handle released.
 
-pub(crate) mod convert;
 mod data;
 mod deferred;
 mod files;
@@ -24,17 +23,17 @@ use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::abi::{self, Opcode};
 use crate::backing::Backings;
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::own;
-use crate::request::{Body, Payload, Request};
 use crate::server::{Closed, Guard, Peer, drop_locks};
 use crate::transport::Reply;
-use convert::Timeouts;
 use deferred::DeferredTable;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::convert::{self, Timeouts};
+use defuse_wire::request::{Body, Payload, Request};
+use defuse_wire::vendor;
 use privileges::Writers;
 
 /// All that handlers need to know of their session.
@@ -165,9 +164,9 @@ impl Dispatcher {
         let (cx, ino) = (&call.cx, call.ino);
         if let Some(peer) = &self.peer {
             if let Body::Ioctl { args, data } = body
-                && args.cmd == own::TAKE_OVER
+                && args.cmd == vendor::TAKE_OVER
             {
-                let taken = own::TakeOver::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
+                let taken = vendor::TakeOver::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
                 peer.take_over(ino, &taken)?;
                 return pod(reply, &abi::IoctlOut::default());
             }

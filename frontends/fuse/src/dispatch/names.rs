@@ -8,12 +8,13 @@ use defuse_fs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::privileges;
 use super::{Call, Dispatcher, Done, done, pod};
-use super::{convert, privileges};
-use crate::abi;
-use crate::reply::DirEncoder;
-use crate::request::Extensions;
 use crate::transport::Reply;
+use defuse_wire::abi;
+use defuse_wire::convert;
+use defuse_wire::reply::DirEncoder;
+use defuse_wire::request::Extensions;
 
 impl Dispatcher {
     pub(super) fn lookup(

@@ -16,21 +16,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::posix::without_set_id;
-use defuse_fs::{Attr, Context, Errno, FileKind, FileSystem, Ino, Result, SetAttr, Xattr};
+use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr};
 use defuse_fs::{XattrName, acl};
 
-use crate::abi;
+use defuse_wire::abi;
+use defuse_wire::convert::has_set_id;
 
-const SUID: u32 = 0o4000;
 const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 const WRITE: u32 = 2;
-
-/// Whether attributes must never be kept, because the kernel would act on a mode that is not true
-/// any more: [`clear`] is not asked for where the page cache is bypassed.
-pub(super) fn are_given(attr: &Attr) -> bool {
-    attr.kind == FileKind::Regular && attr.perm & (SUID | SGID) != 0
-}
 
 /// Whether a SETATTR asks for [`clear`]: nothing is valid in it but how the file was found.
 pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
@@ -58,7 +52,7 @@ pub(super) fn may_lose_capabilities(
 ) -> Result<()> {
     let attr = fs.getattr(cx, ino, None)?;
     let groups = Groups::of(cx);
-    let refused = are_given(&attr)
+    let refused = has_set_id(&attr)
         && without_set_id(attr.perm, groups.has(attr.gid)) != attr.perm
         && !is_written
         && !may_clear(fs, cx, (ino, &attr), &groups)?;
@@ -80,7 +74,7 @@ pub(super) fn clear(
     is_written: bool,
 ) -> Result<Attr> {
     let attr = fs.getattr(cx, ino, None)?;
-    if !are_given(&attr) {
+    if !has_set_id(&attr) {
         return Ok(attr);
     }
     let groups = Groups::of(cx);

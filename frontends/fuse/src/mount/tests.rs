@@ -87,12 +87,12 @@ fn a_mount_is_seen_dies_and_is_removed() {
 fn the_first_request_is_init() {
     let Some(place) = Place::new() else { return };
     let mounted = mount(&place.at("mnt"), &MountOptions::default()).unwrap();
-    let mut buf = vec![0; crate::abi::FUSE_MIN_READ_BUFFER];
+    let mut buf = vec![0; defuse_wire::abi::FUSE_MIN_READ_BUFFER];
     let len = rustix::io::read(&mounted.device, &mut buf).unwrap();
-    let request = crate::request::Request::parse(&buf[..len], &Default::default()).unwrap();
-    let crate::request::Body::Init(init) = request.body else { panic!("{request:?}") };
-    assert_eq!(init.major, crate::abi::FUSE_KERNEL_VERSION);
-    assert!(init.minor >= crate::abi::MINOR_MIN, "{init:?}");
+    let request = defuse_wire::request::Request::parse(&buf[..len], &Default::default()).unwrap();
+    let defuse_wire::request::Body::Init(init) = request.body else { panic!("{request:?}") };
+    assert_eq!(init.major, defuse_wire::abi::FUSE_KERNEL_VERSION);
+    assert!(init.minor >= defuse_wire::abi::MINOR_MIN, "{init:?}");
 }
 
 #[test]

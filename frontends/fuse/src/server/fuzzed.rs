@@ -20,13 +20,13 @@ use super::ledger::{Ledger, Legacy};
 use super::maps::Maps;
 use super::peer::{Credentials, Peer};
 use super::usage::Limits;
-use crate::abi::{self, InitIn, Opcode};
 use crate::dispatch::Dispatcher;
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::request::{Body, Extensions, Payload, Request};
 use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
+use defuse_wire::abi::{self, InitIn, Opcode};
+use defuse_wire::request::{Body, Extensions, Payload, Request};
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;

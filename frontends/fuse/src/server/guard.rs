@@ -12,9 +12,9 @@ use defuse_fs::{
 use super::ledger::{Ledger, Modes};
 use super::peer::Credentials;
 use super::rules::{self, EXEC, READ, WRITE};
-use crate::abi;
-use crate::dispatch::convert;
-use crate::request::{Body, Extensions};
+use defuse_wire::abi;
+use defuse_wire::convert;
+use defuse_wire::request::{Body, Extensions};
 
 /// RENAME_EXCHANGE and RENAME_WHITEOUT of renameat2(2).
 const EXCHANGE: u32 = 2;

@@ -11,8 +11,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::Ino;
 
-use crate::abi;
-use crate::request::Body;
+use defuse_wire::abi;
+use defuse_wire::request::Body;
 
 const SHARDS: usize = 64;
 

@@ -30,11 +30,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
 use crate::client;
-use crate::client::init::{Names, Number, names_of};
 use crate::limited::Limited;
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
+use defuse_wire::vendor::{Names, Number};
 pub(crate) use guard::Guard;
 use holds::Holds;
 use ledger::Ledger;
@@ -516,12 +516,12 @@ fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
 
 /// What whoever said INIT says of the connection; the message stays to be received.
 fn peek_names(socket: &OwnedFd) -> Option<Names> {
-    use crate::request::{Body, DecodeOptions, Request};
+    use defuse_wire::request::{Body, DecodeOptions, Request};
     let mut room = [0; 256];
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     let (len, _) = rustix::net::recv(socket, &mut room, flags).ok()?;
     match Request::parse(&room[..len], &DecodeOptions::default()) {
-        Ok(Request { body: Body::Init(init), .. }) => Some(names_of(&init)),
+        Ok(Request { body: Body::Init(init), .. }) => Some(Names::of(&init)),
         _ => None,
     }
 }

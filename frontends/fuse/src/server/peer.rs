@@ -10,9 +10,9 @@ use super::guard::Guard;
 use super::holds::{Held, Holds};
 use super::ledger::{Ledger, Legacy};
 use super::maps::Maps;
-use crate::abi;
-use crate::own::TakeOver;
-use crate::request::Body;
+use defuse_wire::abi;
+use defuse_wire::request::Body;
+use defuse_wire::vendor::TakeOver;
 
 /// The user of a client, as the kernel vouches for it.
 #[derive(Clone, Debug)]

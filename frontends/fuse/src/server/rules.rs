@@ -7,7 +7,7 @@
 use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, acl};
 
 use super::peer::Credentials;
-use crate::abi;
+use defuse_wire::abi;
 
 pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;

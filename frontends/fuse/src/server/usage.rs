@@ -11,8 +11,8 @@ use defuse_fs::locks::LockTable;
 use defuse_fs::{Errno, Ino, LockKind, LockOwner, LockRequest, Result};
 
 use super::ledger::Ledger;
-use crate::dispatch::convert;
-use crate::request::Body;
+use defuse_wire::convert;
+use defuse_wire::request::Body;
 
 /// Most that one connection may have at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ mod tests {
     use defuse_fs::{Fh, File, Lock, LockType, OpenFlags};
 
     use super::*;
-    use crate::abi;
+    use defuse_wire::abi;
 
     #[test]
     fn one_more_than_the_limit_is_refused_until_something_goes_back() {

@@ -15,8 +15,8 @@ use super::splice::Pipe;
 use super::{
     AlignedBuf, Channel, Deferred, DeferredReply, Message, Received, Reply, ReplyPort, errno,
 };
-use crate::abi::{self, InHeader, OutHeader};
-use crate::reply::HEADER_LEN;
+use defuse_wire::abi::{self, InHeader, OutHeader};
+use defuse_wire::reply::HEADER_LEN;
 
 /// Bytes before the data of a WRITE, so that the data begins on a page.
 const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
@@ -258,7 +258,8 @@ impl DevChannel {
         let pipe = self.reply.pipe.as_mut().ok_or(Errno::EINVAL)?;
         let total = pipe.fill(self.port.fd(), None, self.capacity)?;
         let lead = pipe.pull(self.request.message_mut(WRITE_LEAD.min(total)))?;
-        let header = crate::request::peek(self.request.message(lead)).map_err(|_| Errno::EIO)?;
+        let header =
+            defuse_wire::request::peek(self.request.message(lead)).map_err(|_| Errno::EIO)?;
         let is_write = header.opcode == abi::Opcode::Write as u32;
         if is_write && total - lead >= self.reply.splice.write_min {
             return Ok(lead);
@@ -286,7 +287,8 @@ impl DevChannel {
 
     /// Remembers what to expect of the next request.
     fn note(&mut self, len: usize) -> Result<()> {
-        let header = crate::request::peek(self.request.message(len)).map_err(|_| Errno::EIO)?;
+        let header =
+            defuse_wire::request::peek(self.request.message(len)).map_err(|_| Errno::EIO)?;
         let data = (header.len as usize).saturating_sub(WRITE_LEAD);
         self.large_write =
             header.opcode == abi::Opcode::Write as u32 && data >= self.reply.splice.write_min;

@@ -14,7 +14,7 @@ use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
 pub(crate) use buffer::AlignedBuf;
 
-use crate::request::{DecodeError, DecodeOptions, Request};
+use defuse_wire::request::{DecodeError, DecodeOptions, Request};
 
 /// The bytes of a request, as a transport has them.
 #[derive(Clone, Copy, Debug)]

@@ -21,12 +21,12 @@ use super::inflight::Slot;
 use super::pool::{Growth, Woken};
 use super::serve::{BACKLOG_NS, BACKLOG_ROW, REST, SLEPT_NS, handle, handled_at_once, refuse};
 use super::signal;
-use crate::probing::op_of;
-use crate::request::{Body, DecodeOptions};
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
 use crate::transport::uring::{Answers, Entry, Exchange, UringChannel};
 use crate::transport::{Channel, Received};
+use defuse_wire::op::op_of;
+use defuse_wire::request::{Body, DecodeOptions};
 
 /// Workers of one queue that a mere backlog may call for.
 const PARALLEL: usize = 2;

@@ -11,11 +11,11 @@ use super::inflight::Slot;
 use super::pool::Woken;
 use super::{set_aside, signal};
 use crate::limited::Limited;
-use crate::probing::op_of;
-use crate::request::{Body, DecodeError, DecodeOptions, Request};
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
 use crate::transport::{Channel, Received, Reply};
+use defuse_wire::op::op_of;
+use defuse_wire::request::{Body, DecodeError, DecodeOptions, Request};
 
 /// A request that was there within this time, in nanoseconds, had been waiting: nobody sends one so
 /// soon after the answer to another.

@@ -2,12 +2,12 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::abi::{
+use crate::transport::{AlignedBuf, Message};
+use defuse_wire::abi::{
     FUSE_URING_IN_OUT_HEADER_SZ as IN_OUT, FUSE_URING_OP_IN_OUT_SZ as OP, InHeader, OutHeader,
     UringEntInOut, UringReqHeader,
 };
-use crate::reply::HEADER_LEN;
-use crate::transport::{AlignedBuf, Message};
+use defuse_wire::reply::HEADER_LEN;
 
 /// The header has a page of its own, so that the payload after it begins on one.
 const LEAD: usize = 4096;
@@ -100,13 +100,13 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Body, DecodeOptions};
+    use defuse_wire::request::{Body, DecodeOptions};
 
     /// Puts a LOOKUP into the entry as the kernel does.
     fn put_lookup(entry: &mut Entry, name: &[u8]) {
         let header = InHeader {
             len: (size_of::<InHeader>() + name.len()) as u32,
-            opcode: crate::abi::Opcode::Lookup as u32,
+            opcode: defuse_wire::abi::Opcode::Lookup as u32,
             unique: 42,
             nodeid: 1,
             ..InHeader::default()

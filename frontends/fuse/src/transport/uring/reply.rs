@@ -6,9 +6,9 @@ use std::sync::Arc;
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
 use super::{Answers, Entry};
-use crate::abi::{FUSE_URING_OP_IN_OUT_SZ, InHeader, Opcode};
 use crate::transport::dev::{MemorySource, pread_full, put_parts};
 use crate::transport::{Deferred, DeferredReply, Message, Reply};
+use defuse_wire::abi::{FUSE_URING_OP_IN_OUT_SZ, InHeader, Opcode};
 
 /// A request in a worker's hands, and the answer to it. Used again for the next.
 pub(crate) struct Exchange {

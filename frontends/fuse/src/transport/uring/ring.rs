@@ -8,7 +8,9 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use zerocopy::IntoBytes;
 
 use super::Entry;
-use crate::abi::{FUSE_IO_URING_CMD_COMMIT_AND_FETCH, FUSE_IO_URING_CMD_REGISTER, UringCmdReq};
+use defuse_wire::abi::{
+    FUSE_IO_URING_CMD_COMMIT_AND_FETCH, FUSE_IO_URING_CMD_REGISTER, UringCmdReq,
+};
 
 /// Where `len` lies in a submission queue entry (struct io_uring_sqe).
 const SQE_LEN: usize = 24;

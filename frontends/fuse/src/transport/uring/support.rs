@@ -6,9 +6,9 @@ use std::sync::Arc;
 use defuse_fs::{Caps, Errno};
 
 use super::Ring;
-use crate::abi::{FUSE_OVER_IO_URING, InitIn};
 use crate::init::{WORKERS_MOST, max_workers, takes_locks};
 use crate::options::{IoUring, SessionOptions};
+use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
 /// What a session with rings begins with.
 pub(crate) struct Plan {

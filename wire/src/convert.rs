@@ -1,4 +1,4 @@
-//! Values of the contract as the kernel's structures, and back.
+//! Conversion between the types of the contract and the kernel's structures.
 
 use std::time::Duration;
 
@@ -7,31 +7,34 @@ use defuse_fs::{
     Result, SetAttr, SetTime, StatFs, Timestamp,
 };
 
-use super::privileges;
 use crate::abi;
 
-/// Overrides of how long answers may be trusted.
+/// How long the kernel may rely on answers. `None` leaves it to the file system.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Timeouts {
-    pub(crate) attr: Option<Duration>,
-    pub(crate) entry: Option<Duration>,
-    pub(crate) negative: Option<Duration>,
-    /// Most that attributes of a regular file are trusted unless `attr` says otherwise.
-    pub(crate) file_attr_most: Duration,
+pub struct Timeouts {
+    /// Attributes.
+    pub attr: Option<Duration>,
+    /// Names.
+    pub entry: Option<Duration>,
+    /// Names that do not exist.
+    pub negative: Option<Duration>,
+    /// The upper limit for attributes of a regular file, unless `attr` is set.
+    pub file_attr_most: Duration,
 }
 
 impl Timeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
         // The kernel executes by the mode that it knows, and does not learn when a write clears
         // set-user-id; whatever an option says, such a mode holds for this moment only.
-        if privileges::are_given(from) {
+        if has_set_id(from) {
             return Duration::ZERO;
         }
         let most = if from.kind == FileKind::Regular { self.file_attr_most } else { Duration::MAX };
         self.attr.unwrap_or(from.valid_for.min(most))
     }
 
-    pub(crate) fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
+    /// The answer to LOOKUP and to creations.
+    pub fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
         let entry_valid = self.entry.unwrap_or(entry.valid_for);
         let attr_valid = self.attr_valid(&entry.attr);
         abi::EntryOut {
@@ -45,8 +48,8 @@ impl Timeouts {
         }
     }
 
-    /// The answer that makes the kernel remember that a name does not exist.
-    pub(crate) fn negative_out(&self, valid: Duration) -> abi::EntryOut {
+    /// The answer to LOOKUP that lets the kernel remember for `valid` that a name does not exist.
+    pub fn negative_out(&self, valid: Duration) -> abi::EntryOut {
         let valid = self.negative.unwrap_or(valid);
         abi::EntryOut {
             entry_valid: valid.as_secs(),
@@ -55,7 +58,8 @@ impl Timeouts {
         }
     }
 
-    pub(crate) fn attr_out(&self, from: &Attr) -> abi::AttrOut {
+    /// The answer to GETATTR and SETATTR.
+    pub fn attr_out(&self, from: &Attr) -> abi::AttrOut {
         let valid = self.attr_valid(from);
         abi::AttrOut {
             attr_valid: valid.as_secs(),
@@ -65,7 +69,8 @@ impl Timeouts {
         }
     }
 
-    pub(crate) fn statx_out(&self, from: &Attr) -> abi::StatxOut {
+    /// The answer to STATX.
+    pub fn statx_out(&self, from: &Attr) -> abi::StatxOut {
         let valid = self.attr_valid(from);
         abi::StatxOut {
             attr_valid: valid.as_secs(),
@@ -77,9 +82,15 @@ impl Timeouts {
     }
 }
 
-/// Attributes that the kernel takes over, and asks for again when it needs them next.
-pub(crate) fn attr_for_now(from: &Attr) -> abi::AttrOut {
+/// An answer to GETATTR that is valid for this moment only.
+pub fn attr_for_now(from: &Attr) -> abi::AttrOut {
     abi::AttrOut { attr: attr(from), ..abi::AttrOut::default() }
+}
+
+/// True for a regular file with set-user-id or set-group-id. Its attributes must not be kept: the kernel
+/// executes by the mode that it knows, and writes that bypass the page cache clear the bits unnoticed.
+pub fn has_set_id(attr: &Attr) -> bool {
+    attr.kind == FileKind::Regular && attr.perm & 0o6000 != 0
 }
 
 fn attr(from: &Attr) -> abi::Attr {
@@ -134,13 +145,13 @@ fn statx(from: &Attr) -> abi::Statx {
 }
 
 /// `new_encode_dev`: 12 bits of major and 20 of minor, which is what makedev(3) gives for them.
-pub(crate) fn kernel_dev(rdev: u64) -> u32 {
+pub fn kernel_dev(rdev: u64) -> u32 {
     let (major, minor) = (dev_major(rdev), dev_minor(rdev));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
 /// makedev(3) of what `new_encode_dev` packed.
-pub(crate) fn library_dev(dev: u32) -> u64 {
+pub fn library_dev(dev: u32) -> u64 {
     let major = (dev & 0xf_ff00) >> 8;
     let minor = (dev & 0xff) | ((dev >> 12) & 0xf_ff00);
     u64::from(minor & 0xff) | u64::from(major) << 8 | u64::from(minor & !0xff) << 12
@@ -154,7 +165,8 @@ fn dev_minor(rdev: u64) -> u32 {
     (((rdev >> 12) & !0xff) | (rdev & 0xff)) as u32
 }
 
-pub(crate) fn statfs(from: &StatFs) -> abi::StatfsOut {
+/// The answer to STATFS.
+pub fn statfs(from: &StatFs) -> abi::StatfsOut {
     let st = abi::Kstatfs {
         blocks: from.blocks,
         bfree: from.blocks_free,
@@ -169,7 +181,8 @@ pub(crate) fn statfs(from: &StatFs) -> abi::StatfsOut {
     abi::StatfsOut { st }
 }
 
-pub(crate) fn set_attr(from: &abi::SetattrIn) -> SetAttr {
+/// The changes that a SETATTR asks for.
+pub fn set_attr(from: &abi::SetattrIn) -> SetAttr {
     let has = |bit| from.valid & bit != 0;
     let time = |set, now, secs: u64, nanos| {
         if has(now) {
@@ -191,12 +204,19 @@ pub(crate) fn set_attr(from: &abi::SetattrIn) -> SetAttr {
     }
 }
 
-/// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl(2).
+/// `F_RDLCK` of fcntl(2).
 const F_RDLCK: u32 = 0;
+/// `F_WRLCK` of fcntl(2).
 const F_WRLCK: u32 = 1;
-pub(crate) const F_UNLCK: u32 = 2;
+/// `F_UNLCK` of fcntl(2).
+pub const F_UNLCK: u32 = 2;
 
-pub(crate) fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> {
+/// The lock that GETLK, SETLK or SETLKW asks for.
+///
+/// # Errors
+///
+/// `EINVAL` for an unknown type of lock, and for a range that ends before it starts.
+pub fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> {
     let typ = match from.lk.type_ {
         F_RDLCK => LockType::Read,
         F_WRLCK => LockType::Write,
@@ -215,8 +235,8 @@ pub(crate) fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> 
     })
 }
 
-/// The lock that stands in the way, or none.
-pub(crate) fn lk_out(found: Option<Lock>) -> abi::LkOut {
+/// The answer to GETLK: the conflicting lock, or none.
+pub fn lk_out(found: Option<Lock>) -> abi::LkOut {
     let lk = match found {
         None => abi::FileLock { type_: F_UNLCK, ..abi::FileLock::default() },
         Some(lock) => abi::FileLock {
@@ -233,13 +253,18 @@ pub(crate) fn lk_out(found: Option<Lock>) -> abi::LkOut {
     abi::LkOut { lk }
 }
 
-/// The flags of open(2) as the contract wants them: without what the kernel has done itself.
-pub(crate) fn open_flags(flags: u32) -> OpenFlags {
+/// The flags of open(2) for the file system: without those that the kernel handles itself.
+pub fn open_flags(flags: u32) -> OpenFlags {
     const O_NOCTTY: u32 = 0o400;
     OpenFlags(flags).without(O_NOCTTY)
 }
 
-pub(crate) fn node_kind(mode: u32) -> Result<FileKind> {
+/// The type of the node that MKNOD makes.
+///
+/// # Errors
+///
+/// `EINVAL` for an unknown type.
+pub fn node_kind(mode: u32) -> Result<FileKind> {
     // mknod(2): a mode without a type makes a regular file.
     if mode & 0o170000 == 0 {
         return Ok(FileKind::Regular);

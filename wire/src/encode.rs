@@ -1,4 +1,4 @@
-//! Requests as the kernel would send them, without I/O. Source: `fs/fuse/dir.c`, `file.c`, `inode.c`.
+//! Encoding requests, as the kernel does. Source: `fs/fuse/dir.c`, `file.c`, `inode.c`.
 
 use defuse_fs::{
     Caller, Context, File, Ino, LockKind, LockRequest, LockType, Name, NewNode, SetAttr, SetTime,
@@ -6,21 +6,23 @@ use defuse_fs::{
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::abi::{self, InHeader, Opcode, rec_align};
-use crate::dispatch::convert::kernel_dev;
+use crate::convert::kernel_dev;
 
-/// The head of a request: all of it but the data of a WRITE.
-pub(super) struct Request {
-    pub(super) opcode: Opcode,
+/// A request without the data of a WRITE, under construction.
+pub struct Request {
+    /// The operation.
+    pub opcode: Opcode,
     bytes: Vec<u8>,
 }
 
 impl Request {
-    /// A request for `nodeid`, on behalf of the caller of `cx`.
-    pub(super) fn new(opcode: Opcode, cx: &Context<'_>, ino: Ino) -> Self {
+    /// A request for `ino` on behalf of the caller of `cx`.
+    pub fn new(opcode: Opcode, cx: &Context<'_>, ino: Ino) -> Self {
         Request::for_caller(opcode, cx.caller, ino)
     }
 
-    pub(super) fn for_caller(opcode: Opcode, caller: Caller, ino: Ino) -> Self {
+    /// A request for `ino` on behalf of `caller`.
+    pub fn for_caller(opcode: Opcode, caller: Caller, ino: Ino) -> Self {
         let header = InHeader {
             opcode: opcode as u32,
             nodeid: ino.0,
@@ -35,27 +37,29 @@ impl Request {
     }
 
     /// Appends a structure.
-    pub(super) fn with<T: IntoBytes + Immutable>(self, args: &T) -> Self {
+    pub fn with<T: IntoBytes + Immutable>(self, args: &T) -> Self {
         self.with_bytes(args.as_bytes())
     }
 
-    pub(super) fn with_bytes(mut self, bytes: &[u8]) -> Self {
+    /// Appends bytes.
+    pub fn with_bytes(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
     /// Appends text and its NUL.
-    pub(super) fn with_text(self, text: &[u8]) -> Self {
+    pub fn with_text(self, text: &[u8]) -> Self {
         self.with_bytes(text).with_bytes(&[0])
     }
 
-    pub(super) fn with_name(self, name: Name<'_>) -> Self {
+    /// Appends a name and its NUL.
+    pub fn with_name(self, name: Name<'_>) -> Self {
         self.with_text(name.as_bytes())
     }
 
-    /// Appends what a creation carries beside its arguments, as far as `flags` were negotiated
-    /// (`get_create_ext` in `fs/fuse/dir.c`).
-    pub(super) fn with_extensions(mut self, node: &NewNode<'_>, flags: u64) -> Self {
+    /// Appends the extensions of a creation that the negotiated `flags` allow (`get_create_ext` in
+    /// `fs/fuse/dir.c`).
+    pub fn with_extensions(mut self, node: &NewNode<'_>, flags: u64) -> Self {
         let begun = self.bytes.len();
         if flags & abi::FUSE_SECURITY_CTX != 0 {
             let (count, content) = match node.security {
@@ -94,16 +98,16 @@ impl Request {
         self.bytes.resize(end, 0);
     }
 
-    /// The request with its length, for `data_len` bytes that follow. Its number is still missing.
-    pub(super) fn finish(&mut self, data_len: usize) -> &mut [u8] {
+    /// Sets the length, counting `data_len` bytes that follow. The caller sets the unique number.
+    pub fn finish(&mut self, data_len: usize) -> &mut [u8] {
         let len = (self.bytes.len() + data_len) as u32;
         self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
         &mut self.bytes
     }
 }
 
-/// What SETATTR sets.
-pub(super) fn setattr_in(fh: Option<u64>, set: &SetAttr) -> abi::SetattrIn {
+/// The arguments of SETATTR.
+pub fn setattr_in(fh: Option<u64>, set: &SetAttr) -> abi::SetattrIn {
     let mut args = abi::SetattrIn::default();
     if let Some(fh) = fh {
         (args.fh, args.valid) = (fh, abi::FATTR_FH);
@@ -150,21 +154,22 @@ pub(super) fn setattr_in(fh: Option<u64>, set: &SetAttr) -> abi::SetattrIn {
     args
 }
 
-/// The mode of a new node: type and permissions, without the umask where the server does not apply
-/// it (`DONT_MASK`).
-pub(super) fn mode_of(node: &NewNode<'_>, flags: u64) -> u32 {
+/// The mode of a new node: type and permissions. The umask is applied unless the server does that
+/// (`DONT_MASK`).
+pub fn mode_of(node: &NewNode<'_>, flags: u64) -> u32 {
     let masked = flags & abi::FUSE_DONT_MASK == 0;
     let perm = if masked { node.perm & !node.umask } else { node.perm };
     node.kind.mode_bits() | (perm & 0o7777)
 }
 
-pub(super) fn mknod_in(node: &NewNode<'_>, flags: u64) -> abi::MknodIn {
+/// The arguments of MKNOD.
+pub fn mknod_in(node: &NewNode<'_>, flags: u64) -> abi::MknodIn {
     let (mode, rdev) = (mode_of(node, flags), kernel_dev(node.rdev));
     abi::MknodIn { mode, rdev, umask: node.umask, padding: 0 }
 }
 
-/// A lock. `wait` is in the opcode.
-pub(super) fn lk_in(file: File, request: &LockRequest) -> abi::LkIn {
+/// The arguments of GETLK, SETLK and SETLKW. The opcode says whether to wait.
+pub fn lk_in(file: File, request: &LockRequest) -> abi::LkIn {
     let flock = request.kind == LockKind::Flock;
     abi::LkIn {
         fh: file.fh.0,
@@ -189,7 +194,7 @@ mod tests {
     use defuse_fs::{FileKind, Timestamp, XattrName};
 
     use super::*;
-    use crate::dispatch::convert;
+    use crate::convert;
     use crate::request::{Body, DecodeOptions, Request as Decoded};
 
     fn decode(bytes: &[u8]) -> Decoded<'_> {

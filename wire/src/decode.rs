@@ -1,6 +1,6 @@
-//! Answers of a server, without I/O. Nothing in them is believed: every length, name, number and
-//! kind is checked. What the kernel refuses is `EIO`, and what it puts right is put right here in the
-//! same way, because programs are written against it (`fs/fuse/inode.c`, `fs/fuse/dir.c`).
+//! Decoding answers of a server that is not trusted: every length, name, number and type is checked.
+//! An answer that the kernel would refuse is `EIO`. Values that the kernel corrects are corrected in the
+//! same way, because servers rely on it (`fs/fuse/inode.c`, `fs/fuse/dir.c`).
 
 use std::time::Duration;
 
@@ -11,18 +11,26 @@ use defuse_fs::{
 use zerocopy::FromBytes;
 
 use crate::abi;
-use crate::dispatch::convert::library_dev;
+use crate::convert::library_dev;
 
-/// The longest that anything is said to be valid: beyond it, a duration could not be added to a time.
+/// The longest time, in seconds, that an answer can be valid: a longer one could overflow `Instant`.
 const FOREVER_S: u64 = u32::MAX as u64;
 
-/// A structure that is all of the answer.
-pub(super) fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
+/// Decodes an answer that is one structure.
+///
+/// # Errors
+///
+/// `EIO` for any other length.
+pub fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
     T::read_from_bytes(body).map_err(|_| Errno::EIO)
 }
 
-/// An answer that says only that it was done.
-pub(super) fn nothing(body: &[u8]) -> Result<()> {
+/// Checks that an answer is empty.
+///
+/// # Errors
+///
+/// `EIO` where it is not.
+pub fn nothing(body: &[u8]) -> Result<()> {
     if body.is_empty() { Ok(()) } else { Err(Errno::EIO) }
 }
 
@@ -31,8 +39,8 @@ fn valid(secs: u64, nanos: u32) -> Duration {
     Duration::new(secs.min(FOREVER_S), nanos.min(999_999_999))
 }
 
-/// A time. As for the kernel (`fuse_change_attributes_common`), a fraction of a second is less than one:
-/// programs leave it uninitialised.
+/// A time. The nanoseconds are limited as in the kernel (`fuse_change_attributes_common`), because
+/// programs leave them uninitialised.
 fn time(secs: u64, nanos: u32) -> Timestamp {
     Timestamp { secs: secs as i64, nanos: nanos.min(999_999_999) }
 }
@@ -62,8 +70,12 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
     })
 }
 
-/// The answer to GETATTR and SETATTR.
-pub(super) fn attr_out(body: &[u8]) -> Result<Attr> {
+/// Decodes the answer to GETATTR and SETATTR.
+///
+/// # Errors
+///
+/// `EIO` for an unknown file type or an impossible size.
+pub fn attr_out(body: &[u8]) -> Result<Attr> {
     let out: abi::AttrOut = whole(body)?;
     attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))
 }
@@ -73,8 +85,12 @@ const STATX_BTIME: u32 = 0x800;
 /// Type, mode, size and the like: what GETATTR would have told (`STATX_BASIC_STATS`).
 const STATX_BASIC: u32 = 0x7ff;
 
-/// The answer to STATX; `None` where the server leaves out what GETATTR tells.
-pub(super) fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
+/// Decodes the answer to STATX; `None` where it lacks something that GETATTR tells.
+///
+/// # Errors
+///
+/// As [`attr_out`].
+pub fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
     let out: abi::StatxOut = whole(body)?;
     let stat = &out.stat;
     if stat.mask & STATX_BASIC != STATX_BASIC {
@@ -109,7 +125,7 @@ pub(super) fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
     }))
 }
 
-/// An entry that names an inode. `None` for the node 0: the name does not exist.
+/// Decodes an entry. `None` for the node 0: the name does not exist.
 fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
     if out.nodeid == 0 {
         return Ok(None);
@@ -122,21 +138,33 @@ fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
     }))
 }
 
-/// The answer to LOOKUP. Nothing but `..` leads to the root.
-pub(super) fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
+/// Decodes the answer to LOOKUP. Only the name `..` may lead to the root.
+///
+/// # Errors
+///
+/// `ENOENT` where the name does not exist; `EIO` for an impossible entry.
+pub fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
     let found = entry(&whole(body)?)?.ok_or(Errno::ENOENT)?;
     if found.ino == Ino::ROOT && !may_be_root { Err(Errno::EIO) } else { Ok(found) }
 }
 
-/// The answer to a creation of `kind`.
-pub(super) fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
+/// Decodes the answer to a creation of `kind`, or of any kind.
+///
+/// # Errors
+///
+/// `EIO` for an impossible entry or another kind.
+pub fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
     let made = entry(&whole(body)?)?.ok_or(Errno::EIO)?;
     let other = kind.is_some_and(|kind| kind != made.attr.kind);
     if made.ino == Ino::ROOT || other { Err(Errno::EIO) } else { Ok(made) }
 }
 
-/// The answer to OPEN and OPENDIR.
-pub(super) fn open_out(body: &[u8]) -> Result<Opened> {
+/// Decodes the answer to OPEN and OPENDIR.
+///
+/// # Errors
+///
+/// `EIO` for another length.
+pub fn open_out(body: &[u8]) -> Result<Opened> {
     Ok(opened(&whole(body)?))
 }
 
@@ -159,8 +187,12 @@ fn opened(out: &abi::OpenOut) -> Opened {
     }
 }
 
-/// The answer to CREATE and TMPFILE.
-pub(super) fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
+/// Decodes the answer to CREATE and TMPFILE.
+///
+/// # Errors
+///
+/// `EIO` for an impossible entry, or one that is no regular file.
+pub fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
     let out: crate::reply::CreateOut = whole(body)?;
     let made = entry(&out.entry)?.ok_or(Errno::EIO)?;
     if made.ino == Ino::ROOT || made.attr.kind != FileKind::Regular {
@@ -169,30 +201,42 @@ pub(super) fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
     Ok((made, opened(&out.open)))
 }
 
-/// What a bad answer to an opcode gave away nevertheless: the lookup of a node, and a handle.
-pub(super) fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
+/// The lookup and the handle that an answer gave even though it was refused: the client returns them.
+pub fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
     let Ok((out, rest)) = abi::EntryOut::read_from_prefix(body) else { return (None, None) };
     let known = out.nodeid != 0 && out.nodeid != abi::FUSE_ROOT_ID;
     let open = abi::OpenOut::read_from_prefix(rest).ok().filter(|_| with_open);
     (known.then_some(Ino(out.nodeid)), open.map(|(out, _)| Fh(out.fh)))
 }
 
-/// The answer to WRITE or COPY_FILE_RANGE of `most` bytes.
-pub(super) fn write_out(body: &[u8], most: u64) -> Result<u64> {
+/// Decodes the answer to WRITE or COPY_FILE_RANGE of `most` bytes.
+///
+/// # Errors
+///
+/// `EIO` where it claims more.
+pub fn write_out(body: &[u8], most: u64) -> Result<u64> {
     let out: abi::WriteOut = whole(body)?;
     let count = u64::from(out.size);
     if count > most { Err(Errno::EIO) } else { Ok(count) }
 }
 
-/// The answer to READLINK. As for the kernel, it ends at a NUL, and is less than a page.
-pub(super) fn link_out(body: &[u8]) -> Result<Vec<u8>> {
+/// Decodes the answer to READLINK. As in the kernel, the target ends at a NUL and is shorter than a page.
+///
+/// # Errors
+///
+/// `EIO` for a target that is empty or too long.
+pub fn link_out(body: &[u8]) -> Result<Vec<u8>> {
     let target = body.split(|&byte| byte == 0).next().unwrap_or_default();
     let fits = !target.is_empty() && body.len() < 4096;
     if fits { Ok(target.to_vec()) } else { Err(Errno::EIO) }
 }
 
-/// The answer to STATFS.
-pub(super) fn statfs_out(body: &[u8]) -> Result<StatFs> {
+/// Decodes the answer to STATFS.
+///
+/// # Errors
+///
+/// `EIO` for another length.
+pub fn statfs_out(body: &[u8]) -> Result<StatFs> {
     let st = whole::<abi::StatfsOut>(body)?.st;
     Ok(StatFs {
         blocks: st.blocks,
@@ -201,14 +245,18 @@ pub(super) fn statfs_out(body: &[u8]) -> Result<StatFs> {
         files: st.files,
         files_free: st.ffree,
         bsize: st.bsize,
-        // As the kernel's convert_fuse_statfs does not, but statvfs(3) does: 0 is no unit.
+        // statvfs(3) replaces 0 by the block size; the kernel's convert_fuse_statfs does not.
         frsize: if st.frsize == 0 { st.bsize } else { st.frsize },
         name_max: st.namelen,
     })
 }
 
-/// The answer to GETLK.
-pub(super) fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
+/// Decodes the answer to GETLK: the conflicting lock, if there is one.
+///
+/// # Errors
+///
+/// `EIO` for an impossible lock.
+pub fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
     let lk = whole::<abi::LkOut>(body)?.lk;
     let typ = match lk.type_ {
         0 => LockType::Read,
@@ -225,26 +273,31 @@ pub(super) fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
 
 /// One entry of a listing.
 #[derive(Debug)]
-pub(super) struct Listed<'a> {
-    pub(super) ino: u64,
-    pub(super) next: u64,
-    pub(super) kind: FileKind,
-    pub(super) name: &'a [u8],
-    /// READDIRPLUS: what the name leads to; `None` where the server did not look.
-    pub(super) entry: Option<Entry>,
-    /// READDIRPLUS: the node of which the answer gave a lookup.
-    pub(super) looked_up: Option<Ino>,
+pub struct Listed<'a> {
+    /// `d_ino` of readdir(3).
+    pub ino: u64,
+    /// The position of the next entry, never 0.
+    pub next: u64,
+    /// The type of the inode.
+    pub kind: FileKind,
+    /// The name, which is valid.
+    pub name: &'a [u8],
+    /// READDIRPLUS: the inode of the name; `None` where the server did not look it up.
+    pub entry: Option<Entry>,
+    /// READDIRPLUS: the inode whose lookup count the answer increased.
+    pub looked_up: Option<Ino>,
 }
 
-/// The entries of a READDIR or READDIRPLUS answer. An entry that is cut off ends the listing, as for
-/// the kernel (`parse_dirfile`); whatever else is wrong is `EIO`, and ends it, too.
-pub(super) struct Listing<'a> {
+/// The entries of an answer to READDIR or READDIRPLUS. A truncated entry ends the listing, as in the
+/// kernel (`parse_dirfile`); any other error is `EIO`, and ends it too.
+pub struct Listing<'a> {
     rest: &'a [u8],
     plus: bool,
 }
 
 impl<'a> Listing<'a> {
-    pub(super) fn new(body: &'a [u8], plus: bool) -> Self {
+    /// The entries in `body`; `plus` for READDIRPLUS.
+    pub fn new(body: &'a [u8], plus: bool) -> Self {
         Listing { rest: body, plus }
     }
 
@@ -279,13 +332,13 @@ fn listed<'a>(
     dirent: &abi::Dirent,
     name: &'a [u8],
 ) -> Result<Listed<'a>> {
-    // `DT_UNKNOWN` and whatever else is no type: a regular file is the guess that does least harm,
-    // because nobody descends into it without asking.
+    // `DT_UNKNOWN` and invalid types: a regular file does the least harm, because nobody descends into
+    // it without asking.
     let kind = FileKind::from_mode(dirent.type_ << 12).unwrap_or(FileKind::Regular);
     let dots = name == b"." || name == b"..";
     let node = out.filter(|out| out.nodeid != 0 && !dots);
     let looked_up = node.map(|out| Ino(out.nodeid)).filter(|&ino| ino != Ino::ROOT);
-    // Bad attributes make an entry without attributes; its lookup is given back.
+    // With bad attributes there is no entry, and the client returns the lookup.
     let entry = node.and_then(|out| entry(&out).ok().flatten()).filter(|e| e.ino != Ino::ROOT);
     Ok(Listed { ino: dirent.ino, next: dirent.off, kind, name, entry, looked_up })
 }

@@ -1,4 +1,4 @@
-//! The names of the protocol in the vocabulary of measurements.
+//! The names of opcodes for measurements.
 
 use std::sync::LazyLock;
 
@@ -6,8 +6,8 @@ use defuse_probe::Op;
 
 use crate::abi::Opcode;
 
-/// The operation as which `opcode` is counted.
-pub(crate) fn op_of(opcode: Opcode) -> Op {
+/// The operation that counts requests of `opcode`.
+pub fn op_of(opcode: Opcode) -> Op {
     static OPS: LazyLock<[Op; 64]> = LazyLock::new(|| {
         let mut ops = [Op::UNKNOWN; 64];
         for &opcode in Opcode::ALL {

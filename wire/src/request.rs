@@ -11,8 +11,10 @@
 mod error;
 mod ext;
 mod reader;
+#[cfg(any(test, feature = "samples"))]
+pub mod samples;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 pub use error::{DecodeError, Problem};
 pub use ext::{Extensions, SecurityContext, SecurityContexts};

@@ -1,0 +1,95 @@
+//! Additions of this project to the protocol, understood by its own clients and servers.
+//!
+//! An IOCTL carries [`TakeOver`]: a server that does not know it answers as for any unknown device
+//! control. [`Names`] travel in words of INIT that the kernel leaves zero.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::abi::InitIn;
+
+/// The most bytes of data in one message over a socket. An unprivileged socket takes up to 208 KiB, and
+/// the kernel needs contiguous memory for longer messages.
+pub const SOCKET_IO_MAX: usize = 128 * 1024;
+
+/// The device control for [`TakeOver`], numbered as the kernel's `_IOW('D', 1, ...)`.
+pub const TAKE_OVER: u32 = 1 << 30 | (size_of::<TakeOver>() as u32) << 16 | (b'D' as u32) << 8 | 1;
+
+/// The argument of [`TAKE_OVER`]. A connection that is the heir of another one takes over the inode of
+/// the request, and the open file described here.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct TakeOver {
+    /// The handle, with [`TakeOver::OPEN`].
+    pub fh: u64,
+    /// The owner of the locks of that open file.
+    pub owner: u64,
+    /// The flags of open(2), of which the access mode counts.
+    pub open_flags: u64,
+    /// [`TakeOver::OPEN`], [`TakeOver::PROCESS_LOCKS`] and [`TakeOver::SETTLE`].
+    pub flags: u64,
+}
+
+impl TakeOver {
+    /// Flag: take over an open file or directory, not just the inode.
+    pub const OPEN: u64 = 1;
+    /// Flag: keep the record locks of the process on the inode.
+    pub const PROCESS_LOCKS: u64 = 2;
+    /// Flag: take over nothing, now or later.
+    pub const SETTLE: u64 = 4;
+}
+
+/// Position of the connection numbers in [`InitIn::unused`].
+const NAMES_AT: usize = 3;
+/// Position of the word that makes the connection an heir rather than a copy.
+const HEIR_AT: usize = NAMES_AT - 1;
+
+/// The name of a connection at its server, drawn at random so that nobody can guess it: whoever knows it
+/// has the rights of the connection. 0 for none.
+pub type Number = u128;
+
+/// The names of connections in a client's INIT.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The connection that this one begins as a copy of, or is the heir of.
+    pub copy_of: Number,
+    /// The connection begins with nothing, and takes over from `copy_of`.
+    pub is_heir: bool,
+    /// The connection itself.
+    pub own: Number,
+}
+
+impl Names {
+    /// The names in the INIT of a client.
+    pub fn of(init: &InitIn) -> Names {
+        let number =
+            |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
+        let (copy_of, own) = init.unused[NAMES_AT..].split_at(4);
+        let is_heir = init.unused[HEIR_AT] == 1;
+        Names { copy_of: number(copy_of), is_heir, own: number(own) }
+    }
+
+    /// Puts the names into an INIT.
+    pub fn put(&self, init: &mut InitIn) {
+        let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
+        init.unused[HEIR_AT] = u32::from(self.is_heir);
+        init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.copy_of));
+        init.unused[NAMES_AT..][4..].copy_from_slice(&words(self.own));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_connections_survive_the_way_through_init() {
+        let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
+        for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
+            let names = Names { copy_of, is_heir: own > copy_of, own };
+            let mut init = InitIn::default();
+            names.put(&mut init);
+            assert_eq!(Names::of(&init), names);
+        }
+        assert_eq!(Names::of(&InitIn::default()), Names::default());
+    }
+}
