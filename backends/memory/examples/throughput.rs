@@ -1,5 +1,5 @@
-//! Measures the backend alone, without a frontend: bytes per second of writes and reads, and
-//! lookups per second, for one thread and for two on different files.
+//! Measures the backend without a frontend: throughput of writes and reads in bytes per second, and
+//! lookups per second, for one thread and for two threads on different files.
 //!
 //! `cargo run --release -p defuse-memory --example throughput`
 
@@ -75,7 +75,8 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("a valid name")
 }
 
-/// The best of five, or the first where repeating would measure something else.
+/// Prints the best of five runs. A run on fresh memory is measured once, because a repetition would
+/// reuse the pages.
 fn bytes(what: &str, mut run: impl FnMut()) {
     let rounds = if what.contains("fresh") { 1 } else { 5 };
     let rate = |_| {

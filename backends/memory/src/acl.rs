@@ -1,12 +1,12 @@
-//! POSIX access control lists in the format of the extended attributes `system.posix_acl_access`
-//! and `system.posix_acl_default`, with the arithmetic of acl(5).
+//! POSIX ACLs in the format of the extended attributes `system.posix_acl_access` and
+//! `system.posix_acl_default`, with the rules of acl(5).
 //!
-//! Source: acl(5), and fs/posix_acl.c of Linux for what programs rely on.
+//! Sources: acl(5), and fs/posix_acl.c of Linux for the behaviour that programs rely on.
 
 use defuse_fs::acl::{GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ, VERSION};
 use defuse_fs::{Errno, Result};
 
-/// The id of an entry that names nobody.
+/// The id of entries without a qualifier.
 const NO_ID: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +16,14 @@ struct AclEntry {
     id: u32,
 }
 
-/// A valid list.
+/// A valid ACL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<AclEntry>);
 
 impl Acl {
-    /// Reads the value of the attribute; `None` for a list without entries, which means to remove
-    /// it. `EINVAL` for what is not a valid list, `EOPNOTSUPP` for another version of the format.
+    /// Parses the value of the attribute. Returns `None` for an empty list, which means removal.
+    /// Fails with `EINVAL` for an invalid list, and with `EOPNOTSUPP` for another version of the
+    /// format.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
         let (header, rest) = value.split_at_checked(4).ok_or(Errno::EINVAL)?;
         if u32::from_le_bytes(header.try_into().expect("four bytes")) != VERSION {
@@ -51,30 +52,30 @@ impl Acl {
         bytes
     }
 
-    /// The bytes of memory that it takes.
+    /// The memory it uses, in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 
-    /// The permission bits (0 to 0o777) that stat shows for a file with this list.
+    /// The permission bits (0 to 0o777) of a file with this ACL.
     pub fn perm(&self) -> u32 {
         let group = self.find(MASK).or(self.find(GROUP_OBJ));
         let bits = |entry: Option<&AclEntry>| entry.map_or(0, |entry| u32::from(entry.perm));
         bits(self.find(USER_OBJ)) << 6 | bits(group) << 3 | bits(self.find(OTHER))
     }
 
-    /// True where the permission bits say all that the list says.
+    /// True if the ACL is equivalent to the permission bits.
     pub fn is_minimal(&self) -> bool {
         self.0.iter().all(|entry| entry.tag & (USER_OBJ | GROUP_OBJ | OTHER) != 0)
     }
 
-    /// Follows chmod(2): owner, mask (or group where there is none) and other take the new bits.
+    /// Applies chmod(2): owner, mask (or group, without a mask) and other take the new bits.
     pub fn chmod(&mut self, perm: u32) {
         self.restrict(perm, |_, new| new);
     }
 
-    /// Makes this default list the access list of a new file that asked for `perm`: each class gets
-    /// what both grant. Returns the permission bits of the file.
+    /// Turns this default ACL into the access ACL of a new file created with `perm`. Each class
+    /// keeps the bits that both grant. Returns the permission bits of the file.
     pub fn inherit(&mut self, perm: u32) -> u32 {
         self.restrict(perm, |old, asked| old & asked);
         perm & !0o777 | self.perm()
@@ -101,12 +102,12 @@ impl Acl {
 fn parse_entry(bytes: &[u8; 8]) -> AclEntry {
     let [t0, t1, p0, p1, id @ ..] = *bytes;
     let tag = u16::from_le_bytes([t0, t1]);
-    // What the kernel does too: an id means something only where the tag names someone.
+    // Like the kernel, ignore the id unless the tag is a named user or group.
     let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
     AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
 }
 
-/// The order is owner, users, group, groups, mask, other; the mask is needed where someone is named.
+/// Checks the order: owner, users, group, groups, mask, other. Named entries require a mask.
 fn check(entries: &[AclEntry]) -> Result<()> {
     let mut previous = 0;
     let (mut needs_mask, mut seen) = (false, 0);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_valid_list_is_refused() {
+    fn invalid_acls_are_refused() {
         assert_eq!(Acl::parse(b""), Err(Errno::EINVAL));
         assert_eq!(Acl::parse(&1u32.to_le_bytes()), Err(Errno::EOPNOTSUPP));
         assert_eq!(Acl::parse(&named()[..20]), Err(Errno::EINVAL));
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn chmod_changes_the_mask_and_a_child_inherits_what_both_grant() {
+    fn chmod_changes_the_mask_and_a_child_inherits_the_intersection() {
         let mut acl = Acl::parse(&named()).unwrap().unwrap();
         acl.chmod(0o640);
         assert_eq!(acl.perm(), 0o640);

@@ -1,27 +1,28 @@
-//! The time that changes are stamped with.
+//! Timestamps for changes.
 //!
-//! To read the exact time costs as much as to copy a quarter of a page. So data that nobody has looked at since its last
-//! change is stamped with the time of the kernel's last tick, and everything else exactly: who looks, and looks again
-//! after a change, sees another time. Linux does the same (multigrain timestamps, from 6.13 on).
+//! Reading the exact time costs as much as copying a quarter of a page. A write therefore uses the
+//! time of the last kernel tick, unless the attributes were read since the last change. Everything
+//! else uses the exact time. An observer who reads the attributes before and after a change thus
+//! sees different times. Linux does the same (multigrain timestamps, from 6.13 on).
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use defuse_fs::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The longest tick of a kernel is 10 ms. Who is further behind is so because the clock was set back.
+/// The longest tick of a kernel is 10 ms. A larger difference means that the clock was set back.
 const MOST_BEHIND_NS: i64 = 100_000_000;
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// A clock whose stamps are never older than one that was given before, unless the clock of the machine is set back.
+/// A clock that never goes backwards, unless the clock of the machine is set back.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
-    /// The latest exact time that was given, in nanoseconds since 1970.
+    /// The latest exact time returned, in nanoseconds since 1970.
     floor_ns: AtomicI64,
 }
 
 impl Clock {
-    /// The time.
+    /// The exact time.
     pub fn exact(&self) -> Timestamp {
         let now_ns = to_ns(Timestamp::now());
         let later = |floor_ns| Some(not_before(now_ns, floor_ns));
@@ -29,7 +30,7 @@ impl Clock {
         from_ns(now_ns)
     }
 
-    /// The time of the last tick, or of the last exact stamp if that was later.
+    /// The time of the last tick, or the last exact time if that is later.
     pub fn coarse(&self) -> Timestamp {
         let tick = clock_gettime(ClockId::RealtimeCoarse);
         let tick_ns = tick.tv_sec.saturating_mul(SECOND_NS).saturating_add(tick.tv_nsec);
@@ -37,13 +38,13 @@ impl Clock {
     }
 }
 
-/// `now_ns`, or `floor_ns` where that is later by as much as a tick can make it.
+/// Returns the later time, unless `floor_ns` is later by more than a tick can explain.
 fn not_before(now_ns: i64, floor_ns: i64) -> i64 {
     let behind = floor_ns.saturating_sub(now_ns);
     if (1..MOST_BEHIND_NS).contains(&behind) { floor_ns } else { now_ns }
 }
 
-/// Times beyond the years 1677 to 2262 become the nearest that there is.
+/// Saturates at the years 1677 and 2262.
 fn to_ns(time: Timestamp) -> i64 {
     time.secs.saturating_mul(SECOND_NS).saturating_add(i64::from(time.nanos))
 }

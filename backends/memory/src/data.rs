@@ -1,7 +1,7 @@
-//! The bytes of one regular file.
+//! The data of one regular file.
 //!
-//! *Invariant*: in a page that exists, the bytes past the end of the file are zero. So growing
-//! needs no work, and only what shrinks or fails half-way has to clear.
+//! *Invariant*: the bytes of a page past the end of the file are zero. Growing a file therefore
+//! needs no clearing; shrinking and failed writes must clear.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use defuse_fs::{Errno, Fallocate, ReadBuf, Result, Whence, WriteBuf};
 
 use crate::pages::{PAGE, PageMap, Pool};
 
-/// The largest offset plus one: what a signed 64-bit offset can express.
+/// The largest offset plus one, as offsets are signed 64-bit numbers.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 const PAGE_U64: u64 = PAGE as u64;
 
-/// Pages with a length. Dropped, it gives its pages back.
+/// The pages of a file, and its size. Dropping it returns the pages to the pool.
 pub(crate) struct Data {
     pool: Arc<Pool>,
     pages: PageMap,
     size: u64,
 }
 
-/// A piece of one page: its index, and the bytes in it.
+/// A range within one page: the index of the page, and the bytes in it.
 struct Piece {
     index: u64,
     start: usize,
     len: usize,
 }
 
-/// The piece that begins at `offset` and goes on for at most `len` bytes.
+/// The range that begins at `offset`, ends at the end of the page, and has at most `len` bytes.
 fn piece(offset: u64, len: u64) -> Piece {
     let start = (offset % PAGE_U64) as usize;
     let len = len.min((PAGE - start) as u64) as usize;
@@ -40,17 +40,17 @@ impl Data {
         Data { pool, pages: PageMap::default(), size: 0 }
     }
 
-    /// Length in bytes.
+    /// File size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Pages in use.
+    /// Number of pages in use.
     pub fn page_count(&self) -> u64 {
         self.pages.len()
     }
 
-    /// Puts the bytes from `offset` on into `out`, straight from the pages.
+    /// Copies the data from `offset` on into `out`, directly from the pages.
     pub fn read(&self, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
         let mut at = offset;
         while out.remaining() > 0 && at < self.size {
@@ -68,8 +68,8 @@ impl Data {
         Ok(())
     }
 
-    /// Writes all of `data` at `offset`; returns how many bytes were taken. `EFBIG`, `ENOSPC` where
-    /// not one byte could be.
+    /// Writes `data` at `offset` and returns the number of bytes written. Fails with `EFBIG`, and
+    /// with `ENOSPC` if not a single byte could be written.
     pub fn write(&mut self, offset: u64, data: &mut WriteBuf<'_>) -> Result<usize> {
         if offset >= MAX_SIZE && data.remaining() > 0 {
             return Err(Errno::EFBIG);
@@ -98,7 +98,7 @@ impl Data {
             let taken = data.take(&mut page[range.clone()]);
             let count = *taken.as_ref().unwrap_or(&0);
             if count < piece.len {
-                // A source that fails may have left bytes behind; past the end they must be zero.
+                // A failed source may have left bytes in the page. Those past the end must be zero.
                 let end = self.size.saturating_sub(piece.index * PAGE_U64).min(PAGE_U64) as usize;
                 let from = end.max(piece.start + count);
                 if from < range.end {
@@ -124,7 +124,7 @@ impl Data {
         }
     }
 
-    /// Sets the length. `EFBIG`.
+    /// Sets the file size. Fails with `EFBIG`.
     pub fn set_size(&mut self, size: u64) -> Result<()> {
         if size > MAX_SIZE {
             return Err(Errno::EFBIG);
@@ -137,7 +137,7 @@ impl Data {
         Ok(())
     }
 
-    /// Makes `start..end` zero where there are pages; whole pages stay.
+    /// Zeroes `start..end` in existing pages. No page is removed.
     fn clear(&mut self, start: u64, end: u64) {
         let mut at = start;
         while at < end {
@@ -158,9 +158,9 @@ impl Data {
         }
     }
 
-    /// fallocate(2). `EOPNOTSUPP` for a mode that does not exist, `EINVAL` for a range that the mode
-    /// does not allow, `EFBIG`, `ENOSPC` (then nothing has changed), `EINTR` when `interrupted` says
-    /// so (some pages may then be there already).
+    /// Implements fallocate(2). Fails with `EOPNOTSUPP` for an unknown mode, `EINVAL` for a range
+    /// that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then), and `EINTR` if
+    /// `interrupted` returns true (some pages may be allocated then).
     pub fn fallocate(&mut self, range: Fallocate, interrupted: &dyn Fn() -> bool) -> Result<()> {
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         const PUNCH_KEEP: u32 = Fallocate::PUNCH_HOLE | KEEP;
@@ -241,7 +241,7 @@ impl Data {
         if length > MAX_SIZE - self.size {
             return Err(Errno::EFBIG);
         }
-        // Pages past the end would move beyond the largest offset; they hold nothing.
+        // Pages past the end hold no data, and would move beyond the largest offset.
         self.drop_pages(self.size.div_ceil(PAGE_U64), u64::MAX / PAGE_U64);
         self.shift(start / PAGE_U64, |index| index + length / PAGE_U64);
         self.size += length;
@@ -257,7 +257,8 @@ impl Data {
         }
     }
 
-    /// lseek(2) for `SEEK_DATA` and `SEEK_HOLE`. `ENXIO` at or past the end, or without more data.
+    /// lseek(2) for `SEEK_DATA` and `SEEK_HOLE`. Fails with `ENXIO` at or past the end, or if no
+    /// data follows.
     pub fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
         if offset >= self.size {
             return Err(Errno::ENXIO);
@@ -275,8 +276,8 @@ impl Data {
         }
     }
 
-    /// Copies one piece of at most a page from `src_offset` of `src` to `dst_offset`; holes stay
-    /// holes where they fall on whole pages. Returns the bytes copied, 0 at the end of `src`.
+    /// Copies at most one page from `src_offset` of `src` to `dst_offset`. A hole that covers whole
+    /// pages stays a hole. Returns the number of bytes copied, 0 at the end of `src`.
     pub fn copy_from(&mut self, src: &Data, at: CopyAt) -> Result<usize> {
         let len = at.len.min(src.size.saturating_sub(at.src));
         let from = piece(at.src, len);
@@ -285,10 +286,10 @@ impl Data {
         self.put_piece(at.dst, from.len, bytes)
     }
 
-    /// As [`Data::copy_from`], within one file.
+    /// Like [`Data::copy_from`], within one file.
     pub fn copy_within(&mut self, at: CopyAt) -> Result<usize> {
         let from = piece(at.src, at.len.min(self.size.saturating_sub(at.src)));
-        // A copy on the stack, because source and target are borrowed from the same map.
+        // Copies the page to the stack, because source and target are in the same map.
         let page = self.pages.get(from.index).copied();
         let bytes = page.as_ref().map(|page| &page[from.start..from.start + from.len]);
         self.put_piece(at.dst, from.len, bytes)
@@ -314,7 +315,7 @@ impl Data {
     }
 }
 
-/// Offsets and the largest length of one step of a copy, in bytes.
+/// Offsets and maximum length of one step of a copy, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct CopyAt {
     pub src: u64,
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_truncate_cut_off_reads_as_zeros_when_the_file_grows_again() {
+    fn truncated_bytes_read_as_zeros_when_the_file_grows_again() {
         let mut file = data(None);
         put(&mut file, 0, &[1; 10000]).unwrap();
         file.set_size(5000).unwrap();

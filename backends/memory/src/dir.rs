@@ -1,4 +1,4 @@
-//! The names in one directory.
+//! The entries of one directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,19 +9,19 @@ use defuse_fs::{Errno, Name, Result};
 use crate::inode::Inode;
 use crate::space::{Charge, Small};
 
-/// Positions of `.` and `..` in a listing; all others come after them.
+/// Positions of `.` and `..` in a listing. All other entries come after them.
 pub(crate) const DOT: u64 = 1;
 pub(crate) const DOT_DOT: u64 = 2;
 
-/// Names by hash for lookups, and by position for listings. A name gets the next position when it
-/// is added and keeps it while it stays, so that a listing that goes on from a position never
-/// repeats or misses a name that was there all along. Positions are never used twice.
+/// Directory entries by name for lookups, and by position for listings. A new name gets the next
+/// position and keeps it, and no position is reused. A listing that continues from a position
+/// therefore neither repeats nor misses a name that existed throughout.
 pub(crate) struct Dir {
     names: HashMap<Arc<[u8]>, (u64, Arc<Inode>)>,
     order: BTreeMap<u64, (Arc<[u8]>, Arc<Inode>)>,
     next: u64,
     charge: Charge,
-    /// Removed: nothing can be added any more.
+    /// The directory was removed and accepts no new names.
     dead: bool,
 }
 
@@ -32,12 +32,12 @@ impl Dir {
         Dir { names, order, next: DOT_DOT + 1, charge, dead: false }
     }
 
-    /// Takes the space for one name more, which [`Dir::put`] is then to add. `ENOSPC`.
+    /// Reserves space for one more name, which [`Dir::put`] then adds. Fails with `ENOSPC`.
     pub fn reserve(&mut self, name: Name<'_>) -> Result<()> {
         self.charge.set(self.charge.bytes() + cost(name))
     }
 
-    /// Gives back what was reserved for a name that is not added, or is removed.
+    /// Returns the space of a name that is not added after all, or was removed.
     pub fn unreserve(&mut self, name: Name<'_>) {
         let _ = self.charge.set(self.charge.bytes().saturating_sub(cost(name)));
     }
@@ -50,23 +50,23 @@ impl Dir {
         self.names.get(name.as_bytes()).map(|(_, inode)| inode)
     }
 
-    /// The inode of `name`; `ENOENT`.
+    /// The inode of `name`. Fails with `ENOENT`.
     pub fn find(&self, name: Name<'_>) -> Result<Arc<Inode>> {
         self.get(name).map(Arc::clone).ok_or(Errno::ENOENT)
     }
 
-    /// `ENOENT` for a directory that was removed, `EEXIST` where the name is taken.
+    /// Fails with `ENOENT` if the directory was removed, and with `EEXIST` if the name exists.
     pub fn check_free(&self, name: Name<'_>) -> Result<()> {
         self.check_alive()?;
         if self.get(name).is_some() { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
-    /// `ENOENT` for a directory that was removed.
+    /// Fails with `ENOENT` if the directory was removed.
     pub fn check_alive(&self) -> Result<()> {
         if self.dead { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// Marks the directory as removed. `ENOTEMPTY`.
+    /// Marks the directory as removed. Fails with `ENOTEMPTY`.
     pub fn kill(&mut self) -> Result<()> {
         if self.len() > 0 {
             return Err(Errno::ENOTEMPTY);
@@ -75,8 +75,8 @@ impl Dir {
         Ok(())
     }
 
-    /// Makes `name` lead to `inode`; a name that exists keeps its position, and one that does not was
-    /// [reserved](Dir::reserve). Returns what it led to.
+    /// Sets the inode of `name`, and returns the previous one. An existing name keeps its position;
+    /// a new one must be [reserved](Dir::reserve) first.
     pub fn put(&mut self, name: Name<'_>, inode: Arc<Inode>) -> Option<Arc<Inode>> {
         if let Some((position, old)) = self.names.get_mut(name.as_bytes()) {
             if let Some((_, listed)) = self.order.get_mut(position) {
@@ -99,25 +99,25 @@ impl Dir {
         Some(inode)
     }
 
-    /// The position that the next name will get.
+    /// The position of the next new name.
     pub fn next_position(&self) -> u64 {
         self.next
     }
 
-    /// The names after `position`, in order, each with its own.
+    /// The names after `position`, in order, with their positions.
     pub fn after(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Inode>)> {
         let range = (Bound::Excluded(position.max(DOT_DOT)), Bound::Unbounded);
         self.order.range(range).map(|(&at, (name, inode))| (at, &**name, inode))
     }
 
-    /// Lets go of all inodes, for the end of the file system.
+    /// Drops all inodes, at the end of the file system.
     pub fn clear(&mut self) {
         self.names.clear();
         self.order.clear();
     }
 }
 
-/// The bytes of memory that a name takes: its own, and its places in the two maps.
+/// The memory that a name uses: its bytes, and its entries in the two maps.
 fn cost(name: Name<'_>) -> usize {
     const PLACES: usize = 96;
     PLACES + name.as_bytes().len()

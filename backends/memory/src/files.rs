@@ -1,4 +1,4 @@
-//! Attributes and bytes.
+//! Attributes and data of files.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ const DAY_SECS: i64 = 24 * 60 * 60;
 impl Memory {
     pub(crate) fn entry(&self, inode: &Inode) -> Entry {
         let attr = self.attr(inode);
-        // Numbers are never used twice, so one generation is enough.
+        // Inode numbers are never reused, so one generation is enough.
         Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: attr.valid_for }
     }
 
@@ -53,7 +53,7 @@ impl Memory {
 
     pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let inode = self.table.get(ino.0)?;
-        // Held to the end, so that all changes take effect at one moment.
+        // Held to the end, so that all changes take effect at once.
         let mut data = match set.size {
             Some(_) => Some(write(inode.data()?)),
             None => None,
@@ -95,7 +95,7 @@ impl Memory {
     pub(crate) fn opened(&self, inode: &Inode) -> Opened {
         Opened {
             cache: self.cache_mode(),
-            // All that flush does is to drop POSIX locks.
+            // Flush has no effect other than releasing POSIX locks.
             no_flush: true,
             // Every write takes the lock of its file anyway.
             parallel_direct_writes: true,
@@ -104,7 +104,7 @@ impl Memory {
         }
     }
 
-    /// Opens a file or, with `dir`, a directory.
+    /// Opens a file, or a directory if `dir` is set.
     pub(crate) fn open_inode(&self, ino: Ino, args: OpenArgs, dir: bool) -> Result<Opened> {
         let inode = self.table.get(ino.0)?;
         if dir {
@@ -116,7 +116,8 @@ impl Memory {
             self.drop_refs(&inode, |refs| refs.opens -= 1);
             return Err(errno);
         }
-        // The daily part of relatime, here because reads do not look at the clock.
+        // relatime updates the access time once a day. This happens here, because reads do not read
+        // the clock.
         if read(&inode.meta).atime.secs + DAY_SECS <= self.clock.exact().secs
             && !args.flags.has(OpenFlags::NOATIME)
         {
@@ -141,8 +142,8 @@ impl Memory {
         let mut waiting = Vec::new();
         self.drop_refs(&inode, |refs| {
             refs.opens = refs.opens.saturating_sub(1);
-            // Nobody can hold a lock without an open file. Linux never tells a FUSE server that a
-            // lock of an open file description (F_OFD_SETLK) ends, so this is where it does.
+            // Without an open file, nobody holds a lock. Linux does not tell a FUSE server that a
+            // lock of an open file description (F_OFD_SETLK) ends, so it ends here.
             if refs.opens == 0 {
                 waiting = self.locks.take_file(inode.ino);
             }
@@ -151,7 +152,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Changes the references of `inode`, which goes when none is left.
+    /// Changes the references of `inode`, and frees it with the last one.
     pub(crate) fn drop_refs(&self, inode: &Inode, change: impl FnOnce(&mut Refs)) {
         if inode.change_refs(change) == Ok(true) {
             self.table.remove(inode.ino);
@@ -159,7 +160,7 @@ impl Memory {
         }
     }
 
-    /// Moves the access time by the policy of relatime.
+    /// Updates the access time, as relatime does.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
         if read(&inode.meta).atime_is_due() {
             write(&inode.meta).atime = self.clock.exact();
@@ -168,7 +169,7 @@ impl Memory {
 
     fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
         let mut meta = write(&inode.meta);
-        // Who has looked since the last change has to see another time when they look again.
+        // The attributes were read since the last change, so the next reader must see a new time.
         let now = if inode.seen.load(Ordering::Relaxed) {
             inode.seen.store(false, Ordering::Relaxed);
             self.clock.exact()
@@ -215,7 +216,7 @@ impl Memory {
         let inode = self.table.get(file.ino.0)?;
         let mut data = write(inode.data().map_err(|_| Errno::ENODEV)?);
         let result = data.fallocate(range, &|| cx.interrupted());
-        // Published after an error too, because an interrupt leaves some pages behind.
+        // Publish after an error, too, because an interrupted call leaves some pages allocated.
         inode.publish(&data);
         if result.is_ok() {
             self.data_changed(&inode, cx.caller.uid != 0);
@@ -223,7 +224,7 @@ impl Memory {
         result
     }
 
-    /// `EINVAL` for flags, and for ranges of one file that overlap.
+    /// Fails with `EINVAL` for flags, and for overlapping ranges of one file.
     pub(crate) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         let src = self.table.get(copy.src.ino.0)?;
         let dst = self.table.get(copy.dst.ino.0)?;
@@ -235,7 +236,7 @@ impl Memory {
         let done = if src.ino == dst.ino {
             let mut data = write(dst.data()?);
             let size = data.size();
-            // Only what is there to be copied can overlap, as on Linux.
+            // As on Linux, only existing data can overlap.
             let length = copy.length.min(size.saturating_sub(copy.src_offset));
             if copy.src_offset.abs_diff(copy.dst_offset) < length {
                 return Err(Errno::EINVAL);
@@ -244,7 +245,7 @@ impl Memory {
             dst.publish(&data);
             result?
         } else {
-            // By number, as everyone does who holds the data of two files.
+            // Lock in the order of inode numbers, as everywhere that two files are locked.
             let (from, mut to);
             if src.ino < dst.ino {
                 from = read(src.data()?);
@@ -279,9 +280,9 @@ impl Memory {
     }
 }
 
-/// Copies page by page until the length is reached, the source ends, or an error or an interrupt
-/// comes: after some bytes that is a short copy. The source ends at `size`, its length at the
-/// start, because a copy within one file may move the end.
+/// Copies page by page until the length is reached, the source ends, or an error or interrupt
+/// occurs, which is a short copy if some bytes were copied. The source ends at `size`, its size at
+/// the start, because a copy within one file may move the end.
 fn copy_steps(
     cx: &Context<'_>,
     copy: &CopyRange,

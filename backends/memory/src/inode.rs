@@ -1,4 +1,4 @@
-//! One inode: what it is, who refers to it, and its attributes.
+//! One inode: its type, attributes, contents and references.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -12,50 +12,52 @@ use crate::space::Charge;
 use crate::sync::{Quota, lock};
 use crate::xattr::Xattrs;
 
-/// The most names one inode can have.
+/// Maximum number of links to an inode.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
 
-/// Set-user-id and set-group-id.
+/// Set-user-id and set-group-id bits.
 pub(crate) const SUID: u32 = 0o4000;
 pub(crate) const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
-/// An inode. What never changes lies open; the rest is behind the locks whose order the crate's
-/// documentation gives.
+/// An inode. Immutable fields are public; the locks around the others are taken in the order that
+/// the documentation of the crate gives.
 pub(crate) struct Inode {
     pub ino: u64,
     pub kind: FileKind,
     pub rdev: u64,
     pub btime: Timestamp,
-    /// Length in bytes, so that getattr need not wait for a write in progress.
+    /// File size in bytes, outside of the lock, so that getattr does not wait for a write in
+    /// progress.
     pub size: AtomicU64,
-    /// Pages in use, for the same reason.
+    /// Pages in use, outside of the lock for the same reason.
     pub pages: AtomicU64,
     pub meta: RwLock<Meta>,
-    /// Whether somebody was told the attributes since the data changed. Changes under the lock of `meta`.
+    /// The attributes were returned to a caller since the data last changed. Written under the lock
+    /// of `meta`.
     pub seen: AtomicBool,
     pub body: Body,
     refs: Mutex<Refs>,
     quota: Arc<Quota>,
 }
 
-/// What the kind of inode brings with it.
+/// The contents of an inode, by its type.
 pub(crate) enum Body {
     File(RwLock<Data>),
     Dir(DirBody),
-    /// The target, and what it takes.
+    /// The target of the link, and the space it uses.
     Symlink(Box<[u8]>, #[expect(dead_code, reason = "held until the link is dropped")] Charge),
-    /// Devices, fifos and sockets: an inode is all there is.
+    /// Devices, fifos and sockets have no contents.
     Special,
 }
 
-/// A directory: its names, and the number of its parent.
+/// A directory: its entries, and the inode number of its parent.
 pub(crate) struct DirBody {
     pub names: RwLock<Dir>,
     pub parent: AtomicU64,
 }
 
-/// The attributes that change.
+/// The attributes that can change.
 pub(crate) struct Meta {
     pub perm: u32,
     pub uid: u32,
@@ -64,16 +66,16 @@ pub(crate) struct Meta {
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
-    /// Made by `O_TMPFILE` without `O_EXCL`: may get its first name by link.
+    /// Created by `O_TMPFILE` without `O_EXCL`: link(2) may give it a first name.
     pub linkable: bool,
     pub xattrs: Xattrs,
     pub access_acl: Option<Acl>,
     pub default_acl: Option<Acl>,
-    /// For the attributes and the lists.
+    /// The space of extended attributes and ACLs.
     pub charge: Charge,
 }
 
-/// Why an inode is alive.
+/// Reference counts. An inode is freed when all of them are 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Refs {
     pub lookups: u64,
@@ -88,7 +90,7 @@ impl Refs {
 }
 
 impl Inode {
-    /// An inode that counts against `quota`, from which the caller has taken one.
+    /// Creates an inode that counts against `quota`. The caller has taken one from the quota.
     pub fn new(
         ino: u64,
         node: Fixed,
@@ -116,8 +118,8 @@ impl Inode {
         }
     }
 
-    /// Changes the references; true where none is left and the inode has to leave the table. An
-    /// inode without any cannot be revived (`ESTALE`): it is leaving already.
+    /// Changes the references. Returns true if none is left, and the inode must leave the table.
+    /// Fails with `ESTALE` if there were none before, because the inode is being freed already.
     pub fn change_refs(&self, change: impl FnOnce(&mut Refs)) -> Result<bool> {
         let mut refs = lock(&self.refs);
         if refs.none() {
@@ -127,7 +129,7 @@ impl Inode {
         Ok(refs.none())
     }
 
-    /// `ENOTDIR` unless it is a directory.
+    /// The directory contents. Fails with `ENOTDIR`.
     pub fn dir(&self) -> Result<&DirBody> {
         match &self.body {
             Body::Dir(dir) => Ok(dir),
@@ -135,7 +137,7 @@ impl Inode {
         }
     }
 
-    /// `EISDIR` for a directory, `EINVAL` for anything else that is not a regular file.
+    /// The file data. Fails with `EISDIR` for a directory, and with `EINVAL` for other types.
     pub fn data(&self) -> Result<&RwLock<Data>> {
         match &self.body {
             Body::File(data) => Ok(data),
@@ -148,7 +150,7 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Shows the length and the space of `data` to getattr. Called under the lock of the data.
+    /// Publishes size and space of `data` for getattr. Called under the lock of the data.
     pub fn publish(&self, data: &Data) {
         self.size.store(data.size(), Ordering::Relaxed);
         self.pages.store(data.page_count(), Ordering::Relaxed);
@@ -161,23 +163,23 @@ impl Drop for Inode {
     }
 }
 
-/// What stays as it was made.
+/// The attributes that never change.
 pub(crate) struct Fixed {
     pub kind: FileKind,
     pub rdev: u64,
 }
 
 impl Meta {
-    /// Data or names changed.
+    /// Updates mtime and ctime after a change of data or names.
     pub fn modified(&mut self, now: Timestamp) {
         self.mtime = now;
         self.ctime = now;
     }
 
-    /// What happens when someone without privilege changes the data, and on every change of owner.
+    /// Clears the set-id bits. Called for writes without privilege, and for every change of owner.
     pub fn kill_suidgid(&mut self) {
         self.perm &= !SUID;
-        // Without group-execute the bit once meant mandatory locking and stays, as on Linux.
+        // As on Linux, set-group-id without group-execute stays: it once meant mandatory locking.
         if self.perm & GROUP_EXEC != 0 {
             self.perm &= !SGID;
         }
@@ -186,18 +188,18 @@ impl Meta {
         }
     }
 
-    /// The bytes of attributes and lists.
+    /// The bytes that extended attributes and ACLs use.
     pub fn bytes(&self) -> usize {
         let lists = [&self.access_acl, &self.default_acl];
         self.xattrs.bytes() + lists.into_iter().flatten().map(Acl::bytes).sum::<usize>()
     }
 
-    /// Follows attributes or lists that have become less.
+    /// Returns space after attributes or ACLs have shrunk.
     pub fn uncharge(&mut self) {
         let _ = self.charge.set(self.bytes());
     }
 
-    /// chmod(2), which an access list follows.
+    /// chmod(2), which updates the access ACL, too.
     pub fn chmod(&mut self, perm: u32) {
         self.perm = perm & 0o7777;
         if let Some(acl) = &mut self.access_acl {
@@ -205,8 +207,8 @@ impl Meta {
         }
     }
 
-    /// The policy of `relatime`: reading moves the access time only where it is not younger than
-    /// the last change.
+    /// The rule of `relatime`: reading updates the access time only if it is not later than the
+    /// last change.
     pub fn atime_is_due(&self) -> bool {
         self.atime <= self.mtime || self.atime <= self.ctime
     }

@@ -1,37 +1,39 @@
 //! A file system in memory, like tmpfs.
 //!
-//! What it is: a complete [`FileSystem`] whose inodes, names and pages live on the heap of this
-//! process and end with it. Limits on bytes and inodes are never exceeded, and space is given back
-//! when the last name, lookup and open file of an inode have gone.
+//! It is a complete [`FileSystem`]. Its inodes, names and pages are on the heap of this process and
+//! are lost when the process exits. It never exceeds its limits on bytes and inodes. An inode's
+//! space is freed with its last name, lookup count and open file.
 //!
-//! What it is not: it checks no permission bits (the frontend does), keeps no state per open file
-//! (handles are all 0, and reads and writes go by inode number; of an open directory it knows where its
-//! listing ends), and writes nothing anywhere. The
-//! limit in bytes counts pages of files, and every 4096 bytes of names, symbolic links, extended attributes
-//! and access lists as a page.
+//! It checks no permission bits, which is the task of the frontend. It keeps no state per open
+//! file: all handles are 0, and reads and writes use the inode number. The exception is an open
+//! directory, for which it records the end of the listing. It stores nothing on disk. The limit in
+//! bytes counts the pages of files. Names, symbolic links, extended attributes and ACLs count as
+//! one page for every 4096 bytes together.
 //!
-//! Times: the access time follows `relatime`; `O_NOATIME` is honoured. A write whose file nobody has looked at since the
-//! write before is stamped with the time of the kernel's last tick, see `clock.rs`.
+//! The access time follows `relatime`, and `O_NOATIME` is honoured. If nobody has read a file's
+//! attributes since the previous write, the next write uses the time of the last kernel tick; see
+//! `clock.rs`.
 //!
-//! Several frontends may be attached at once. Whoever caches cannot be told what another one
-//! changes (an operation does not say which frontend it came from, so a notification could come
-//! back into the very call that caused it); so, from the second frontend on, nothing is promised to
-//! stay valid any more. What the first was promised before, it keeps.
+//! Several frontends may be attached at once. An operation does not say which frontend it came
+//! from, so an invalidation could be sent back into the call that caused it. Caching frontends are
+//! therefore not notified of each other's changes. Instead, all validity times are 0 once a second
+//! frontend is attached. Answers given to the first frontend before that stay valid.
 //!
-//! # Order of locks
+//! # Lock order
 //!
-//! 1. `Memory::rename`, by a rename between two directories;
-//! 2. names of directories (`DirBody::names`): the upper before the lower, and two of which neither
-//!    is above the other by inode number and only under 1;
-//! 3. bytes of files (`Body::File`), two of them by inode number;
-//! 4. `Inode::meta`, one at a time, but that of a directory while that of nothing else is held;
-//! 5. the references of an inode;
-//! 6. the leaves, each alone: shards of the table, free pages, locks, ends of listings, the bytes of names and attributes.
+//! 1. `Memory::rename`, for a rename between two directories.
+//! 2. `DirBody::names`: an ancestor before its descendant. Two directories of which neither is an
+//!   ancestor of the other are locked by inode number, and only under 1.
+//! 3. `Body::File`, the data of files: two of them by inode number.
+//! 4. `Inode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
+//! 5. The references of an inode.
+//! 6. The leaves, one at a time: shards of the table, free pages, locks, ends of listings, the
+//!   space of names and attributes.
 //!
-//! No operation holds 2 while it takes 3, so that a long write never stops a lookup.
+//! No operation holds 2 while it takes 3, so that a long write never delays a lookup.
 //!
-//! *Invariant*: an inode is in the table exactly as long as it has a reference (a name, a lookup or
-//! an open file). *Invariant*: bytes of a page past the end of its file are zero.
+//! *Invariant*: an inode is in the table exactly as long as it has a reference (a name, a lookup
+//! count or an open file). *Invariant*: the bytes of a page past the end of its file are zero.
 
 #![forbid(unsafe_code)]
 
@@ -65,24 +67,24 @@ use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
 use pages::{PAGE, Pool};
 use sync::{Quota, read};
 
-/// Nobody but this file system changes anything, so what it says holds until it says otherwise.
+/// Only this file system changes its files, so answers stay valid until it sends an invalidation.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Free space that statfs shows where there is no limit: 16 TiB, so that programs which look for
-/// room before they write find some.
+/// Free space in statfs if there is no limit: 16 TiB, because some programs check for free space
+/// before they write.
 const UNLIMITED_PAGES: u64 = 1 << 32;
 const UNLIMITED_INODES: u64 = 1 << 32;
 
-/// How a [`Memory`] is to be.
+/// Options of a [`Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Most bytes that files, names and attributes may use, in whole pages of 4096 bytes (rounded down); `None` for no
-    /// limit but the memory of the machine.
+    /// Maximum number of bytes that files, names and attributes may use, rounded down to pages of
+    /// 4096 bytes. `None` for the machine's memory as the only limit.
     pub size: Option<u64>,
-    /// Most inodes, with the root; `None` for no limit.
+    /// Maximum number of inodes, including the root. `None` for no limit.
     pub inodes: Option<u64>,
-    /// Bytes of unused pages that are kept at hand: rewriting a file with them takes a tenth of the
-    /// time of memory that comes fresh from the kernel.
+    /// Bytes of unused pages to keep. Writing to such a page takes a tenth of the time of a page
+    /// that the kernel must supply.
     pub pool: u64,
     /// Permission bits of the root directory, 0 to 0o7777.
     pub root_perm: u32,
@@ -94,7 +96,8 @@ pub struct Options {
 
 impl Default for Options {
     /// The defaults of tmpfs(5): half of the machine's memory, one inode for every two pages of it,
-    /// and a root like that of `/tmp`. Asks sysinfo(2); 1 GiB where that does not know.
+    /// and a root directory like `/tmp`. The memory size comes from sysinfo(2); if that fails, the
+    /// limit is 1 GiB.
     fn default() -> Self {
         let memory = total_memory().unwrap_or(2 << 30);
         Options {
@@ -114,7 +117,7 @@ fn total_memory() -> Option<u64> {
     told.totalram.checked_mul(u64::from(told.mem_unit)).filter(|&bytes| bytes > 0)
 }
 
-/// The file system.
+/// A file system in memory.
 pub struct Memory {
     table: table::Table,
     pool: Arc<Pool>,
@@ -122,7 +125,7 @@ pub struct Memory {
     inodes: Arc<Quota>,
     locks: defuse_fs::locks::LockQueue,
     listings: listings::Listings,
-    /// Held while a name moves between directories, see the order of locks.
+    /// Held while a name moves between directories; see the lock order.
     rename: Mutex<()>,
     next_ino: AtomicU64,
     frontends: AtomicUsize,
@@ -130,11 +133,11 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// An empty file system.
+    /// Creates an empty file system.
     ///
     /// # Panics
     ///
-    /// Where `options.inodes` is 0, because the root needs one.
+    /// Panics if `options.inodes` is 0, because the root needs an inode.
     pub fn new(options: Options) -> Self {
         let pages = options.size.map(|size| size / PAGE as u64);
         let pool = Arc::new(Pool::new(pages, options.pool as usize / PAGE));
@@ -228,7 +231,7 @@ impl FileSystem for Memory {
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        // The root keeps its one lookup for ever.
+        // The root keeps its lookup count of one.
         if ino == Ino::ROOT {
             return;
         }
@@ -417,7 +420,7 @@ impl FileSystem for Memory {
         self.close(file.ino)
     }
 
-    /// Nothing is durable here, so there is nothing to wait for.
+    /// Nothing is durable, so there is nothing to wait for.
     fn fsync(&self, _: &Context<'_>, file: File, _: bool) -> Result<()> {
         self.inode(file.ino).map(drop)
     }
@@ -438,8 +441,8 @@ impl FileSystem for Memory {
         self.locks.conflict(self.inode(file.ino)?.ino, request)
     }
 
-    /// Never waits: one who waits comes through [`submit`](FileSystem::submit), and gets `EAGAIN`
-    /// here.
+    /// Never waits. A waiting request comes through [`submit`](FileSystem::submit); here it fails
+    /// with `EAGAIN`.
     fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         self.locks.set(self.inode(file.ino)?.ino, request)
     }
@@ -467,7 +470,7 @@ impl FileSystem for Memory {
         let blocks = self.pool.quota.limit().unwrap_or(used + UNLIMITED_PAGES);
         let inodes = self.inodes.used();
         let files = self.inodes.limit().unwrap_or(inodes + UNLIMITED_INODES);
-        // Counts move while they are read, so what is free may not be less than nothing.
+        // The counters change while they are read, so the difference may be negative.
         let free = blocks.saturating_sub(used);
         Ok(StatFs {
             blocks,

@@ -1,8 +1,8 @@
-//! Where the listing of each open directory ends.
+//! The end of the listing of each open directory.
 //!
-//! A name that is added comes last, so a listing would follow for as long as somebody adds names, or
-//! renames one to and fro. It ends at the names that were there when it began; what comes later need not
-//! be shown, readdir(3).
+//! New names are added at the end. A listing could thus continue for as long as another process
+//! creates or renames files. It therefore ends at the last name that existed when it began.
+//! readdir(3) leaves open whether later names are returned.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use crate::sync::lock;
 /// The open directories.
 #[derive(Default)]
 pub(crate) struct Listings {
-    /// By handle, the first position that is not shown.
+    /// For each handle, the first position that is not listed.
     ends: Mutex<HashMap<u64, u64>>,
     last: AtomicU64,
 }
@@ -27,8 +27,8 @@ impl Listings {
         Fh(fh)
     }
 
-    /// The end of the listing that goes on at `from`, where a name that is added now gets the position
-    /// `next`. It begins anew at 0, rewinddir(3).
+    /// The end of the listing that continues at `from`. `next` is the position of the next new
+    /// name. A listing at 0 starts anew, rewinddir(3).
     pub fn end(&self, dir: Fh, from: u64, next: u64) -> u64 {
         match lock(&self.ends).get_mut(&dir.0) {
             Some(end) => {

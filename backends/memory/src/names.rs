@@ -1,4 +1,4 @@
-//! Looking up, making, linking and removing names.
+//! Lookups, and calls that create, link and remove names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -17,7 +17,7 @@ use crate::space::Charge;
 use crate::sync::{read, write};
 use crate::xattr::Xattrs;
 
-/// What a directory entry adds to the length of its directory, as on tmpfs.
+/// Increase of a directory's size for each entry, as on tmpfs.
 pub(crate) const ENTRY_SIZE: u64 = 20;
 
 const LOOKED_UP: Refs = Refs { lookups: 1, opens: 0, names: 1 };
@@ -27,7 +27,7 @@ impl Memory {
         let dir = self.table.get(parent.0)?;
         let names = read(&dir.dir()?.names);
         let inode = names.find(name)?;
-        // Counted while the name is held, so that the inode cannot vanish in between.
+        // Counted under the lock of the names, so that the inode is not freed in between.
         inode.change_refs(|refs| refs.lookups += 1)?;
         drop(names);
         Ok(self.entry(&inode))
@@ -40,7 +40,7 @@ impl Memory {
         Ok(self.entry(&parent))
     }
 
-    /// Makes an inode and its name.
+    /// Creates an inode and its name.
     pub(crate) fn make(
         &self,
         cx: &Context<'_>,
@@ -80,7 +80,8 @@ impl Memory {
         Ok(inode)
     }
 
-    /// An inode as `node` wants it, with what `dir` hands down; not yet in the table.
+    /// Creates an inode with the attributes of `node` and those inherited from `dir`. It is not yet
+    /// in the table.
     pub(crate) fn new_inode(
         &self,
         cx: &Context<'_>,
@@ -143,7 +144,7 @@ impl Memory {
         });
         more.inspect_err(|_| names.unreserve(name))?;
         meta.nlink += 1;
-        // Once it has had a name, losing the last one is final.
+        // After its first name, a file that loses its last name cannot be linked again.
         meta.linkable = false;
         meta.ctime = now;
         drop(meta);
@@ -181,7 +182,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Counts one name less; a directory thereby loses its own `.` as well.
+    /// Decreases the link count. A removed directory also loses its own `.` entry.
     pub(crate) fn lost_name(&self, inode: &Inode, now: Timestamp) {
         let mut meta = write(&inode.meta);
         meta.nlink = if inode.is_dir() { 0 } else { meta.nlink.saturating_sub(1) };
@@ -249,7 +250,7 @@ impl Memory {
     }
 }
 
-/// What open(2) refuses by the kind of file.
+/// Checks whether open(2) supports this type of file.
 pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
     match inode.kind {
         FileKind::Directory if flags.writable() => Err(Errno::EISDIR),
@@ -258,7 +259,7 @@ pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
     }
 }
 
-/// Follows a change of the names of `dir`, under whose lock it is called.
+/// Updates the attributes of `dir` after a change of its names. Called under their lock.
 pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timestamp) {
     dir.size.store(names.len() as u64 * ENTRY_SIZE, Ordering::Relaxed);
     let mut meta = write(&dir.meta);
@@ -266,7 +267,8 @@ pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timesta
     meta.modified(now);
 }
 
-/// Owner, permissions and lists of a new inode: inode_init_owner and posix_acl_create of Linux.
+/// Owner, permissions and ACLs of a new inode, like `inode_init_owner()` and `posix_acl_create()`
+/// of Linux.
 fn new_meta(
     cx: &Context<'_>,
     dir: &Meta,

@@ -1,4 +1,4 @@
-//! Pages: where they come from ([`Pool`]) and how a file finds its own ([`PageMap`]).
+//! Pages: their allocation ([`Pool`]), and the pages of one file ([`PageMap`]).
 
 use std::array;
 use std::cell::Cell;
@@ -11,19 +11,20 @@ use defuse_fs::{Errno, Result};
 
 use crate::sync::{Quota, lock};
 
-/// Bytes in a page.
+/// Page size in bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// Bytes in a line of a processor's cache.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// One page of a file. It begins with a line of the cache: otherwise every store of a copy that fills a line would touch two.
-/// Found within a little more memory than it needs, because an allocation with that alignment leaves gaps that nothing of the
-/// same size fits into again.
+/// One page of a file, aligned to a cache line. Without alignment, every store of a line in a copy
+/// would touch two lines. The page lies within a slightly larger allocation, because aligned
+/// allocations leave gaps that no other page fits into.
 pub(crate) struct Page(Box<[u8; PAGE + LINE - 1]>);
 
 impl Page {
-    /// Zeros. Memory from calloc, which need not be cleared where the kernel has just done so.
+    /// A page of zeros, from calloc, which skips clearing if the kernel has just supplied the
+    /// memory.
     fn fresh() -> Page {
         let memory = vec![0; PAGE + LINE - 1].into_boxed_slice();
         Page(memory.try_into().expect("the length is that of the array"))
@@ -51,8 +52,8 @@ impl DerefMut for Page {
 
 const POOL_SHARDS: usize = 8;
 
-/// All pages: those in use are counted against the limit, and some that were given back are kept,
-/// because a page that is written again costs a tenth of one that the kernel must fault in.
+/// All pages. Pages in use count against the limit. Some unused pages are kept, because writing to
+/// them costs a tenth of a page that the kernel must fault in.
 pub(crate) struct Pool {
     pub quota: Quota,
     free: [Mutex<Vec<Page>>; POOL_SHARDS],
@@ -60,18 +61,18 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// At most `limit` pages in use, and at most `keep` unused ones at hand.
+    /// Creates a pool of at most `limit` pages in use, which keeps at most `keep` unused ones.
     pub fn new(limit: Option<u64>, keep: usize) -> Self {
         let free = array::from_fn(|_| Mutex::default());
         Pool { quota: Quota::new(limit), free, keep: keep / POOL_SHARDS }
     }
 
-    /// Takes `count` pages out of the limit; `ENOSPC`. Each is then obtained by [`Pool::page`].
+    /// Reserves `count` pages. Fails with `ENOSPC`. Each is then obtained by [`Pool::page`].
     pub fn reserve(&self, count: u64) -> Result<()> {
         if self.quota.take(count) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
-    /// A page that was reserved; with old content unless `zeroed`.
+    /// Returns a reserved page. It has old content unless `zeroed` is set.
     pub fn page(&self, zeroed: bool) -> Page {
         let kept = lock(&self.free[shard()]).pop();
         match kept {
@@ -85,7 +86,7 @@ impl Pool {
         }
     }
 
-    /// Takes a page back, and its place in the limit.
+    /// Takes a page back, and its share of the limit.
     pub fn give_back(&self, page: Page) {
         self.quota.give_back(1);
         let mut free = lock(&self.free[shard()]);
@@ -95,7 +96,8 @@ impl Pool {
     }
 }
 
-/// The free list of this thread: threads rarely share one, and a page comes back warm.
+/// The free list of this thread. Threads rarely share one, and a returned page is still in the
+/// processor's cache.
 fn shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -109,8 +111,8 @@ fn shard() -> usize {
     })
 }
 
-/// Pages in one chunk of the map: 512 bytes of pointers for 256 KiB of file, so that a file with
-/// one page here and there wastes little, and one tree step serves 64 pages.
+/// Pages per chunk of the map. 512 bytes of pointers cover 256 KiB, so that a sparse file wastes
+/// little, and one step in the tree serves 64 pages.
 const CHUNK: u64 = 64;
 
 struct Chunk {
@@ -118,7 +120,7 @@ struct Chunk {
     present: u32,
 }
 
-/// The pages of one file by their index; what is absent is a hole.
+/// The pages of one file by index. An absent page is a hole.
 #[derive(Default)]
 pub(crate) struct PageMap {
     chunks: BTreeMap<u64, Box<Chunk>>,
@@ -126,7 +128,7 @@ pub(crate) struct PageMap {
 }
 
 impl PageMap {
-    /// How many pages there are.
+    /// Number of pages.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -139,7 +141,7 @@ impl PageMap {
         self.chunks.get_mut(&(index / CHUNK))?.pages[(index % CHUNK) as usize].as_deref_mut()
     }
 
-    /// Puts a page where a hole is.
+    /// Inserts a page at a hole.
     pub fn insert(&mut self, index: u64, page: Page) {
         let empty = || Box::new(Chunk { pages: [const { None }; CHUNK as usize], present: 0 });
         let chunk = self.chunks.entry(index / CHUNK).or_insert_with(empty);
@@ -149,7 +151,7 @@ impl PageMap {
         self.len += 1;
     }
 
-    /// Takes out all pages with `first <= index < end`, each handed to `gone`.
+    /// Removes all pages with `first <= index < end`, and passes each to `gone`.
     pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(u64, Page)) {
         let mut at = first;
         while let Some((&number, chunk)) = self.chunks.range_mut(at / CHUNK..).next() {
@@ -186,7 +188,7 @@ impl PageMap {
         None
     }
 
-    /// The first index at or after `from` that has none.
+    /// The first index at or after `from` that has no page.
     pub fn next_absent(&self, from: u64) -> u64 {
         let mut at = from;
         while let Some(chunk) = self.chunks.get(&(at / CHUNK)) {
@@ -199,7 +201,7 @@ impl PageMap {
         at
     }
 
-    /// How many indexes with `first <= index < end` have no page.
+    /// Number of indexes with `first <= index < end` that have no page.
     pub fn holes(&self, first: u64, end: u64) -> u64 {
         let mut present = 0;
         for (&number, chunk) in self.chunks.range(first / CHUNK..end.div_ceil(CHUNK)) {

@@ -11,16 +11,16 @@ use crate::inode::{Inode, LINK_MAX, Refs};
 use crate::names::names_changed;
 use crate::sync::{lock, read, write};
 
-/// One of the two places of a rename.
+/// Source or target of a rename.
 struct Place<'a> {
     dir: &'a Inode,
     name: Name<'a>,
 }
 
-/// How two different directories lie to each other.
+/// The relation of two different directories in the tree.
 struct Lineage {
-    /// The ancestor, or equal, of the other directory's chain that would make a loop: the child of
-    /// `from` through which `to` is reached, and the other way round.
+    /// If `to` is below `from`, the child of `from` that leads to it; and the other way round.
+    /// Moving that child would make a loop.
     to_is_below: Option<u64>,
     from_is_below: Option<u64>,
 }
@@ -48,14 +48,14 @@ impl Memory {
             let none = Lineage { to_is_below: None, from_is_below: None };
             return self.rename_locked(cx, &from, &to, &mut Names::One(&mut names), &none, flags);
         }
-        // While it is held no directory changes its parent, so what is found out about who lies
-        // below whom stays true until the names have changed.
+        // While this lock is held, no directory changes its parent. The relation therefore stays
+        // valid until the names have changed.
         let _topology = lock(&self.rename);
         let lineage = Lineage {
             to_is_below: self.child_towards(&from_dir, &to_dir),
             from_is_below: self.child_towards(&to_dir, &from_dir),
         };
-        // The upper one first, like everybody who goes down; otherwise by number.
+        // Lock the ancestor first, as every path walk does; otherwise by inode number.
         let from_first = match (&lineage.to_is_below, &lineage.from_is_below) {
             (Some(_), _) => true,
             (_, Some(_)) => false,
@@ -73,7 +73,7 @@ impl Memory {
         self.rename_locked(cx, &from, &to, &mut names, &lineage, flags)
     }
 
-    /// The child of `upper` on the way to `lower`; `None` where `lower` is not below it.
+    /// The child of `upper` on the way to `lower`; `None` if `lower` is not below it.
     fn child_towards(&self, upper: &Inode, lower: &Arc<Inode>) -> Option<u64> {
         let mut at = Arc::clone(lower);
         loop {
@@ -84,7 +84,7 @@ impl Memory {
             if parent == at.ino {
                 return None;
             }
-            // A removed directory may have a parent that is gone; nothing lies below it any more.
+            // A removed directory may have a parent that is gone. Nothing is below it any more.
             at = self.table.get(parent).ok()?;
         }
     }
@@ -158,7 +158,7 @@ impl Memory {
             }
             whiteout => whiteout?,
         };
-        // The last thing that can fail; from here on everything changes.
+        // This is the last step that can fail. The changes begin after it.
         if let Some(target) = target.as_ref().filter(|target| target.is_dir())
             && let Err(errno) = write(&target.dir()?.names).kill()
         {
@@ -213,14 +213,14 @@ impl Memory {
         Ok(())
     }
 
-    /// What overlay file systems put where something was deleted: the character device 0/0.
+    /// Creates a whiteout, the mark of overlayfs for a deleted name: the character device 0/0.
     fn whiteout(&self, cx: &Context<'_>, dir: &Inode) -> Result<Arc<Inode>> {
         let node = NewNode::new(FileKind::CharDevice, 0, cx.caller);
         self.new_inode(cx, dir, &node, None, Refs { lookups: 0, opens: 0, names: 1 })
     }
 }
 
-/// The names of both directories, which may be one.
+/// The entries of both directories, which may be the same.
 enum Names<'a> {
     One(&'a mut Dir),
     Two(&'a mut Dir, &'a mut Dir),

@@ -1,8 +1,8 @@
-//! What names, symbolic links and extended attributes take out of the limit on bytes.
+//! The space that names, symbolic links and extended attributes use of the limit on bytes.
 //!
-//! They are smaller than a page each, so their bytes are added up, and every whole page of the sum counts
-//! as one page in use. Otherwise 2000 inodes could hold a gigabyte of attributes in a file system of one
-//! megabyte.
+//! Each is smaller than a page. Their bytes are added up, and every whole page of the sum counts as
+//! one page in use. Otherwise 2000 inodes could hold a gigabyte of attributes in a file system of
+//! one megabyte.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use defuse_fs::Result;
 use crate::pages::{PAGE, Pool};
 use crate::sync::lock;
 
-/// All bytes that are charged, and the pages that they are charged to.
+/// The sum of all charged bytes, and the pages charged for it.
 pub(crate) struct Small {
     bytes: Mutex<u64>,
     pool: Arc<Pool>,
@@ -22,7 +22,7 @@ impl Small {
         Small { bytes: Mutex::new(0), pool }
     }
 
-    /// Charges `to` bytes in place of `from`. `ENOSPC`, then nothing has changed.
+    /// Charges `to` bytes instead of `from`. Fails with `ENOSPC`, and then changes nothing.
     fn change(&self, from: u64, to: u64) -> Result<()> {
         let mut bytes = lock(&self.bytes);
         let sum = bytes.saturating_sub(from).saturating_add(to);
@@ -37,20 +37,20 @@ impl Small {
     }
 }
 
-/// The bytes that one object is charged for, until it is dropped.
+/// The bytes charged for one object, until it is dropped.
 pub(crate) struct Charge {
     small: Arc<Small>,
     bytes: u64,
 }
 
 impl Charge {
-    /// Of nothing yet.
+    /// A charge of 0 bytes.
     pub fn new(small: &Arc<Small>) -> Self {
         Charge { small: Arc::clone(small), bytes: 0 }
     }
 
-    /// Charges `bytes` in place of what was charged before. `ENOSPC`, then nothing has changed; never
-    /// for less than before.
+    /// Charges `bytes` instead of the previous number. Fails with `ENOSPC`, and then changes
+    /// nothing. A decrease never fails.
     pub fn set(&mut self, bytes: usize) -> Result<()> {
         let bytes = bytes as u64;
         if bytes != self.bytes {
@@ -60,7 +60,7 @@ impl Charge {
         Ok(())
     }
 
-    /// The bytes that are charged.
+    /// The bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes as usize
     }

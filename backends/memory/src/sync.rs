@@ -1,7 +1,7 @@
-//! Locks that a panic does not poison, and the counter behind every limit.
+//! Locks that ignore poisoning, and the counter behind every limit.
 //!
-//! A frontend catches a panic and answers `EIO` to that one call, so the file must stay usable:
-//! every critical section in this crate leaves its data valid between any two statements.
+//! A frontend catches a panic and answers `EIO` to that one call, so the file must stay usable.
+//! Every critical section in this crate therefore leaves its data valid between any two statements.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,7 +18,7 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts what is in use against a limit, which is never exceeded, not even for a moment.
+/// Counts use against a limit, which is never exceeded, not even for a moment.
 #[derive(Debug)]
 pub(crate) struct Quota {
     limit: u64,
@@ -30,7 +30,7 @@ impl Quota {
         Quota { limit: limit.unwrap_or(u64::MAX), used: AtomicU64::new(0) }
     }
 
-    /// Takes `count`, all or nothing; false where the limit stands against it.
+    /// Takes `count`, all or nothing. Returns false if the limit would be exceeded.
     pub fn take(&self, count: u64) -> bool {
         let more = |used: u64| used.checked_add(count).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()

@@ -1,4 +1,4 @@
-//! All inodes by number, in shards, so that no lock is common to all reads and writes.
+//! All inodes by number, in shards, so that reads and writes share no global lock.
 
 use std::array;
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ use crate::sync::{read, write};
 
 const SHARDS: usize = 64;
 
-/// Inode numbers are given out one after the other and by us, so a multiplication spreads them
-/// well enough and nobody can choose them to collide.
+/// Inode numbers are assigned by this file system, one after the other. A multiplication spreads
+/// them well enough, and nobody can provoke collisions.
 #[derive(Default)]
 struct NumberHasher(u64);
 
@@ -42,7 +42,7 @@ impl Table {
         Table { shards: array::from_fn(|_| RwLock::default()) }
     }
 
-    /// `ESTALE` where there is no such inode (any more).
+    /// The inode of this number. Fails with `ESTALE` if there is none, or none any more.
     pub fn get(&self, ino: u64) -> Result<Arc<Inode>> {
         read(self.shard(ino)).get(&ino).map(Arc::clone).ok_or(Errno::ESTALE)
     }
@@ -53,7 +53,8 @@ impl Table {
 
     pub fn remove(&self, ino: u64) {
         let gone = write(self.shard(ino)).remove(&ino);
-        // Freeing the pages of a large file takes a while; not under the lock of the shard.
+        // Drop the inode outside of the shard's lock, because freeing the pages of a large file
+        // takes long.
         drop(gone);
     }
 
@@ -63,8 +64,8 @@ impl Table {
 }
 
 impl Drop for Table {
-    /// Empties the directories while the table still holds every inode, because dropping a deep
-    /// tree from its root would recurse once per level.
+    /// Empties the directories while the table still holds every inode. Dropping a deep tree from
+    /// its root would recurse once per level.
     fn drop(&mut self) {
         for shard in &self.shards {
             for inode in read(shard).values() {

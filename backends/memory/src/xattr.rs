@@ -1,4 +1,4 @@
-//! Extended attributes of one inode, and the calls of the contract that reach them.
+//! Extended attributes of one inode, and the operations on them.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,19 @@ use crate::inode::{Inode, Meta, SGID};
 use crate::space::Charge;
 use crate::sync::{read, write};
 
-/// The longest value in bytes, `XATTR_SIZE_MAX`.
+/// Maximum size of a value in bytes, `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
-/// All names of one inode, each with its NUL, `XATTR_LIST_MAX`: more could not be listed.
+/// Maximum size of all names of one inode, each with its NUL, `XATTR_LIST_MAX`. More could not be
+/// listed.
 const NAMES_MAX: usize = 65536;
-/// Names and values of one inode together: one user of it does not take the space of all.
+/// Maximum size of all names and values of one inode, so that one user cannot take all space with
+/// one file.
 const TOTAL_MAX: usize = 4 * VALUE_MAX;
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// Names and values, in the order of the names.
+/// Names and values, sorted by name.
 #[derive(Default)]
 pub(crate) struct Xattrs(BTreeMap<Box<[u8]>, Box<[u8]>>);
 
@@ -34,8 +36,8 @@ impl Xattrs {
         self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// `E2BIG`, `EEXIST`, `ENODATA`, `ENOSPC`. `charge` has what the inode is charged for, and is
-    /// changed first.
+    /// Sets an attribute. Fails with `E2BIG`, `EEXIST`, `ENODATA` or `ENOSPC`. `charge` is the
+    /// charge of the inode, and is changed first.
     pub fn set(
         &mut self,
         charge: &mut Charge,
@@ -64,21 +66,22 @@ impl Xattrs {
         Ok(())
     }
 
-    /// True where it existed.
+    /// Removes an attribute. Returns true if it existed.
     pub fn remove(&mut self, name: &[u8]) -> bool {
         self.0.remove(name).is_some()
     }
 }
 
-/// What a name stands for.
+/// The kind of an attribute, by its name.
 enum Target {
     Plain,
     AccessAcl,
     DefaultAcl,
 }
 
-/// The namespaces of xattr(7). `EOPNOTSUPP` for one that is not kept, `EINVAL` for a namespace
-/// without a name behind it, `EOPNOTSUPP` for a list on a symbolic link.
+/// Classifies a name by its namespace, xattr(7). Fails with `EOPNOTSUPP` for a namespace that is
+/// not supported and for an ACL on a symbolic link, and with `EINVAL` for a namespace without a
+/// name.
 fn target(inode: &Inode, name: XattrName<'_>) -> Result<Target> {
     let name = name.as_bytes();
     if name == ACCESS || name == DEFAULT {
@@ -98,7 +101,7 @@ fn target(inode: &Inode, name: XattrName<'_>) -> Result<Target> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// `user.` attributes belong to files and directories only, xattr(7).
+/// `user.` attributes belong to regular files and directories only, xattr(7).
 fn keeps_user_attributes(inode: &Inode) -> bool {
     matches!(inode.kind, FileKind::Regular | FileKind::Directory)
 }
@@ -171,8 +174,8 @@ impl Memory {
         Xattr::answer(names, room)
     }
 
-    /// Removing a list that is not there succeeds, as on every file system of Linux (the kernel
-    /// sets it to nothing).
+    /// Removing an ACL that does not exist succeeds, as on every file system of Linux (the kernel
+    /// sets it to an empty ACL).
     pub(crate) fn removexattr(&self, ino: Ino, name: XattrName<'_>) -> Result<()> {
         let inode = self.table.get(ino.0)?;
         let target = target(&inode, name)?;
@@ -189,7 +192,8 @@ impl Memory {
     }
 }
 
-/// An access list changes the permission bits; one that says no more than they do is not kept.
+/// Sets the access ACL, which changes the permission bits. An ACL equivalent to the bits is not
+/// stored.
 fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result<()> {
     check_flags(meta.access_acl.is_some(), flags)?;
     let kept = acl.clone().filter(|acl| !acl.is_minimal());
@@ -204,7 +208,7 @@ fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result
     Ok(())
 }
 
-/// Charges for `new` in place of `old`. `ENOSPC`.
+/// Charges for `new` instead of `old`. Fails with `ENOSPC`.
 fn charge_list(charge: &mut Charge, old: &Option<Acl>, new: &Option<Acl>) -> Result<()> {
     let bytes = |list: &Option<Acl>| list.as_ref().map_or(0, Acl::bytes);
     charge.set(charge.bytes() - bytes(old) + bytes(new))

@@ -1,4 +1,4 @@
-//! The lock manager against a model that keeps every byte of a small file by itself.
+//! Compares the lock manager with a model that stores the lock of every byte of a small file.
 
 use defuse_fs::locks::{LockTable, OFFSET_MAX, Waiting};
 use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
@@ -8,7 +8,7 @@ const OWNERS: usize = 3;
 const BYTES: usize = 12;
 const FILE: u8 = 1;
 
-/// For every owner and byte, the lock on it. The last byte stands for all that follow.
+/// The lock of every owner on every byte. The last byte stands for all that follow.
 type Model = [[Option<LockType>; BYTES]; OWNERS];
 
 #[derive(Clone, Copy, Debug)]
@@ -53,13 +53,13 @@ fn apply(model: &mut Model, step: &Step) {
     model[step.owner][step.start..=step.end].fill(typ);
 }
 
-/// How many locks an owner holds where neighbours of one type are one.
+/// Number of locks of an owner, where adjacent locks of one type count as one.
 fn runs(bytes: &[Option<LockType>; BYTES]) -> usize {
     let first = usize::from(bytes[0].is_some());
     first + bytes.windows(2).filter(|pair| pair[1].is_some() && pair[0] != pair[1]).count()
 }
 
-/// Whether `owner` would wait for itself over the waits in the queue.
+/// True if `owner` would wait for itself through the queued waits.
 fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
     let blockers = |step: &Step| -> Vec<usize> {
         let blocks = |other: &usize| {
@@ -70,7 +70,7 @@ fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
         (0..OWNERS).filter(blocks).collect()
     };
     let mut reached = blockers(step);
-    // As many rounds as there are owners reach everybody who can be reached.
+    // After as many rounds as there are owners, every reachable owner is reached.
     for _ in 0..OWNERS {
         for wait in waiting {
             if reached.contains(&wait.owner) {
@@ -81,7 +81,7 @@ fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
     reached.contains(&step.owner)
 }
 
-/// Grants waits in the order of arrival, as the table promises; returns them.
+/// Grants waits in the order of arrival, as the table promises, and returns them.
 fn grant(model: &mut Model, waiting: &mut Vec<Step>) -> Vec<usize> {
     let mut granted = Vec::new();
     while let Some(at) = waiting.iter().position(|wait| !conflicts(model, wait)) {
@@ -97,7 +97,7 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut model: Model = [[None; BYTES]; OWNERS];
     let mut waiting: Vec<Step> = Vec::new();
     for step in steps {
-        // Ended waits are told apart by their owner, so each has at most one.
+        // Ended waits are identified by their owner, so each owner has at most one.
         let busy = waiting.iter().any(|wait| wait.owner == step.owner);
         let mut granted = Vec::new();
         let free = !conflicts(&model, step);
@@ -130,7 +130,7 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
 fn check_bytes(table: &LockTable<u8, usize>, model: &Model) -> Result<(), TestCaseError> {
     for byte in 0..BYTES {
         for typ in [LockType::Read, LockType::Write] {
-            // One who holds nothing meets every lock.
+            // An owner without locks conflicts with every lock.
             let stranger = Step { owner: OWNERS, typ, start: byte, end: byte, wait: false };
             let seen = table.conflict(FILE, &request(&stranger)).expect("a valid range");
             prop_assert_eq!(seen.is_some(), conflicts(model, &stranger), "byte {}", byte);

@@ -1,4 +1,4 @@
-//! What the file system promises, straight on the contract.
+//! The promises of the file system, tested through the contract.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn an_unlinked_file_lives_while_it_is_open_or_looked_up_and_gives_its_space_back
     assert_eq!(after.blocks_free - before.blocks_free, 2);
     assert_eq!((after.files_free - before.files_free, after.files_free), (1, 9));
     assert_eq!(fs.getattr(&root(), ino, None), Err(Errno::ESTALE));
-    // Too many are ignored.
+    // A forget of more lookups than were counted is tolerated.
     fs.forget(ino, 100);
     fs.forget(Ino::ROOT, 100);
     assert!(fs.getattr(&root(), Ino::ROOT, None).is_ok());
@@ -78,7 +78,7 @@ fn a_whiteout_is_left_where_the_name_was() {
 }
 
 #[test]
-fn names_that_stay_are_listed_once_whatever_else_comes_and_goes() {
+fn names_that_stay_are_listed_once_while_others_come_and_go() {
     let fs = memory(None, None);
     for i in 0..100 {
         file(&fs, Ino::ROOT, &format!("stay{i}"));
@@ -104,7 +104,8 @@ fn names_that_stay_are_listed_once_whatever_else_comes_and_goes() {
     assert!(listing.inos[2..].iter().all(Option::is_some));
 }
 
-/// Every rename gave the name a new position at the end, which the listing then came to. (xfstests 736)
+/// Every rename gave the name a new position at the end, which the listing then reached again.
+/// (xfstests 736)
 #[test]
 fn a_listing_ends_while_names_come_and_are_renamed() {
     let fs = memory(None, None);
@@ -125,7 +126,7 @@ fn a_listing_ends_while_names_come_and_are_renamed() {
         assert!(rounds < 1000, "the listing does not end");
     }
     assert_eq!(listing.names.iter().filter(|name| name.starts_with("stay")).count(), 100);
-    // From the start once more, rewinddir(3), it shows what is there now.
+    // A rewound listing shows the current names, rewinddir(3).
     let mut again = Listing { fh, ..Listing::default() };
     while again.more(&fs, Ino::ROOT, 7) > 0 {}
     assert_eq!(again.names.len(), 2 + 100 + 2 + rounds);
@@ -209,7 +210,7 @@ fn attributes_are_kept_by_namespace_and_flags() {
 }
 
 #[test]
-fn set_user_id_is_cleared_by_writes_that_say_so_and_by_every_change_of_owner() {
+fn set_user_id_is_cleared_by_unprivileged_writes_and_by_every_change_of_owner() {
     let fs = memory(None, None);
     let ino = file(&fs, Ino::ROOT, "a");
     let chmod = |perm| {
@@ -286,7 +287,7 @@ fn a_wait_for_a_lock_blocks_no_thread_and_ends_by_unlock_interrupt_or_close() {
     assert_eq!(fs.getlk(&root(), handle(ino), &now).unwrap().unwrap().pid, 2);
 }
 
-/// FUSE is never told that a lock of an open file description ends; it stayed for ever.
+/// FUSE does not report the end of a lock of an open file description, so the lock stayed for ever.
 #[test]
 fn the_last_close_of_a_file_drops_every_lock_on_it() {
     let fs = memory(None, None);
@@ -298,7 +299,7 @@ fn the_last_close_of_a_file_drops_every_lock_on_it() {
 }
 
 #[test]
-fn a_second_frontend_ends_all_promises_about_caches() {
+fn a_second_frontend_ends_all_cache_validity() {
     let fs = memory(None, None);
     fs.attached(std::sync::Arc::new(NoNotify));
     assert!(fs.getattr(&root(), Ino::ROOT, None).unwrap().valid_for.as_secs() >= 3600);
@@ -316,7 +317,8 @@ fn a_tree_of_any_depth_can_be_dropped() {
     drop(fs);
 }
 
-/// Renames, listings, lookups and removals in all directions: finished means no deadlock.
+/// Renames, listings, lookups and removals in all directions. Finishing proves the absence of
+/// deadlock.
 #[test]
 fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
     let fs = memory(None, None);
@@ -406,7 +408,7 @@ fn threads_that_write_truncate_and_unlink_never_exceed_the_limit_and_give_everyt
     assert_eq!((end.blocks_free, end.files_free), (PAGES, 19));
 }
 
-/// A source whose memory goes away half-way, as a frontend's may.
+/// A source that fails half-way, as the memory of a frontend may.
 struct Failing(usize);
 
 impl WriteSource for Failing {
@@ -414,7 +416,7 @@ impl WriteSource for Failing {
         self.0
     }
     fn take(&mut self, out: &mut [u8]) -> Result<usize> {
-        // Some bytes are there already when the error comes.
+        // Some bytes are copied before the error.
         let half = out.len() / 2;
         out[..half].fill(7);
         Err(Errno::EFAULT)
@@ -440,20 +442,20 @@ fn a_write_that_fails_half_way_leaves_nothing_past_the_end() {
 }
 
 #[test]
-fn who_looks_before_and_after_a_write_sees_another_time() {
+fn the_mtime_differs_before_and_after_an_observed_write() {
     let fs = memory(None, None);
     let ino = file(&fs, Ino::ROOT, "a");
     let looked = || fs.getattr(&root(), ino, None).unwrap();
     for number in 0..1000 {
         let before = looked();
-        // Writes that nobody sees between are stamped roughly, but never as older than what was seen.
+        // Unobserved writes have coarse times, but never older than an observed one.
         for byte in 0..3 {
             write(&fs, ino, byte, &[number as u8]).unwrap();
         }
         let after = looked();
         assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
     }
-    // Nor as older than what was done to something else before.
+    // Nor older than an earlier change of another file.
     let mut last = looked().mtime;
     for number in 0..1000 {
         let made = file(&fs, Ino::ROOT, &format!("b{number}"));
@@ -465,7 +467,8 @@ fn who_looks_before_and_after_a_write_sees_another_time() {
     }
 }
 
-/// Runs `make` with the numbers from 0 on until there is no space; returns how often it succeeded.
+/// Calls `make` with the numbers from 0 on until the space is used up. Returns the number of
+/// successes.
 fn fill(limit: usize, make: impl Fn(usize) -> Result<()>) -> usize {
     for number in 0..limit {
         match make(number) {
@@ -477,8 +480,8 @@ fn fill(limit: usize, make: impl Fn(usize) -> Result<()>) -> usize {
     panic!("there is no limit");
 }
 
-/// With `size=1M` there was room for 120 MiB of attributes, 60,000 names and as many symbolic links,
-/// because pages of files alone counted.
+/// With `size=1M` there was room for 120 MiB of attributes, 60,000 names and as many symbolic
+/// links, because only pages of files were counted.
 #[test]
 fn names_links_attributes_and_lists_count_against_the_limit_on_bytes() {
     const SIZE: usize = 1 << 20;
@@ -498,7 +501,7 @@ fn names_links_attributes_and_lists_count_against_the_limit_on_bytes() {
     assert!((10..=SIZE / value.len()).contains(&files), "{files} files");
     for number in 0..=files {
         let ino = fs.lookup(&root(), Ino::ROOT, name(&format!("f{number}"))).unwrap().ino;
-        // Its second half is given back with the inode.
+        // The second half is released with the inode.
         if number % 2 == 0 && number < files {
             fs.removexattr(&root(), ino, xattr("user.x")).unwrap();
         }
@@ -522,7 +525,7 @@ fn names_links_attributes_and_lists_count_against_the_limit_on_bytes() {
     let names =
         fill(60_000, |number| fs.link(&root(), kept, Ino::ROOT, name(&long(number))).map(drop));
     assert!((1000..=SIZE / 246).contains(&names), "{names} names");
-    // A full file system can be tidied up, and a name gives its space to the one it becomes.
+    // Files can be removed from a full file system, and renamed over each other.
     fs.unlink(&root(), Ino::ROOT, name(&long(0))).unwrap();
     rename(&fs, (Ino::ROOT, &long(1)), (Ino::ROOT, &long(0)), 0).unwrap();
     for number in (0..names).filter(|number| *number != 1) {

@@ -1,4 +1,4 @@
-//! Permissions, decided as the kernel decides them (inode_permission of fs/namei.c).
+//! Permission checks, by the rules of the kernel (`inode_permission()` in fs/namei.c).
 
 use defuse_fs::{Attr, Errno, FileKind, Result, acl};
 
@@ -6,31 +6,31 @@ use crate::credentials::{Credentials, cap};
 use crate::mount::Mount;
 use crate::node::Node;
 
-/// What is to be done with an inode.
+/// Access to an inode that an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access(u32);
 
 impl Access {
-    /// Search of a directory, or execution.
+    /// Search a directory, or execute a file.
     pub const EXEC: Access = Access(1);
-    /// Writing.
+    /// Write.
     pub const WRITE: Access = Access(2);
-    /// Reading.
+    /// Read.
     pub const READ: Access = Access(4);
-    /// Changing the names in a directory.
+    /// Add and remove names in a directory: write and search.
     pub const MODIFY_DIR: Access = Access(3);
 
-    /// Any of the bits of access(2): read 4, write 2, execute or search 1.
+    /// The bits of access(2): read 4, write 2, execute or search 1. Other bits are ignored.
     pub const fn from_bits(bits: u32) -> Self {
         Access(bits & 7)
     }
 
-    /// The bits.
+    /// The bits as access(2) takes them.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Both.
+    /// The union of two accesses.
     pub const fn with(self, other: Access) -> Self {
         Access(self.0 | other.0)
     }
@@ -40,7 +40,8 @@ impl Access {
     }
 }
 
-/// `EROFS`, `EACCES`, or what the file system itself answers.
+/// Checks whether `who` has `access` to the inode. Fails with `EROFS`, `EACCES`, or the error of
+/// the file system.
 pub(crate) fn check(mount: &Mount, node: &Node, who: &Credentials, access: Access) -> Result<()> {
     let kind = node.kind();
     let plain = matches!(kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink);
@@ -57,7 +58,7 @@ pub(crate) fn check(mount: &Mount, node: &Node, who: &Credentials, access: Acces
     Err(Errno::EACCES)
 }
 
-/// Nothing in a directory is kept from one with `CAP_DAC_OVERRIDE`, so its mode need not be known.
+/// `CAP_DAC_OVERRIDE` grants every access to a directory, so its mode need not be fetched.
 fn privileged_directory(kind: FileKind, who: &Credentials) -> bool {
     kind == FileKind::Directory && who.has(cap::DAC_OVERRIDE)
 }
@@ -73,7 +74,8 @@ fn by_mode(
     if attr.uid == who.uid {
         return Ok(grants(attr.perm >> 6));
     }
-    // With an access list the group bits are its mask: without any, it can grant nothing more.
+    // An ACL's mask is in the group bits of the mode. Without group bits, no ACL entry grants
+    // anything.
     if mount.caps().posix_acl && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink {
         let in_group = |group| who.in_group(group);
         let owner = (attr.uid, attr.gid);
@@ -97,12 +99,13 @@ fn overrides(attr: &Attr, who: &Credentials, access: Access) -> bool {
         || who.has(cap::DAC_OVERRIDE) && (executable || !access.includes(Access::EXEC))
 }
 
-/// Whether `who` may do what only the owner may.
+/// True if `who` may perform operations reserved to the owner.
 pub(crate) fn owns(attr: &Attr, who: &Credentials) -> bool {
     attr.uid == who.uid || who.has(cap::FOWNER)
 }
 
-/// In a sticky directory, only the owner of a name or of the directory removes it: `EPERM`.
+/// The rule of sticky directories: only the owner of the file or of the directory may remove a
+/// name. Fails with `EPERM`.
 pub(crate) fn check_sticky(dir: &Attr, child: &Attr, who: &Credentials) -> Result<()> {
     let free = dir.perm & 0o1000 == 0
         || child.uid == who.uid

@@ -1,4 +1,4 @@
-//! Operations that finish later, and waiting for them.
+//! Asynchronous operations, and ways to wait for them.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -17,10 +17,11 @@ use crate::node::lock;
 use crate::stop::Result;
 use crate::task::Task;
 
-/// How an operation went: the bytes that were moved (0 for locks and fsync), and what was read.
+/// The outcome of an operation: the number of bytes moved (0 for locks and fsync), and the data
+/// read.
 type Answer = (Result<usize, Errno>, Vec<u8>);
 
-/// Called once, from any thread, with the result and the bytes that were read.
+/// Called once, from any thread, with the result and the data read.
 pub type Callback = Box<dyn FnOnce(Result<usize, Errno>, Vec<u8>) + Send>;
 
 enum State {
@@ -35,13 +36,13 @@ struct Shared {
     interrupt: Arc<InterruptToken>,
 }
 
-/// An operation under way. Dropped, it goes on by itself, and nobody hears of its end.
+/// An operation in progress. Dropping it does not cancel the operation; its result is then lost.
 pub struct Pending {
     shared: Arc<Shared>,
 }
 
 impl Pending {
-    /// Waits for the end; the result and the bytes that were read.
+    /// Waits until the operation ends. Returns the result and the data read.
     pub fn wait(self) -> (Result<usize, Errno>, Vec<u8>) {
         let mut state = lock(&self.shared.state);
         while matches!(*state, State::Running(_)) {
@@ -50,7 +51,7 @@ impl Pending {
         take(&mut state).unwrap_or((Err(Errno::EINVAL), Vec::new()))
     }
 
-    /// Waits for the end, for at most this time; true when it has come.
+    /// Waits until the operation ends, for at most `time`. Returns true if it has ended.
     pub fn wait_timeout(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut state = lock(&self.shared.state);
@@ -65,12 +66,12 @@ impl Pending {
         true
     }
 
-    /// True when it has ended.
+    /// True if the operation has ended.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.shared.state), State::Running(_))
     }
 
-    /// Asks for an early end, with `EINTR`. It may still succeed.
+    /// Requests cancellation. The operation then ends with `EINTR`, unless it succeeds first.
     pub fn cancel(&self) {
         self.shared.interrupt.trip();
     }
@@ -86,7 +87,7 @@ fn take(state: &mut State) -> Option<Answer> {
     }
 }
 
-/// The buffers of an operation, and where its answer goes.
+/// The buffers of an operation, and the receiver of its result.
 struct Operation {
     shared: Arc<Shared>,
     room: Vec<u8>,
@@ -96,7 +97,7 @@ struct Operation {
     recorder: Recorder,
     op: Op,
     start: clock::Moment,
-    /// Keeps the file open until the end, where nobody waits for it.
+    /// Keeps the file open until the operation ends, if no caller waits for it.
     file: Option<Arc<Description>>,
 }
 
@@ -163,7 +164,7 @@ impl Completion for Operation {
             cells.record(this.op, ns, ok);
             cells.add_bytes(this.op, moved);
         });
-        // Before anybody hears of the end: who waits may want to unmount next.
+        // Release the file before reporting the end: the waiter may unmount next.
         drop(this.file);
         let mut state = lock(&this.shared.state);
         if let State::Running(Some(callback)) = std::mem::replace(&mut *state, State::Taken) {
@@ -182,7 +183,7 @@ impl Completion for Operation {
 }
 
 impl Client {
-    /// Starts a read of `len` bytes at `offset`; the answer has the bytes.
+    /// Starts a read of `len` bytes at `offset`. The answer contains the data.
     pub fn start_read(
         &self,
         task: &Task,
@@ -193,7 +194,8 @@ impl Client {
         self.start_read_then(task, file, (len, offset), None)
     }
 
-    /// As [`start_read`](Client::start_read); with a callback, it gets the answer.
+    /// Like [`start_read`](Client::start_read), but calls `callback` with the answer, if one is
+    /// given.
     pub fn start_read_then(
         &self,
         task: &Task,
@@ -214,7 +216,7 @@ impl Client {
         Ok(start(task, file, op, Vec::new(), callback))
     }
 
-    /// Starts a write of `bytes` at `offset` (with `O_APPEND` at the end).
+    /// Starts a write of `bytes` at `offset`, or at the end of the file with `O_APPEND`.
     pub fn start_write(
         &self,
         task: &Task,
@@ -225,7 +227,8 @@ impl Client {
         self.start_write_then(task, file, (bytes, offset), None)
     }
 
-    /// As [`start_write`](Client::start_write); with a callback, it gets the answer.
+    /// Like [`start_write`](Client::start_write), but calls `callback` with the answer, if one is
+    /// given.
     pub fn start_write_then(
         &self,
         task: &Task,
@@ -254,7 +257,7 @@ impl Client {
         Ok(start(task, file, op, bytes, callback))
     }
 
-    /// Starts an fsync, or an fdatasync.
+    /// Starts an fsync or an fdatasync.
     pub fn start_fsync(
         &self,
         task: &Task,
@@ -274,7 +277,7 @@ fn check_offset(file: &Description, offset: u64) -> Result<(), Errno> {
     if offset > OFFSET_MAX { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Hands an operation to the file system.
+/// Submits an operation to the file system.
 pub(crate) fn start(
     task: &Task,
     file: &Arc<Description>,
@@ -290,22 +293,22 @@ pub(crate) fn start(
 
 fn submit(file: &Description, io: Io) {
     let fs = &file.mount().core.fs;
-    // A panic drops the operation, and that answers EIO.
+    // If `submit` panics, the operation is dropped, and its drop answers EIO.
     let _ = guarded(|| {
         fs.submit(io);
         Ok(())
     });
 }
 
-/// What happens at the end of an operation.
+/// Actions at the end of an operation.
 #[derive(Default)]
 pub(crate) struct Ending {
     pub callback: Option<Callback>,
-    /// Is let go then.
+    /// Released when the operation ends.
     pub file: Option<Arc<Description>>,
 }
 
-/// An operation that nobody has been given yet.
+/// Creates an operation that has not been submitted yet.
 pub(crate) fn prepare(
     task: &Task,
     recorder: &Recorder,
@@ -340,7 +343,7 @@ pub(crate) fn prepare(
     (Pending { shared }, io)
 }
 
-/// A read of a file system that wants its data operations submitted: the bytes are copied once more,
+/// Reads from a file system that wants data operations to be submitted. It costs one more copy,
 /// because the operation may outlive the call.
 pub(crate) fn read_now(
     task: &Task,
@@ -356,7 +359,7 @@ pub(crate) fn read_now(
     Ok(count)
 }
 
-/// The same for a write.
+/// Writes to a file system that wants data operations to be submitted; see [`read_now`].
 pub(crate) fn write_now(
     task: &Task,
     file: &Description,
@@ -370,7 +373,7 @@ pub(crate) fn write_now(
     run(task, file, op, bytes).0
 }
 
-/// Waits for an operation right away.
+/// Submits an operation and waits for it.
 fn run(task: &Task, file: &Description, op: IoOp, bytes: Vec<u8>) -> Answer {
     let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, Ending::default());
     submit(file, io);

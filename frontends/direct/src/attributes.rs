@@ -16,33 +16,34 @@ use crate::stop::Result;
 use crate::task::Task;
 use crate::walk::{At, Here};
 
-/// Attributes, with the device number that tells mounts apart.
+/// The attributes of an inode, and of the mount that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// What the file system says.
+    /// The attributes that the file system returned.
     pub attr: Attr,
-    /// `st_dev`.
+    /// `st_dev`, different for each mount.
     pub dev: u64,
-    /// It is the root of a mount, `STATX_ATTR_MOUNT_ROOT`.
+    /// `STATX_ATTR_MOUNT_ROOT`: the inode is the root of a mount.
     pub mount_root: bool,
-    /// The number of the mount.
+    /// `stx_mnt_id`.
     pub mount_id: u32,
 }
 
-/// New times, utimensat(2); `None` leaves one as it is.
+/// New timestamps for utimensat(2). `None` leaves a timestamp unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Of last access.
+    /// Time of last access.
     pub atime: Option<SetTime>,
-    /// Of last change of the data.
+    /// Time of last data modification.
     pub mtime: Option<SetTime>,
 }
 
 impl Times {
-    /// The present time for both, which whoever may write may set.
+    /// Sets both timestamps to the current time. Write permission is enough for this.
     pub const NOW: Times = Times { atime: Some(SetTime::Now), mtime: Some(SetTime::Now) };
 
-    /// From the two values of utimensat(2), each seconds and nanoseconds. `EINVAL`.
+    /// Converts the two values of utimensat(2), each in seconds and nanoseconds. Fails with
+    /// `EINVAL`.
     pub fn from_raw(atime: (i64, i64), mtime: (i64, i64)) -> Result<Self, Errno> {
         Ok(Times { atime: time(atime)?, mtime: time(mtime)? })
     }
@@ -59,17 +60,18 @@ fn time((secs, nanos): (i64, i64)) -> Result<Option<SetTime>, Errno> {
     }
 }
 
-/// A new owner and group, chown(2); `None` leaves one as it is.
+/// New owner and group for chown(2). `None` leaves an id unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// User.
+    /// User id.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id.
     pub gid: Option<u32>,
 }
 
 impl Client {
-    /// Attributes of what `path` leads to, fstatat(2); with `follow` not set, of a link itself.
+    /// Attributes of the file at `path`, fstatat(2). If `follow` is false, a final symbolic link is
+    /// not followed.
     pub fn stat(&self, task: &Task, at: At<'_>, path: &[u8], follow: bool) -> Result<Stat> {
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(follow)?;
@@ -78,7 +80,7 @@ impl Client {
 
     /// Attributes of an open file, fstat(2).
     pub fn fstat(&self, task: &Task, file: &Description) -> Result<Stat> {
-        // A directory's handle says no more than its inode.
+        // The handle of a directory gives no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
         self.stat_of(file.here(), fh, &task.credentials())
     }
@@ -96,8 +98,8 @@ impl Client {
         })
     }
 
-    /// Whether `access` would be granted, faccessat2(2): to the effective ids where `effective` is
-    /// set, otherwise to the real ones.
+    /// Checks whether `access` is granted, faccessat2(2): to the effective ids if `effective` is
+    /// set, otherwise to the real ids.
     pub fn access(
         &self,
         task: &Task,
@@ -112,7 +114,7 @@ impl Client {
         self.may(&here, &who, access)
     }
 
-    /// The same for an open file, `AT_EMPTY_PATH`.
+    /// Checks access to an open file, faccessat2(2) with `AT_EMPTY_PATH`.
     pub fn faccess(
         &self,
         task: &Task,
@@ -131,7 +133,7 @@ impl Client {
             return Err(Errno::EACCES.into());
         }
         access::check(&here.mount, &here.node, who, access)?;
-        // A file system may know more than the mode does.
+        // The file system may deny what the mode bits allow.
         if access.bits() == 0 || here.mount.lacks_access.load(Relaxed) {
             return Ok(());
         }
@@ -146,8 +148,8 @@ impl Client {
         }
     }
 
-    /// Changes permission bits, fchmodat(2). `EPERM` for others than the owner, `EOPNOTSUPP` for a
-    /// link.
+    /// Changes the permission bits, fchmodat(2). Fails with `EPERM` if the caller is not the owner,
+    /// and with `EOPNOTSUPP` for a symbolic link.
     pub fn chmod(
         &self,
         task: &Task,
@@ -161,7 +163,7 @@ impl Client {
         self.change_mode(&here, None, mode, &who)
     }
 
-    /// The same for an open file, fchmod(2).
+    /// Changes the permission bits of an open file, fchmod(2).
     pub fn fchmod(&self, task: &Task, file: &Description, mode: u32) -> Result<()> {
         file.file()?;
         self.change_mode(file.here(), attr_handle(file), mode, &task.credentials())
@@ -184,7 +186,7 @@ impl Client {
         Ok(self.set_attr(here, fh, &set, who)?)
     }
 
-    /// Changes owner and group, fchownat(2). `EPERM`.
+    /// Changes owner and group, fchownat(2). Fails with `EPERM`.
     pub fn chown(
         &self,
         task: &Task,
@@ -198,7 +200,7 @@ impl Client {
         self.change_owner(&here, None, owner, &who)
     }
 
-    /// The same for an open file, fchown(2).
+    /// Changes owner and group of an open file, fchown(2).
     pub fn fchown(&self, task: &Task, file: &Description, owner: Owner) -> Result<()> {
         file.file()?;
         self.change_owner(file.here(), attr_handle(file), owner, &task.credentials())
@@ -221,8 +223,9 @@ impl Client {
             return Err(Errno::EPERM.into());
         }
         let kill_suidgid = here.node.kind() != FileKind::Directory;
-        // A change of neither owner still takes the bits away (chown_common in fs/open.c), which is a
-        // change of the mode; a file system learns of it as a change to what the owner is already.
+        // chown(2) clears the set-id bits even if it changes neither id (`chown_common()` in
+        // fs/open.c). That is a change of the mode. The file system sees it as a change to the
+        // current owner.
         let bits_alone = owner.uid.is_none() && owner.gid.is_none() && loses_bits(&attr, who);
         let only_kills = kill_suidgid && bits_alone;
         if only_kills && !owns(&attr, who) {
@@ -237,7 +240,7 @@ impl Client {
         Ok(self.set_attr(here, fh, &set, who)?)
     }
 
-    /// Changes times, utimensat(2). `EPERM` and `EACCES` as its manual page has them.
+    /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as the manual page says.
     pub fn utimens(
         &self,
         task: &Task,
@@ -254,7 +257,7 @@ impl Client {
         self.change_times(&here, None, times, &who)
     }
 
-    /// The same for an open file, futimens(3).
+    /// Changes the timestamps of an open file, futimens(3).
     pub fn futimens(&self, task: &Task, file: &Description, times: Times) -> Result<()> {
         if times.atime.is_none() && times.mtime.is_none() {
             return Ok(());
@@ -282,7 +285,7 @@ impl Client {
         Ok(self.set_attr(here, fh, &set, who)?)
     }
 
-    /// Sets the length of a file, truncate(2). `EISDIR`, `EINVAL`, `EACCES`, `EFBIG`.
+    /// Sets the size of a file, truncate(2). Fails with `EISDIR`, `EINVAL`, `EACCES` or `EFBIG`.
     pub fn truncate(&self, task: &Task, at: At<'_>, path: &[u8], length: i64) -> Result<()> {
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
         let who = task.credentials();
@@ -296,14 +299,14 @@ impl Client {
         self.set_size(task, &here, None, length)
     }
 
-    /// Space and inodes, statvfs(3).
+    /// Reports free space and inodes, statvfs(3).
     pub fn statfs(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<StatFs> {
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(true)?;
         self.space(&here, &who)
     }
 
-    /// The same for an open file, fstatvfs(3).
+    /// Reports free space and inodes of the file system of an open file, fstatvfs(3).
     pub fn fstatfs(&self, task: &Task, file: &Description) -> Result<StatFs> {
         self.space(file.here(), &task.credentials())
     }
@@ -327,13 +330,13 @@ impl Client {
     }
 }
 
-/// `EROFS`.
+/// Fails with `EROFS` on a read-only mount.
 pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
     if here.mount.read_only() { Err(Errno::EROFS) } else { Ok(()) }
 }
 
-/// The handle through which attributes of an open file are changed: one that is open for writing, as
-/// a directory's and a reader's need not be able to.
+/// The handle for changing attributes of an open file. Only a handle open for writing is used: a
+/// directory's or a reader's may not allow it.
 fn attr_handle(file: &Description) -> Option<Fh> {
     let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
     file.fh().filter(|_| writes && file.kind != FileKind::Directory)

@@ -1,4 +1,4 @@
-//! The caller's memory as the contract's buffers.
+//! Implements the contract's buffers over the caller's memory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ fn raw(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
 }
 
-/// One piece of memory that a read fills, with pread(2) straight into it.
+/// One memory area that a read fills, with pread(2) where the data is in a lower file.
 pub(crate) struct Memory<'a> {
     room: &'a mut [u8],
     at: usize,
@@ -44,7 +44,7 @@ impl ReadSink for Memory<'_> {
     }
 }
 
-/// Reads until `room` is full or the file ends: some file systems answer in pieces.
+/// Reads until `room` is full or the file ends, because some file systems return short reads.
 fn fill(fd: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> Result<usize> {
     let mut done = 0;
     while done < room.len() {
@@ -58,7 +58,7 @@ fn fill(fd: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> Result<usize> {
     Ok(done)
 }
 
-/// Several pieces of memory, filled in their order.
+/// Several memory areas, filled in order.
 pub(crate) struct Vectors<'a, 'b> {
     pieces: &'a mut [IoSliceMut<'b>],
     piece: usize,
@@ -70,7 +70,7 @@ impl<'a, 'b> Vectors<'a, 'b> {
         Vectors { pieces, piece: 0, at: 0 }
     }
 
-    /// Hands `len` bytes of room to `fill`, piece by piece, until one is not filled.
+    /// Passes `len` bytes of room to `fill`, area by area, and stops after a short one.
     fn each(
         &mut self,
         len: usize,
@@ -123,7 +123,8 @@ impl ReadSink for Vectors<'_, '_> {
     }
 }
 
-/// One piece of memory that a write takes from, with pwrite(2) straight out of it.
+/// One memory area that a write takes its data from, with pwrite(2) where the data goes to a lower
+/// file.
 pub(crate) struct Bytes<'a> {
     rest: &'a [u8],
 }
@@ -154,7 +155,7 @@ impl WriteSource for Bytes<'_> {
     }
 }
 
-/// Several pieces of memory, at most `left` bytes of them, taken in their order.
+/// Several memory areas, of which at most `left` bytes are taken, in order.
 pub(crate) struct Pieces<'a, 'b> {
     pieces: &'a [IoSlice<'b>],
     at: usize,

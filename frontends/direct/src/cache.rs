@@ -1,4 +1,4 @@
-//! Names that are known, and names that are known to be missing: bounded, in shards.
+//! The cache of names: positive and negative entries, bounded and divided into shards.
 
 use std::array;
 use std::hash::{BuildHasher, RandomState};
@@ -12,15 +12,15 @@ use crate::node::{Node, now_ns};
 
 const SHARDS: usize = 16;
 
-/// What a name leads to.
+/// The result of a cached lookup.
 pub(crate) enum Cached {
-    /// This inode.
+    /// The name leads to this inode.
     Node(Arc<Node>),
-    /// Nothing.
+    /// The name does not exist.
     Missing,
 }
 
-/// The version of a part of the cache, from before a lookup whose answer is to be kept.
+/// The version of a shard before a lookup. [`Names::keep`] needs it to detect removals since then.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
     version: u64,
@@ -31,14 +31,14 @@ struct Dentry {
     name: Box<[u8]>,
     node: Option<Arc<Node>>,
     expires: u64,
-    /// Found since the last sweep.
+    /// Set when the entry is found; cleared by a sweep.
     used: AtomicBool,
 }
 
 #[derive(Default)]
 struct Shard {
     table: RwLock<HashTable<Dentry>>,
-    /// Moves with every removal, under the lock.
+    /// Increased by every removal, under the lock of the table.
     version: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// A cache of at most `limit` names.
+    /// Creates a cache of at most `limit` names.
     pub(crate) fn new(limit: usize) -> Self {
         let shards = array::from_fn(|_| Shard::default());
         Names { shards, hasher: RandomState::new(), per_shard: limit.div_ceil(SHARDS) }
@@ -64,7 +64,7 @@ impl Names {
         &self.shards[(hash >> 57) as usize % SHARDS]
     }
 
-    /// What is known of a name.
+    /// Looks up a name in the cache.
     pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<Cached> {
         let hash = self.hash(parent, name);
         let table = self.shard(hash).table.read().unwrap_or_else(PoisonError::into_inner);
@@ -81,14 +81,14 @@ impl Names {
         })
     }
 
-    /// To be taken before the lookup whose answer is to be [kept](Names::keep).
+    /// Takes a ticket. Call this before the lookup whose answer is [kept](Names::keep).
     pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> Ticket {
         let version = self.shard(self.hash(parent, name)).version.load(Ordering::Acquire);
         Ticket { version }
     }
 
-    /// Keeps an answer until `expires`, unless something of this part was removed meanwhile: the
-    /// answer may be from before.
+    /// Caches an answer until `expires`. If the shard has had a removal since the ticket was taken,
+    /// the answer may be outdated and is not cached.
     pub(crate) fn keep(
         &self,
         ticket: Ticket,
@@ -109,7 +109,8 @@ impl Names {
         let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
         if let Some(old) = table.find_mut(hash, same) {
             old.expires = expires;
-            // Dropped after the lock: it may be the last holder, and so call the file system.
+            // Drop the old node after the lock is released: if it is the last reference, the drop
+            // calls the file system.
             gone.extend(std::mem::replace(&mut old.node, node.cloned()));
             drop(table);
             return;
@@ -130,7 +131,7 @@ impl Names {
         drop(table);
     }
 
-    /// Forgets a name.
+    /// Removes a name from the cache.
     pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
         let hash = self.hash(parent, name);
         let shard = self.shard(hash);
@@ -142,7 +143,7 @@ impl Names {
         drop(gone);
     }
 
-    /// Forgets all names.
+    /// Removes all names.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let mut table = write(shard);
@@ -153,7 +154,7 @@ impl Names {
         }
     }
 
-    /// Forgets all names that lead to one of `inodes`.
+    /// Removes all names that lead to one of `inodes`.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
         for shard in &self.shards {
             let mut table = write(shard);
@@ -167,7 +168,7 @@ impl Names {
         }
     }
 
-    /// How many names are kept.
+    /// The number of cached names.
     pub(crate) fn len(&self) -> usize {
         let len = |shard: &Shard| shard.table.read().unwrap_or_else(PoisonError::into_inner).len();
         self.shards.iter().map(len).sum()
@@ -178,8 +179,8 @@ fn write(shard: &Shard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
     shard.table.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes what was not found since the last sweep; where that is less than a quarter, everything
-/// goes. So a sweep makes room for as many names as it looks at, up to a factor.
+/// Removes the entries that were not found since the last sweep. If they are less than a quarter,
+/// it removes all entries. A sweep thus frees room in proportion to the entries it visits.
 fn sweep(table: &mut HashTable<Dentry>, gone: &mut Vec<Arc<Node>>) {
     let before = table.len();
     let now = now_ns();

@@ -1,4 +1,4 @@
-//! The client: mounts, and everything that is called on them.
+//! The client: its mounts, and the calls on them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,15 +18,15 @@ use crate::stop::{Result, Stop};
 use crate::task::Task;
 use crate::walk::{At, Here};
 
-/// How a client is to be.
+/// Options of a client.
 #[derive(Clone)]
 pub struct Options {
-    /// Links of the kernel's name space that lead into a mount are followed. It costs a readlink(2)
-    /// for every component of a path that is outside of all mounts by its text. Default true.
+    /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
+    /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
-    /// Where the shared state of open files lives; `None` (the default) for the heap.
+    /// Memory for the shared state of open files; `None` (the default) uses the heap.
     pub arena: Option<Arc<dyn Arena>>,
-    /// What the kernel forbids about links; `None` (the default) for what /proc/sys/fs says now.
+    /// The kernel's restrictions on links; `None` (the default) reads them from /proc/sys/fs.
     pub protected: Option<Protected>,
 }
 
@@ -36,16 +36,16 @@ impl Default for Options {
     }
 }
 
-/// How a file system is to be mounted.
+/// Options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountArgs {
-    /// Nothing can be changed.
+    /// Refuse all changes (`EROFS`).
     pub read_only: bool,
-    /// Programs are not executed.
+    /// Refuse to execute programs.
     pub noexec: bool,
-    /// Most names that are cached. Default 65,536.
+    /// Maximum number of cached names. Default 65,536.
     pub cached_names: usize,
-    /// What is mounted, for lists.
+    /// Name of the source, shown in lists of mounts.
     pub source: String,
 }
 
@@ -55,20 +55,21 @@ impl Default for MountArgs {
     }
 }
 
-/// What [`Client::mounts`] tells of a mount.
+/// Information about a mount, from [`Client::mounts`].
 #[derive(Clone, Debug)]
 pub struct MountInfo {
-    /// The path, or the name with its colon.
+    /// The path of the mount, or its name with a colon.
     pub target: Vec<u8>,
-    /// As it was given.
+    /// The source as given to `mount`.
     pub source: String,
-    /// Open files and working directories.
+    /// Number of open files and working directories on the mount.
     pub users: usize,
     /// The mount itself.
     pub mount: Arc<Mount>,
 }
 
-/// User-space file systems inside of this process. Made once and shared by all threads.
+/// User-space file systems inside of this process. Create one client and share it among all
+/// threads.
 #[derive(Default)]
 pub struct Client {
     pub(crate) mounts: Mounts,
@@ -78,18 +79,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client without mounts.
+    /// Creates a client without mounts.
     pub fn new(options: Options) -> Self {
         let protected = options.protected.unwrap_or_else(Protected::of_this_kernel);
         Client { mounts: Mounts::default(), protected, options, next_id: AtomicU32::new(1) }
     }
 
-    /// Mounts `fs` on `target`: an absolute path, which need not exist in the kernel's name space,
-    /// or a name with a colon at its end (`mem:`), under which it is reached as `mem:/a/b` from
-    /// everywhere. A path inside of another mount must be a directory there.
+    /// Mounts `fs` on `target`. The target is an absolute path or a name with a colon at its end.
     ///
-    /// Errors: `EINVAL` for anything else, and for the root of the name space; `EBUSY` where a mount
-    /// is there already; `ENOENT`, `ENOTDIR`, and what the walk gives.
+    /// An absolute path need not exist in the kernel's name space. A path inside of another mount
+    /// must be a directory there. A named mount (`mem:`) is reached as `mem:/a/b` from everywhere.
+    ///
+    /// Errors: `EINVAL` for any other target and for the root of the name space, `EBUSY` if the
+    /// target is already the root of a mount, `ENOENT`, `ENOTDIR`, and the errors of a path walk.
     pub fn mount(
         &self,
         target: &[u8],
@@ -120,7 +122,8 @@ impl Client {
         }
         match self.covered(target) {
             Ok(here) if !here.node.is_dir() => Err(Errno::ENOTDIR),
-            // The root of another mount would be hidden by its path; what lies on top of it covers.
+            // A mount on the root of another mount would hide it. A mount on a directory inside
+            // only covers that directory.
             Ok(here) => {
                 let path = self.path_of(&here, &Credentials::user(0, 0, &[]))?;
                 Ok(Spot::Covers { node: here.node, mount: here.mount, path: path.into() })
@@ -139,10 +142,10 @@ impl Client {
         self.walk(&task, &who, At::Cwd, target)?.node(true)
     }
 
-    /// Takes a mount away. `EBUSY` while files of it are open, working directories are in it, or
-    /// mounts on it, unless it is to be detached `lazily`: then no path leads there any more, and
-    /// the file system is let go with the last of them. `EINVAL` where nothing is mounted on
-    /// `target`.
+    /// Unmounts the file system at `target`. Fails with `EBUSY` while it has open files, working
+    /// directories or mounts on it, and with `EINVAL` if nothing is mounted there. If `lazily` is
+    /// set, it is detached at once: no path leads there any more, and the file system is released
+    /// with its last user.
     pub fn unmount(&self, target: &[u8], lazily: bool) -> Result<(), Errno> {
         let table = self.mounts.load_full();
         let canonical = canonical(target);
@@ -150,13 +153,13 @@ impl Client {
             let own = mount.target();
             own == target || target.starts_with(b"/") && own == canonical
         };
-        // The latest is on top.
+        // The latest mount is on top.
         let found: Vec<_> = table.iter().filter(is).collect();
         let mount = found.last().ok_or(Errno::EINVAL)?;
         self.mounts.remove(mount, lazily)
     }
 
-    /// Takes this mount away, as [`unmount`](Client::unmount).
+    /// Unmounts this mount; see [`unmount`](Client::unmount).
     pub fn unmount_one(&self, mount: &Arc<Mount>, lazily: bool) -> Result<(), Errno> {
         self.mounts.remove(mount, lazily)
     }
@@ -172,32 +175,32 @@ impl Client {
         self.mounts.load().iter().map(info).collect()
     }
 
-    /// To be called before a thread of this process gives up privileges: file systems then need none
-    /// any more, also for what is open.
+    /// Tells all file systems that a thread of this process is about to drop its privileges. They
+    /// then need none any more, not even for open files.
     pub fn without_privileges(&self) {
         for mount in self.mounts.load().iter() {
             mount.without_privileges();
         }
     }
 
-    /// What was measured on the mount at `target`; `EINVAL` where there is none.
+    /// The statistics of the mount at `target`. Fails with `EINVAL` if nothing is mounted there.
     pub fn statistics(&self, target: &[u8]) -> Result<Snapshot, Errno> {
         let table = self.mounts.load_full();
         let found = table.iter().filter(|mount| mount.target() == target).last();
         found.map(|mount| mount.statistics()).ok_or(Errno::EINVAL)
     }
 
-    /// Forgets what names lead to, in all mounts. What a call found by names may be gone meanwhile, which
-    /// the file system says with `ESTALE`: the kernel then walks once more and believes nothing that it
-    /// kept (`retry_estale()` in include/linux/namei.h), and so may a caller of this.
+    /// Drops all cached names of all mounts. A file system returns `ESTALE` if the inode that a
+    /// cached name led to is gone. The kernel then repeats the walk without its caches
+    /// (`retry_estale()` in include/linux/namei.h); callers can do the same with this method.
     pub fn forget_names(&self) {
         for mount in self.mounts.load().iter() {
             mount.forget_names();
         }
     }
 
-    /// Whether a path could lead into a mount by its text alone; the cheapest of questions, for
-    /// embedders that see every path of a program.
+    /// True if a path may lead into a mount, judged by its text alone. This is the cheapest check
+    /// for embedders that see every path of a program.
     pub fn may_be_inside(&self, path: &[u8]) -> bool {
         let table = self.mounts.load();
         match path.first() {
@@ -217,7 +220,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// The path with its links followed, as far as it exists, and without a slash at its end.
+/// Resolves the links of a path, as far as the path exists, and removes a trailing slash.
 fn canonical(path: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(OsStr::from_bytes(path));
     let mut missing = Vec::new();
@@ -242,7 +245,7 @@ fn canonical(path: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The kernel's settings in /proc/sys/fs that restrict links, proc(5).
+/// The kernel's restrictions on links in /proc/sys/fs, proc_sys_fs(5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protected {
     /// `protected_symlinks` is not 0.
@@ -254,7 +257,7 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// As they are now; what cannot be read counts as 0.
+    /// Reads the current settings. A setting that cannot be read counts as 0.
     pub fn of_this_kernel() -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}"));
@@ -267,8 +270,8 @@ impl Protected {
         }
     }
 
-    /// A link in a sticky directory that everybody writes is followed only by its owner, or where
-    /// the directory's owner made it.
+    /// In a sticky directory that is world-writable, a link is followed only by its owner, or if
+    /// the owner of the directory created it (`may_follow_link()` in fs/namei.c).
     pub(crate) fn check_link(
         self,
         dir: &Here,
@@ -287,7 +290,8 @@ impl Protected {
         if own { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Only the owner links a file, unless it may be read and written and gives no privilege.
+    /// Other users than the owner may link only a regular file without privileges that they can read
+    /// and write (`may_linkat()` in fs/namei.c).
     pub(crate) fn check_source(self, source: &Here, who: &Credentials) -> Result<(), Errno> {
         if !self.hardlinks {
             return Ok(());
@@ -301,8 +305,8 @@ impl Protected {
         if safe || access::owns(&attr, who) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// `O_CREAT` does not open a file of somebody else in a sticky directory that everybody writes
-    /// (or, at level 2, its group).
+    /// In a sticky directory that is world-writable (at level 2: group-writable, too), `O_CREAT`
+    /// does not open a file of another user (`may_create_in_sticky()` in fs/namei.c).
     pub(crate) fn check_creation(
         self,
         dir: &Here,
@@ -323,7 +327,7 @@ impl Protected {
     }
 }
 
-/// Whether `who` may keep set-group-id on something of the group `gid`.
+/// True if `who` may keep the set-group-id bit on a file of the group `gid`.
 pub(crate) fn keeps_sgid(who: &Credentials, gid: u32) -> bool {
     who.in_group(gid) || who.has(cap::FSETID)
 }

@@ -1,4 +1,5 @@
-//! Copies between open files: by the file system where both are in one, else through memory.
+//! Copies between open files: by the file system if both are on one mount, otherwise through
+//! memory.
 
 use defuse_fs::{Context, CopyRange, Errno, FileKind};
 use defuse_probe::Op;
@@ -9,16 +10,16 @@ use crate::description::Description;
 use crate::stop::{Result, Stop};
 use crate::task::Task;
 
-/// Bytes that are moved at a time between two mounts.
+/// Bytes copied at a time between two mounts.
 const PIECE: usize = 128 << 10;
 
-/// One end of a copy: an open file, and where in it; `None` for its position, which then moves.
+/// One end of a copy: an open file and an offset. `None` uses the file position, and moves it.
 pub type End<'a> = (&'a Description, Option<u64>);
 
 impl Client {
-    /// Copies up to `len` bytes, copy_file_range(2), also between mounts. Returns how many: 0 at
-    /// the end of the source. Errors: `EBADF`, `EISDIR`, `EINVAL` for what is no regular file, for
-    /// ranges of one file that overlap.
+    /// Copies up to `len` bytes, copy_file_range(2), also between mounts. Returns the number of
+    /// bytes copied, 0 at the end of the source. Errors: `EBADF`, `EISDIR`, and `EINVAL` for files
+    /// that are not regular and for overlapping ranges of one file.
     pub fn copy_file_range(
         &self,
         task: &Task,
@@ -71,7 +72,7 @@ impl Client {
         if same_mount {
             let same_file = src.here().node.ino() == dst.here().node.ino();
             if same_file {
-                // Only what is there to be copied can overlap.
+                // Only existing data can overlap, so the range ends at the end of the file.
                 let who = task.credentials();
                 let size = src.mount().fresh_attr(&src.here().node, src.fh(), &who)?.size;
                 let there = length.min(size.saturating_sub(src_offset));
@@ -128,9 +129,9 @@ impl Client {
         Ok(done)
     }
 
-    /// Hands up to `len` bytes of an open file to `out`, which says how many it took: sendfile(2)
-    /// to whatever the caller has. `from` is an offset, or `None` for the position, which then
-    /// moves by what was taken.
+    /// Passes up to `len` bytes of an open file to `out`, which returns the number of bytes it
+    /// took; for sendfile(2) to any destination. `from` is an offset; `None` uses the file
+    /// position, which then moves by the bytes taken.
     pub fn send_to(
         &self,
         task: &Task,

@@ -1,8 +1,8 @@
-//! Who asks, as far as permissions depend on it.
+//! The credentials that permission checks use.
 
 use defuse_fs::{Caller, Errno};
 
-/// Numbers of the capabilities that decide here, capabilities(7).
+/// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
     /// `CAP_CHOWN`.
     pub const CHOWN: u32 = 0;
@@ -29,28 +29,29 @@ pub struct Credentials {
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,
-    /// Real user id: the one that access(2) asks for.
+    /// Real user id, which access(2) checks.
     pub real_uid: u32,
     /// Real group id.
     pub real_gid: u32,
     /// Supplementary groups.
     pub groups: Box<[u32]>,
-    /// Effective capabilities, a bit for each number in [`cap`].
+    /// Effective capabilities, one bit per number in [`cap`].
     pub caps: u64,
-    /// Process id, for locks and for the file systems' logs.
+    /// Process id, for locks and for logs.
     pub pid: u32,
 }
 
 impl Credentials {
-    /// A user without capabilities; all of them for user 0.
+    /// A user with the given groups. User 0 has all capabilities, other users have none.
     pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let caps = if uid == 0 { u64::MAX } else { 0 };
         let pid = std::process::id();
         Credentials { uid, gid, real_uid: uid, real_gid: gid, groups: groups.into(), caps, pid }
     }
 
-    /// Those of the calling thread, by getresuid(2), getgroups(2) and capget(2). The file-system
-    /// ids are taken for the effective ones, which they are unless setfsuid(2) was called.
+    /// The credentials of the calling thread, from getresuid(2), getgroups(2) and capget(2). The
+    /// file-system ids are assumed to equal the effective ids, which holds unless the thread called
+    /// setfsuid(2).
     pub fn of_this_process() -> Result<Self, Errno> {
         let raw = |errno: rustix::io::Errno| Errno::from_raw(errno.raw_os_error());
         let groups = rustix::process::getgroups().map_err(raw)?;
@@ -66,18 +67,18 @@ impl Credentials {
         })
     }
 
-    /// Whether the capability is effective.
+    /// True if the capability is effective.
     pub fn has(&self, cap: u32) -> bool {
         self.caps >> cap & 1 != 0
     }
 
-    /// Whether `gid` is the group or one of the supplementary ones.
+    /// True if `gid` is the group or one of the supplementary groups.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Those by which access(2) decides: the real ids, with all capabilities only for a real user
-    /// 0.
+    /// The credentials that access(2) checks: the real ids. Only a real user id of 0 keeps the
+    /// capabilities.
     pub fn real(&self) -> Self {
         let caps = if self.real_uid == 0 { self.caps | Self::FILE_CAPS } else { 0 };
         Credentials { uid: self.real_uid, gid: self.real_gid, caps, ..self.clone() }
@@ -85,7 +86,7 @@ impl Credentials {
 
     const FILE_CAPS: u64 = 1 << cap::DAC_OVERRIDE | 1 << cap::DAC_READ_SEARCH;
 
-    /// As file systems see them.
+    /// The caller as file systems see it.
     pub fn caller(&self) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid }
     }

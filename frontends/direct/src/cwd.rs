@@ -1,4 +1,4 @@
-//! Places to start from: working directories.
+//! Working directories, and the directories that relative paths start from.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,13 +19,13 @@ use crate::walk::{At, Here, Last, Parent};
 /// A directory, inside of a mount or outside of all.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// In a mount. The mount is in use as long as this exists.
+    /// A directory in a mount. The mount stays in use while this value exists.
     Inside(Held),
-    /// At this absolute path of the kernel's name space.
+    /// An absolute path of the kernel's name space.
     Outside(Vec<u8>),
 }
 
-/// A directory of a mount that is kept in use.
+/// A directory of a mount, and a reference that keeps the mount in use.
 #[derive(Debug)]
 pub struct Held(pub(crate) Here);
 
@@ -49,21 +49,21 @@ impl Drop for Held {
 }
 
 impl Client {
-    /// Goes to another working directory, chdir(2). Outside of all mounts the caller lets the
-    /// kernel go there, and then says so by [`Task::set_cwd`].
+    /// Changes the working directory, chdir(2). If `path` is outside of all mounts, the caller
+    /// calls the kernel's chdir(2) and then [`Task::set_cwd`].
     pub fn chdir(&self, task: &Task, path: &[u8]) -> Result<()> {
         let who = task.credentials();
         let here = self.walk(task, &who, At::Cwd, path)?.node(true)?;
         enter(task, &who, here)
     }
 
-    /// Goes to the directory that is open, fchdir(2).
+    /// Changes the working directory to an open directory, fchdir(2).
     pub fn fchdir(&self, task: &Task, dir: &crate::Description) -> Result<()> {
         let who = task.credentials();
         enter(task, &who, dir.here().clone())
     }
 
-    /// The path of the working directory, getcwd(2). `ENOENT` where it was removed.
+    /// The path of the working directory, getcwd(2). Fails with `ENOENT` if it was removed.
     pub fn getcwd(&self, task: &Task) -> Result<Vec<u8>> {
         let who = task.credentials();
         match &*task.cwd() {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// The path of what `path` leads to, without links, `.` and `..`, realpath(3).
+    /// The absolute path of the file at `path`, without links, `.` and `..`, realpath(3).
     pub fn real_path(&self, task: &Task, path: &[u8]) -> Result<Vec<u8>> {
         let who = task.credentials();
         let mut walk = self.walk(task, &who, At::Cwd, path)?;
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    /// The path of a directory inside of a mount. `ENOENT` where it was removed.
+    /// The path of a directory in a mount. Fails with `ENOENT` if it was removed.
     pub(crate) fn path_of(&self, here: &Here, who: &Credentials) -> defuse_fs::Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut node = Arc::clone(&here.node);
@@ -101,7 +101,8 @@ impl Client {
         if attr.nlink == 0 {
             return Err(Errno::ENOENT);
         }
-        // More levels than a path can name mean that directories are moved while we climb.
+        // If there are more levels than a path can have, directories are being moved during the
+        // climb.
         for _ in 0..crate::rest::PATH_MAX {
             let Some(parent) = here.mount.parent(&node, who)? else {
                 return Ok(join(&here.mount, &names));
@@ -128,15 +129,15 @@ fn join(mount: &Mount, names: &[Vec<u8>]) -> Vec<u8> {
         path.push(b'/');
         path.extend_from_slice(name);
     }
-    // The root of a named mount is written with a slash, so that it is a path and not a word.
+    // The root of a named mount ends with a slash, so that it is a path and not a plain word.
     if names.is_empty() && matches!(mount.spot, Spot::Name(_)) {
         path.push(b'/');
     }
     path
 }
 
-/// The name of `child` in `parent`: the directory is searched for it, because a directory does not
-/// know its own name.
+/// The name of `child` in `parent`. A directory does not know its own name, so this searches the
+/// parent.
 fn name_in(
     mount: &Mount,
     parent: &Node,
@@ -177,7 +178,7 @@ fn search(
     }
 }
 
-/// Takes the names of directories.
+/// Collects the names of directories.
 struct Directories {
     found: Vec<Vec<u8>>,
     seen: usize,

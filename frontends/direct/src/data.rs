@@ -1,5 +1,5 @@
-//! Bytes: read, write and their kin. Nothing here allocates, or takes a lock that two open files
-//! share.
+//! Data transfer: read, write and related calls. Nothing here allocates, or takes a lock that two
+//! open files share.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -17,10 +17,10 @@ use crate::mount::{Mount, guarded};
 use crate::stop::Result;
 use crate::task::Task;
 
-/// The largest offset, `OFFSET_MAX`.
+/// The largest file offset, `OFFSET_MAX`.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Most bytes that one call moves, as on Linux.
+/// The most bytes that one call transfers, `MAX_RW_COUNT` of Linux.
 const MAX_COUNT: usize = 0x7fff_f000;
 
 /// The flags of preadv2(2) and pwritev2(2), `RWF_*`.
@@ -35,8 +35,8 @@ impl IoFlags {
     const APPEND: u32 = 0x10;
     const NOAPPEND: u32 = 0x20;
 
-    /// The flags of the open file with these. `EOPNOTSUPP` for one that is not known, or for not
-    /// waiting, which nobody here can promise.
+    /// The flags of the open file combined with these. Fails with `EOPNOTSUPP` for an unknown flag,
+    /// and for `RWF_NOWAIT`, which the client cannot guarantee.
     fn over(self, flags: OpenFlags) -> Result<OpenFlags, Errno> {
         const KNOWN: u32 =
             IoFlags::HIPRI | IoFlags::DSYNC | IoFlags::SYNC | IoFlags::APPEND | IoFlags::NOAPPEND;
@@ -61,8 +61,8 @@ impl IoFlags {
 }
 
 impl Mount {
-    /// As [`Mount::call`], for data: every call is counted, and one in some is timed, because the
-    /// clock would cost more than all the rest of the client.
+    /// Like [`Mount::call`], for data: every call is counted, but only some are timed, because
+    /// reading the clock would cost more than the rest of the client.
     #[inline]
     pub(crate) fn move_data(
         &self,
@@ -71,7 +71,7 @@ impl Mount {
         call: impl FnOnce(&dyn FileSystem) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let recorder = self.recorder();
-        // What is expected is counted beforehand, so that this thread's cells are looked for once.
+        // Count the expected bytes beforehand, so that the cells of this thread are looked up once.
         let start = recorder.with_cells(|cells| {
             cells.add_bytes(op, expected as u64);
             cells.count_sampled(op).then(clock::now)
@@ -79,7 +79,7 @@ impl Mount {
         let result = as_result(guarded(|| Ok(as_number(call(&*self.core.fs)))));
         if start.is_some() || result != Ok(expected) {
             recorder.with_cells(|cells| match (start, &result) {
-                // Adding wraps.
+                // `add_bytes` wraps, so this corrects the count in either direction.
                 (None, Ok(moved)) => {
                     cells.add_bytes(op, (*moved as u64).wrapping_sub(expected as u64));
                 }
@@ -90,8 +90,8 @@ impl Mount {
     }
 }
 
-/// A count or an error as one number, as system calls return it: it passes through memory on its way,
-/// and a processor waits for a `Result` that was written in parts and is read in one.
+/// Encodes a count or an error as one number, as system calls return it. The value passes through
+/// memory, and a `Result` that is written in parts and read as a whole stalls the processor.
 #[inline]
 fn as_number(result: Result<usize, Errno>) -> i64 {
     match result {
@@ -107,8 +107,8 @@ fn as_result(number: Result<i64, Errno>) -> Result<usize, Errno> {
     usize::try_from(number).map_err(|_| Errno::from_raw(-number as i32))
 }
 
-/// What was not known before an operation: how long it took, where it was timed, and whether it did
-/// all that was expected.
+/// Records the facts that were unknown before an operation: the time it took, if it was timed, and
+/// a result other than the expected one.
 #[cold]
 fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Result<usize, Errno>) {
     match took {
@@ -121,7 +121,7 @@ fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Res
 }
 
 impl Client {
-    /// Reads at the position of the open file, and moves it, read(2). `EBADF`, `EISDIR`.
+    /// Reads at the file position and advances it, read(2). Fails with `EBADF` or `EISDIR`.
     #[inline]
     pub fn read(&self, task: &Task, file: &Description, room: &mut [u8]) -> Result<usize> {
         let len = room.len().min(MAX_COUNT);
@@ -129,7 +129,7 @@ impl Client {
         Ok(read_on(task, file, &mut Memory::new(room), len, IoFlags::default())?)
     }
 
-    /// Reads at `offset`, pread(2). `ESPIPE` for a stream.
+    /// Reads at `offset`, pread(2). Fails with `ESPIPE` on a stream.
     #[inline]
     pub fn pread(
         &self,
@@ -143,7 +143,7 @@ impl Client {
         Ok(read_at(task, file, &mut Memory::new(room), len, offset, IoFlags::default())?)
     }
 
-    /// Reads into several pieces, preadv2(2): at `offset`, or at the position for `None`.
+    /// Reads into several buffers, preadv2(2). `None` reads at the file position.
     pub fn preadv2(
         &self,
         task: &Task,
@@ -160,8 +160,8 @@ impl Client {
         })
     }
 
-    /// Writes at the position of the open file, and moves it, write(2); at the end with `O_APPEND`.
-    /// `EBADF`, `EFBIG`.
+    /// Writes at the file position and advances it, write(2); with `O_APPEND`, at the end. Fails
+    /// with `EBADF` or `EFBIG`.
     #[inline]
     pub fn write(&self, task: &Task, file: &Description, bytes: &[u8]) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(MAX_COUNT)];
@@ -170,7 +170,7 @@ impl Client {
         })?)
     }
 
-    /// Writes at `offset`, pwrite(2); with `O_APPEND` at the end all the same, as on Linux.
+    /// Writes at `offset`, pwrite(2). As on Linux, a file with `O_APPEND` is written at its end.
     #[inline]
     pub fn pwrite(
         &self,
@@ -185,7 +185,7 @@ impl Client {
         })?)
     }
 
-    /// Writes several pieces, pwritev2(2): at `offset`, or at the position for `None`.
+    /// Writes several buffers, pwritev2(2). `None` writes at the file position.
     pub fn pwritev2(
         &self,
         task: &Task,
@@ -202,8 +202,8 @@ impl Client {
         })
     }
 
-    /// Moves the position, lseek(2); `whence` in the numbers of C: 0 set, 1 current, 2 end, 3 data,
-    /// 4 hole. `EINVAL`, `ENXIO`, `ESPIPE`.
+    /// Sets the file position, lseek(2). `whence` is numbered as in C: 0 set, 1 current, 2 end, 3
+    /// data, 4 hole. Fails with `EINVAL`, `ENXIO` or `ESPIPE`.
     pub fn lseek(&self, task: &Task, file: &Description, offset: i64, whence: u32) -> Result<u64> {
         let open = file.file()?;
         if file.stream {
@@ -216,7 +216,7 @@ impl Client {
         Ok(moved?)
     }
 
-    /// Sets the length of an open file, ftruncate(2). `EINVAL` unless it is a regular file that is
+    /// Sets the size of an open file, ftruncate(2). Fails with `EINVAL` unless it is a regular file
     /// open for writing.
     pub fn ftruncate(&self, task: &Task, file: &Description, length: i64) -> Result<()> {
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
@@ -248,8 +248,8 @@ impl Client {
         Ok(self.set_attr(here, fh, &set, &who)?)
     }
 
-    /// Allocates, punches and so on, fallocate(2). `EBADF`, `EINVAL`, `EFBIG`, `EOPNOTSUPP`,
-    /// `EISDIR`, `ENODEV`.
+    /// Allocates or releases space, fallocate(2). Fails with `EBADF`, `EINVAL`, `EFBIG`,
+    /// `EOPNOTSUPP`, `EISDIR` or `ENODEV`.
     pub fn fallocate(
         &self,
         task: &Task,
@@ -265,8 +265,8 @@ impl Client {
         Ok(result.map_err(unsupported)?)
     }
 
-    /// Makes the data of an open file durable, and unless `datasync` its attributes: fsync(2),
-    /// fdatasync(2).
+    /// Makes the data of an open file durable, fdatasync(2); unless `datasync` is set, its
+    /// attributes, too, fsync(2).
     pub fn fsync(&self, task: &Task, file: &Description, datasync: bool) -> Result<()> {
         let open = file.file()?;
         let cx = Context::new(task.caller());
@@ -279,14 +279,14 @@ impl Client {
         Ok(ignore_missing(result)?)
     }
 
-    /// Makes everything durable in the file system of an open file, syncfs(2).
+    /// Makes all changes to the file system of an open file durable, syncfs(2).
     pub fn syncfs(&self, task: &Task, file: &Description) -> Result<()> {
         file.file()?;
         let cx = Context::new(task.caller());
         Ok(ignore_missing(file.mount().call(Op::SYNCFS, |fs| fs.syncfs(&cx)))?)
     }
 
-    /// Makes everything durable in all mounts, sync(2). What fails is not told, as there.
+    /// Makes all changes to all mounts durable. Like sync(2), it reports no errors.
     pub fn sync(&self, task: &Task) {
         let cx = Context::new(task.caller());
         for mount in self.mounts.load_full().iter() {
@@ -294,8 +294,8 @@ impl Client {
         }
     }
 
-    /// Which of `events` (those of poll(2)) are ready. What a file system does not say is ready, as
-    /// files are.
+    /// Returns the `events` of poll(2) that are ready. A file system without poll is always ready,
+    /// like a regular file.
     pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {
         const ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
         let open = file.file()?;
@@ -309,7 +309,8 @@ impl Client {
         }
     }
 
-    /// Device control, ioctl(2), where the file system knows the request: `ENOTTY` otherwise.
+    /// Controls a device, ioctl(2). Fails with `ENOTTY` if the file system does not know the
+    /// request.
     pub fn ioctl(
         &self,
         task: &Task,
@@ -324,8 +325,8 @@ impl Client {
         Ok(reply?)
     }
 
-    /// Changes the status flags of an open file, `F_SETFL`. `EPERM` for `O_NOATIME` by one who does
-    /// not own the file.
+    /// Changes the status flags of an open file, `F_SETFL`. Only the owner of the file may set
+    /// `O_NOATIME`; others get `EPERM`.
     pub fn set_flags(&self, task: &Task, file: &Description, flags: u32) -> Result<()> {
         file.file()?;
         if flags & OpenFlags::NOATIME != 0 && !file.flags().has(OpenFlags::NOATIME) {
@@ -381,7 +382,7 @@ fn total(lengths: impl Iterator<Item = usize>) -> Result<usize, Errno> {
     Ok(sum.min(MAX_COUNT))
 }
 
-/// A file system without the operation has nothing to make durable.
+/// A file system that does not implement the operation has nothing to make durable.
 pub(crate) fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::ENOSYS) => Ok(()),
@@ -389,7 +390,7 @@ pub(crate) fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// What programs know for an operation that is not there.
+/// Replaces `ENOSYS` by the error that programs expect of an unsupported operation.
 pub(crate) fn unsupported(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno }
 }
@@ -462,7 +463,8 @@ fn read_from(
 ) -> Result<usize, Errno> {
     fits(offset, len)?;
     let mount = file.mount();
-    // Made where it is passed on: a copy of what was just written in parts makes the processor wait.
+    // Build the arguments where they are used: copying a structure just written in parts stalls the
+    // processor.
     let args = || ReadArgs { offset, flags, lock_owner: None };
     if mount.caps().submits {
         return crate::asynchronous::read_now(task, file, sink, len, args());
@@ -496,7 +498,7 @@ fn write_on<S: WriteSource>(
         let written = write_to(task, file, open, (position, len), flags, source);
         let end = match &written {
             Err(_) => position,
-            // The end, which the write has moved, is where the position is then.
+            // An append leaves the file position at the new end of the file.
             Ok(_) if flags.has(OpenFlags::APPEND) => size(task, file).unwrap_or(position),
             Ok(count) => position + *count as u64,
         };
@@ -528,7 +530,8 @@ fn writable(file: &Description) -> Result<File, Errno> {
     if file.access == 0 { Err(Errno::EBADF) } else { Ok(open) }
 }
 
-/// `EINVAL` where the bytes end beyond the largest offset, whether they are there or not.
+/// Fails with `EINVAL` if the range ends beyond the largest offset, regardless of the size of the
+/// file.
 #[inline]
 fn fits(offset: u64, len: usize) -> Result<(), Errno> {
     if offset > OFFSET_MAX - len as u64 { Err(Errno::EINVAL) } else { Ok(()) }
@@ -539,7 +542,7 @@ fn size(task: &Task, file: &Description) -> Result<u64, Errno> {
     Ok(file.mount().fresh_attr(&file.here().node, file.fh(), &who)?.size)
 }
 
-/// How many of `len` bytes may be written at `offset`. `EFBIG`.
+/// The number of bytes, of `len`, that may be written at `offset`. Fails with `EFBIG`.
 #[inline]
 fn within_limits(
     task: &Task,
@@ -569,7 +572,7 @@ fn write_to<S: WriteSource>(
     let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
-    // As in `read_from`.
+    // See `read_from`.
     let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
     let cx = Context::new(task.caller());
@@ -607,7 +610,8 @@ fn target(
         }
         _ => return Err(Errno::EINVAL),
     };
-    // Positions in a directory are what its file system gave, any number; in a file they are signed.
+    // A file's position is a signed number. A directory's position is any number that its file
+    // system chose.
     let to = i128::from(base) + i128::from(offset);
     match u64::try_from(to) {
         Ok(to) if to <= OFFSET_MAX || file.kind == FileKind::Directory => Ok(to),
@@ -619,7 +623,7 @@ fn find(task: &Task, file: &Description, open: File, from: u64, data: bool) -> R
     let cx = Context::new(task.caller());
     let whence = if data { Whence::Data } else { Whence::Hole };
     match file.mount().call(Op::LSEEK, |fs| fs.lseek(&cx, open, from, whence)) {
-        // Without the operation, all of the file is data, and the hole is at its end.
+        // If the file system has no lseek, the whole file is data, with a hole at its end.
         Err(Errno::ENOSYS) => {
             let size = size(task, file)?;
             if from >= size {

@@ -1,4 +1,4 @@
-//! Open files: what open(2) makes, and what several descriptors may share.
+//! Open files: the result of open(2), which duplicate descriptors share.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,43 +12,43 @@ use crate::credentials::Credentials;
 use crate::task::Task;
 use crate::walk::Here;
 
-/// What processes share that have an open file in common: the position and the status flags. All
-/// of it is atomic and means the same at any address, so it may lie in memory that is mapped
-/// `MAP_SHARED`, and a fork then shares it as POSIX says. All zeros is a valid state.
+/// The state that processes share with an open file: the position and the status flags. All fields
+/// are atomic and independent of the address. In memory mapped `MAP_SHARED`, a child process of
+/// fork(2) therefore shares them, as POSIX requires. All zeros is a valid state.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct OpenCells {
     position: AtomicU64,
     flags: AtomicU32,
-    /// 0 free, otherwise the process that has taken it. Across processes, hence a futex; whoever
-    /// waits for a process that is gone takes the lock over.
+    /// 0 if free, otherwise the number of the process that holds the lock. A futex across
+    /// processes. If the holder is gone, a waiter takes the lock over.
     lock: AtomicU32,
-    /// How many wait for it: a word of its own, so that giving it back is a plain store.
+    /// Number of waiters. It is a separate word so that unlocking is a plain store.
     waiters: AtomicU32,
 }
 
-/// Where cells come from that outlive this process's heap.
+/// Provides cells that outlive this process's heap.
 pub trait Arena: Send + Sync {
-    /// Cells for a file that is being opened; `None` where there are none left (`ENFILE`).
+    /// Returns cells for a file that is being opened, or `None` if none are left (`ENFILE`).
     fn take(&self) -> Option<&'static OpenCells>;
-    /// The file is closed in this process.
+    /// Returns cells when the file is closed in this process.
     fn give_back(&self, cells: &'static OpenCells);
-    /// A number of this process that no other one has that uses the arena: not 0, below 2^31.
+    /// The number of this process, unique among the processes that use the arena. Not 0, below
+    /// 2^31.
     fn process(&self) -> u32 {
         std::process::id()
     }
-    /// Whether the process of that number still lives. It is asked where one holds a lock for long.
+    /// True if the process of that number still lives. Called when it has held a lock for long.
     fn is_alive(&self, _process: u32) -> bool {
         true
     }
-    /// Has every thread of every process that uses the arena see what this one wrote, and this one
-    /// what they did: membarrier(2). Where that cannot be had, one that waits for another process may
-    /// wait a tenth of a second too long.
+    /// Orders memory accesses among all threads of all processes that use the arena, membarrier(2).
+    /// Without it, a waiter for another process may wait up to a tenth of a second too long.
     fn barrier(&self) {
         barrier();
     }
-    /// Whether cells that were taken just now belong to an open file already, which this process
-    /// takes over from another one: then they stay as they are.
+    /// True if these cells already belong to an open file that this process takes over from another
+    /// one. They then keep their values.
     fn is_taken_over(&self, _cells: &'static OpenCells) -> bool {
         false
     }
@@ -59,8 +59,8 @@ enum Cells {
     Arena(&'static OpenCells, Arc<dyn Arena>),
 }
 
-/// An open file, as the kernel calls it: open file description. Descriptors that are duplicates of
-/// each other share one, by cloning its `Arc`; the last to go closes it.
+/// An open file; POSIX calls it open file description. Duplicate descriptors share it by cloning
+/// its `Arc`. Dropping the last clone closes the file.
 pub struct Description {
     here: Here,
     /// `None` for `O_PATH`.
@@ -78,7 +78,7 @@ pub struct Description {
 
 pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// What [`Description::new`] is made of.
+/// The parts of [`Description::new`].
 pub(crate) struct Parts {
     pub here: Here,
     pub opened: Option<defuse_fs::Opened>,
@@ -86,20 +86,20 @@ pub(crate) struct Parts {
     pub who: Credentials,
 }
 
-/// What an open file keeps that another program has opened.
+/// State of an open file that was opened by an earlier program.
 pub(crate) struct Taken {
     pub id: u64,
 }
 
 impl Description {
-    /// An open file. `None` where the arena has no more cells.
+    /// Creates an open file, or `None` if the arena has no cells left.
     pub(crate) fn new(parts: Parts, arena: Option<&Arc<dyn Arena>>) -> Option<Arc<Self>> {
-        // Ids are unique across processes that share locks, as far as process ids are.
+        // Ids are unique among processes that share locks, as far as process ids are.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(parts.who.pid) << 41;
         Description::taken_over(parts, arena, Taken { id })
     }
 
-    /// One that another program of this process has opened, with what it keeps of that.
+    /// Creates an open file that an earlier program of this process has opened.
     pub(crate) fn taken_over(
         parts: Parts,
         arena: Option<&Arc<dyn Arena>>,
@@ -143,23 +143,23 @@ impl Description {
         &self.here
     }
 
-    /// The mount that it belongs to.
+    /// The mount of the file.
     pub fn mount(&self) -> &Arc<crate::Mount> {
         &self.here.mount
     }
 
-    /// The descriptor whose bytes are the file's, where the file system gave one.
+    /// The descriptor that holds the file's data, if the file system gave one.
     pub fn backing(&self) -> Option<&Arc<OwnedFd>> {
         self.backing.as_ref()
     }
 
-    /// The open file of the lower file system, where the file system told it: for locks that belong
-    /// to the open file, and for mappings (`Opened::lower`).
+    /// The open file of the lower file system, if the file system gave one (`Opened::lower`). Used
+    /// for mappings, and for locks that belong to the open file.
     pub fn lower(&self) -> Option<&Arc<OwnedFd>> {
         self.lower.as_ref()
     }
 
-    /// The cells of the arena, where it has some of it.
+    /// The cells of the arena, if the open file uses any.
     pub fn arena_cells(&self) -> Option<&'static OpenCells> {
         match self.cells {
             Cells::Own(_) => None,
@@ -167,17 +167,17 @@ impl Description {
         }
     }
 
-    /// What it is.
+    /// The type of the file.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// A number that no other open file of this process has: the owner of its locks.
+    /// Number of the open file, unique in this process: the owner of its locks.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// True where it was opened with `O_PATH`.
+    /// True if the file was opened with `O_PATH`.
     pub fn is_path(&self) -> bool {
         self.fh.is_none()
     }
@@ -190,7 +190,7 @@ impl Description {
         self.fh
     }
 
-    /// The file as the contract names it; `EBADF` for `O_PATH`.
+    /// The file as the contract names it. Fails with `EBADF` for `O_PATH`.
     #[inline]
     pub(crate) fn file(&self) -> Result<File, defuse_fs::Errno> {
         let fh = self.fh.ok_or(defuse_fs::Errno::EBADF)?;
@@ -205,14 +205,14 @@ impl Description {
         }
     }
 
-    /// The flags of open(2) as they are now, without those of creation; `F_GETFL`.
+    /// The current flags, without creation flags; `F_GETFL`.
     #[inline]
     pub fn flags(&self) -> OpenFlags {
         OpenFlags(self.cells().flags.load(Ordering::Relaxed))
     }
 
-    /// Changes those flags that `F_SETFL` changes: append, nonblock, direct, noatime.
-    /// [`Client::set_flags`](crate::Client::set_flags) checks before.
+    /// Changes the flags that `F_SETFL` can change: append, nonblock, direct, noatime.
+    /// [`Client::set_flags`](crate::Client::set_flags) does the checks.
     pub(crate) fn set_flags(&self, flags: u32) {
         const SETTABLE: u32 = OpenFlags::APPEND
             | OpenFlags::NONBLOCK
@@ -223,13 +223,13 @@ impl Description {
         let _ = self.cells().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 
-    /// The position of the next read or write in bytes; of a directory, as telldir(3) has it.
+    /// The file position: in bytes, or for a directory a value of telldir(3).
     pub fn position(&self) -> u64 {
         self.cells().position.load(Ordering::Relaxed)
     }
 
-    /// Runs `run` with the position, alone among all who share it; what it returns first is the new
-    /// one.
+    /// Calls `run` with the position while holding its lock. The first value that `run` returns
+    /// becomes the new position.
     #[inline]
     pub(crate) fn with_position<T>(&self, run: impl FnOnce(u64) -> (u64, T)) -> T {
         let cells = self.cells();
@@ -242,8 +242,8 @@ impl Description {
         value
     }
 
-    /// One descriptor of it is closed: errors of writes that were held back are told, and the record
-    /// locks of the process dropped. To be called for every descriptor, before its `Arc` is dropped.
+    /// Closes one descriptor of the file: reports delayed write errors, and releases the record
+    /// locks of the process. Call it for every descriptor, before dropping its `Arc`.
     pub fn close(&self, task: &Task) -> Result<(), defuse_fs::Errno> {
         let Ok(file) = self.file() else { return Ok(()) };
         let mount = &self.here.mount;
@@ -278,7 +278,7 @@ impl Drop for Description {
                     mount.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
                     mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
                 } else {
-                    // Locks of the open file description itself (F_OFD_SETLK).
+                    // Releases the locks of the open file description itself (F_OFD_SETLK).
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }
                 let args = ReleaseArgs { flags: self.flags(), flock_owner: Some(owner) };
@@ -304,10 +304,10 @@ impl std::fmt::Debug for Description {
 
 struct Held<'a>(&'a OpenCells);
 
-/// How long one waits before it looks whether the process that holds the lock still lives.
+/// Time to wait before checking that the holder of the lock still lives.
 const PATIENCE: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// As [`Arena::barrier`], for the threads of this process.
+/// Like [`Arena::barrier`], for the threads of this process only.
 fn barrier() {
     let private = || membarrier(MembarrierCommand::PrivateExpedited);
     if private() == Err(rustix::io::Errno::PERM) {
@@ -333,12 +333,12 @@ impl OpenCells {
     #[cold]
     fn wait(&self, own: u32, arena: Option<&dyn Arena>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        // Whoever gives the lock back from here on sees that somebody waits; what others gave back
-        // before is seen here.
+        // After the barrier, every unlock sees the waiter, and this thread sees every earlier
+        // unlock.
         arena.map_or_else(barrier, Arena::barrier);
         while let Err(holder) = self.take(0, own) {
-            // Not private: others may have it mapped in another process. Woken, interrupted or
-            // refused, the word is looked at again.
+            // The futex is not private, since other processes may map it. After a wakeup, a signal
+            // or an error, the loop reads the word again.
             let waited = futex::wait(&self.lock, futex::Flags::empty(), holder, Some(&PATIENCE));
             let is_late = waited == Err(rustix::io::Errno::TIMEDOUT);
             let is_gone = || arena.is_some_and(|arena| !arena.is_alive(holder));

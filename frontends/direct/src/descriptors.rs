@@ -1,7 +1,7 @@
-//! A table of descriptor numbers, for embedders without one of the kernel's.
+//! A table of descriptor numbers, for embedders that do not use the kernel's.
 //!
-//! Reading it takes no lock: a slot is an atomic pointer. Changing it takes one, which is what
-//! keeps the rule of the lowest number.
+//! Reading takes no lock: a slot is an atomic pointer. Changes take a lock, which guarantees that
+//! the lowest free number is chosen.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,14 +29,14 @@ struct Slot {
     cloexec: AtomicBool,
 }
 
-/// Numbers below `next` that are free; all from `next` on are.
+/// Free numbers: those in `below`, and all from `next` on.
 #[derive(Default)]
 struct Free {
     below: BTreeSet<usize>,
     next: usize,
 }
 
-/// Descriptors of one process: numbers from 0 to a limit, each an open file.
+/// The descriptors of one process: numbers from 0 to a limit, each referring to an open file.
 pub struct Descriptors {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
@@ -44,7 +44,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// An empty table of at most `limit` descriptors (1,048,576 at most).
+    /// Creates an empty table of at most `limit` descriptors (1,048,576 at most).
     pub fn new(limit: usize) -> Self {
         let chunks = (0..CHUNKS).map(|_| OnceLock::new()).collect();
         Descriptors { chunks, free: Mutex::default(), limit: limit.min(CHUNK * CHUNKS) }
@@ -60,7 +60,7 @@ impl Descriptors {
         Ok(&chunk.get_or_init(make)[fd % CHUNK])
     }
 
-    /// The open file of a descriptor, without counting a reference; `EBADF`.
+    /// The open file of a descriptor, without counting a reference. Fails with `EBADF`.
     #[inline]
     pub fn get(&self, fd: i32) -> Result<Opened, Errno> {
         let slot = usize::try_from(fd).ok().and_then(|fd| self.slot(fd)).ok_or(Errno::EBADF)?;
@@ -68,7 +68,7 @@ impl Descriptors {
         if guard.is_some() { Ok(Opened(guard)) } else { Err(Errno::EBADF) }
     }
 
-    /// Gives `file` the lowest free number from `from` on. `EMFILE`.
+    /// Assigns the lowest free number, not below `from`, to `file`. Fails with `EMFILE`.
     pub fn insert(&self, file: Arc<Description>, from: i32, flags: FdFlags) -> Result<i32, Errno> {
         let from = usize::try_from(from).map_err(|_| Errno::EINVAL)?;
         if from >= self.limit {
@@ -89,8 +89,9 @@ impl Descriptors {
         Ok(fd as i32)
     }
 
-    /// Gives `file` the number `fd`, which is what dup2(2) does; returns what had it before, to be
-    /// [closed](Description::close). `EBADF` for a number that cannot be.
+    /// Assigns the number `fd` to `file`, like dup2(2). Returns the open file that had the number,
+    /// which the caller must [close](Description::close). Fails with `EBADF` if the number is out
+    /// of range.
     pub fn replace(
         &self,
         fd: i32,
@@ -105,7 +106,8 @@ impl Descriptors {
         Ok(slot.file.swap(Some(file)))
     }
 
-    /// Frees a number; returns what had it, to be [closed](Description::close). `EBADF`.
+    /// Frees a number. Returns its open file, which the caller must [close](Description::close).
+    /// Fails with `EBADF`.
     pub fn remove(&self, fd: i32) -> Result<Arc<Description>, Errno> {
         let number = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         let mut free = lock(&self.free);
@@ -115,14 +117,14 @@ impl Descriptors {
         Ok(file)
     }
 
-    /// The flags of a descriptor; `EBADF`.
+    /// The flags of a descriptor. Fails with `EBADF`.
     pub fn flags(&self, fd: i32) -> Result<FdFlags, Errno> {
         self.get(fd)?;
         let slot = self.slot(fd as usize).ok_or(Errno::EBADF)?;
         Ok(FdFlags { cloexec: slot.cloexec.load(Ordering::Relaxed) })
     }
 
-    /// Sets the flags of a descriptor; `EBADF`.
+    /// Sets the flags of a descriptor. Fails with `EBADF`.
     pub fn set_flags(&self, fd: i32, flags: FdFlags) -> Result<(), Errno> {
         self.get(fd)?;
         let slot = self.slot(fd as usize).ok_or(Errno::EBADF)?;
@@ -130,7 +132,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// The numbers in use, in their order.
+    /// The numbers in use, in ascending order.
     pub fn numbers(&self) -> Vec<i32> {
         let next = lock(&self.free).next;
         (0..next as i32).filter(|&fd| self.get(fd).is_ok()).collect()
@@ -149,7 +151,7 @@ impl Free {
 
     fn give_back(&mut self, fd: usize) {
         self.below.insert(fd);
-        // So that the set stays as small as the gaps.
+        // Keeps the set as small as the number of gaps.
         while self.next > 0 && self.below.remove(&(self.next - 1)) {
             self.next -= 1;
         }
@@ -162,12 +164,12 @@ impl std::fmt::Debug for Descriptors {
     }
 }
 
-/// An open file that a descriptor led to. It stays open while this exists, also when the descriptor
-/// is closed meanwhile.
+/// The open file of a descriptor. It stays open while this value exists, even if the descriptor is
+/// closed meanwhile.
 pub struct Opened(Guard<Option<Arc<Description>>>);
 
 impl Opened {
-    /// The open file, for as long as one likes.
+    /// A counted reference to the open file, to keep.
     pub fn to_arc(&self) -> Arc<Description> {
         Arc::clone(self)
     }

@@ -8,23 +8,23 @@ use crate::description::Description;
 use crate::stop::Result;
 use crate::task::Task;
 
-/// An entry of a directory.
+/// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// `d_ino`.
     pub ino: u64,
-    /// `d_off`: where the listing goes on after this entry.
+    /// `d_off`: the position after this entry.
     pub next: u64,
     /// `d_type`.
     pub kind: FileKind,
-    /// One component, or `.` or `..`.
+    /// The file name, or `.` or `..`.
     pub name: Vec<u8>,
 }
 
 impl Client {
-    /// Reads entries at the position of an open directory into `sink`, and moves it, getdents(2):
-    /// the sink says when it is full. Nothing added means the end. `ENOTDIR`, `EINVAL` where not
-    /// even the first entry fits.
+    /// Reads entries at the position of an open directory into `sink` until the sink is full, and
+    /// advances the position, getdents(2). If no entry is added, the directory has ended. Fails
+    /// with `ENOTDIR`, and with `EINVAL` if not even one entry fits.
     pub fn getdents(&self, task: &Task, dir: &Description, sink: &mut dyn DirSink) -> Result<()> {
         let open = dir.file()?;
         if dir.kind != FileKind::Directory {
@@ -44,7 +44,7 @@ impl Client {
         Ok(listed?)
     }
 
-    /// All entries from the position of an open directory on.
+    /// All entries from the position of an open directory to its end.
     pub fn read_dir(&self, task: &Task, dir: &Description) -> Result<Vec<DirEntry>> {
         let mut all = Vec::new();
         loop {
@@ -56,8 +56,8 @@ impl Client {
         }
     }
 
-    /// Goes to a position of an open directory that an entry's `next` or telldir gave; 0 is the
-    /// start. seekdir(3), rewinddir(3).
+    /// Sets the position of an open directory, seekdir(3): to the `next` of an entry, a result of
+    /// telldir(3), or 0 for the start.
     pub fn seek_dir(&self, dir: &Description, position: u64) -> Result<()> {
         if dir.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
@@ -67,7 +67,7 @@ impl Client {
     }
 }
 
-/// Another sink, with the position after what it took.
+/// Forwards entries to another sink, and tracks the position after the last one that it took.
 struct Following<'a> {
     sink: &'a mut dyn DirSink,
     next: u64,
@@ -77,7 +77,7 @@ struct Following<'a> {
 
 impl DirSink for Following<'_> {
     fn wants_entries(&self) -> bool {
-        // An entry would count a lookup, for which nobody here has a use.
+        // An entry would take a lookup count, which the client does not need here.
         false
     }
 

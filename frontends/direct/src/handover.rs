@@ -1,7 +1,9 @@
-//! Open files and directories that go from one program of a process to the next, execve(2), with the
-//! file system's own numbers: by name some of them cannot be found again.
+//! Hands open files and directories to the next program of a process, execve(2).
 //!
-//! That takes a file system that knows the next program for the same: one behind a connection that is
+//! Some of them cannot be found again by name, so they keep the numbers that the file system
+//! assigned. The file system must treat the next program as the same client, for example because
+//! the connection to its server is handed over, too. Lookup counts and handles are transferred
+//! unchanged.
 //! handed over, too. Lookups and handles are taken over as they are.
 
 use std::sync::Arc;
@@ -17,27 +19,27 @@ use crate::stop::Result;
 use crate::task::Task;
 use crate::walk::Here;
 
-/// What another program has to know of an open file.
+/// The state of an open file that the next program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parcel {
-    /// The inode, of which one lookup goes along.
+    /// The inode. One lookup count is transferred with it.
     pub ino: Ino,
     /// The handle; `None` for `O_PATH`.
     pub fh: Option<Fh>,
-    /// What it is.
+    /// The type of the file.
     pub kind: FileKind,
-    /// The flags of open(2) as they are now.
+    /// The current flags of open(2).
     pub flags: u32,
-    /// It has no position.
+    /// The file has no position.
     pub stream: bool,
-    /// The file system wants to hear of every close(2).
+    /// The file system needs a flush at every close(2).
     pub needs_flush: bool,
     /// The owner of its locks, see [`Description::id`].
     pub id: u64,
 }
 
 impl Description {
-    /// What the next program has to know of it.
+    /// The state that the next program needs.
     pub fn parcel(&self) -> Parcel {
         Parcel {
             ino: self.here().node.ino(),
@@ -62,7 +64,8 @@ impl Place {
 }
 
 impl Client {
-    /// The open file of a parcel, whose lookup and handle are this program's now. `ENFILE`.
+    /// Creates the open file of a parcel, and takes over its lookup count and handle. Fails with
+    /// `ENFILE`.
     pub fn take_over(
         &self,
         task: &Task,
@@ -83,17 +86,17 @@ impl Client {
         Ok(file.ok_or(Errno::ENFILE)?)
     }
 
-    /// Stands in the directory `ino` of `mount`, whose lookup is this program's now.
+    /// Makes the directory `ino` of `mount` the working directory, and takes over its lookup count.
     pub fn take_over_cwd(&self, task: &Task, mount: &Arc<Mount>, ino: Ino) {
         task.set_cwd(Place::Inside(Held::new(adopt(mount, ino, FileKind::Directory))));
     }
 
-    /// The number from which on no open file of this process has had its id.
+    /// The next id of an open file. No open file of this process has it or a higher one.
     pub fn next_file_id(&self) -> u64 {
         NEXT_ID.load(Ordering::Relaxed)
     }
 
-    /// Open files get ids from `next` on, as the program before would have given them.
+    /// Sets the next id of an open file, so that ids continue those of the previous program.
     pub fn set_next_file_id(&self, next: u64) {
         NEXT_ID.fetch_max(next, Ordering::Relaxed);
     }

@@ -1,18 +1,18 @@
-//! The in-process client: an application reaches several user-space file systems with no kernel
-//! crossing.
+//! The in-process client: an application calls user-space file systems without entering the kernel.
 //!
-//! What it is: everything POSIX-like that happens *inside* mounts. A table of mounts by path and by
-//! name ([`Client`]), a walk that follows symbolic links and crosses mounts, open files with shared
-//! offsets ([`Description`]), a cache of names and attributes, the permission checks of the kernel,
-//! locks, directory streams, and data without a lock or an allocation that is common to all.
+//! This crate implements everything POSIX-like *inside* of mounts: a table of mounts by path and by
+//! name ([`Client`]), path walks that follow symbolic links and cross mounts, open files with
+//! shared offsets ([`Description`]), a cache of names and attributes, the permission checks of the
+//! kernel, locks, and directory streams. Data transfers take no global lock and allocate nothing.
 //!
-//! What it is not: it replaces no symbol and owns no descriptor of the kernel. Its caller says who
-//! asks, from which directory and with which umask ([`Task`]), and gives out descriptor numbers
-//! ([`Descriptors`] is there for that). What lies outside of all mounts is answered with
-//! [`Stop::Outside`] and the path at which the kernel is to go on.
+//! It neither replaces symbols of the C library nor owns kernel descriptors. The caller supplies
+//! credentials, working directory and umask ([`Task`]), and assigns descriptor numbers, for example
+//! with [`Descriptors`]. For a path outside of all mounts, a call returns [`Stop::Outside`] with
+//! the path at which the kernel must continue.
 //!
-//! Sources of the rules: the manual pages of the calls, path_resolution(7), acl(5), credentials(7),
-//! and fs/namei.c, fs/attr.c and fs/open.c of Linux where they are silent.
+//! The rules come from the manual pages of the calls, path_resolution(7), acl(5) and
+//! credentials(7). Where these are silent, they follow fs/namei.c, fs/attr.c and fs/open.c of
+//! Linux.
 
 #![forbid(unsafe_code)]
 

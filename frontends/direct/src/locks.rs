@@ -1,4 +1,4 @@
-//! Record locks and flock: those of the file system, or of its mount where it keeps none.
+//! Record locks and flock: kept by the file system, or by its mount if it has none.
 
 use std::sync::Arc;
 
@@ -11,20 +11,22 @@ use crate::description::Description;
 use crate::stop::Result;
 use crate::task::Task;
 
-/// Whose a lock is, and so when it ends.
+/// The owner of a lock, which decides when the lock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockFamily {
-    /// fcntl(2) `F_SETLK`: of the process; dropped when it closes any descriptor of the file.
+    /// fcntl(2) `F_SETLK`: the process owns the lock, and loses it when it closes any descriptor of
+    /// the file.
     Process,
-    /// fcntl(2) `F_OFD_SETLK`: of the open file.
+    /// fcntl(2) `F_OFD_SETLK`: the open file owns the lock.
     OpenFile,
-    /// flock(2): of the open file, and all of it.
+    /// flock(2): the open file owns the lock, which covers the whole file.
     Flock,
 }
 
 impl Client {
-    /// Takes, changes or drops a lock without waiting. `EAGAIN` where another stands against it,
-    /// `EBADF` where the file is not open for it, `EINVAL`, `ENOLCK`.
+    /// Sets, changes or releases a lock without waiting. Fails with `EAGAIN` if another lock
+    /// conflicts, with `EBADF` if the file is not open for this access, and with `EINVAL` or
+    /// `ENOLCK`.
     pub fn set_lock(
         &self,
         task: &Task,
@@ -42,9 +44,9 @@ impl Client {
         })?)
     }
 
-    /// Takes a lock, waiting for it: the answer comes to [`Pending::wait`], and
-    /// [`Pending::cancel`] ends the wait with `EINTR`, as a signal does. `EDEADLK` where the wait
-    /// could never end.
+    /// Sets a lock and waits for conflicting locks to end. [`Pending::wait`] returns the answer.
+    /// [`Pending::cancel`] ends the wait with `EINTR`, as a signal does. Fails with `EDEADLK` if
+    /// the wait would be a deadlock.
     pub fn wait_for_lock(
         &self,
         task: &Task,
@@ -55,7 +57,8 @@ impl Client {
         self.wait_for_lock_then(task, file, family, lock, None)
     }
 
-    /// As [`wait_for_lock`](Client::wait_for_lock); with a callback, it gets the answer.
+    /// Like [`wait_for_lock`](Client::wait_for_lock), but calls `callback` with the answer, if one
+    /// is given.
     pub fn wait_for_lock_then(
         &self,
         task: &Task,
@@ -77,9 +80,9 @@ impl Client {
         Ok(pending)
     }
 
-    /// The bytes that a `struct flock` names: the first and the last. `whence` is in the numbers of C,
-    /// 0 start, 1 position, 2 end of the file; a negative `len` means the bytes before, 0 all that
-    /// follow. `EINVAL`, `EOVERFLOW`.
+    /// Converts the range of a `struct flock` to its first and last byte. `whence` is numbered as
+    /// in C: 0 start, 1 position, 2 end of the file. A `len` of 0 extends to infinity; a negative
+    /// one means the bytes before. Fails with `EINVAL` or `EOVERFLOW`.
     pub fn lock_range(
         &self,
         task: &Task,
@@ -105,7 +108,7 @@ impl Client {
         Ok((start as u64, end as u64))
     }
 
-    /// The first lock that stands against `lock`, `F_GETLK`; `None` where it could be had.
+    /// The first lock that conflicts with `lock`, `F_GETLK`; `None` if there is none.
     pub fn test_lock(
         &self,
         task: &Task,

@@ -1,4 +1,4 @@
-//! One mount: a file system with its caches, and the one way to call it.
+//! One mount: a file system, its caches, and the only path by which the client calls it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,20 +15,20 @@ use crate::cache::{Cached, Names};
 use crate::credentials::Credentials;
 use crate::node::{Core, Node, expiry};
 
-/// Where a mount is.
+/// The place of a mount.
 #[derive(Clone, Debug)]
 pub(crate) enum Spot {
-    /// At this absolute path of the kernel's name space.
+    /// An absolute path of the kernel's name space.
     Path(Box<[u8]>),
-    /// Under this name, without the colon.
+    /// A name, without the colon.
     Name(Box<[u8]>),
-    /// On a directory of another mount, at this path.
+    /// A directory of another mount, at this path.
     Covers { node: Arc<Node>, mount: Arc<Mount>, path: Box<[u8]> },
 }
 
 /// A mounted file system.
 pub struct Mount {
-    // The order matters: nodes are given back before the file system hears that it is detached.
+    // The order of the fields matters: nodes must be forgotten before the file system is detached.
     names: Arc<Names>,
     pub(crate) root: Arc<Node>,
     pub(crate) spot: Spot,
@@ -38,13 +38,13 @@ pub struct Mount {
     pub(crate) noexec: bool,
     pub(crate) id: u32,
     pub(crate) locks: LockQueue,
-    /// Open files and working directories.
+    /// Number of open files and working directories.
     pub(crate) users: AtomicUsize,
     pub(crate) lacks_access: AtomicBool,
     pub(crate) source: String,
 }
 
-/// What [`Mount::new`] is told beside the file system.
+/// Arguments of [`Mount::new`] beside the file system.
 pub(crate) struct Settings {
     pub read_only: bool,
     pub noexec: bool,
@@ -85,7 +85,7 @@ impl Mount {
         }))
     }
 
-    /// Calls the file system: measured, and with a panic turned into `EIO` for this call alone.
+    /// Calls the file system and records the call. A panic becomes `EIO` for this call alone.
     #[inline]
     pub(crate) fn call<T>(
         &self,
@@ -107,7 +107,7 @@ impl Mount {
         &self.core.recorder
     }
 
-    /// What was measured so far, with the number of cached names and of users as gauges.
+    /// The statistics so far, with the number of cached names and of users as gauges.
     pub fn statistics(&self) -> Snapshot {
         let mut snapshot = self.core.recorder.snapshot();
         snapshot.gauges.insert("names_cached".to_owned(), self.names.len() as u64);
@@ -116,22 +116,22 @@ impl Mount {
         snapshot
     }
 
-    /// The facts that the file system told.
+    /// The capabilities that the file system declared.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
 
-    /// True where nothing can be changed.
+    /// True if the mount is read-only.
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// `st_dev` of everything in it: a number of no driver, another for each mount.
+    /// `st_dev` of all its files: different for each mount, with a major number of no driver.
     pub fn device(&self) -> u64 {
         rustix::fs::makedev(0xdef, self.id)
     }
 
-    /// Where it is mounted, as text: a path, or a name with its colon.
+    /// The target of the mount as text: a path, or a name with its colon.
     pub fn target(&self) -> Vec<u8> {
         match &self.spot {
             Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
@@ -139,19 +139,19 @@ impl Mount {
         }
     }
 
-    /// True where the file system keeps locks by itself.
+    /// True if the file system implements locks itself.
     pub(crate) fn has_locks(&self) -> bool {
         self.caps.locks != LockSupport::Frontend
     }
 
-    /// The node of an entry that the file system gave, whose lookup it takes over.
+    /// Returns the node of an entry that the file system returned, and takes over its lookup count.
     pub(crate) fn adopt(&self, entry: &Entry) -> Arc<Node> {
         let node = self.core.node(entry.ino, entry.attr.kind, 1);
         node.keep_attr(&entry.attr, node.version());
         node
     }
 
-    /// What a name leads to, from the cache or the file system. `ENOENT`.
+    /// Looks up a name, in the cache or the file system. Fails with `ENOENT`.
     pub(crate) fn lookup(
         &self,
         dir: &Node,
@@ -183,7 +183,7 @@ impl Mount {
         }
     }
 
-    /// Forgets what names lead to.
+    /// Drops all cached names.
     pub(crate) fn forget_names(&self) {
         self.names.clear();
     }
@@ -201,20 +201,22 @@ impl Mount {
         Ok(Some(self.adopt(&entry)))
     }
 
-    /// The names of `dir` change by `name`, now or just before.
+    /// Invalidates the caches for a change of `name` in `dir` that happens now or has just
+    /// happened.
     pub(crate) fn name_changed(&self, dir: &Node, name: &[u8]) {
         self.names.remove(dir.ino(), name);
         dir.changed();
     }
 
-    /// Keeps the name of something that was just made, and what is known of it.
+    /// Caches the name and the attributes of a new inode.
     pub(crate) fn name_made(&self, dir: &Node, name: &[u8], entry: &Entry) -> Arc<Node> {
         let node = self.adopt(entry);
         self.name_changed(dir, name);
         node
     }
 
-    /// Attributes for a decision: from the cache while they hold, whatever was read since.
+    /// Attributes for a permission check, from the cache while they are valid. Changes of the
+    /// access time do not matter here.
     pub(crate) fn attr(&self, node: &Node, who: &Credentials) -> Result<Attr> {
         match node.cached_attr(false) {
             Some(attr) => Ok(attr),
@@ -222,7 +224,7 @@ impl Mount {
         }
     }
 
-    /// Attributes as the file system has them now.
+    /// The current attributes, from the file system.
     pub(crate) fn fresh_attr(
         &self,
         node: &Node,
@@ -236,7 +238,7 @@ impl Mount {
         Ok(attr)
     }
 
-    /// What `decide` says of the access list of `node`; `None` where it has none.
+    /// Calls `decide` with the ACL of `node`. Returns `None` if it has none.
     pub(crate) fn with_acl<T>(
         &self,
         node: &Node,
@@ -282,14 +284,14 @@ impl std::fmt::Debug for Mount {
     }
 }
 
-/// Runs `call`; a panic in it is `EIO`.
+/// Calls `call`; a panic in it becomes `EIO`.
 #[inline]
 pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::EIO))
 }
 
-/// The way back from a file system to the caches of its mount. Holds neither, so that a file system
-/// that keeps it does not keep itself alive.
+/// Lets a file system invalidate the caches of its mount. It holds weak references, so that a file
+/// system that keeps it does not keep itself alive.
 struct CacheNotify {
     names: Weak<Names>,
     core: Weak<Core>,
@@ -320,13 +322,13 @@ impl Notify for CacheNotify {
     fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
         self.names()?.remove(parent, name.as_bytes());
         for ino in [parent, child] {
-            // One that nobody knows has nothing cached.
+            // An inode without a node has nothing cached.
             let _ = self.node(ino).map(|node| node.changed());
         }
         Ok(())
     }
 
-    /// No data is cached here.
+    /// The client caches no data.
     fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -341,7 +343,7 @@ impl Notify for CacheNotify {
         Err(Errno::ENOENT)
     }
 
-    /// [`Client::poll`](crate::Client::poll) asks and does not wait, so there is nobody to wake.
+    /// [`Client::poll`](crate::Client::poll) does not wait, so there is no waiter to wake.
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }

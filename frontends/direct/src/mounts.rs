@@ -12,7 +12,7 @@ use crate::node::lock;
 #[derive(Clone, Default)]
 pub(crate) struct Table {
     mounts: Vec<Arc<Mount>>,
-    /// How many are at paths of the kernel's name space.
+    /// Number of mounts at paths of the kernel's name space.
     paths: usize,
 }
 
@@ -21,7 +21,7 @@ impl Table {
         self.mounts.iter()
     }
 
-    /// Whether a path of the kernel could lead into a mount at all.
+    /// True if a path of the kernel's name space could lead into a mount at all.
     pub fn has_paths(&self) -> bool {
         self.paths > 0
     }
@@ -38,19 +38,20 @@ impl Table {
         self.at_paths().find(|(_, at)| *at == path).map(|(mount, _)| mount)
     }
 
-    /// Whether a mount lies further down from `path`.
+    /// True if a mount lies below `path`.
     pub fn below(&self, path: &[u8]) -> bool {
         let below = |at: &[u8]| at.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"));
         self.at_paths().any(|(_, at)| below(at))
     }
 
-    /// The mount of the longest path that `path` begins with, and how many bytes of it that is.
+    /// The mount with the longest path that is a prefix of `path`, and the length of that prefix in
+    /// `path`.
     pub fn prefix(&self, path: &[u8]) -> Option<(&Arc<Mount>, usize)> {
         let found = self.at_paths().filter_map(|(mount, at)| Some((mount, matches(path, at)?)));
         found.max_by_key(|(_, len)| *len)
     }
 
-    /// The mount that the first component of `path` names, and the length of that component.
+    /// The mount named by the first component of `path`, and the length of that component.
     pub fn named(&self, path: &[u8]) -> Option<(&Arc<Mount>, usize)> {
         let end = path.iter().position(|&byte| byte == b'/').unwrap_or(path.len());
         let name = path[..end].strip_suffix(b":")?;
@@ -64,12 +65,12 @@ impl Table {
             Spot::Covers { node, mount, .. } => mount.id == below && node.ino() == ino,
             _ => false,
         };
-        // The latest lies on top.
+        // The latest mount is on top.
         self.mounts.iter().rev().find(covers)
     }
 }
 
-/// How many bytes of `path` stand for the mount point `at`: component by component, so that
+/// The number of bytes of `path` that name the mount point `at`. Compares whole components, so that
 /// `//data/./x` is below `/data` and `/database` is not.
 fn matches(path: &[u8], at: &[u8]) -> Option<usize> {
     let mut from = 0;
@@ -89,7 +90,7 @@ fn matches(path: &[u8], at: &[u8]) -> Option<usize> {
     Some(from)
 }
 
-/// The table as it is now, and the way to change it.
+/// The current table, and the lock for changing it.
 #[derive(Default)]
 pub(crate) struct Mounts {
     table: ArcSwap<Table>,
@@ -97,18 +98,18 @@ pub(crate) struct Mounts {
 }
 
 impl Mounts {
-    /// The present table, to keep.
+    /// The current table, as a reference to keep.
     pub fn load_full(&self) -> Arc<Table> {
         self.table.load_full()
     }
 
-    /// The present table.
+    /// The current table.
     #[inline]
     pub fn load(&self) -> Guard<Arc<Table>> {
         self.table.load()
     }
 
-    /// Adds a mount. `EBUSY` where one is at this path or has this name.
+    /// Adds a mount. Fails with `EBUSY` if this path or name is a mount already.
     pub fn add(&self, mount: Arc<Mount>) -> Result<()> {
         let _change = lock(&self.change);
         let mut table = Table::clone(&self.table.load());
@@ -132,8 +133,8 @@ impl Mounts {
         Ok(())
     }
 
-    /// Takes a mount out. `EBUSY` where it is in use, or another one covers a part of it, and it is
-    /// not to be detached `lazily`; `EINVAL` where it is gone already.
+    /// Removes a mount. Unless `lazily` is set, fails with `EBUSY` if it is in use or partly
+    /// covered by another mount. Fails with `EINVAL` if it is gone already.
     pub fn remove(&self, mount: &Arc<Mount>, lazily: bool) -> Result<()> {
         let _change = lock(&self.change);
         let mut table = Table::clone(&self.table.load());

@@ -1,4 +1,4 @@
-//! Making, moving and removing names.
+//! Calls that create, rename and remove names.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use crate::stop::{Outside, Result, Stop};
 use crate::task::Task;
 use crate::walk::{At, Here, Last, Parent};
 
-/// What a call does that was given a place to make something at: a name, and slashes after it.
+/// The place of a new name: the directory, and the last component with any slashes after it.
 struct Spot {
     dir: Here,
     last: Component,
 }
 
 impl Client {
-    /// Makes a directory, mkdirat(2).
+    /// Creates a directory, mkdirat(2).
     pub fn mkdir(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, (at, path), true)?;
         spot.check(&who)?;
-        // Linux lets mkdir set no more than these.
+        // Linux ignores all other bits in mkdir.
         let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
         let (cx, name) = (Context::new(who.caller()), spot.last.name()?);
         let Here { node: dir, mount } = &spot.dir;
@@ -35,8 +35,8 @@ impl Client {
         self.made(&spot, entry.map_err(without))
     }
 
-    /// Makes a file, fifo, socket or device, mknodat(2): `mode` with its type, none of which means a
-    /// regular file. `EPERM` for a device without `CAP_MKNOD`.
+    /// Creates a file, fifo, socket or device, mknodat(2). A `mode` without a type means a regular
+    /// file. A device needs `CAP_MKNOD` (`EPERM`).
     pub fn mknod(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
         let who = task.credentials();
         let kind = match mode & 0o170000 {
@@ -51,7 +51,7 @@ impl Client {
         let spot = self.spot_for_new(task, &who, (at, path), false)?;
         spot.check(&who)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
-        // A character device 0/0 is a whiteout, which anybody may make.
+        // A character device 0/0 is a whiteout, which needs no capability.
         let whiteout = kind == FileKind::CharDevice && rdev == 0;
         if device && !whiteout && !who.has(cap::MKNOD) {
             return Err(Errno::EPERM.into());
@@ -64,7 +64,7 @@ impl Client {
         self.made(&spot, entry.map_err(without))
     }
 
-    /// Makes a symbolic link with the text `target`, symlinkat(2).
+    /// Creates a symbolic link with the text `target`, symlinkat(2).
     pub fn symlink(&self, task: &Task, target: &[u8], at: At<'_>, path: &[u8]) -> Result<()> {
         match target.len() {
             0 => return Err(Errno::ENOENT.into()),
@@ -81,14 +81,14 @@ impl Client {
         self.made(&spot, entry.map_err(without))
     }
 
-    /// The text of a symbolic link, readlinkat(2). `EINVAL` for anything else.
+    /// Reads a symbolic link, readlinkat(2). Fails with `EINVAL` if it is no link.
     pub fn readlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<Vec<u8>> {
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(false)?;
         self.text_of(&here, &who)
     }
 
-    /// The text of a link that is open with `O_PATH`.
+    /// Reads a symbolic link that is open with `O_PATH`.
     pub fn freadlink(&self, task: &Task, file: &Description) -> Result<Vec<u8>> {
         self.text_of(file.here(), &task.credentials())
     }
@@ -101,7 +101,7 @@ impl Client {
         Ok(here.mount.call(Op::READLINK, |fs| fs.readlink(&cx, here.node.ino()))?)
     }
 
-    /// Gives what `from` leads to another name, linkat(2). `EXDEV` between mounts, `EPERM` for a
+    /// Creates a hard link, linkat(2). Fails with `EXDEV` between mounts, and with `EPERM` for a
     /// directory.
     pub fn link(
         &self,
@@ -117,8 +117,7 @@ impl Client {
         self.link_to(&source, &spot, &who)
     }
 
-    /// Gives an open file a name, linkat(2) with `AT_EMPTY_PATH`: also one without any
-    /// (`O_TMPFILE`).
+    /// Gives an open file a name, linkat(2) with `AT_EMPTY_PATH`; also a file from `O_TMPFILE`.
     pub fn flink(&self, task: &Task, file: &Description, to: (At<'_>, &[u8])) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, to, false)?;
@@ -141,7 +140,7 @@ impl Client {
         self.made(spot, entry.map_err(without))
     }
 
-    /// Removes a name that is not a directory's, unlinkat(2).
+    /// Removes the name of a file that is no directory, unlinkat(2).
     pub fn unlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<()> {
         let who = task.credentials();
         let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
@@ -193,7 +192,7 @@ impl Client {
         Ok(result.map_err(without)?)
     }
 
-    /// Moves a name, renameat2(2). `EXDEV` between mounts.
+    /// Renames a file, renameat2(2). Fails with `EXDEV` between mounts.
     pub fn rename(
         &self,
         task: &Task,
@@ -258,14 +257,14 @@ impl Client {
         Ok(result.map_err(without)?)
     }
 
-    /// What is to be removed or moved: not what is mounted on it.
+    /// Looks up a file to be removed or renamed. Unlike a walk, it does not enter a mount on it.
     fn victim(&self, dir: &Here, last: &Component, who: &Credentials) -> Result<Here> {
         let node = dir.mount.lookup(&dir.node, last.name()?, who)?;
         Ok(Here { node, mount: Arc::clone(&dir.mount) })
     }
 
-    /// Where something new is to be. `EEXIST`, `EROFS`, `EACCES`; `ENOENT` for slashes after what
-    /// is no directory.
+    /// Finds the place of a new file. Fails with `EEXIST`, `EROFS` or `EACCES`, and with `ENOENT`
+    /// for a trailing slash unless a directory is created.
     fn spot_for_new(
         &self,
         task: &Task,
@@ -295,7 +294,7 @@ impl Client {
                 Ok(())
             }
             Err(errno) => {
-                // It may be there now, made by somebody else.
+                // Another process may have created the name, so drop a cached negative entry.
                 mount.name_changed(node, spot.last.bytes());
                 Err(errno.into())
             }
@@ -304,14 +303,14 @@ impl Client {
 }
 
 impl Spot {
-    /// Whether `who` may make something here. A step of its own, because link(2) looks at its source
-    /// before.
+    /// Checks that `who` may create a name here. It is a separate step because link(2) checks its
+    /// source first.
     fn check(&self, who: &Credentials) -> Result<(), Errno> {
         access::check(&self.dir.mount, &self.dir.node, who, Access::MODIFY_DIR)
     }
 }
 
-/// What the system calls say where the file system has no such operation.
+/// Replaces `ENOSYS` by the error that programs expect of a file system without the operation.
 fn without(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
 }
@@ -327,7 +326,7 @@ fn is_mount_point(here: &Here) -> bool {
     here.node.covers.load(std::sync::atomic::Ordering::Relaxed) > 0
 }
 
-/// Whether the name of `found` may be taken out of `dir`.
+/// Checks that `who` may remove the name of `found` from `dir`.
 fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> {
     access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
     if who.has(cap::FOWNER) {
@@ -340,10 +339,10 @@ fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> 
     check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
 }
 
-/// Whether `dir` is `upper`, or lies below it.
+/// True if `dir` is `upper`, or lies below it.
 fn is_above(upper: &Here, dir: &Here, who: &Credentials) -> Result<bool, Errno> {
     let mut at = Arc::clone(&dir.node);
-    // A bound, because directories may be moved while we climb.
+    // The climb is bounded, because directories may be moved meanwhile.
     for _ in 0..crate::rest::PATH_MAX {
         if at.ino() == upper.node.ino() {
             return Ok(true);
@@ -357,7 +356,7 @@ fn is_above(upper: &Here, dir: &Here, who: &Credentials) -> Result<bool, Errno> 
     Ok(false)
 }
 
-/// A rename under way.
+/// A rename in progress.
 struct Moving {
     old: (Here, Component),
     new: (Here, Component),
@@ -366,7 +365,7 @@ struct Moving {
 }
 
 impl Moving {
-    /// Slashes after a name ask for a directory: `ENOTDIR`.
+    /// A trailing slash requires a directory: `ENOTDIR`.
     fn check_slashes(&self, source: &Here, target: Option<&Here>) -> Result<(), Errno> {
         let slashes = self.old.1.slash || !self.exchange && self.new.1.slash;
         if slashes && !source.node.is_dir() {
@@ -379,8 +378,8 @@ impl Moving {
         Ok(())
     }
 
-    /// No directory moves below itself (`EINVAL`), nor takes the place of one that it is in
-    /// (`ENOTEMPTY`). Before permissions, as the kernel has it.
+    /// A directory cannot move below itself (`EINVAL`) or replace one of its ancestors
+    /// (`ENOTEMPTY`). Like the kernel, this checks it before permissions.
     fn check_loops(
         &self,
         source: &Here,
@@ -425,7 +424,7 @@ impl Moving {
                 }
             }
         }
-        // The `..` of a directory that moves is written.
+        // The `..` entry of a directory changes if it moves, which needs write permission to it.
         if self.old.0.node.ino() != self.new.0.node.ino() {
             let moved = [Some(source), target.filter(|_| self.exchange)];
             for here in moved.into_iter().flatten().filter(|here| here.node.is_dir()) {
@@ -436,7 +435,8 @@ impl Moving {
     }
 }
 
-/// Both ends of a call with two paths: where only one is outside, they are on two devices.
+/// Combines the two walks of a call with two paths. If only one is outside of all mounts, the call
+/// crosses devices (`EXDEV`).
 fn both<T, U>(first: Result<T>, second: Result<U>) -> Result<(T, U)> {
     match (first, second) {
         (Ok(first), Ok(second)) => Ok((first, second)),

@@ -1,8 +1,8 @@
-//! Inodes that are known, with their lookups and attributes.
+//! Known inodes, with their lookup counts and cached attributes.
 //!
-//! *Invariant*: a node owns the lookups that were counted on it, and gives back exactly these when
-//! it is dropped. Two nodes of one inode may exist for a moment, while one is being dropped and a
-//! new lookup has come: each owns its own, so nothing is given back twice or lost.
+//! *Invariant*: a node owns the lookup counts added to it, and forgets exactly these when it is
+//! dropped. While one node of an inode is being dropped, a new lookup may create a second one. Each
+//! owns its own counts, so that none is forgotten twice or lost.
 
 use std::array;
 use std::panic::AssertUnwindSafe;
@@ -14,19 +14,19 @@ use defuse_fs::{Attr, FileKind, FileSystem, Ino};
 use defuse_probe::{Op, Recorder, clock};
 use hashbrown::HashTable;
 
-/// Locks that a panic does not poison: what is behind them is valid between any two statements.
+/// Locks a mutex and ignores poisoning: the data is valid between any two statements.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: some milliseconds coarse, as timeouts are, and a third
-/// of the cost.
+/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`. Its resolution of some milliseconds is enough for
+/// timeouts, and it costs a third of the precise clock.
 pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// When what holds for `time` from now on has expired.
+/// The time at which something valid for `time` from now on expires.
 pub(crate) fn expiry(time: Duration) -> u64 {
     if time.is_zero() {
         return 0;
@@ -41,24 +41,24 @@ pub(crate) struct Node {
     kind: FileKind,
     lookups: AtomicU64,
     cached: Mutex<Cached>,
-    /// Moves with everything that may change attributes, so that an answer that was on its way
-    /// meanwhile is not kept.
+    /// Increased by everything that may change attributes. An answer that was requested before the
+    /// change is then not cached.
     version: AtomicU64,
-    /// Reading has moved the access time since the attributes were fetched.
+    /// The access time has changed since the attributes were fetched, because the file was read.
     accessed: AtomicBool,
-    /// How many mounts cover this directory.
+    /// Number of mounts that cover this directory.
     pub(crate) covers: AtomicU32,
 }
 
 #[derive(Default)]
 struct Cached {
-    /// With the version that it belongs to, and when it expires.
+    /// Attributes, the version that they belong to, and their expiry.
     attr: Option<(Attr, u64, u64)>,
-    /// The same of the access list; `Some(None)` where there is none.
+    /// The access ACL, in the same way; `Some(None)` if the inode has no ACL.
     acl: Option<CachedAcl>,
 }
 
-/// An access list or its absence, its version, and when it expires.
+/// An ACL or its absence, the version that it belongs to, and its expiry.
 type CachedAcl = (Option<Box<[u8]>>, u64, u64);
 
 impl Node {
@@ -74,23 +74,24 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
-    /// To be read before attributes are asked for that are then [kept](Node::keep_attr).
+    /// The version before a request for attributes. [`Node::keep_attr`] needs it.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Relaxed)
     }
 
-    /// Attributes have changed, or may have. To be called when the change is there.
+    /// Invalidates cached attributes. Call it after the change.
     ///
-    /// Without a locked instruction, which would cost as much as the rest of what a write counts. Of
-    /// two threads at once the version may grow by one alone: both changes were there when it was
-    /// read, so that attributes that are asked for after it has grown have both.
+    /// It uses no locked instruction, which would cost as much as the rest of the accounting of a
+    /// write. If two threads call it at once, the version may grow by only one. That is enough:
+    /// both changes were complete when the version was read, so attributes requested after it has
+    /// grown include both.
     #[inline]
     pub(crate) fn changed(&self) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), std::sync::atomic::Ordering::Release);
     }
 
-    /// Reading has changed the access time.
+    /// Records that a read has changed the access time.
     #[inline]
     pub(crate) fn was_read(&self) {
         if !self.accessed.load(Relaxed) {
@@ -106,7 +107,8 @@ impl Node {
         }
     }
 
-    /// Attributes that may still be relied on. `times` says that the access time matters too.
+    /// Cached attributes that are still valid. If `times` is set, they must include the access
+    /// time.
     pub(crate) fn cached_attr(&self, times: bool) -> Option<Attr> {
         if times && self.accessed.load(Relaxed) {
             return None;
@@ -120,8 +122,8 @@ impl Node {
         lock(&self.cached).acl = Some((acl, version, expiry(valid_for)));
     }
 
-    /// What `decide` says of the access list that is cached: `None` where none is, `Some(None)`
-    /// where the inode has none.
+    /// Calls `decide` with the cached ACL. Returns `None` if none is cached, and `Some(None)` if
+    /// the inode has no ACL.
     pub(crate) fn with_cached_acl<T>(
         &self,
         decide: &mut dyn FnMut(&[u8]) -> T,
@@ -154,7 +156,7 @@ const SHARDS: usize = 32;
 /// Inodes by number.
 type Shard = RwLock<HashTable<(Ino, Weak<Node>)>>;
 
-/// A file system with the inodes that are known of it.
+/// A file system and its known inodes.
 pub(crate) struct Core {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) recorder: Recorder,
@@ -166,14 +168,14 @@ impl Core {
         Arc::new(Core { fs, recorder, shards: array::from_fn(|_| RwLock::default()) })
     }
 
-    /// The node of an inode, with `lookups` more of it.
+    /// The node of an inode, with `lookups` added to its lookup count.
     pub(crate) fn node(self: &Arc<Self>, ino: Ino, kind: FileKind, lookups: u64) -> Arc<Node> {
         let shard = &self.shards[ino.0 as usize % SHARDS];
         let hash = spread(ino);
         let mut table = shard.write().unwrap_or_else(PoisonError::into_inner);
         let found = table.find_mut(hash, |(other, _)| *other == ino);
         if let Some((_, weak)) = found {
-            // The kind can differ only where the number was forgotten and given anew.
+            // The kind differs only if the inode number was forgotten and has been reused.
             if let Some(node) = weak.upgrade().filter(|node| node.kind == kind) {
                 node.lookups.fetch_add(lookups, Relaxed);
                 return node;
@@ -200,14 +202,14 @@ impl Core {
         })
     }
 
-    /// The node of an inode, where it is known.
+    /// The node of an inode, if it is known.
     pub(crate) fn find(&self, ino: Ino) -> Option<Arc<Node>> {
         let table = self.shards[ino.0 as usize % SHARDS].read();
         let table = table.unwrap_or_else(PoisonError::into_inner);
         table.find(spread(ino), |(other, _)| *other == ino)?.1.upgrade()
     }
 
-    /// All nodes that are known.
+    /// All known nodes.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -221,7 +223,7 @@ impl Core {
         let mut table = self.shards[node.ino.0 as usize % SHARDS]
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        // By address: a successor may have taken the place already.
+        // Compare addresses: the entry may belong to a successor by now.
         let same =
             |(ino, weak): &(Ino, Weak<Node>)| *ino == node.ino && std::ptr::eq(weak.as_ptr(), node);
         if let Ok(entry) = table.find_entry(spread(node.ino), same) {

@@ -1,4 +1,4 @@
-//! open(2) and its kin.
+//! open(2) and related calls.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::walk::{At, Here, Last, Parent, Walk};
 
 /// `O_PATH`.
 pub(crate) const PATH: u32 = 0o10000000;
-/// The bit that makes `O_TMPFILE` of `O_DIRECTORY`.
+/// The bit that distinguishes `O_TMPFILE` from `O_DIRECTORY`.
 const TMPFILE: u32 = 0o20000000;
-/// `O_CLOEXEC`, `O_NOCTTY`, `O_LARGEFILE`: nothing of the open file.
+/// `O_CLOEXEC`, `O_NOCTTY` and `O_LARGEFILE`, which do not concern the open file.
 const FOREIGN: u32 = 0o2000000 | 0o400 | 0o100000;
-/// What is done once, at open.
+/// Flags that only take effect during open(2).
 const CREATION: u32 = OpenFlags::CREAT
     | OpenFlags::EXCL
     | OpenFlags::TRUNC
@@ -35,7 +35,7 @@ pub struct Resolve(pub u64);
 impl Resolve {
     /// `RESOLVE_NO_XDEV`.
     pub const NO_XDEV: u64 = 0x01;
-    /// `RESOLVE_NO_MAGICLINKS`; no link of a mount is one.
+    /// `RESOLVE_NO_MAGICLINKS`. Mounts contain no magic links.
     pub const NO_MAGICLINKS: u64 = 0x02;
     /// `RESOLVE_NO_SYMLINKS`.
     pub const NO_SYMLINKS: u64 = 0x04;
@@ -43,7 +43,7 @@ impl Resolve {
     pub const BENEATH: u64 = 0x08;
     /// `RESOLVE_IN_ROOT`.
     pub const IN_ROOT: u64 = 0x10;
-    /// `RESOLVE_CACHED`: always `EAGAIN`, which the caller has to expect.
+    /// `RESOLVE_CACHED`: always fails with `EAGAIN`, which callers must expect.
     pub const CACHED: u64 = 0x20;
 
     pub(crate) fn has(self, flag: u64) -> bool {
@@ -51,22 +51,22 @@ impl Resolve {
     }
 }
 
-/// How to open, as `struct open_how` has it.
+/// Arguments of open, like `struct open_how` of openat2(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
     /// The flags of open(2).
     pub flags: u32,
-    /// Permission bits of a file that is made, before the umask.
+    /// Permission bits of a new file, before the umask is applied.
     pub mode: u32,
     /// Restrictions of the walk.
     pub resolve: Resolve,
 }
 
 impl Client {
-    /// Opens a file or directory, openat2(2), with `at` for a path that is not absolute.
+    /// Opens a file or directory, openat2(2). A relative path starts at `at`.
     ///
-    /// Errors are those of open(2). Fifos, sockets and devices give `ENXIO` unless they are opened
-    /// with `O_PATH`: what they stand for lies in the kernel.
+    /// The errors are those of open(2). Fifos, sockets and devices can only be opened with
+    /// `O_PATH`, since they refer to objects in the kernel; otherwise open fails with `ENXIO`.
     pub fn open(&self, task: &Task, at: At<'_>, path: &[u8], how: How) -> Result<Arc<Description>> {
         let who = task.credentials();
         let flags = checked(how.flags)?;
@@ -88,7 +88,7 @@ impl Client {
     }
 }
 
-/// The flags as the rest of the code has them. `EINVAL` for a combination that means nothing.
+/// Normalizes the flags. Fails with `EINVAL` for an invalid combination.
 fn checked(flags: u32) -> Result<u32, Errno> {
     let flags = flags & !FOREIGN;
     if flags & PATH != 0 {
@@ -102,7 +102,7 @@ fn checked(flags: u32) -> Result<u32, Errno> {
     if flags & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
 }
 
-/// An open under way.
+/// An open in progress.
 struct Opening<'a> {
     client: &'a Client,
     task: &'a Task,
@@ -116,7 +116,7 @@ impl Opening<'_> {
         self.flags & flag != 0
     }
 
-    /// Opens what is there, as may_open() of the kernel lets it.
+    /// Opens an existing file, with the checks of `may_open()` in fs/namei.c.
     fn existing(&mut self, here: Here) -> Result<Arc<Description>> {
         let kind = here.node.kind();
         if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
@@ -195,7 +195,7 @@ impl Opening<'_> {
             let Parent { dir, last } = walk.parent()?;
             let component = match last {
                 Last::Component(component) if component.part == Part::Name => component,
-                // It exists, and is a directory.
+                // The path exists and is a directory.
                 _ if self.has(OpenFlags::EXCL) => return Err(Errno::EEXIST.into()),
                 _ => return Err(Errno::EISDIR.into()),
             };
@@ -208,15 +208,16 @@ impl Opening<'_> {
         }
     }
 
-    /// `None` where the name was a link, which is to be walked now.
+    /// Creates or opens `component` in `dir`. Returns `None` if it is a symbolic link, which the
+    /// caller walks next.
     fn create_in(
         &mut self,
         walk: &mut Walk<'_>,
         dir: Here,
         component: &Component,
     ) -> Result<Option<Arc<Description>>> {
-        // Somebody may make or remove it between our question and our answer; the second time it
-        // is there.
+        // Another process may create or remove the name between lookup and create, so the loop
+        // retries a few times.
         for _ in 0..8 {
             match walk.last_node(dir.clone(), component, false) {
                 Ok(found) => {
@@ -244,13 +245,13 @@ impl Opening<'_> {
         Err(Errno::EIO.into())
     }
 
-    /// Makes a file that was not there a moment ago.
+    /// Creates a file whose lookup has just failed.
     fn make(&self, dir: &Here, component: &Component) -> Result<Arc<Description>> {
         let name = component.name()?;
         access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
-        // O_EXCL even where the caller did not ask: what somebody else made meanwhile has to be
-        // checked before it is opened.
+        // O_EXCL even if the caller did not set it: a file that another process created meanwhile
+        // must be checked before it is opened.
         let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
@@ -262,7 +263,7 @@ impl Opening<'_> {
         self.describe(Here { node, mount: Arc::clone(&dir.mount) }, Some(opened))
     }
 
-    /// `O_TMPFILE`.
+    /// Opens an unnamed file, `O_TMPFILE`.
     fn nameless(&self, dir: Here) -> Result<Arc<Description>> {
         if !dir.node.is_dir() {
             return Err(Errno::ENOTDIR.into());
@@ -281,7 +282,7 @@ impl Opening<'_> {
 }
 
 impl Client {
-    /// How a new inode in `dir` is to be: owner, group and umask of the task.
+    /// The attributes of a new inode in `dir`: owner, group and umask come from the task.
     pub(crate) fn new_node(
         &self,
         dir: &Here,

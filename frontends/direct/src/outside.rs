@@ -1,4 +1,4 @@
-//! The kernel's name space, as far as a walk has to look at it: links that lead into a mount.
+//! The part of a walk in the kernel's name space: finds links that lead into a mount.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,22 +6,22 @@ use std::path::Path;
 
 use crate::mounts::Table;
 
-/// What is at a path of the kernel.
+/// The file at a path of the kernel's name space.
 pub(crate) enum Look {
-    /// Nothing that stops the walk.
+    /// The walk continues.
     GoOn,
-    /// The kernel may as well go on from here: no mount can come.
+    /// The kernel can continue from here, since the rest of the walk cannot reach a mount.
     HandOver,
-    /// A link with this text.
+    /// A symbolic link with this text.
     Link(Vec<u8>),
 }
 
-/// Whether a walk that stands at `path` could come into a mount at all.
+/// True if a walk at `path` could still reach a mount.
 pub(crate) fn may_lead_in(table: &Table, path: &[u8], links: bool) -> bool {
     table.has_paths() && (links || table.below(path) || path.is_empty())
 }
 
-/// What is at `path`. Links of /proc are not followed: what they lead to is no path.
+/// Looks at `path`. Links of /proc are not followed, because they do not refer to a path.
 pub(crate) fn look(table: &Table, path: &[u8], links: bool) -> Look {
     let below = table.below(path);
     if path == b"/proc" || path == b"/dev/fd" {
@@ -33,16 +33,16 @@ pub(crate) fn look(table: &Table, path: &[u8], links: bool) -> Look {
     match std::fs::read_link(Path::new(OsStr::from_bytes(path))) {
         Ok(text) => Look::Link(text.into_os_string().into_vec()),
         Err(error) => match error.raw_os_error() {
-            // Not a link.
+            // EINVAL: not a link.
             Some(22) => Look::GoOn,
-            // A mount may be where the kernel has nothing.
+            // A mount may be at a path that the kernel does not have.
             _ if below => Look::GoOn,
             _ => Look::HandOver,
         },
     }
 }
 
-/// Whether a link at `path` with `text` leads into a mount right away or further on.
+/// True if a link at `path` with `text` leads into a mount, directly or through other links.
 pub(crate) fn leads_in(table: &Table, path: &[u8], text: &[u8]) -> bool {
     let mut target = Vec::new();
     if !text.starts_with(b"/") {
@@ -51,16 +51,17 @@ pub(crate) fn leads_in(table: &Table, path: &[u8], text: &[u8]) -> bool {
         target.push(b'/');
     }
     target.extend_from_slice(text);
-    // A chain of links is followed by asking where the whole leads.
+    // Resolve the rest of the path to follow a chain of links.
     table.prefix(&target).is_some()
         || resolve(&target).is_some_and(|path| table.prefix(&path).is_some())
 }
 
-/// As many links as the kernel follows (path_resolution(7)).
+/// Limit on links in one path, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
 
-/// The absolute `path` without links, `.` and `..`; `None` where it does not exist. realpath(3) would
-/// take memory from the C library, whose heap a caller in the middle of fork(2) may have locked.
+/// Resolves links, `.` and `..` of an absolute `path`. Returns `None` if it does not exist.
+/// realpath(3) is not used because it allocates from the C library, whose heap may be locked in the
+/// middle of fork(2).
 fn resolve(path: &[u8]) -> Option<Vec<u8>> {
     let components = |path: &[u8]| {
         path.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec).collect::<Vec<_>>()
@@ -88,7 +89,7 @@ fn resolve(path: &[u8]) -> Option<Vec<u8>> {
                         resolved.truncate(if text.starts_with(b"/") { 0 } else { parent });
                         rest.extend(components(&text));
                     }
-                    // Not a link.
+                    // EINVAL: not a link.
                     Err(error) if error.raw_os_error() == Some(22) => {}
                     Err(_) => return None,
                 }

@@ -1,5 +1,5 @@
-//! Work that is done later by threads of its own: the way to have several calls under way on file
-//! systems that answer them one by one.
+//! A queue with worker threads. It allows several calls in progress on file systems that answer one
+//! call at a time.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -13,20 +13,20 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::node::lock;
 
-/// Most pieces of work of a queue.
+/// Maximum capacity of a queue.
 const CAPACITY_MAX: usize = 65_536;
-/// Most threads of a queue.
+/// Maximum number of threads of a queue.
 const THREADS_MAX: usize = 1024;
 
-/// How a [`Queue`] is to be.
+/// Options of a [`Queue`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueOptions {
-    /// Most pieces of work that wait, run, or have ended and not been collected: 1 to 65,536.
+    /// Maximum number of jobs that wait, run, or have ended and are not yet collected: 1 to 65,536.
     pub capacity: usize,
-    /// Most threads, up to 1024, which are started when they are needed. 0 for twice the number of
-    /// processors, but at least 4.
+    /// Maximum number of threads, up to 1024, which are started on demand. 0 means twice the number
+    /// of processors, but at least 4.
     pub threads: usize,
-    /// Runs on each thread before all work.
+    /// Called on each thread before its first job.
     pub on_start: fn(),
 }
 
@@ -36,28 +36,28 @@ impl Default for QueueOptions {
     }
 }
 
-/// How work ended.
+/// The outcome of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// It ran, with this result.
+    /// The job returned this result.
     Done(T),
-    /// It was taken back before it began.
+    /// The job was canceled before it began.
     Canceled,
-    /// It panicked.
+    /// The job panicked.
     Panicked,
 }
 
-/// Is told how work ended, on a thread of the queue or on that which took it back.
+/// Receives the outcome of a job, on a thread of the queue or on the thread that canceled the job.
 pub type Then<T> = Box<dyn FnOnce(u64, Outcome<T>) + Send>;
 
-/// Work for the threads of a queue, each piece with a number of its giver's choice. Dropped, it takes
-/// back what has not begun and waits for the rest.
+/// Runs jobs on its own threads. The caller chooses a number for each job. Dropping the queue
+/// cancels the waiting jobs and waits for the running ones.
 pub struct Queue<T: Send + 'static> {
     shared: Arc<Shared<T>>,
 }
 
 thread_local! {
-    /// This thread belongs to a queue.
+    /// True on the threads of a queue.
     static WORKS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -69,7 +69,7 @@ struct Job<T> {
 
 struct State<T> {
     waiting: VecDeque<Job<T>>,
-    /// The numbers of those that have begun.
+    /// The numbers of the running jobs.
     running: Vec<u64>,
     ended: VecDeque<(u64, Outcome<T>)>,
     workers: usize,
@@ -85,17 +85,19 @@ impl<T> State<T> {
 
 struct Shared<T> {
     options: QueueOptions,
-    /// Readable exactly while something has ended; written and read with the state held.
+    /// Readable exactly while outcomes are waiting to be collected. Accessed only with `state`
+    /// locked.
     eventfd: OwnedFd,
     state: Mutex<State<T>>,
-    /// There is work, or all is to end.
+    /// Signalled when a job arrives, or when the queue ends.
     work: Condvar,
-    /// Something has ended, or a worker has gone.
+    /// Signalled when a job has ended, or a worker has exited.
     change: Condvar,
 }
 
 impl<T: Send + 'static> Queue<T> {
-    /// An empty queue. `EINVAL` for options out of their ranges, and what eventfd(2) gives.
+    /// Creates an empty queue. Fails with `EINVAL` for options out of range, and with the errors of
+    /// eventfd(2).
     pub fn new(mut options: QueueOptions) -> Result<Self> {
         if !(1..=CAPACITY_MAX).contains(&options.capacity) || options.threads > THREADS_MAX {
             return Err(Errno::EINVAL);
@@ -119,9 +121,9 @@ impl<T: Send + 'static> Queue<T> {
         Ok(Queue { shared: Arc::new(Shared { options, eventfd, state, work, change }) })
     }
 
-    /// Takes work. With `then`, that is told of the end; otherwise [`collect`](Queue::collect) is.
-    /// `EAGAIN` where there is no room, or no thread can be started, `EINVAL` after
-    /// [`end`](Queue::end).
+    /// Adds a job. Its outcome goes to `then`, or to [`collect`](Queue::collect) if `then` is
+    /// `None`. Fails with `EAGAIN` if the queue is full or no thread can be started, and with
+    /// `EINVAL` after [`end`](Queue::end).
     pub fn submit(
         &self,
         data: u64,
@@ -149,8 +151,8 @@ impl<T: Send + 'static> Queue<T> {
         Ok(())
     }
 
-    /// Takes up to `max` ends, waiting for at least `min`, but no longer than `limit`. `EDEADLK` on a
-    /// thread of a queue, which could wait for itself.
+    /// Takes up to `max` outcomes. Waits until there are `min`, but no longer than `limit`. Fails
+    /// with `EDEADLK` on a thread of a queue, which could wait for itself.
     pub fn collect(
         &self,
         min: usize,
@@ -160,7 +162,7 @@ impl<T: Send + 'static> Queue<T> {
         if WORKS.get() && min > 0 {
             return Err(Errno::EDEADLK);
         }
-        // A time that no clock reaches is for ever.
+        // A time beyond the range of the clock means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = lock(&self.shared.state);
         while state.ended.len() < min && !state.ending {
@@ -183,8 +185,8 @@ impl<T: Send + 'static> Queue<T> {
         Ok(found)
     }
 
-    /// Takes work of this number back that has not begun: its end is told as
-    /// [`Outcome::Canceled`]. `EINPROGRESS` where it has begun, `ENOENT` where there is none.
+    /// Cancels a waiting job; its outcome is [`Outcome::Canceled`]. Fails with `EINPROGRESS` if it
+    /// has begun, and with `ENOENT` if there is no job of this number.
     pub fn cancel(&self, data: u64) -> Result<()> {
         let mut state = lock(&self.shared.state);
         let place = state.waiting.iter().position(|job| job.data == data);
@@ -197,13 +199,14 @@ impl<T: Send + 'static> Queue<T> {
         Ok(())
     }
 
-    /// A descriptor for poll(2) and its kin: readable while there are ends to collect. Not to be read.
+    /// A descriptor for poll(2) and select(2): readable while outcomes can be collected. Callers
+    /// must not read from it.
     pub fn eventfd(&self) -> BorrowedFd<'_> {
         self.shared.eventfd.as_fd()
     }
 
-    /// Takes back what has not begun and waits for the rest. Nothing is taken any more. `EDEADLK` on
-    /// a thread of a queue, which could wait for itself.
+    /// Cancels the waiting jobs, waits for the running ones, and refuses new ones. Fails with
+    /// `EDEADLK` on a thread of a queue, which could wait for itself.
     pub fn end(&self) -> Result<()> {
         if WORKS.get() {
             return Err(Errno::EDEADLK);
@@ -226,7 +229,8 @@ impl<T: Send + 'static> Queue<T> {
 impl<T: Send + 'static> Drop for Queue<T> {
     fn drop(&mut self) {
         if self.end().is_err() {
-            // On a thread of its own nobody can wait; the others go by themselves.
+            // A worker cannot wait for itself. The threads then exit without anyone waiting for
+            // them.
             lock(&self.shared.state).ending = true;
             self.shared.work.notify_all();
         }
@@ -244,7 +248,7 @@ fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, 
 }
 
 impl<T> Shared<T> {
-    /// What a worker does until the end.
+    /// The loop of a worker.
     fn serve(&self) {
         (self.options.on_start)();
         WORKS.set(true);
@@ -261,7 +265,7 @@ impl<T> Shared<T> {
             };
             state.running.push(data);
             drop(state);
-            // What the work holds is let go before anybody hears of its end.
+            // The job drops its captures before its outcome is reported.
             let result = std::panic::catch_unwind(AssertUnwindSafe(work));
             state = self.tell(data, result.map_or(Outcome::Panicked, Outcome::Done), then);
             if let Some(place) = state.running.iter().position(|&running| running == data) {
@@ -284,13 +288,13 @@ impl<T> Shared<T> {
         then: Option<Then<T>>,
     ) -> MutexGuard<'_, State<T>> {
         if let Some(then) = then {
-            // A panic there must not end the thread.
+            // A panic of the callback must not end the thread.
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| then(data, outcome)));
             return lock(&self.state);
         }
         let mut state = lock(&self.state);
         if state.ended.is_empty() {
-            // It cannot be full: it is read before it is written again.
+            // The counter cannot overflow: it is read before it is written again.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
         state.ended.push_back((data, outcome));
@@ -313,7 +317,7 @@ mod tests {
     fn several_pieces_of_work_are_under_way_at_once() {
         let queue = queue(2, 2);
         let (one, other) = (channel(), channel());
-        // Each waits for the other one.
+        // Each job waits for the other one.
         queue
             .submit(
                 1,

@@ -1,15 +1,14 @@
-//! The part of a path that is still to be walked: the caller's, with the texts of symbolic links in
-//! front of it.
+//! The rest of a path during a walk: the caller's path, preceded by the texts of symbolic links.
 
 use defuse_fs::{Errno, NAME_MAX, Result};
 
 /// The longest path, `PATH_MAX` without its NUL.
 pub(crate) const PATH_MAX: usize = 4095;
 
-/// What a component is.
+/// The kind of a path component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// A name.
+    /// A file name.
     Name,
     /// `.`
     Dot,
@@ -17,10 +16,10 @@ pub(crate) enum Part {
     DotDot,
 }
 
-/// A component, copied out of the path so that the path can change under it.
+/// A path component. It is a copy, so that the path can change meanwhile.
 pub(crate) struct Component {
     pub part: Part,
-    /// Nothing but slashes follows.
+    /// Only slashes follow.
     pub last: bool,
     /// At least one slash follows.
     pub slash: bool,
@@ -29,12 +28,12 @@ pub(crate) struct Component {
 }
 
 impl Component {
-    /// The bytes. Empty for a name that is too long.
+    /// The bytes of the component. Empty if the name is too long.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The name. `ENAMETOOLONG`.
+    /// The component as a file name. Fails with `ENAMETOOLONG`.
     pub fn name(&self) -> Result<defuse_fs::Name<'_>> {
         if self.len == 0 {
             return Err(Errno::ENAMETOOLONG);
@@ -43,11 +42,11 @@ impl Component {
     }
 }
 
-/// What is left.
+/// The rest of a path.
 pub(crate) struct Rest<'a> {
     path: &'a [u8],
     at: usize,
-    /// Texts of links, the innermost last, each with the place that was reached.
+    /// Texts of links, the innermost last, each with the offset reached.
     links: Vec<(Vec<u8>, usize)>,
 }
 
@@ -56,12 +55,12 @@ impl<'a> Rest<'a> {
         Rest { path, at, links: Vec::new() }
     }
 
-    /// Goes on with the text of a link.
+    /// Continues with the text of a link.
     pub fn push(&mut self, text: Vec<u8>) {
         self.links.push((text, 0));
     }
 
-    /// Takes the next component; `None` at the end.
+    /// Takes the next component. Returns `None` at the end.
     pub fn next(&mut self) -> Option<Component> {
         while let Some((text, at)) = self.links.last_mut() {
             if let Some((start, end)) = next_in(text, *at) {
@@ -72,7 +71,7 @@ impl<'a> Rest<'a> {
                 component.slash |= component.last && self.slashes_left();
                 return Some(component);
             }
-            // A slash at the end of a link's text makes the link a directory.
+            // A slash at the end of a link's text requires a directory.
             self.links.pop();
         }
         let (start, end) = next_in(self.path, self.at)?;
@@ -88,12 +87,12 @@ impl<'a> Rest<'a> {
             && self.links.iter().all(|(text, at)| next_in(text, *at).is_none())
     }
 
-    /// Whether slashes are all that is left, and there are some.
+    /// True if only slashes are left, and at least one.
     fn slashes_left(&self) -> bool {
         self.at < self.path.len() || self.links.iter().any(|(text, at)| *at < text.len())
     }
 
-    /// What is left, as text without a slash before it.
+    /// The rest as text, without a leading slash.
     pub fn text(&self) -> Vec<u8> {
         let mut out: Vec<u8> = Vec::new();
         let links = self.links.iter().rev().map(|(text, at)| &text[*at..]);
@@ -107,12 +106,12 @@ impl<'a> Rest<'a> {
             out.extend_from_slice(part);
         }
         let start = out.iter().position(|&byte| byte != b'/').unwrap_or(out.len());
-        // Slashes alone still ask for a directory.
+        // Slashes alone still require a directory.
         if start == out.len() && start > 0 { b"/".to_vec() } else { out.split_off(start) }
     }
 }
 
-/// Where the next component of `text` begins and ends.
+/// Start and end of the next component of `text`, from `at` on.
 fn next_in(text: &[u8], at: usize) -> Option<(usize, usize)> {
     let rest = text.get(at..)?;
     let start = at + rest.iter().position(|&byte| byte != b'/')?;

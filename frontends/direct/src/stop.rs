@@ -1,34 +1,34 @@
-//! How a call ends that does not succeed here.
+//! The ways in which a call can fail.
 
 use std::fmt;
 
 use defuse_fs::Errno;
 
-/// What every call of the client returns.
+/// The result of every call of the client.
 pub type Result<T, E = Stop> = std::result::Result<T, E>;
 
-/// Why a call did not succeed here.
+/// The reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It failed, with the error of the system call of the same name.
+    /// The error of the system call of the same name.
     Errno(Errno),
-    /// What it names lies outside of all mounts: the kernel is to do it.
+    /// The path is outside of all mounts, so that the kernel must perform the call.
     Outside(Outside),
 }
 
-/// Where the kernel is to go on.
+/// The paths at which the kernel must continue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
-    /// The path that takes the place of the caller's, absolute; `None` where the caller's own path
-    /// (and directory) is right as it is.
+    /// An absolute path that replaces the caller's path; `None` if the caller's own path and
+    /// directory are correct.
     pub path: Option<Vec<u8>>,
-    /// The same for the second path of rename and link.
+    /// The second path of rename and link, in the same way.
     pub second: Option<Vec<u8>>,
 }
 
 impl Stop {
-    /// The error number; `EXDEV` for what lies outside, as a caller has it that cannot ask the
-    /// kernel.
+    /// The error number. A path outside of all mounts is `EXDEV`, for callers that cannot pass the
+    /// call to the kernel.
     pub fn errno(&self) -> Errno {
         match self {
             Stop::Errno(errno) => *errno,

@@ -1,4 +1,4 @@
-//! What a call takes from its process: who asks, the umask, limits, the working directory.
+//! The state of a process that calls depend on: credentials, umask, limits, working directory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -9,8 +9,8 @@ use defuse_fs::{Caller, Errno, LockOwner};
 use crate::credentials::{Credentials, cap};
 use crate::cwd::Place;
 
-/// A process, or a thread with credentials of its own. All calls take one. Changes take effect with
-/// the next call; reading it takes no lock.
+/// A process, or a thread with its own credentials. Every call takes one. Changes take effect with
+/// the next call, and reading takes no lock.
 #[derive(Debug)]
 pub struct Task {
     credentials: ArcSwap<Credentials>,
@@ -21,7 +21,7 @@ pub struct Task {
     process: Arc<Process>,
 }
 
-/// What all threads of a process have in common.
+/// The state that all threads of a process share.
 #[derive(Debug)]
 struct Process {
     umask: AtomicU32,
@@ -30,7 +30,8 @@ struct Process {
 }
 
 impl Task {
-    /// A task of `credentials` that stands in `cwd`, with the umask 022 and no limit.
+    /// Creates a task with these credentials and working directory, the umask 022, and no file size
+    /// limit.
     pub fn new(credentials: Credentials, cwd: Place) -> Self {
         let process = Process {
             umask: AtomicU32::new(0o022),
@@ -40,8 +41,8 @@ impl Task {
         Task::made_of(credentials, Arc::new(process))
     }
 
-    /// A thread of this process that has `credentials` of its own: umask, limit and working directory
-    /// stay common to both.
+    /// Creates a task for a thread of this process with its own `credentials`. Umask, limit and
+    /// working directory remain shared.
     pub fn with_credentials(&self, credentials: Credentials) -> Self {
         Task::made_of(credentials, Arc::clone(&self.process))
     }
@@ -59,8 +60,8 @@ impl Task {
         task
     }
 
-    /// This process as it is now: credentials, umask (read from `/proc/self/status`, 022 where that
-    /// fails), `RLIMIT_FSIZE`, working directory.
+    /// The current state of this process: credentials, umask (from `/proc/self/status`, or 022 if
+    /// that fails), `RLIMIT_FSIZE` and working directory.
     pub fn of_this_process() -> Result<Self, Errno> {
         let cwd = std::env::current_dir().map_err(Errno::from)?;
         let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
@@ -71,7 +72,7 @@ impl Task {
         Ok(task)
     }
 
-    /// Takes other credentials on.
+    /// Replaces the credentials.
     pub fn set_credentials(&self, credentials: Credentials) {
         self.uid.store(credentials.uid, Relaxed);
         self.gid.store(credentials.gid, Relaxed);
@@ -80,13 +81,12 @@ impl Task {
         self.credentials.store(Arc::new(credentials));
     }
 
-    /// The process has another number from now on, and the same credentials: after fork(2). It
-    /// allocates nothing.
+    /// Sets the process id after fork(2), and keeps the credentials. It allocates nothing.
     pub fn set_pid(&self, pid: u32) {
         self.pid.store(pid, Relaxed);
     }
 
-    /// Who asks.
+    /// The current credentials.
     pub fn credentials(&self) -> Arc<Credentials> {
         let known = self.credentials.load_full();
         let pid = self.pid.load(Relaxed);
@@ -94,7 +94,7 @@ impl Task {
             return known;
         }
         let own = Arc::new(Credentials { pid, ..(*known).clone() });
-        // Where somebody else has set others meanwhile, these are the right ones.
+        // If another thread has replaced the credentials meanwhile, its value stays.
         self.credentials.compare_and_swap(&known, Arc::clone(&own));
         own
     }
@@ -104,18 +104,18 @@ impl Task {
         self.process.umask.load(Relaxed)
     }
 
-    /// Sets the umask; returns the one before, umask(2).
+    /// Sets the umask and returns the previous one, umask(2).
     pub fn set_umask(&self, umask: u32) -> u32 {
         self.process.umask.swap(umask & 0o777, Relaxed)
     }
 
-    /// Most bytes that a file may be made to have. Beyond it calls fail with `EFBIG`, and the
-    /// caller sends the `SIGXFSZ` that goes with it.
+    /// Maximum file size in bytes. Calls that exceed it fail with `EFBIG`; the caller then sends
+    /// `SIGXFSZ`.
     pub fn file_size_limit(&self) -> Option<u64> {
         Some(self.process.file_size_limit.load(Relaxed)).filter(|&limit| limit != u64::MAX)
     }
 
-    /// Sets the limit, `RLIMIT_FSIZE`; `None` for none.
+    /// Sets the file size limit, `RLIMIT_FSIZE`; `None` for unlimited.
     pub fn set_file_size_limit(&self, limit: Option<u64>) {
         self.process.file_size_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
     }
@@ -125,12 +125,12 @@ impl Task {
         self.process.cwd.load_full()
     }
 
-    /// Goes to another working directory. [`Client::chdir`](crate::Client::chdir) checks before.
+    /// Replaces the working directory. [`Client::chdir`](crate::Client::chdir) does the checks.
     pub fn set_cwd(&self, place: Place) {
         self.process.cwd.store(Arc::new(place));
     }
 
-    /// What file systems are told of the caller; no lock and no reference count.
+    /// The caller as file systems see it. Takes no lock and no reference count.
     #[inline]
     pub(crate) fn caller(&self) -> Caller {
         Caller {
@@ -140,13 +140,13 @@ impl Task {
         }
     }
 
-    /// True where writing leaves set-user-id alone.
+    /// True if writing does not clear the set-user-id bit.
     #[inline]
     pub(crate) fn keeps_suid(&self) -> bool {
         self.keeps_suid.load(Relaxed)
     }
 
-    /// The owner of this process's record locks.
+    /// The owner of the record locks of this process.
     pub(crate) fn lock_owner(&self) -> LockOwner {
         LockOwner::of_process(self.pid.load(Relaxed))
     }

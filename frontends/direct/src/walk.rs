@@ -1,4 +1,4 @@
-//! From a path to an inode, path_resolution(7).
+//! Path walks: from a path to an inode, path_resolution(7).
 
 use std::sync::Arc;
 
@@ -18,24 +18,24 @@ use crate::rest::{Component, PATH_MAX, Part, Rest};
 use crate::stop::{Result, Stop};
 use crate::task::Task;
 
-/// Links that one walk follows, as the kernel has it.
+/// Limit on the links in one walk, as in the kernel.
 const MAX_LINKS: u32 = 40;
 
-/// Where a path that is not absolute begins.
+/// The start of a relative path.
 #[derive(Clone, Copy, Debug)]
 pub enum At<'a> {
     /// The working directory of the task, `AT_FDCWD`.
     Cwd,
     /// An open directory of a mount.
     Dir(&'a Description),
-    /// An open file of a mount, also with `O_PATH`: the path, which is empty, is the file itself, as
-    /// with `AT_EMPTY_PATH` and below `/proc/self/fd`.
+    /// An open file of a mount, also with `O_PATH`. The path must be empty and refers to the file
+    /// itself, as with `AT_EMPTY_PATH` and below `/proc/self/fd`.
     Itself(&'a Description),
-    /// A directory of the kernel, by its absolute path.
+    /// A directory of the kernel's name space, by its absolute path.
     Path(&'a [u8]),
 }
 
-/// An inode, with the mount through which it was reached.
+/// An inode, and the mount through which it was reached.
 #[derive(Clone, Debug)]
 pub(crate) struct Here {
     pub node: Arc<Node>,
@@ -54,26 +54,26 @@ impl Here {
 
 enum Position {
     Inside(Here),
-    /// At this path, in which links are followed already, without a slash at its end.
+    /// At this path, whose links are resolved already, without a trailing slash.
     Outside(Vec<u8>),
 }
 
-/// What a path ends with. On the stack, because a box would cost an allocation for every path.
+/// The end of a path. It is on the stack, because a box would cost an allocation for every path.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Last {
-    /// A component.
+    /// A component, not yet looked up.
     Component(Component),
-    /// Nothing: it was only slashes, or the mount point itself.
+    /// No component: the path has only slashes, or is the mount point itself.
     Nothing,
 }
 
-/// The directory that a path leads to, and its last component.
+/// The parent directory of a path, and its last component.
 pub(crate) struct Parent {
     pub dir: Here,
     pub last: Last,
 }
 
-/// A walk under way.
+/// A walk in progress.
 pub(crate) struct Walk<'a> {
     client: &'a Client,
     pub who: &'a Credentials,
@@ -82,15 +82,15 @@ pub(crate) struct Walk<'a> {
     rest: Rest<'a>,
     links: u32,
     pub resolve: Resolve,
-    /// Whether a link at the end of the path is followed.
+    /// Follow a link at the end of the path.
     pub follow_last: bool,
-    /// Whether it was inside of a mount already: then the caller's path is no longer right.
+    /// The walk has been inside of a mount, so the caller's path is no longer valid for the kernel.
     entered: bool,
 }
 
 impl Client {
-    /// Begins a walk. `ENOENT` for an empty path, `ENAMETOOLONG`, `ENOTDIR` where `at` is not a
-    /// directory.
+    /// Begins a walk. Fails with `ENOENT` for an empty path, `ENAMETOOLONG`, and `ENOTDIR` if `at`
+    /// is no directory.
     pub(crate) fn walk<'a>(
         &'a self,
         task: &Task,
@@ -168,15 +168,16 @@ impl<'a> Walk<'a> {
         if resolve.has(Resolve::CACHED) {
             return Err(Errno::EAGAIN.into());
         }
-        // A path that begins with a slash or the name of a mount does not begin at the directory.
+        // An absolute path, or one that starts with the name of a mount, does not start at the
+        // directory.
         if confined && self.start.is_none() && self.entered {
             return Err(Errno::EXDEV.into());
         }
         Ok(self)
     }
 
-    /// The inode at the end. A link there is followed where `follow` says so, or a slash comes
-    /// after it.
+    /// Walks to the inode at the end of the path. Follows a link there if `follow` is set, or if a
+    /// slash comes after it.
     pub fn node(&mut self, follow: bool) -> Result<Here> {
         self.follow_last = follow;
         loop {
@@ -191,8 +192,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The inode of the last component in `dir`, or `None` where it was a link, which is now to be
-    /// walked.
+    /// Looks up the last component in `dir`. Returns `None` if it is a link, which the walk follows
+    /// next.
     pub fn last_node(&mut self, dir: Here, last: &Component, follow: bool) -> Result<Option<Here>> {
         self.at = Position::Inside(dir.clone());
         match last.part {
@@ -217,7 +218,7 @@ impl<'a> Walk<'a> {
         Ok(Some(found))
     }
 
-    /// After `..` at the end of the path led out of a mount: what is there may be another one.
+    /// Handles a walk whose last `..` led out of a mount: another mount may be at the new place.
     fn outside_or_back(&mut self) -> Result<Option<Here>> {
         let Position::Outside(path) = &self.at else { return Ok(None) };
         match self.client.mounts.load().prefix(path) {
@@ -226,7 +227,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The directory that holds the last component. The caller may search it.
+    /// Walks to the directory of the last component. The caller has search permission to it.
     pub fn parent(&mut self) -> Result<Parent> {
         loop {
             if let Position::Outside(path) = &mut self.at {
@@ -249,7 +250,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// One component that is not the last.
+    /// Walks one component that is not the last.
     fn step(&mut self, here: Here, component: &Component) -> Result<()> {
         match component.part {
             Part::Dot => Ok(()),
@@ -266,7 +267,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What a name leads to, with the mount that covers it.
+    /// Looks up a name, and enters the mount that covers it.
     fn child(&self, dir: &Here, component: &Component) -> Result<Here> {
         let node = dir.mount.lookup(&dir.node, component.name()?, self.who)?;
         self.topmost(Here { node, mount: Arc::clone(&dir.mount) })
@@ -294,7 +295,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// `..`, which is the parent of the directory and not of what was written.
+    /// Walks `..`: the parent of the directory, not of the path as written.
     fn up(&mut self, here: &Here) -> Result<()> {
         if self.start.as_ref().is_some_and(|start| start.is(here)) {
             if self.resolve.has(Resolve::IN_ROOT) {
@@ -307,7 +308,7 @@ impl<'a> Walk<'a> {
         let mut here = here.clone();
         while here.node.ino() == Ino::ROOT {
             let below = match &here.mount.spot {
-                // Nothing is above a name.
+                // A named mount has no parent.
                 Spot::Name(_) => return Ok(()),
                 _ if self.resolve.has(Resolve::NO_XDEV) => return Err(Errno::EXDEV.into()),
                 Spot::Path(path) => {
@@ -328,7 +329,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes on with the text of a link in `dir`.
+    /// Continues with the text of a link in `dir`.
     fn follow(&mut self, dir: &Here, link: &Here, trailing: bool) -> Result<()> {
         self.count_link()?;
         if trailing {
@@ -343,7 +344,7 @@ impl<'a> Walk<'a> {
         self.go_on_with(text)
     }
 
-    /// Goes on with a link that [`last_node`](Walk::last_node) was told not to follow.
+    /// Follows a link that [`last_node`](Walk::last_node) was told not to follow.
     pub fn follow_found(&mut self, dir: &Here, link: &Here) -> Result<()> {
         self.follow(dir, link, true)
     }
@@ -372,8 +373,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Walks through the kernel's name space from `path` until a mount is entered; where none is,
-    /// the kernel is to go on.
+    /// Walks through the kernel's name space from `path` until a mount is entered. If none can be
+    /// reached, the kernel must continue.
     fn come_in(&mut self, path: Vec<u8>) -> Result<Here> {
         let original = !self.entered;
         let mut path = path;
@@ -387,7 +388,7 @@ impl<'a> Walk<'a> {
                     return Ok(here.clone());
                 }
             } else if let Some((mount, len)) = table.prefix(&path).filter(|_| !path.is_empty()) {
-                // The directory from which the caller starts lies in a mount by its path.
+                // The start directory is a mount point by its path.
                 if len == path.len() {
                     self.enter(Here::root(mount))?;
                     continue;
@@ -419,7 +420,7 @@ impl<'a> Walk<'a> {
                     match outside::look(&table, &path, self.client.follows_kernel_links()) {
                         outside::Look::GoOn => {}
                         outside::Look::HandOver => return Err(left(&path, &self.rest)),
-                        // A link at the end that does not lead in is the kernel's, as it stands.
+                        // A final link that does not lead into a mount is left to the kernel.
                         outside::Look::Link(text)
                             if component.last
                                 && (!self.follow_last && !component.slash
@@ -441,7 +442,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A path as text: what was walked, and what is left.
+/// A path as text: the part walked and the rest.
 fn absolute(path: &[u8], rest: &[u8]) -> Vec<u8> {
     if rest.is_empty() && !path.is_empty() {
         return path.to_vec();

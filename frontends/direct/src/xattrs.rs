@@ -17,7 +17,7 @@ const VALUE_MAX: usize = 65536;
 const ACL: &[u8] = b"system.posix_acl_";
 
 impl Client {
-    /// The value of an attribute, getxattr(2) and lgetxattr(2): its size for a `room` of 0.
+    /// Reads an attribute, getxattr(2) and lgetxattr(2). A `room` of 0 returns its size.
     pub fn getxattr(
         &self,
         task: &Task,
@@ -31,7 +31,7 @@ impl Client {
         Ok(get(&here, &who, name, room)?)
     }
 
-    /// The same for an open file, fgetxattr(2).
+    /// Reads an attribute of an open file, fgetxattr(2).
     pub fn fgetxattr(
         &self,
         task: &Task,
@@ -61,7 +61,7 @@ impl Client {
         Ok(set(&here, &who, name, value, flags)?)
     }
 
-    /// The same for an open file, fsetxattr(2).
+    /// Sets an attribute of an open file, fsetxattr(2).
     pub fn fsetxattr(
         &self,
         task: &Task,
@@ -74,7 +74,7 @@ impl Client {
         Ok(set(file.here(), &task.credentials(), name, value, flags)?)
     }
 
-    /// The names of all attributes, each with a NUL, listxattr(2) and llistxattr(2).
+    /// Lists the names of all attributes, each ending in NUL, listxattr(2) and llistxattr(2).
     pub fn listxattr(
         &self,
         task: &Task,
@@ -88,7 +88,7 @@ impl Client {
         Ok(list(&here, &who, room)?)
     }
 
-    /// The same for an open file, flistxattr(2).
+    /// Lists the names of all attributes of an open file, flistxattr(2).
     pub fn flistxattr(&self, task: &Task, file: &Description, room: usize) -> Result<Xattr> {
         file.file()?;
         Ok(list(file.here(), &task.credentials(), room)?)
@@ -107,7 +107,7 @@ impl Client {
         Ok(remove(&here, &who, name)?)
     }
 
-    /// The same for an open file, fremovexattr(2).
+    /// Removes an attribute of an open file, fremovexattr(2).
     pub fn fremovexattr(&self, task: &Task, file: &Description, name: &[u8]) -> Result<()> {
         file.file()?;
         Ok(remove(file.here(), &task.credentials(), name)?)
@@ -128,7 +128,7 @@ fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
     let room = room.min(VALUE_MAX);
     let listed = here.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, here.node.ino(), room));
     match listed {
-        // Without extended attributes, there are none.
+        // A file system without extended attributes has an empty list.
         Err(Errno::ENOSYS | Errno::EOPNOTSUPP) if room == 0 => Ok(Xattr::Size(0)),
         Err(Errno::ENOSYS | Errno::EOPNOTSUPP) => Ok(Xattr::Value(Vec::new())),
         listed => listed,

@@ -1,4 +1,4 @@
-//! Short ways to call a file system.
+//! Helpers to call a file system.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -64,12 +64,12 @@ pub fn rename(fs: &Memory, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Re
     fs.rename(&root(), (from.0, name(from.1)), (to.0, name(to.1)), RenameFlags(flags))
 }
 
-/// A listing that takes `room` entries at a time.
+/// Lists a directory, `room` entries at a time.
 #[derive(Default)]
 pub struct Listing {
     pub room: usize,
     pub entries: bool,
-    /// The open directory; with 0 it is none.
+    /// The handle of the directory; 0 if it is not open.
     pub fh: Fh,
     pub names: Vec<String>,
     pub last: u64,
@@ -92,7 +92,7 @@ impl DirSink for Listing {
 }
 
 impl Listing {
-    /// Lists up to `room` more; returns how many came.
+    /// Lists up to `room` more entries, and returns their number.
     pub fn more(&mut self, fs: &Memory, dir: Ino, room: usize) -> usize {
         let before = self.names.len();
         self.room = room;
@@ -117,7 +117,7 @@ impl Completion for Answer {
     }
 }
 
-/// Submits a wait for a lock; returns where the answer will come, and the interrupt.
+/// Submits a blocking lock request. Returns the receiver of the answer, and the interrupt.
 pub fn wait_lock(
     fs: &Memory,
     ino: Ino,
