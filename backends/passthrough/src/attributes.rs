@@ -15,9 +15,9 @@ use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
-/// The largest value, and the longest list of names, that Linux keeps: `XATTR_SIZE_MAX`.
+/// Maximum size of a value, and of a list of names: `XATTR_SIZE_MAX`.
 const XATTR_MAX: usize = 64 << 10;
-/// Names that only the privileged see, xattr(7).
+/// Names visible to privileged users only, xattr(7).
 const TRUSTED: &[u8] = b"trusted.";
 /// File capabilities, capabilities(7).
 const CAPABILITY: &[u8] = b"security.capability";
@@ -32,9 +32,9 @@ impl Passthrough {
         stat.attr(inode.key.mount, self.options.attr_valid_for)
     }
 
-    /// The order makes the result that of `set` as a whole: changes of owner and length may clear
-    /// set-user-id, so they come before the mode, and a change of length moves the times, so they
-    /// come last.
+    /// Applies `set`, in an order that gives the result of the whole. Changes of owner and size may
+    /// clear set-user-id, so the mode comes after them. A change of size updates the timestamps, so
+    /// these come last.
     pub(crate) fn setattr(
         &self,
         cx: &Context<'_>,
@@ -48,8 +48,9 @@ impl Passthrough {
         let how = self.options.credentials;
         let only_kills = set.kill_suidgid && set.size.is_none();
         if set.uid.is_some() || set.gid.is_some() || only_kills {
-            // The kernel itself clears set-user-id, set-group-id and security.capability, for
-            // everyone, which takes the owner; CAP_FSETID only spares set-group-id without group execution.
+            // For a change of owner, the kernel clears set-user-id, set-group-id and
+            // security.capability for every caller. CAP_FSETID only preserves set-group-id without
+            // group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
             as_decided(how, || {
@@ -61,7 +62,7 @@ impl Passthrough {
             self.change_size(&inode, fd, fh, size)?;
         }
         if let Some(perm) = set.perm {
-            // The frontend knows the caller's groups and has decided whether set-group-id stays.
+            // The frontend knows the caller's groups, and has decided whether set-group-id stays.
             let _guard = keep_suidgid(true, how);
             set_mode(fd, perm & 0o7777, how)?;
         }
@@ -94,7 +95,7 @@ impl Passthrough {
             None => Err(Errno::EINVAL),
         };
         match by_handle {
-            // No handle, or one that is not open for writing.
+            // There is no handle, or it is not open for writing.
             Err(Errno::EINVAL | Errno::EBADF) => sys::truncate(ProcPath::new(fd).as_c_str(), size),
             other => other,
         }
@@ -102,7 +103,8 @@ impl Passthrough {
 
     // ---- extended attributes --------------------------------------------------------------
     //
-    // By the path of the descriptor: the calls of Linux 6.13 that take a descriptor refuse O_PATH.
+    // These use the path of the descriptor: the system calls of Linux 6.13 that take a descriptor
+    // refuse O_PATH.
 
     pub(crate) fn getxattr(
         &self,
@@ -112,8 +114,7 @@ impl Passthrough {
         room: usize,
     ) -> Result<Xattr> {
         if !self.options.xattrs {
-            // Before anything that is known of the file: this is the answer after which the kernel
-            // asks for none any more.
+            // Checked before anything else: after ENOSYS the kernel sends no further requests.
             return Err(Errno::ENOSYS);
         }
         if hidden(cx, name.as_bytes()) {
@@ -165,8 +166,8 @@ impl Passthrough {
         let mut bits = XattrFlags::empty();
         bits.set(XattrFlags::CREATE, flags.create);
         bits.set(XattrFlags::REPLACE, flags.replace);
-        // The kernel clears set-group-id with an access ACL for one who is neither in the group
-        // nor privileged, which is what the thread then is.
+        // With an access ACL, the kernel clears set-group-id if the thread is neither in the group
+        // nor privileged. The guard makes the thread act as such a caller.
         let _guard = if flags.clear_sgid {
             let (uid, gid) = (cx.caller.uid, cx.caller.gid);
             let owner = Owner { uid, gid, supplementary_gid: None, umask: 0o022, sgid: false };
@@ -211,12 +212,12 @@ impl Passthrough {
     }
 }
 
-/// Names in `trusted.` are for the privileged; the daemon is, its caller is not.
+/// Names in `trusted.` are for privileged callers. The daemon is privileged, its caller may not be.
 fn hidden(cx: &Context<'_>, name: &[u8]) -> bool {
     cx.caller.uid != 0 && name.starts_with(TRUSTED)
 }
 
-/// Asks for the length where `room` is 0, otherwise reads into a buffer of `room` bytes.
+/// Returns the size if `room` is 0, otherwise reads into a buffer of `room` bytes.
 fn read_sized(
     room: usize,
     length: impl FnOnce() -> rustix::io::Result<usize>,
@@ -231,8 +232,9 @@ fn read_sized(
     Ok(Xattr::Value(value))
 }
 
-/// chmod(2) by the caller that the thread acts as. One whom the lower file system does not take for the
-/// owner adds no set-user-id or set-group-id: the frontend may have decided by an owner of a moment ago.
+/// chmod(2) as the caller that the thread acts as. If the lower file system does not consider the
+/// caller the owner, set-user-id and set-group-id are not added: the frontend may have decided by
+/// an owner that has changed since.
 fn set_mode(fd: BorrowedFd<'_>, perm: u32, how: Credentials) -> Result<()> {
     let change = || change_mode(fd, perm);
     match change() {
@@ -241,7 +243,7 @@ fn set_mode(fd: BorrowedFd<'_>, perm: u32, how: Credentials) -> Result<()> {
     }
 }
 
-/// chmod(2) of an `O_PATH` descriptor: fchmodat2(2), or by `/proc` before Linux 6.6.
+/// chmod(2) of an `O_PATH` descriptor, by fchmodat2(2), or through `/proc` before Linux 6.6.
 fn change_mode(fd: BorrowedFd<'_>, perm: u32) -> Result<()> {
     match sys::fchmod_path(fd, perm) {
         Err(Errno::ENOSYS) => {

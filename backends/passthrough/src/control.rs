@@ -1,4 +1,4 @@
-//! ioctl, bmap and statfs: what goes straight to the lower file system, and only that.
+//! ioctl, bmap, statfs and sync: operations that go directly to the lower file system.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use crate::lower::{OrErrno, Stat};
 use crate::passthrough::Passthrough;
 use crate::sys::{self, IOCTL_BYTES};
 
-/// linux/fs.h. The flags are 4 bytes, whatever the size in the request number says.
+/// From linux/fs.h. The flags have 4 bytes, whatever size the request number states.
 const FS_IOC_GETFLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
 const FS_IOC_SETFLAGS: u32 = libc::FS_IOC_SETFLAGS as u32;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
@@ -17,9 +17,9 @@ const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FIBMAP: u32 = 1;
 const FIGETBSZ: u32 = 2;
 
-/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL`, which take `CAP_LINUX_IMMUTABLE` to change.
+/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL`. Changing them requires `CAP_LINUX_IMMUTABLE`.
 const GUARDED_FLAGS: u32 = 0x30;
-/// The same in `struct fsxattr`: `FS_XFLAG_IMMUTABLE` and `FS_XFLAG_APPEND`.
+/// `FS_XFLAG_IMMUTABLE` and `FS_XFLAG_APPEND`, the same flags in `struct fsxattr`.
 const GUARDED_XFLAGS: u32 = 0x18;
 
 const FLAGS_BYTES: usize = 4;
@@ -55,9 +55,9 @@ impl Passthrough {
         Ok(IoctlReply { result, output: data[..len].to_vec() })
     }
 
-    /// Sets flags for the owner or user 0; what the kernel guards by a capability, the daemon has
-    /// and the caller has not, unless it is user 0. `read` is the request that tells the present
-    /// ones, with their length in bytes and those that are guarded.
+    /// Sets inode flags for the owner or user 0. Flags that require a capability are reserved to
+    /// user 0: the daemon has the capability, its other callers do not. `read` names the request
+    /// that returns the current flags, their size in bytes, and the guarded flags.
     fn set_flags(
         &self,
         cx: &Context<'_>,
@@ -83,7 +83,7 @@ impl Passthrough {
         Ok(IoctlReply { result, output: Vec::new() })
     }
 
-    /// FIBMAP counts in blocks of the file system, the request in blocks of its own.
+    /// FIBMAP counts in blocks of the lower file system, the request in blocks of `block_size`.
     pub(crate) fn bmap(&self, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         let inode = self.inodes.get(ino)?;
         if inode.kind != defuse_fs::FileKind::Regular || block_size == 0 {
@@ -118,7 +118,8 @@ impl Passthrough {
         })
     }
 
-    /// Every file system that was met below the source; the first error, but all are tried.
+    /// Syncs every file system seen below the source. Tries all of them, and returns the first
+    /// error.
     pub(crate) fn syncfs(&self) -> Result<()> {
         let mut result = Ok(());
         for fd in self.mounts.iter().filter_map(|mount| mount.fd.as_ref()) {

@@ -1,16 +1,16 @@
-//! The identity under which a thread acts, so that the lower file system decides about owners, groups,
-//! modes, access lists, quotas and reserved blocks as it would for the caller itself.
+//! The credentials of threads. A thread acts as the caller, so that the lower file system checks
+//! ownership, groups, modes, ACLs, quotas and reserved blocks as it would for the caller itself.
 //!
-//! On Linux the file-system user and group, the supplementary groups and the capabilities belong
-//! to a thread, and so does the umask after unshare(2). Every operation states what it needs before
-//! it reaches the lower file system: user, group and the capabilities of [`NOT_OF_USERS`] by [`act_as`]
-//! or [`become_owner`]; umask, supplementary groups and `CAP_FSETID` where they matter to it. So
-//! nothing that an earlier operation left behind takes part in a later one. A thread remembers what it
-//! has, and makes no system call while that fits ([`Credentials::Sticky`]).
+//! On Linux the file-system user and group, the supplementary groups and the capabilities belong to
+//! a thread, and so does the umask after unshare(2). Every operation sets what it needs before it
+//! calls the lower file system. [`act_as`] and [`become_owner`] set user, group and the
+//! capabilities of [`NOT_OF_USERS`]. Umask, supplementary groups and `CAP_FSETID` are set where
+//! they matter. No operation thus depends on state that an earlier one left. A thread remembers its
+//! state, and makes no system call while that is right ([`Credentials::Sticky`]).
 //!
-//! The frontend has decided permissions. So the thread keeps the capabilities that pass over them
-//! (`SECBIT_NO_SETUID_FIXUP`), except those whose rules the frontend decides by attributes that may be
-//! old, or cannot decide at all.
+//! The frontend has checked permissions. The thread therefore keeps the capabilities that override
+//! permission checks (`SECBIT_NO_SETUID_FIXUP`). The exceptions are those whose rules the frontend
+//! checks with possibly outdated attributes, or cannot check at all.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -23,27 +23,27 @@ use crate::lower::OrErrno;
 use crate::options::Credentials;
 use crate::sys;
 
-/// Not a user: asks setfsuid(2) for the present one.
+/// Not a user id: setfsuid(2) then returns the current one without changing it.
 const ASK: u32 = u32::MAX;
 
-/// What a thread lacks while it acts for a user other than 0: `CAP_SYS_RESOURCE`, by which ext4 gives
-/// away its reserved blocks and all file systems exceed quotas; and `CAP_FOWNER`, so that the lower file
-/// system itself applies the rules that ask for the owner of a file (sticky directories, hard links,
-/// chmod(2)) to the file that an operation really reaches.
+/// The capabilities that a thread drops while it acts for a user other than 0. `CAP_SYS_RESOURCE`
+/// grants the reserved blocks of ext4, and exceeds quotas on all file systems. Without
+/// `CAP_FOWNER`, the lower file system itself applies the rules about file owners (sticky
+/// directories, hard links, chmod(2)) to the file that an operation actually reaches.
 const NOT_OF_USERS: CapabilitySet = CapabilitySet::SYS_RESOURCE.union(CapabilitySet::FOWNER);
 
-/// The caller of a request that tells none, because the kernel writes pages back: a user without any
-/// privilege, the overflow user of the kernel.
+/// The caller of a request that names none, because the kernel writes pages back: the overflow user
+/// of the kernel, without any privilege.
 pub(crate) const UNKNOWN: Caller = Caller { uid: 65534, gid: 65534, pid: 0 };
 
-/// Who makes something.
+/// The credentials that a new file is created with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) supplementary_gid: Option<u32>,
     pub(crate) umask: u32,
-    /// It will have set-group-id, which the kernel takes away from some.
+    /// The file will have set-group-id, which the kernel may clear.
     pub(crate) sgid: bool,
 }
 
@@ -59,31 +59,31 @@ impl Owner {
     }
 }
 
-/// What this thread was set to.
+/// The state that this thread was set to.
 struct Thread {
     uid: u32,
     gid: u32,
-    /// `None` while the umask is that of the process.
+    /// `None` if the thread still has the umask of the process.
     umask: Option<u32>,
-    /// `None` while the groups are those of the process.
+    /// `None` if the thread still has the groups of the process.
     groups: Option<Option<u32>>,
-    /// Those that it had at the beginning.
+    /// The initial capabilities.
     all: CapabilitySets,
-    /// Those that it has now.
+    /// The current capabilities.
     caps: CapabilitySets,
-    /// Of `all`, those that it lacks now, `CAP_FSETID` aside.
+    /// The capabilities of `all` that are dropped now, apart from `CAP_FSETID`.
     hidden: CapabilitySet,
     fsetid: bool,
-    /// It may take on other users and groups.
+    /// The thread may change its user and group.
     changes: bool,
-    /// A change of user takes capabilities away, which must be put back.
+    /// The kernel drops capabilities when the user changes, and they must be restored.
     fixup: bool,
 }
 
-/// What the threads of the process may have: see [`remember`].
+/// The capabilities that threads of the process may have; see [`remember`].
 static WHOLE: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// Remembers the capabilities of this thread, before any thread acts for a user.
+/// Records the capabilities of this thread. Call it before any thread acts for a user.
 pub(crate) fn remember() {
     if let Ok(caps) = rustix::thread::capabilities(None) {
         WHOLE.get_or_init(|| caps.effective);
@@ -94,7 +94,7 @@ thread_local! {
     static THREAD: RefCell<Option<Thread>> = const { RefCell::new(None) };
 }
 
-/// Puts the identity of the thread back when dropped, if that was asked for.
+/// Restores the credentials of the thread when dropped, if they were changed temporarily.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Guard {
@@ -105,7 +105,7 @@ pub(crate) struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The user first: the group may be changed by any user that holds the capability.
+        // The user comes first: the group can be changed by any user that has the capability.
         if let Some(uid) = self.uid {
             sys::setfsuid(uid);
         }
@@ -118,9 +118,9 @@ impl Drop for Guard {
     }
 }
 
-/// Acts as `caller` from here to the end of the operation. Not where the process may not act as
-/// others, and not on the threads of an application ([`Credentials::Restore`]), which has the
-/// privileges of these threads anyway.
+/// Acts as `caller` until the end of the operation. This has no effect if the process may not
+/// change its user. It has no effect on the threads of an application ([`Credentials::Restore`])
+/// either, which has the privileges of these threads anyway.
 pub(crate) fn act_as(caller: Caller, how: Credentials) {
     if how == Credentials::Sticky {
         let _ = with_thread(|thread| {
@@ -130,9 +130,9 @@ pub(crate) fn act_as(caller: Caller, how: Credentials) {
     }
 }
 
-/// Runs `change`, and once more with `CAP_FOWNER` where it answers `EPERM`: the frontend has found
-/// that the caller may, who is not the owner but may have that capability over the file (root of a
-/// user namespace), or asks for nothing that takes the owner.
+/// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM`. The frontend has
+/// decided that the caller may do it. The caller may have that capability over the file without
+/// being its owner (root of a user namespace), or the change may not require ownership.
 pub(crate) fn as_decided<T>(how: Credentials, change: impl Fn() -> Result<T>) -> Result<T> {
     match change() {
         Err(Errno::EPERM) if how == Credentials::Sticky => {
@@ -143,11 +143,11 @@ pub(crate) fn as_decided<T>(how: Credentials, change: impl Fn() -> Result<T>) ->
     }
 }
 
-/// Takes on the identity of `owner`. `EPERM` where this process may not.
+/// Takes on the credentials of `owner`. Fails with `EPERM` if the process is not allowed to.
 ///
-/// For what has set-group-id, `CAP_FSETID` is kept for user 0 alone: without it the kernel takes the
-/// bit away where the group of the new file is none of the owner's, as it does natively. For the
-/// rest it does not matter, and is left as it is.
+/// For a file with set-group-id, only user 0 keeps `CAP_FSETID`. Without the capability, the kernel
+/// clears the bit if the group of the new file is not one of the owner's groups, as it does
+/// natively. For other files it does not matter and is left unchanged.
 pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
     match how {
         Credentials::Sticky => with_thread(|thread| {
@@ -161,10 +161,9 @@ pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
     }
 }
 
-/// Permits or forbids the lower file system to keep set-user-id, set-group-id and
-/// `security.capability` where the data of a file changes. It clears them by itself, and under the
-/// locks that this needs, for a thread without `CAP_FSETID`; that is why this capability is
-/// dropped, rather than the bits read and changed from outside.
+/// Sets whether the lower file system keeps set-user-id, set-group-id and `security.capability`
+/// when file data changes. It clears them under its own locks for a thread without `CAP_FSETID`.
+/// Dropping this capability avoids the race of reading and changing the bits from outside.
 pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
     match how {
         Credentials::Sticky => {
@@ -179,11 +178,12 @@ pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
     }
 }
 
-/// Makes a node in `dir` by `make(mode)`, as its owner and with its umask. The kernel applies the umask of
-/// the thread where `dir` has no default list; with `lists` there may be one.
+/// Creates a node in `dir` by `make(mode)`, with its owner and umask. The kernel applies the umask
+/// of the thread if `dir` has no default ACL. `lists` says that there may be one.
 ///
-/// A thread of an application has the umask of its process, which cannot be taken away for a moment: the
-/// other threads make files, too. So below a default list the node is made on a thread beside it.
+/// A thread of an application has the umask of its process, which cannot be changed temporarily
+/// because other threads create files, too. Below a default ACL, the node is therefore created on a
+/// separate thread.
 pub(crate) fn as_owner<T>(
     node: &NewNode<'_>,
     (dir, lists): (BorrowedFd<'_>, bool),
@@ -197,7 +197,8 @@ pub(crate) fn as_owner<T>(
         Credentials::Restore => node.perm & !node.umask,
     };
     if masked != node.perm && lists && sys::has_default_list(dir) {
-        // Where the kernel makes no thread, the node is as without a list: never more permitted.
+        // If the kernel cannot create the thread, the umask applies: the node has fewer
+        // permissions, never more.
         if let Some(made) = sys::with_umask_zero(|| make(mode(node.perm))) {
             return made;
         }
@@ -215,7 +216,8 @@ fn with_thread<T>(run: impl FnOnce(&mut Thread) -> Result<T>) -> Result<T> {
 impl Thread {
     fn begin() -> Result<Self> {
         let caps = rustix::thread::capabilities(None).or_errno()?;
-        // A thread begins with what the one has that starts it, which may act for a user just now.
+        // A new thread inherits the capabilities of the thread that started it, which may be acting
+        // for a user.
         let whole = WHOLE.get().map_or(caps.effective, |whole| *whole & caps.permitted);
         let all = CapabilitySets { effective: whole, ..caps };
         let bits = rustix::thread::capabilities_secure_bits().or_errno()?;
@@ -237,14 +239,14 @@ impl Thread {
     }
 
     fn act_as(&mut self, caller: Caller) {
-        // The kernel names no user where it has none to name.
+        // Write-back has no caller, so the kernel names no user.
         let Caller { uid, gid, .. } = if caller.uid == ASK { UNKNOWN } else { caller };
         if self.changes {
             let _ = self.set_user(uid, gid);
         }
     }
 
-    /// True where the thread now has this user and group.
+    /// Sets user and group. Returns true if the thread now has them.
     fn set_user(&mut self, uid: u32, gid: u32) -> bool {
         if gid != self.gid {
             sys::setfsgid(gid);
@@ -256,7 +258,8 @@ impl Thread {
             if self.fixup {
                 let _ = rustix::thread::set_capabilities(None, self.caps);
             }
-            // Neither those of the daemon nor of another user: a group may have reserved blocks, too.
+            // Drop the groups of the daemon and of other users, since a group may have reserved
+            // blocks, too.
             self.set_groups(self.uid, None);
         }
         let hidden = if self.uid == 0 { CapabilitySet::empty() } else { NOT_OF_USERS };
@@ -264,11 +267,11 @@ impl Thread {
             self.hidden = hidden;
             self.apply();
         }
-        // The kernel does not say that it refused, but for the values that it left.
+        // The kernel reports a refusal only by leaving the ids unchanged.
         (self.uid, self.gid) == (uid, gid)
     }
 
-    /// True where the thread lacked `capability` and has it now.
+    /// Raises a dropped capability. Returns true if the thread lacked it and has it now.
     fn raise(&mut self, capability: CapabilitySet) -> bool {
         let lacked = self.hidden.contains(capability);
         self.hidden.remove(capability);
@@ -297,8 +300,8 @@ impl Thread {
         Ok(())
     }
 
-    /// The groups of the daemon are not those of the user, and decide who keeps set-group-id. False
-    /// where the kernel refuses.
+    /// Replaces the supplementary groups of the daemon, which would decide whether set-group-id
+    /// stays. Returns false if the kernel refuses.
     fn set_groups(&mut self, uid: u32, extra: Option<u32>) -> bool {
         let needless = uid == 0 || !self.caps.effective.contains(CapabilitySet::SETGID);
         if needless || self.groups == Some(extra) {
@@ -322,7 +325,7 @@ impl Thread {
         }
     }
 
-    /// Gives the thread the capabilities that it is to have.
+    /// Sets the capabilities of the thread as its state requires.
     fn apply(&mut self) {
         let mut wanted = self.all;
         wanted.effective.remove(self.hidden);
@@ -334,7 +337,8 @@ impl Thread {
     }
 }
 
-/// Nothing is remembered here, because the application may change its threads itself.
+/// Takes on the credentials of `owner` on a thread of an application. It caches no state, because
+/// the application may change its threads itself.
 fn restore_owner(owner: Owner) -> Result<Guard> {
     let mut guard = Guard::default();
     let gid = sys::setfsgid(owner.gid);
@@ -344,7 +348,7 @@ fn restore_owner(owner: Owner) -> Result<Guard> {
     guard.uid = (uid != owner.uid).then_some(uid);
     if guard.uid.is_some() {
         // Without SECBIT_NO_SETUID_FIXUP, which would stay with the application's thread, the
-        // change of user took capabilities away.
+        // change of user dropped capabilities.
         guard.caps = Some(caps);
         let mut wanted = caps;
         wanted.effective.remove(CapabilitySet::FSETID | NOT_OF_USERS);

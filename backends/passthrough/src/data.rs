@@ -1,4 +1,4 @@
-//! Open files and their bytes.
+//! Open files and their data.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
 
-/// What of the caller's flags is passed on. `O_NONBLOCK` is not: it means nothing for a regular
-/// file, but lets an open fail where a lease is held.
+/// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out: it has no
+/// meaning for a regular file, but makes open fail where a lease is held.
 const PASSED_ON: u32 =
     OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
 
 impl Passthrough {
-    /// The flags with which the lower file is opened, without those of creation.
+    /// The flags for opening the lower file, without creation flags.
     pub(crate) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
         let access = match flags.0 & 3 {
             OpenFlags::WRONLY if self.options.writeback => OpenFlags::RDWR,
-            // O_ACCMODE counts as both.
+            // An access mode of 3 (O_ACCMODE) includes both.
             3 => OpenFlags::RDWR,
             access => access,
         };
@@ -33,12 +33,12 @@ impl Passthrough {
             | self.added_flags()
     }
 
-    /// Flags of every file and directory that is opened.
+    /// Flags that are added whenever a file or directory is opened.
     pub(crate) fn added_flags(&self) -> OFlags {
         if self.opens_without_atime { OFlags::NOATIME } else { OFlags::empty() }
     }
 
-    /// Flags that the frontend takes care of: with a write cache it knows the end of the file.
+    /// Flags that the frontend implements: with a write-back cache it knows the end of the file.
     fn ignored_flags(&self) -> u32 {
         if self.options.writeback { OpenFlags::APPEND } else { 0 }
     }
@@ -50,8 +50,8 @@ impl Passthrough {
             FileKind::Directory if args.flags.writable() => return Err(Errno::EISDIR),
             FileKind::Directory => {}
             FileKind::Symlink => return Err(Errno::ELOOP),
-            // Special files live in the caller's kernel; opening them here would reach the
-            // daemon's devices.
+            // Special files refer to objects of the caller's kernel. Opening them here would open
+            // the daemon's devices.
             _ => return Err(Errno::ENXIO),
         }
         let flags = self.lower_flags(args.flags);
@@ -65,7 +65,8 @@ impl Passthrough {
             return self.opened(inode.key.mount, fd, args.flags);
         }
         let fd = match self.open_without_atime(&inode, flags) {
-            // It can be written but not read, which only the write cache would have wanted.
+            // The file can be written but not read. Only the write-back cache would have needed to
+            // read it.
             Err(Errno::EACCES) if self.options.writeback => {
                 let flags = (flags - OFlags::RWMODE) | OFlags::from_bits_retain(args.flags.0 & 3);
                 self.open_without_atime(&inode, flags)?
@@ -81,8 +82,9 @@ impl Passthrough {
         Ok(opened)
     }
 
-    /// Opens an inode, and with `O_NOATIME` also where the caller is not its owner: the frontend has
-    /// permitted that to the caller, or to all. Where the daemon may not, `noatime` is left out.
+    /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
+    /// permitted it to this caller, or for all. If the daemon is not permitted to, the flag is
+    /// dropped.
     pub(crate) fn open_without_atime(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
         if !flags.contains(OFlags::NOATIME) {
             return self.open_inode(inode, flags);
@@ -93,9 +95,9 @@ impl Passthrough {
         }
     }
 
-    /// Whether a descriptor of `inode` that only reads serves whoever opens it next. Without handles
-    /// who may open is decided below, at each open; a pinned inode has lost its name; and locks of
-    /// the lower file system end with the close.
+    /// True if a read-only descriptor of `inode` can serve the next open. It cannot without file
+    /// handles, because each open is then checked by the lower file system; nor for a pinned inode,
+    /// which has lost its name; nor with locks in the lower file system, which end with the close.
     fn is_reusable(&self, inode: &Inode) -> bool {
         !self.forwards_locks()
             && inode.kind == FileKind::Regular
@@ -103,8 +105,8 @@ impl Passthrough {
             && !inode.is_pinned()
     }
 
-    /// The descriptor with which `inode` was open for reading a moment ago. `ESTALE` where it was
-    /// removed behind our back since then: no handle would find it but for that descriptor.
+    /// Returns the descriptor with which `inode` was recently open for reading. Fails with `ESTALE`
+    /// if the file was removed on the source since then: a file handle would not find it either.
     fn open_again(&self, inode: &Inode) -> Result<Option<Arc<OwnedFd>>> {
         let Some(fd) = self.recent.take(inode.number) else { return Ok(None) };
         if rustix::fs::fstat(&fd).or_errno()?.st_nlink == 0 {
@@ -114,7 +116,7 @@ impl Passthrough {
         Ok(Some(fd))
     }
 
-    /// Ends an open file; keeps its descriptor for a moment if it may serve the next open.
+    /// Closes an open file. Keeps its descriptor for a while if it may serve the next open.
     pub(crate) fn close_file(&self, file: File) -> Result<Arc<OpenFile>> {
         let open = self.files.remove(file.fh)?;
         if open.only_reads()
@@ -122,7 +124,7 @@ impl Passthrough {
             && self.is_reusable(&inode)
         {
             self.recent.put(inode.number, Arc::clone(&open.fd));
-            // Forgotten meanwhile, so that nobody else takes it out.
+            // The inode was forgotten meanwhile, so nothing else would remove the descriptor.
             if self.inodes.get(file.ino).is_err() {
                 drop(self.recent.take(inode.number));
             }
@@ -130,13 +132,13 @@ impl Passthrough {
         Ok(open)
     }
 
-    /// Puts an open regular file into the table.
+    /// Adds an open regular file to the table.
     pub(crate) fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
         let backing = self.options.backing_files.then(|| Arc::clone(&fd));
         if backing.is_some() {
-            // Whoever writes to it past us does so with this thread's credentials, and set-user-id
-            // has to go then: see `Opened::backing`.
+            // Writers that use the descriptor directly act with the credentials of this thread, and
+            // must clear set-user-id: see `Opened::backing`.
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
@@ -173,7 +175,7 @@ impl Passthrough {
         data.drain_to(fd, args.offset)
     }
 
-    /// What close(2) would report, by a close of a duplicate.
+    /// Reports the errors of close(2), by closing a duplicate of the descriptor.
     pub(crate) fn flush(&self, file: File) -> Result<()> {
         let open = self.files.get(file.fh)?;
         if open.local {
@@ -191,8 +193,8 @@ impl Passthrough {
 
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let open = self.files.get(file.fh)?;
-        // The request does not say whether to clear set-user-id; natively all but the privileged
-        // do.
+        // The request does not say whether to clear set-user-id. Natively it is cleared unless the
+        // caller is privileged.
         let _guard = keep_suidgid(cx.caller.uid == 0, self.options.credentials);
         let mode = FallocateFlags::from_bits_retain(range.mode);
         rustix::fs::fallocate(open.fd.as_fd(), mode, range.offset, range.length).or_errno()
@@ -200,7 +202,7 @@ impl Passthrough {
 
     pub(crate) fn lseek(&self, file: File, offset: u64, whence: Whence) -> Result<u64> {
         let open = self.files.get(file.fh)?;
-        // Beyond what loff_t holds nothing can be.
+        // No data can be beyond the range of loff_t.
         if i64::try_from(offset).is_err() {
             return Err(Errno::ENXIO);
         }
@@ -231,8 +233,8 @@ impl Passthrough {
     }
 }
 
-/// Whether writes have to pass by us: who writes decides whether set-user-id and its kin go, and past
-/// us nobody would ask.
+/// True if the file must not be written past this daemon: a write decides whether the set-id bits
+/// are cleared, and only the daemon knows by which caller.
 pub(crate) fn keeps_bits(flags: OpenFlags, mode: u32) -> bool {
     flags.writable() && mode & 0o6000 != 0
 }

@@ -1,4 +1,4 @@
-//! Listing directories.
+//! Directory listings.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
@@ -12,18 +12,18 @@ use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
-/// What one getdents64(2) may return, in bytes: a thousand names of ordinary length.
+/// Buffer size of getdents64(2) in bytes: about a thousand names of ordinary length.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Where the listing of an open directory stands: entries that the kernel gave and that the
-/// frontend did not take yet.
+/// The state of the listing of an open directory: the entries that the kernel returned and the
+/// frontend has not taken yet.
 pub(crate) struct DirStream {
     buf: Vec<u8>,
     at: usize,
     end: usize,
     /// The position of the entry at `at`, as frontends name it.
     next: u64,
-    /// Something has been read since the position was 0.
+    /// Entries were read since the position was 0.
     begun: bool,
 }
 
@@ -32,8 +32,8 @@ impl DirStream {
         DirStream { buf: Vec::new(), at: 0, end: 0, next: 0, begun: false }
     }
 
-    /// Goes to `from`. Seeks only where the listing does not simply go on; the start is always
-    /// read afresh, as rewinddir(3) promises.
+    /// Sets the position to `from`. Seeks only if that is not the current position. The start is
+    /// always read again, as rewinddir(3) requires.
     fn go_to(&mut self, fd: BorrowedFd<'_>, from: u64) -> Result<()> {
         if from == self.next && (from != 0 || !self.begun) {
             return Ok(());
@@ -43,7 +43,7 @@ impl DirStream {
         Ok(())
     }
 
-    /// The next entry, left in place; `None` at the end.
+    /// The next entry, without taking it; `None` at the end.
     fn peek(&mut self, fd: BorrowedFd<'_>) -> Result<Option<Dirent<'_>>> {
         if self.at == self.end {
             if self.buf.is_empty() {
@@ -83,7 +83,7 @@ impl<'a> Dirent<'a> {
         Some(Dirent { ino: word(0)?, next: word(8)?, len, d_type: record[18], name })
     }
 
-    /// `None` for a file system that does not tell.
+    /// `None` if the file system does not report types.
     fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(u32::from(self.d_type) << 12)
     }
@@ -103,8 +103,8 @@ impl Passthrough {
         let fd = Arc::new(self.placed(fd));
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
         let fh = self.files.insert(OpenFile::directory(fd))?;
-        // A cached listing is checked against the change time of the directory, so it is trusted no
-        // longer than attributes are.
+        // A cached listing is validated by the ctime of the directory, so it is trusted no longer
+        // than attributes are.
         let cache_dir = self.options.cache != CacheMode::Direct;
         let cache = if cache_dir { CacheMode::Keep } else { CacheMode::Direct };
         Ok(Opened { cache_dir, cache, lower, ..Opened::new(fh) })
@@ -144,7 +144,7 @@ impl Passthrough {
             None if entry.is_dot() => FileKind::Directory,
             None => match Stat::at(dir, entry.name).and_then(|stat| stat.kind()) {
                 Ok(kind) => kind,
-                // Gone in the meantime, so it need not be listed.
+                // The entry is gone meanwhile, so it need not be listed.
                 Err(_) => return Push::Added,
             },
         };

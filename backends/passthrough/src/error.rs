@@ -1,26 +1,27 @@
-//! Why a directory cannot be served.
+//! The reasons why a directory cannot be served.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use defuse_fs::Errno;
 
-/// Why [`Passthrough::new`](crate::Passthrough::new) failed. The text names the object and the
-/// next step.
+/// The reason why [`Passthrough::new`](crate::Passthrough::new) failed. The text names the object
+/// and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// Nothing has this path.
+    /// The path does not exist.
     NotFound(PathBuf),
-    /// Something other than a directory has this path.
+    /// The path is not a directory.
     NotADirectory(PathBuf),
-    /// The path may not be walked or the directory not be read by this process.
+    /// This process may not search the path or read the directory.
     NotPermitted(PathBuf),
-    /// Another error of the system.
+    /// Another system error.
     Io(PathBuf, Errno),
-    /// [`FileHandles::On`](crate::FileHandles::On), but handles do not work here, with the reason.
+    /// [`FileHandles::On`](crate::FileHandles::On) is set, but file handles do not work here, for
+    /// this reason.
     NoFileHandles(PathBuf, Errno),
-    /// `/proc` is not mounted, by whose `self/fd` inodes are opened and changed.
+    /// `/proc` is not mounted. Inodes are opened and changed through `/proc/self/fd`.
     NoProc(Errno),
 }
 

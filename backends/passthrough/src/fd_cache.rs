@@ -1,9 +1,8 @@
-//! A bounded set of `O_PATH` descriptors of inodes that have file handles.
+//! A bounded cache of `O_PATH` descriptors of inodes that have file handles.
 //!
-//! Each inode remembers the slot that it was last kept in and each slot knows whose descriptor it
-//! holds, so a hit takes one lock that nobody else wants, and an eviction need not find the inode
-//! that it evicts. The victim is chosen by a clock: the hand passes over what was used since it
-//! came by last.
+//! Each inode remembers its last slot, and each slot knows its inode. A hit therefore takes one
+//! uncontended lock, and an eviction need not find the evicted inode. The victim is chosen by the
+//! clock algorithm: the hand skips slots that were used since its last visit.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +21,7 @@ pub(crate) struct FdCache {
 struct Slot {
     kept: Option<(u64, Arc<OwnedFd>)>,
     used: bool,
-    /// Counted here and not in one place for all, where every processor would write.
+    /// A counter per slot: a global one would be written by every processor.
     hits: u64,
 }
 
@@ -36,7 +35,7 @@ impl FdCache {
         }
     }
 
-    /// The descriptor of `inode`, where it is kept.
+    /// The cached descriptor of `inode`.
     pub(crate) fn get(&self, inode: &Inode) -> Option<Arc<OwnedFd>> {
         let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
         if let Some(slot) = self.slots.get(hint) {
@@ -54,7 +53,7 @@ impl FdCache {
         None
     }
 
-    /// Keeps `fd` for `inode`. With `hot` it outlives one round of the clock without being used.
+    /// Caches `fd` for `inode`. If `hot` is set, it survives one round of the clock unused.
     pub(crate) fn put(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
         // Two rounds clear every mark, so a third finds a victim unless all slots are locked.
         for _ in 0..self.slots.len() * 2 + 1 {
@@ -74,7 +73,7 @@ impl FdCache {
         }
     }
 
-    /// Drops what is kept for `inode`, which is about to be forgotten.
+    /// Removes the entry of `inode`, which is about to be forgotten.
     pub(crate) fn remove(&self, inode: &Inode) {
         let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
         let Some(slot) = self.slots.get(hint) else { return };
@@ -98,7 +97,7 @@ impl FdCache {
         }
     }
 
-    /// Descriptors kept, hits and misses so far.
+    /// Number of cached descriptors, hits and misses.
     pub(crate) fn counts(&self) -> (usize, u64, u64) {
         let hits = self.slots.iter().map(|slot| lock(slot).hits).sum();
         let misses = self.misses.load(Ordering::Relaxed) as u64;

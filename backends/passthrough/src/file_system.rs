@@ -1,7 +1,4 @@
-//! The contract, operation by operation.
-//!
-//! Each method sets the thread's credentials and calls the inherent method of the same name, which
-//! takes precedence over the trait's. The other modules define those.
+//! The operations of the contract. Each calls one of the other modules.
 
 use std::os::fd::AsFd;
 
@@ -19,12 +16,14 @@ use crate::options::Locks;
 use crate::passthrough::Passthrough;
 
 impl Passthrough {
-    /// Every operation begins with it: nothing that the thread did before decides what it may do.
+    /// The first step of every operation: no state that the thread has from an earlier one may
+    /// matter.
     fn act_as(&self, cx: &Context<'_>) {
         act_as(cx.caller, self.options.credentials);
     }
 
-    /// Who wrote what the kernel held back is not known.
+    /// Acts as the caller of a write. For data from the kernel's write-back cache, the caller is
+    /// unknown.
     fn act_to_write(&self, cx: &Context<'_>, args: WriteArgs) {
         let caller = if args.from_cache { UNKNOWN } else { cx.caller };
         act_as(caller, self.options.credentials);
@@ -34,7 +33,7 @@ impl Passthrough {
         self.options.locks != Locks::Frontend
     }
 
-    /// The descriptors of open files are had by other processes, too.
+    /// True if other processes inherit the descriptors of open files.
     pub(crate) fn is_inherited(&self) -> bool {
         self.options.locks == Locks::Inherited
     }
@@ -52,7 +51,8 @@ impl FileSystem for Passthrough {
             xattrs: options.xattrs,
             kill_suidgid: true,
             open_truncates: true,
-            // A number is not found again after it was forgotten: it is not made from the handle.
+            // An inode number is not valid again after a forget, since it is not derived from the
+            // handle.
             locks: match options.locks {
                 Locks::Frontend => LockSupport::Frontend,
                 Locks::FileSystem | Locks::Inherited => LockSupport::FileSystem,

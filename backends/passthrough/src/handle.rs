@@ -1,13 +1,13 @@
-//! File handles of the lower file system, name_to_handle_at(2): what finds an inode again without
-//! a descriptor.
+//! File handles of the lower file system, name_to_handle_at(2). They find an inode again without a
+//! descriptor.
 
 use std::hash::Hasher;
 
 /// `MAX_HANDLE_SZ` of the kernel.
 pub(crate) const MAX_HANDLE_BYTES: usize = 128;
 
-/// Bytes kept in place. Those of ext4 (8), tmpfs and xfs (12), and btrfs (20) fit; overlayfs and
-/// NFS need the heap.
+/// Bytes stored inline. Handles of ext4 (8), tmpfs and xfs (12), and btrfs (20) fit; those of
+/// overlayfs and NFS are on the heap.
 const SMALL: usize = 22;
 
 /// The kernel's `struct file_handle`, compact.
@@ -17,7 +17,7 @@ pub(crate) struct Handle {
     bytes: Bytes,
 }
 
-/// `FILEID_INO32_GEN`: two numbers of 32 bits, of the inode and its generation.
+/// `FILEID_INO32_GEN`: inode number and generation, 32 bits each.
 const INO32_GEN: i32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum Bytes {
 }
 
 impl Handle {
-    /// A handle of the type `kind`; `bytes` holds at most [`MAX_HANDLE_BYTES`].
+    /// Creates a handle of the type `kind`. `bytes` has at most [`MAX_HANDLE_BYTES`].
     pub(crate) fn new(kind: i32, bytes: &[u8]) -> Self {
         debug_assert!(bytes.len() <= MAX_HANDLE_BYTES);
         let bytes = if bytes.len() <= SMALL {
@@ -40,9 +40,9 @@ impl Handle {
         Handle { kind, bytes }
     }
 
-    /// The handle of the inode `ino` on ext4: the number and the generation, which tells it from its
-    /// predecessors, or 0 for whatever has the number now (`ext4_nfs_get_inode`). `None` for a number
-    /// that has no room in it.
+    /// The handle of the inode `ino` on ext4: its number, and the generation that distinguishes
+    /// successive inodes. Generation 0 matches any inode of this number (`ext4_nfs_get_inode()`).
+    /// Returns `None` if the number does not fit.
     pub(crate) fn ext4(ino: u64, generation: u32) -> Option<Self> {
         let ino = u32::try_from(ino).ok()?;
         let mut bytes = [0; 8];
@@ -51,7 +51,7 @@ impl Handle {
         Some(Handle::new(INO32_GEN, &bytes))
     }
 
-    /// The generation in a handle as [`Handle::ext4`] makes them.
+    /// The generation in a handle of the form of [`Handle::ext4`].
     pub(crate) fn generation(&self) -> Option<u32> {
         let generation = self.bytes().get(4..8).filter(|_| self.kind == INO32_GEN)?;
         generation.try_into().ok().map(u32::from_ne_bytes)
@@ -70,7 +70,7 @@ impl Handle {
         }
     }
 
-    /// Bytes on the heap.
+    /// Memory on the heap in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.bytes {
             Bytes::Small(..) => 0,
@@ -78,8 +78,8 @@ impl Handle {
         }
     }
 
-    /// A number that differs between an inode and its successor with the same number, for file
-    /// systems that keep no birth time. Never 0.
+    /// A hash of the handle, which differs between an inode and its successor with the same number.
+    /// For file systems without birth times. Never 0.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         hasher.write_i32(self.kind);
@@ -87,8 +87,8 @@ impl Handle {
         hasher.finish() | 1
     }
 
-    /// Whether this is a handle of the inode with the number `ino`; `None` where the layout is not
-    /// known. The layouts are those of the kernel's `enum fid_type` (exportfs.h) and mm/shmem.c.
+    /// True if this is a handle of the inode with the number `ino`; `None` if the layout is
+    /// unknown. The layouts are those of the kernel's `enum fid_type` (exportfs.h) and mm/shmem.c.
     pub(crate) fn names(&self, f_type: u64, ino: u64) -> Option<bool> {
         const BTRFS: [i32; 3] = [0x4d, 0x4e, 0x4f];
         const XFS_INO64: [i32; 2] = [0x81, 0x82];
@@ -123,7 +123,7 @@ pub(crate) mod fs_type {
     pub(crate) const ZFS: u64 = 0x2fc1_2fc1;
 }
 
-/// True where nothing is held back until close(2): the file system keeps its data here and reports
+/// True if nothing is delayed until close(2): the file system stores its data locally, and reports
 /// every error at the operation itself or at fsync.
 pub(crate) fn is_local(f_type: u64) -> bool {
     use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, OVERLAY, RAMFS, TMPFS, XFS, ZFS};
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_tells_its_inode_number_where_the_layout_is_known() {
+    fn a_handle_of_known_layout_contains_its_inode_number() {
         let ext4 = Handle::new(1, &[0xa3, 0xc4, 3, 0, 9, 9, 9, 9]);
         assert_eq!(ext4.names(fs_type::EXT, 0x3c4a3), Some(true));
         assert_eq!(ext4.names(fs_type::EXT, 0x3c4a4), Some(false));

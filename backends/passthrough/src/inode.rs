@@ -1,4 +1,4 @@
-//! The inodes that frontends know: by number, and by identity in the lower file system.
+//! The inodes known to frontends, by number and by identity in the lower file system.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::os::fd::OwnedFd;
@@ -14,37 +14,38 @@ use crate::lease::Lease;
 use crate::reopen::Places;
 use crate::slab::{Place, SHARDS, Slab};
 
-/// What an inode is in the lower file systems.
+/// The identity of an inode in the lower file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// `stx_ino`.
     pub(crate) ino: u64,
-    /// Nanoseconds of the birth time, or a digest of the file handle where none is kept: tells an
-    /// inode from the one that had its number before.
+    /// Birth time in nanoseconds, or a hash of the file handle without birth times. It
+    /// distinguishes successive inodes of the same number.
     pub(crate) birth: u64,
     /// Index into the table of mounts.
     pub(crate) mount: u32,
 }
 
-/// An inode that a frontend knows.
+/// An inode known to a frontend.
 pub(crate) struct Inode {
-    /// The number that frontends use.
+    /// The inode number that frontends use.
     pub(crate) number: u64,
     pub(crate) key: Key,
     lookups: AtomicU64,
-    /// Where the descriptor cache last kept this inode; only a hint.
+    /// The last slot of this inode in the descriptor cache, as a hint.
     pub(crate) cache_slot: AtomicU32,
     pub(crate) kind: FileKind,
-    /// It was seen without `security.capability`, for which the kernel asks at the first write
-    /// after every change of its attributes.
+    /// The file had no `security.capability` when last checked. The kernel asks for it at the first
+    /// write after every change of attributes.
     pub(crate) without_capability: Lease,
-    /// A descriptor that stays while nothing else leads to the inode: of the root, of what lost its last
-    /// name (no handle finds it any more), and of what has neither a handle nor a name that is known.
+    /// A descriptor that stays open while nothing else leads to the inode: for the root, for an
+    /// inode without names (no handle finds it any more), and for an inode with neither a handle
+    /// nor a known name.
     pub(crate) pin: ArcSwapOption<OwnedFd>,
     pub(crate) handle: Option<Handle>,
-    /// Where it is found again without a handle.
+    /// The names by which it is found again without a handle.
     pub(crate) places: Option<Box<Places>>,
-    /// The generation, where `handle` was made of the number alone; 0 while it is not known.
+    /// The generation, if `handle` was made of the inode number alone; 0 while unknown.
     pub(crate) generation: AtomicU32,
 }
 
@@ -53,7 +54,7 @@ impl Inode {
         self.pin.load().is_some()
     }
 
-    /// Keeps `fd`; false where there is a descriptor already.
+    /// Sets the pin. Returns false if there is one already.
     fn set_pin(&self, fd: Arc<OwnedFd>) -> bool {
         self.pin.compare_and_swap(&None::<Arc<OwnedFd>>, Some(fd)).is_none()
     }
@@ -84,9 +85,9 @@ impl Inode {
     }
 }
 
-/// All inodes that frontends know. Sharded by identity; the shard is part of the number, so that
-/// either way one lock of one shard is taken, and for everything but the first lookup and the last
-/// forget of an inode it is a shared lock.
+/// All inodes known to frontends. The shard is chosen by identity and is part of the number, so
+/// that both kinds of lookup take the lock of one shard. The lock is shared, except for the first
+/// lookup and the last forget of an inode.
 pub(crate) struct InodeTable {
     shards: Box<[RwLock<Shard>]>,
     hasher: RandomState,
@@ -96,7 +97,7 @@ pub(crate) struct InodeTable {
 
 struct Shard {
     slab: Slab<Inode>,
-    /// Slots of the slab, found by the hash of the key in them.
+    /// Slots of the slab, by hash of their keys.
     by_key: HashTable<u32>,
 }
 
@@ -115,7 +116,7 @@ impl InodeTable {
         &self.root
     }
 
-    /// The inode with a number; `ESTALE` where it has been forgotten.
+    /// The inode with this number. Fails with `ESTALE` if it was forgotten.
     pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
         if ino == Ino::ROOT {
             return Ok(Arc::clone(&self.root));
@@ -124,7 +125,7 @@ impl InodeTable {
         self.read(place.shard).slab.get(place).cloned().ok_or(Errno::ESTALE)
     }
 
-    /// The inode with an identity, without a lookup.
+    /// The inode with this identity. Does not count a lookup.
     pub(crate) fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
         if *key == self.root.key {
             return Some(Arc::clone(&self.root));
@@ -133,7 +134,7 @@ impl InodeTable {
         find(&self.read(index), hash, key).cloned()
     }
 
-    /// One lookup more of the inode with an identity, where it is known.
+    /// Counts a lookup of the inode with this identity, if it is known.
     pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
         if *key == self.root.key {
             return Some(Ino::ROOT);
@@ -141,13 +142,13 @@ impl InodeTable {
         let (hash, index) = self.place(key);
         let shard = self.read(index);
         let inode = find(&shard, hash, key)?;
-        // Under the shared lock, because `forget` removes what it sees at 0 under the exclusive
-        // one.
+        // The shared lock is enough: `forget` removes inodes with a count of 0 under the exclusive
+        // lock.
         inode.lookups.fetch_add(1, Ordering::Relaxed);
         Some(inode.ino())
     }
 
-    /// Enters an inode with one lookup, or counts one more of that which is there already.
+    /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode.
     pub(crate) fn insert(
         &self,
         key: Key,
@@ -172,7 +173,7 @@ impl InodeTable {
             {
                 self.pinned.fetch_add(1, Ordering::Relaxed);
             }
-            // The descriptor that is not needed is closed outside the lock.
+            // Closes the unneeded descriptor outside of the lock.
             drop(guard);
             drop(needless);
             return Ok(ino);
@@ -193,7 +194,7 @@ impl InodeTable {
         Ok(inode.ino())
     }
 
-    /// Gives lookups back; returns the inode when those were the last.
+    /// Decreases the lookup count. Returns the inode if it reached 0.
     pub(crate) fn forget(&self, ino: Ino, lookups: u64) -> Option<Arc<Inode>> {
         if ino == Ino::ROOT {
             return None;
@@ -211,7 +212,7 @@ impl InodeTable {
         let mut guard = self.write(place.shard);
         let Shard { slab, by_key } = &mut *guard;
         let inode = slab.get(place)?;
-        // Looked up again between the two locks.
+        // The inode was looked up again between the two locks.
         if inode.lookups.load(Ordering::Relaxed) > 0 {
             return None;
         }
@@ -226,8 +227,8 @@ impl InodeTable {
         Some(inode)
     }
 
-    /// Lets the identity of `inode`, which is gone, lead to another from now on; its number stays
-    /// until it is forgotten.
+    /// Removes the identity of `inode`, which is gone, so that a successor can have it. Its number
+    /// stays valid until it is forgotten.
     pub(crate) fn unhash(&self, inode: &Inode) {
         let place = Place::of(inode.number);
         if inode.ino() != Ino::ROOT {
@@ -239,10 +240,10 @@ impl InodeTable {
         }
     }
 
-    /// Keeps `fd` in the inode until it is forgotten or [`unpin`](InodeTable::unpin)ned.
+    /// Pins `fd` until the inode is forgotten or [`unpin`](InodeTable::unpin)ned.
     pub(crate) fn pin(&self, inode: &Inode, fd: Arc<OwnedFd>) {
-        // Under the lock of the shard and only while it is there, so that `forget` counts what it
-        // removes.
+        // Under the lock of the shard and only while the inode is in the table, so that `forget`
+        // counts every pin that it removes.
         let place = Place::of(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.set_pin(fd) {
@@ -250,7 +251,7 @@ impl InodeTable {
         }
     }
 
-    /// Gives up the descriptor of an inode that its handle leads to.
+    /// Releases the pin of an inode that its handle can find.
     pub(crate) fn unpin(&self, inode: &Inode) {
         let place = Place::of(inode.number);
         let shard = self.read(place.shard);
@@ -259,7 +260,7 @@ impl InodeTable {
         }
     }
 
-    /// All that frontends know.
+    /// All inodes known to frontends.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
         let shards = (0..SHARDS).flat_map(|index| {
             let shard = self.read(index);
@@ -268,12 +269,12 @@ impl InodeTable {
         shards.collect()
     }
 
-    /// Descriptors that inodes keep.
+    /// Number of pins.
     pub(crate) fn pinned(&self) -> usize {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Number of inodes with the root, and the bytes of memory that they take in all.
+    /// Number of inodes including the root, and their memory in bytes.
     pub(crate) fn size(&self) -> (usize, usize) {
         const ARC_COUNTS: usize = 2 * size_of::<usize>();
         let (mut count, mut bytes) = (1, 0);
@@ -290,7 +291,7 @@ impl InodeTable {
 
     fn place(&self, key: &Key) -> (u64, usize) {
         let hash = self.hasher.hash_one(key);
-        // The table inside a shard uses the low and the topmost bits.
+        // The table of a shard uses the low and the topmost bits of the hash.
         (hash, (hash >> 40) as usize % SHARDS)
     }
 

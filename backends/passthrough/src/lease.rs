@@ -1,4 +1,4 @@
-//! A fact that is believed for a while.
+//! A fact that is assumed for a limited time.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Whether a fact is still believed. As short as it can be: there is one in every inode. It counts
-/// sixteenths of a second since the first use, for eight years.
+/// Tells whether a fact is still assumed. Every inode has one, so it is small: it counts sixteenths
+/// of a second since the first use, which is enough for eight years.
 #[derive(Default)]
 pub(crate) struct Lease {
-    /// The end, or 0.
+    /// The end of the lease, or 0.
     until: AtomicU32,
 }
 
 impl Lease {
-    /// Believes the fact for `time` from now, in whole sixteenths of a second.
+    /// Assumes the fact for `time` from now, in whole sixteenths of a second.
     pub(crate) fn hold_for(&self, time: Duration) {
         let ticks = u32::try_from(time.as_millis() * 16 / 1000).unwrap_or(u32::MAX);
         self.until.store(now().saturating_add(ticks), Ordering::Release);
     }
 
-    /// The fact is not believed any more.
+    /// Ends the lease.
     pub(crate) fn end(&self) {
         self.until.store(0, Ordering::Release);
     }
 
-    /// True while the fact is believed.
+    /// True while the fact is assumed.
     pub(crate) fn holds(&self) -> bool {
         let until = self.until.load(Ordering::Acquire);
         until != 0 && now() < until
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fact_is_believed_for_its_time_and_no_longer() {
+    fn a_lease_holds_for_its_time_and_no_longer() {
         let lease = Lease::default();
         assert!(!lease.holds());
         lease.hold_for(Duration::ZERO);

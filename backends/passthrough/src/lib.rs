@@ -1,19 +1,21 @@
-//! The backend `passthrough`: a directory of another file system, served through the contract of
+//! The backend `passthrough`: serves a directory of another file system through the contract of
 //! defuse (the Stackfs of the FAST '17 paper, on inodes instead of paths).
 //!
-//! What it is: [`Passthrough`], a [`FileSystem`](defuse_fs::FileSystem) whose every operation is
-//! that of the lower file system, with owners, modes, ACLs and errors as they would be natively.
-//! Inodes are kept by file handle, or by name, so a million known files need no million descriptors.
+//! [`Passthrough`] is a [`FileSystem`](defuse_fs::FileSystem) that maps every operation to the
+//! lower file system. Owners, modes, ACLs and errors are those of native access. Inodes are
+//! identified by file handle, or by name, so that a million known files need no million
+//! descriptors.
 //!
-//! What it is not: it caches no data and no attributes (frontends do), checks no permissions (see
-//! the contract), and is no sandbox: a process of the daemon's own user can still reach the source.
-//! It never follows a symbolic link of the source and walks by single components only, so nothing
-//! that is done through it leaves the source, but through what is mounted below.
+//! It caches no data and no attributes, which is the task of frontends, and checks no permissions
+//! (see the contract). It is no sandbox: a process with the user id of the daemon can still access
+//! the source. It never follows a symbolic link of the source and walks by single components only,
+//! so no operation leaves the source, except into file systems mounted below it.
 //!
-//! # System calls for each operation
+//! # System calls per operation
 //!
-//! With file handles, on ext4, xfs, btrfs, f2fs or tmpfs, once the credentials of the thread fit.
-//! *+dir* is one open_by_handle_at(2) where the directory's descriptor is not in the cache.
+//! The table is for file handles on ext4, xfs, btrfs, f2fs or tmpfs, with thread credentials
+//! already set. *+dir* is one open_by_handle_at(2) if the directory's descriptor is not in the
+//! cache.
 //!
 //! | operation | calls |
 //! |---|---|
@@ -33,15 +35,16 @@
 //! | release, forget of a pinned inode | 1: close; 0 for what was open for reading, until it is trimmed |
 //! | flush | 0 on local file systems |
 //!
-//! Without file handles: lookup of a new inode 3 (statx, openat, statx), open by `/proc/self/fd`, and 2
-//! (openat, statx) for what is not in the cache and each directory above it that is not.
+//! Without file handles, a lookup of a new inode takes 3 calls (statx, openat, statx), and open
+//! goes through `/proc/self/fd`. An inode that is not in the cache takes 2 more calls (openat,
+//! statx), and so does each directory above it that is not.
 //!
-//! # What is done to the threads that call
+//! # Effects on the calling threads
 //!
-//! See [`Credentials`]: with the default, threads keep the file-system user, group, umask and
-//! capabilities that an operation has set, and get a working directory of their own; every operation
-//! acts as its caller and depends on nothing that is left over. Threads of an application want
-//! [`Credentials::Restore`].
+//! See [`Credentials`]. By default, a thread keeps the file-system user, group, umask and
+//! capabilities that an operation has set, and gets its own working directory. Every operation acts
+//! as its caller and does not depend on the state that earlier ones left. Threads of an application
+//! need [`Credentials::Restore`].
 
 #![deny(unsafe_code)]
 

@@ -1,14 +1,14 @@
 //! POSIX and flock locks in the lower file system, [`Locks::FileSystem`](crate::Locks).
 //!
 //! POSIX locks are taken as open file description locks, fcntl(2), on one descriptor for each pair
-//! of inode and owner: so owners conflict with each other and with everyone on the source, and
-//! closing some other descriptor of the file drops nothing. flock locks are taken on the descriptor
-//! of the open file, to which they belong.
+//! of inode and owner. Owners thus conflict with each other and with other users of the source, and
+//! closing another descriptor of the file releases nothing. flock locks are taken on the descriptor
+//! of their open file.
 //!
-//! A lock that is waited for holds no thread: one thread tries all of them again, at once when
-//! something is unlocked through us and otherwise at growing intervals, because nothing tells when
-//! someone else unlocks but a call that blocks and cannot be interrupted without a signal. In a process
-//! that forks there is no such thread ([`Locks::Inherited`](crate::Locks)).
+//! A waiting lock occupies no thread. One thread retries all of them: at once after an unlock
+//! through this file system, otherwise at growing intervals. Only a blocking call would report an
+//! unlock by others, and that cannot be interrupted without a signal. A process that forks has no
+//! such thread ([`Locks::Inherited`](crate::Locks)).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,14 +24,14 @@ use crate::lower::OrErrno;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
-/// `OFFSET_MAX` of the kernel: an end here or beyond is the end of the file, however long.
+/// `OFFSET_MAX` of the kernel. A range that ends here or beyond extends to the end of the file.
 const OFFSET_MAX: u64 = u64::MAX >> 1;
-/// Locks that may be waited for at one time.
+/// Maximum number of waiting locks.
 const MAX_WAITING: usize = defuse_fs::locks::MAX_WAITS;
 /// The shortest and the longest interval between two attempts.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// The descriptors on which the locks of each owner are, and the locks that are waited for.
+/// The descriptors that hold the locks of each owner, and the waiting locks.
 pub(crate) struct LockTable {
     owners: Mutex<Owners>,
     waiters: Arc<Waiters>,
@@ -52,10 +52,10 @@ struct Waiters {
 #[derive(Default)]
 struct Queue {
     waiting: Vec<Waiting>,
-    /// Being tried at this moment, outside the lock.
+    /// Number of locks that are being tried, outside of the mutex.
     trying: usize,
     running: bool,
-    /// Try again now: something was unlocked or interrupted.
+    /// Retry now: a lock was released or a wait interrupted.
     kicked: bool,
     stopped: bool,
 }
@@ -80,8 +80,8 @@ impl LockTable {
         self.owners().fds.get(&ino)?.get(&owner).cloned()
     }
 
-    /// In a child, closes the descriptors of its parent: the locks of a process end with it, and would
-    /// not while a child has them open. The parent keeps its own.
+    /// Closes the parent's descriptors in a child process. The locks of the parent must end with
+    /// the parent, and would not while a child has these open. The parent keeps its own.
     pub(crate) fn close_of_parent(&self) {
         let mut owners = self.owners();
         if owners.fds.is_empty() || owners.process == std::process::id() {
@@ -92,7 +92,7 @@ impl LockTable {
         drop(of_parent);
     }
 
-    /// Drops the POSIX locks of `owner`.
+    /// Releases the POSIX locks of `owner`.
     fn drop_owner(&self, ino: Ino, owner: LockOwner) {
         let mut owners = self.owners();
         let Some(of_inode) = owners.fds.get_mut(&ino) else { return };
@@ -102,21 +102,22 @@ impl LockTable {
         }
         drop(owners);
         if let Some(fd) = fd {
-            // Not by closing alone: a lock that is waited for may hold the descriptor too.
+            // Unlock explicitly: a waiting lock may hold the descriptor, too, so that closing is
+            // not enough.
             let all = Lock { typ: LockType::Unlock, start: 0, end: OFFSET_MAX, pid: 0 };
             let _ = ofd(fd.as_fd(), libc::F_OFD_SETLK, &all);
             self.waiters.kick();
         }
     }
 
-    /// Drops what is left of an inode that nobody knows any more.
+    /// Releases the locks of an inode that no frontend knows any more.
     pub(crate) fn forget(&self, ino: Ino) {
         if self.owners().fds.remove(&ino).is_some() {
             self.waiters.kick();
         }
     }
 
-    /// Descriptors held for lock owners.
+    /// Number of descriptors held for lock owners.
     pub(crate) fn len(&self) -> usize {
         self.owners().fds.values().map(HashMap::len).sum()
     }
@@ -128,14 +129,14 @@ impl Drop for LockTable {
         queue.stopped = true;
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
-        // Answered outside the lock, as they end.
+        // Dropped, and thereby answered, outside of the mutex.
         drop(waiting);
         self.waiters.kick();
     }
 }
 
 impl Passthrough {
-    /// The descriptor on which a request is to be made.
+    /// The descriptor for a lock request.
     fn lock_fd(&self, file: File, request: &LockRequest) -> Result<Arc<OwnedFd>> {
         let open = self.files.get(file.fh)?;
         if request.kind == LockKind::Flock {
@@ -144,7 +145,8 @@ impl Passthrough {
         if let Some(fd) = self.locks.find(file.ino, request.owner) {
             return Ok(fd);
         }
-        // Of its own, for both kinds of lock where that is permitted.
+        // The owner's descriptor is open for reading and writing if permitted, so that it can hold
+        // both kinds of lock.
         let inode = self.inodes.get(file.ino)?;
         let fd = match self.open_inode(&inode, OFlags::RDWR) {
             Err(Errno::EACCES | Errno::EROFS | Errno::EISDIR | Errno::ETXTBSY) => {
@@ -174,7 +176,7 @@ impl Passthrough {
 
     pub(crate) fn setlk(&self, file: File, request: &LockRequest) -> Result<()> {
         let unlock = request.lock.typ == LockType::Unlock;
-        // Who has no descriptor has no lock.
+        // An owner without a descriptor has no locks.
         let idle = unlock && request.kind == LockKind::Posix;
         if idle && self.locks.find(file.ino, request.owner).is_none() {
             return Ok(());
@@ -182,7 +184,7 @@ impl Passthrough {
         let fd = self.lock_fd(file, request)?;
         let result = attempt(fd.as_fd(), request);
         if result.is_ok() {
-            // Also a lock that was made weaker may let others in.
+            // Downgrading a lock may let others in, too.
             self.locks.waiters.kick();
         }
         result
@@ -203,8 +205,9 @@ impl Passthrough {
         self.locks.drop_owner(ino, owner);
     }
 
-    /// Drops the flock lock of an open file that is released, where no other process has it. Closing
-    /// it would do, but that may be later: the frontend may hold the descriptor as a backing file.
+    /// Releases the flock lock of an open file at its release, if no other process has the open
+    /// file. Closing would release it, too, but possibly later: the frontend may hold the
+    /// descriptor as a backing file.
     pub(crate) fn drop_flock(&self, fd: BorrowedFd<'_>) {
         let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
         self.locks.waiters.kick();
@@ -226,7 +229,7 @@ impl Waiters {
 
     fn add(this: &Arc<Self>, waiting: Waiting) {
         let shared = Arc::clone(this);
-        // Before it is in the queue, so that an interrupt is either seen there or kicks.
+        // Registered before the wait is queued, so that no interrupt is missed.
         waiting.io.interrupt().on_interrupt(move || shared.kick());
         let mut queue = this.lock();
         if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
@@ -256,7 +259,7 @@ impl Waiters {
         }
     }
 
-    /// Tries until nothing is waited for.
+    /// Retries until no lock is waiting.
     fn run(&self) {
         let mut interval = POLL.0;
         let mut queue = self.lock();
@@ -285,7 +288,7 @@ impl Waiters {
 }
 
 impl Waiting {
-    /// Tries once; `None` when it was answered.
+    /// Tries once. Returns `None` if the request was answered.
     fn go_on(self) -> Option<Self> {
         let result = if self.io.interrupt().interrupted() {
             Err(Errno::EINTR)
@@ -302,7 +305,7 @@ impl Waiting {
     }
 }
 
-/// Takes, changes or drops a lock without waiting. `EAGAIN` where it cannot be had.
+/// Sets, changes or releases a lock without waiting. Fails with `EAGAIN` if another lock conflicts.
 fn attempt(fd: BorrowedFd<'_>, request: &LockRequest) -> Result<()> {
     match request.kind {
         LockKind::Posix => match ofd(fd, libc::F_OFD_SETLK, &request.lock) {
@@ -320,7 +323,8 @@ fn attempt(fd: BorrowedFd<'_>, request: &LockRequest) -> Result<()> {
     }
 }
 
-/// One of the commands `F_OFD_*`; what it leaves in the structure, unless that says unlocked.
+/// Calls fcntl(2) with an `F_OFD_*` command. Returns the lock that the kernel left in the
+/// structure, or `None` for `F_UNLCK`.
 fn ofd(fd: BorrowedFd<'_>, cmd: i32, lock: &Lock) -> Result<Option<Lock>> {
     let typ = match lock.typ {
         LockType::Read => libc::F_RDLCK,
@@ -330,7 +334,7 @@ fn ofd(fd: BorrowedFd<'_>, cmd: i32, lock: &Lock) -> Result<Option<Lock>> {
     if lock.start > OFFSET_MAX || lock.end < lock.start {
         return Err(Errno::EINVAL);
     }
-    // A length of 0 is to the end of the file.
+    // A length of 0 extends to the end of the file.
     let len = if lock.end >= OFFSET_MAX { 0 } else { lock.end - lock.start + 1 };
     let found = sys::ofd_lock(fd, cmd, (typ, lock.start as i64, len as i64))?;
     let typ = match found.typ {
@@ -340,7 +344,7 @@ fn ofd(fd: BorrowedFd<'_>, cmd: i32, lock: &Lock) -> Result<Option<Lock>> {
     };
     let start = found.start as u64;
     let end = if found.len == 0 { OFFSET_MAX } else { start + found.len as u64 - 1 };
-    // A lock of an open file description belongs to no process, and says -1.
+    // A lock of an open file description belongs to no process and reports -1.
     let pid = u32::try_from(found.pid).unwrap_or(0);
     Ok(Some(Lock { typ, start, end, pid }))
 }

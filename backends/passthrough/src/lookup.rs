@@ -1,4 +1,4 @@
-//! From a name to an inode.
+//! Lookups: from a name to an inode.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::mounts::Mount;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
-/// What becomes of the descriptor by which an inode was found.
+/// The use of the descriptor by which an inode was found.
 enum Kept {
     Nothing,
     Pinned(OwnedFd),
@@ -22,7 +22,7 @@ enum Kept {
 }
 
 impl Passthrough {
-    /// Looks `name` up in the directory `dir`, which is open as `fd`; one lookup more.
+    /// Looks up `name` in the directory `dir`, which is open as `fd`. Counts a lookup.
     pub(crate) fn lookup_in(
         &self,
         dir: &Arc<Inode>,
@@ -34,10 +34,11 @@ impl Passthrough {
         Ok(entry)
     }
 
-    /// Looks `name` up in `dir`, a directory on the mount `likely`.
+    /// Looks up `name` in `dir`, a directory on the mount `likely`.
     ///
-    /// Between the calls the name may come to lead elsewhere; that is noticed because the handle
-    /// names an inode, and a descriptor, which can only be of one inode, is taken instead.
+    /// The name may change between the system calls. This is detected, because the file handle
+    /// contains the inode number. The lookup then uses a descriptor, which always refers to one
+    /// inode.
     fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
         let stat = Stat::at(dir, name)?;
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
@@ -69,8 +70,8 @@ impl Passthrough {
         self.enter(index, &stat, Some(handle), Kept::Nothing)
     }
 
-    /// The same with a descriptor: where there are no handles, at mount points, and where
-    /// the name is changing.
+    /// Looks up a name by opening it: without file handles, at mount points, and if the name
+    /// changes meanwhile.
     fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
@@ -79,8 +80,8 @@ impl Passthrough {
         self.enter_path_fd(likely, fd, named)
     }
 
-    /// Enters what an `O_PATH` descriptor has open; one lookup more. With `named` the caller knows its
-    /// name and notes it.
+    /// Adds the inode of an `O_PATH` descriptor. Counts a lookup. If `named` is set, the caller
+    /// knows its name and records it.
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
         let stat = Stat::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
@@ -92,12 +93,12 @@ impl Passthrough {
         self.enter(index, &stat, handle, kept)
     }
 
-    /// Enters a new file that `fd` has open for reading or writing, whose name the caller notes; one
-    /// lookup more.
+    /// Adds the inode of a new file that is open as `fd`. Counts a lookup. The caller records its
+    /// name.
     pub(crate) fn enter_open_fd(&self, likely: u32, fd: BorrowedFd<'_>) -> Result<Entry> {
         let stat = Stat::of(fd)?;
         let (index, handle) = self.identify(likely, fd, &stat)?;
-        // A file without a name is found by no handle.
+        // A file without a name cannot be found by its handle.
         let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
         let kept = if by_handle || self.is_reopened(&stat) {
             Kept::Nothing
@@ -149,7 +150,7 @@ impl Passthrough {
         Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
     }
 
-    /// Gives lookups back, and closes what was kept for the inode after the last.
+    /// Decreases the lookup count. After the last lookup, closes the descriptors of the inode.
     pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
             self.cache.remove(&inode);
@@ -162,26 +163,26 @@ impl Passthrough {
 }
 
 impl Mount {
-    /// The identity of an inode on this mount, the `index`th. `None` where that takes the handle,
-    /// because the file system keeps no birth times that can be relied upon.
+    /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
+    /// file handle is needed, because the file system has no reliable birth times.
     pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
         let birth = match (self.birth_is_constant(), self.handles) {
             (true, _) if stat.birth().is_some() => stat.birth()?,
             (_, true) => handle?.digest(),
-            // The descriptor that every such inode holds keeps its number from being used again.
+            // Every such inode has an open descriptor, so its number cannot be reused.
             (_, false) => 0,
         };
         Some(Key { ino: stat.ino(), birth, mount: index })
     }
 }
 
-/// The handle of `name` in `dir`.
+/// The file handle of `name` in `dir`.
 pub(crate) fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
-    // Names of up to 255 bytes are terminated on the stack.
+    // Names of up to 255 bytes are NUL-terminated on the stack.
     name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
 }
 
-/// Whether `handle` belongs to the inode of `stat`: by the number in it, or by a second look at
+/// True if `handle` belongs to the inode of `stat`: by the number in it, or by a second statx of
 /// the name.
 fn same_inode(
     mount: &Mount,

@@ -1,4 +1,4 @@
-//! Small pieces around system calls of the lower file system: errors, attributes, `/proc` paths.
+//! Helpers for system calls on the lower file system: errors, attributes, `/proc` paths.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
-/// The same open file under a number from `floor` on, or as it is where there is none.
+/// Moves a descriptor to a number from `floor` on, if there is a free one.
 pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
     let floor = i32::try_from(floor).unwrap_or(i32::MAX);
     if floor == 0 || fd.as_raw_fd() >= floor {
@@ -15,9 +15,9 @@ pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd)
 }
 
-/// The directory `dir` with what is mounted below it, on mounts of our own that move no access times,
-/// mount_setattr(2). What reads a backing file is the kernel, which goes by the mount and not by the
-/// flags of our descriptor. `None` where that takes a privilege that is not there, or before Linux 5.12.
+/// Clones the mounts of `dir` and below, with access times disabled, mount_setattr(2). Backing
+/// files are read by the kernel, which uses the flags of the mount and not of our descriptor.
+/// Returns `None` without the privilege, or before Linux 5.12.
 pub(crate) fn without_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
     use rustix::mount::{OpenTreeFlags, open_tree};
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
@@ -29,7 +29,7 @@ pub(crate) fn without_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
     Some(tree)
 }
 
-/// Turns the errors of rustix into those of the contract.
+/// Converts errors of rustix to those of the contract.
 pub(crate) trait OrErrno<T> {
     fn or_errno(self) -> Result<T>;
 }
@@ -40,18 +40,18 @@ impl<T> OrErrno<T> for rustix::io::Result<T> {
     }
 }
 
-/// Which mount and device an inode belongs to.
+/// Mount and device of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MountId {
     pub(crate) mount: u64,
     pub(crate) device: u64,
 }
 
-/// What statx(2) told.
+/// A result of statx(2).
 pub(crate) struct Stat(Statx);
 
-/// `STATX_MNT_ID_UNIQUE` of Linux 6.8, which rustix does not name. Kernels from 5.8 to 6.7 ignore
-/// it and give the id that may be used again after an unmount.
+/// `STATX_MNT_ID_UNIQUE` of Linux 6.8, which rustix lacks. Kernels from 5.8 to 6.7 ignore it and
+/// return an id that may be reused after an unmount.
 const MNT_ID_UNIQUE: u32 = 0x4000;
 
 fn mask() -> StatxFlags {
@@ -62,13 +62,13 @@ fn mask() -> StatxFlags {
 }
 
 impl Stat {
-    /// Of `name` in `dir`, not following a symbolic link.
+    /// statx of `name` in `dir`, without following a symbolic link.
     pub(crate) fn at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Self> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
         rustix::fs::statx(dir, name, flags, mask()).or_errno().map(Stat)
     }
 
-    /// Of an open file.
+    /// statx of an open file.
     pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self> {
         rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask()).or_errno().map(Stat)
     }
@@ -101,7 +101,7 @@ impl Stat {
         MountId { mount, device }
     }
 
-    /// Nanoseconds of the birth time; `None` where none is kept.
+    /// Birth time in nanoseconds, if the file system has one.
     pub(crate) fn birth(&self) -> Option<u64> {
         let time = self.btime()?;
         Some((time.secs as u64).wrapping_mul(1_000_000_000).wrapping_add(time.nanos.into()))
@@ -112,8 +112,8 @@ impl Stat {
         kept.then(|| timestamp(self.0.stx_btime)).filter(|time| *time != Timestamp::default())
     }
 
-    /// The attributes, with `mount` the index of the mount: inode numbers of file systems mounted
-    /// below the source are made distinct, because all seem to lie on one device.
+    /// The attributes, where `mount` is the index of the mount. Inode numbers of file systems
+    /// mounted below the source are made distinct, because all appear on one device.
     pub(crate) fn attr(&self, mount: u32, valid_for: Duration) -> Result<Attr> {
         let stat = &self.0;
         Ok(Attr {
@@ -136,7 +136,7 @@ impl Stat {
     }
 }
 
-/// `st_ino` as programs see it; that of the source's own file system is left as it is.
+/// `st_ino` as programs see it. The numbers of the source's own file system are unchanged.
 pub(crate) fn distinct_ino(ino: u64, mount: u32) -> u64 {
     ino ^ (u64::from(mount) << 48)
 }
@@ -145,8 +145,7 @@ fn timestamp(time: StatxTimestamp) -> Timestamp {
     Timestamp { secs: time.tv_sec, nanos: time.tv_nsec }
 }
 
-/// The path by which this process reaches what it has open as `fd`, NUL-terminated, without an
-/// allocation.
+/// The `/proc` path of the descriptor `fd`, NUL-terminated, without an allocation.
 pub(crate) struct ProcPath {
     bytes: [u8; 32],
 }

@@ -1,5 +1,4 @@
-//! The file systems that lie below the source, each with a descriptor by which its file handles
-//! are opened.
+//! The file systems below the source, each with a descriptor for opening file handles.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,29 +12,29 @@ use crate::lower::{MountId, OrErrno, ProcPath, Stat};
 use crate::options::{FileHandles, Granted};
 use crate::sys;
 
-/// How many mounts (and btrfs subvolumes) can be known at once: [`GROUPS`] of [`GROUP`].
+/// Maximum number of mounts (and btrfs subvolumes): [`GROUPS`] of [`GROUP`].
 const MAX_MOUNTS: usize = GROUPS * GROUP;
 const GROUPS: usize = 64;
 const GROUP: usize = 16;
 
-/// One mount, or one subvolume of it: wherever mount id or device number differ.
+/// One mount, or one subvolume of it: a pair of mount id and device number.
 pub(crate) struct Mount {
     pub(crate) id: MountId,
-    /// Open for reading, as open_by_handle_at(2) wants it. `None` for the mount of something other
-    /// than a directory. It keeps the mount busy for umount(8).
+    /// Open for reading, as open_by_handle_at(2) requires. `None` if the mount point is not a
+    /// directory. It keeps the mount busy for umount(8).
     pub(crate) fd: Option<OwnedFd>,
     pub(crate) f_type: u64,
-    /// File handles work.
+    /// File handles work on this mount.
     pub(crate) handles: bool,
-    /// What it denies to the users of its files.
+    /// The mount options that restrict its files.
     pub(crate) denied: Denied,
-    /// A handle can be made of a number alone ([`Handle::ext4`]), which spares a walk to the file.
+    /// A handle can be made of an inode number alone ([`Handle::ext4`]), which saves a path walk.
     pub(crate) by_number: bool,
 }
 
 impl Mount {
-    /// The mount that the directory `dir` lies on. With handles it is an error where they do not
-    /// work, otherwise they are not used then.
+    /// The mount of the directory `dir`. If file handles do not work, that is an error with
+    /// [`FileHandles::On`]; otherwise they are not used.
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
         let stat = Stat::of(dir)?;
         let id = stat.mount_id();
@@ -44,7 +43,7 @@ impl Mount {
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
         match (want, works) {
-            // That says nothing about handles; the caller makes room and tries again.
+            // A lack of descriptors says nothing about handles. The caller makes room and retries.
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
@@ -58,20 +57,20 @@ impl Mount {
         }
     }
 
-    /// True where the birth time of an inode never changes. Not so on overlayfs (copy up), and not
-    /// to be relied on where a server answers.
+    /// True if the birth time of an inode never changes. It changes on overlayfs (copy up), and a
+    /// network file system cannot guarantee it.
     pub(crate) fn birth_is_constant(&self) -> bool {
         use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, TMPFS, XFS};
         [EXT, TMPFS, XFS, BTRFS, F2FS, BCACHEFS].contains(&self.f_type)
     }
 
-    /// True where close(2) has nothing to report.
+    /// True if close(2) reports no errors.
     pub(crate) fn is_local(&self) -> bool {
         is_local(self.f_type)
     }
 }
 
-/// Why a mount cannot be used.
+/// The reason why a mount cannot be used.
 pub(crate) enum MountError {
     NoHandles(Errno),
     Other(Errno),
@@ -83,20 +82,20 @@ impl From<Errno> for MountError {
     }
 }
 
-/// A handle made and opened again shows at once whether the file system and the process can.
+/// Makes a handle and opens it, to check that the file system and the process can do it.
 fn probe(dir: BorrowedFd<'_>) -> Result<()> {
     let handle = sys::name_to_handle(dir, c"")?;
     sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).map(drop)
 }
 
-/// Whether `dir`, the inode of `stat`, is found by its number alone.
+/// True if `dir`, the inode of `stat`, is found by its number alone.
 fn opens_by_number(dir: BorrowedFd<'_>, stat: &Stat) -> bool {
     let open = |handle| sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).ok();
     let found = Handle::ext4(stat.ino(), 0).and_then(open);
     found.and_then(|fd| Stat::of(fd.as_fd()).ok()).is_some_and(|found| found.ino() == stat.ino())
 }
 
-/// The type of the file system, and what its mount denies.
+/// The type of the file system, and the restrictions of its mount.
 fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
     let stat = rustix::fs::fstatfs(fd).or_errno()?;
     // The kernel's number has 32 bits; some architectures sign-extend it.
@@ -112,22 +111,22 @@ fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
 
 type Group = Box<[OnceLock<Mount>]>;
 
-/// All mounts that were met. They are never removed, so that an index stays true and reading takes
-/// no lock.
+/// All mounts that were seen. They are never removed, so that an index stays valid and reading
+/// takes no lock.
 pub(crate) struct MountTable {
-    /// In groups, because nearly always there is one mount.
+    /// In groups, because there is nearly always only one mount.
     groups: Box<[OnceLock<Group>]>,
     len: Mutex<usize>,
     want: FileHandles,
     granted: Granted,
-    /// Said once; users could fill the log otherwise.
+    /// The warning is printed once; otherwise users could fill the log.
     warned: AtomicBool,
 }
 
 impl MountTable {
     pub(crate) fn new(first: Mount, want: FileHandles, granted: Granted) -> Self {
-        // Handles that are asked for are asked for at the source; what is mounted below it may be
-        // any file system.
+        // The setting On is checked for the source only. File systems mounted below it may be of
+        // any type.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
         let groups = (0..GROUPS).map(|_| OnceLock::new()).collect();
         let table = MountTable {
@@ -143,7 +142,7 @@ impl MountTable {
         table
     }
 
-    /// Where the mount of this index belongs; `None` beyond the table.
+    /// The place of the mount with this index; `None` beyond the table.
     fn place(&self, index: usize) -> Option<&OnceLock<Mount>> {
         let group = self.groups.get(index / GROUP)?;
         let group = group.get_or_init(|| (0..GROUP).map(|_| OnceLock::new()).collect());
@@ -161,7 +160,7 @@ impl MountTable {
         groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
     }
 
-    /// The index of the mount `id`, which is most often that of the parent, `likely`.
+    /// The index of the mount `id`, which is usually `likely`, that of the parent.
     pub(crate) fn find(&self, id: MountId, likely: u32) -> Option<u32> {
         if self.get(likely).is_ok_and(|mount| mount.id == id) {
             return Some(likely);
@@ -169,7 +168,7 @@ impl MountTable {
         self.iter().position(|mount| mount.id == id).map(|index| index as u32)
     }
 
-    /// The index of the mount that `fd` lies on, which is entered where it is new.
+    /// The index of the mount of `fd`. A new mount is added.
     pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<u32> {
         let mount = if stat.kind()? == FileKind::Directory {
             Mount::open(fd, self.want).map_err(|error| match error {
@@ -196,8 +195,8 @@ impl MountTable {
 }
 
 impl MountTable {
-    /// `EACCES` for a mount below the source whose files must not have the effects that the frontend
-    /// gives all of them: one mount of a frontend has one set of flags.
+    /// Fails with `EACCES` for a mount below the source that denies an effect which the frontend
+    /// grants to all files: a frontend has only one set of mount options.
     fn check(&self, fd: BorrowedFd<'_>, denied: Denied) -> Result<()> {
         let flag = match (self.granted.suid && denied.suid, self.granted.dev && denied.dev) {
             (true, _) => "suid",

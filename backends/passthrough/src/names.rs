@@ -1,4 +1,4 @@
-//! Making, moving and removing names.
+//! Operations that create, rename and remove names.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::passthrough::{InodeFd, Passthrough};
 
-/// Deeper than any path that can be made, to end a walk upwards.
+/// More levels than any path can have, to bound a walk upwards.
 const MAX_DEPTH: usize = 1 << 16;
 
 impl Passthrough {
@@ -25,12 +25,12 @@ impl Passthrough {
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
-    /// A descriptor of a directory to walk from.
+    /// The descriptor of a directory, to start from.
     fn dir_fd(&self, inode: &Inode) -> Result<InodeFd> {
         if inode.kind == FileKind::Directory { self.fd(inode) } else { Err(Errno::ENOTDIR) }
     }
 
-    /// Makes a node by `make(dir, name, mode)`, labels it, and looks it up.
+    /// Creates a node by `make(dir, name, mode)`, sets its label, and looks it up.
     fn make(
         &self,
         parent: Ino,
@@ -96,8 +96,8 @@ impl Passthrough {
         Ok(made)
     }
 
-    /// Always exclusively: nobody has checked whether the caller may open what has the name. Nor is
-    /// a fifo or device that has it ever opened, or a symbolic link followed.
+    /// Creates a file, always exclusively: nobody has checked whether the caller may open an
+    /// existing file. Nor may this open a fifo or device or follow a symbolic link.
     fn create_new(
         &self,
         dir: BorrowedFd<'_>,
@@ -115,7 +115,7 @@ impl Passthrough {
         })
     }
 
-    /// Enters a file that was just made. Without TRUNC: it is empty.
+    /// Adds a file that was just created. O_TRUNC is left out, since the file is empty.
     fn enter_created(
         &self,
         mount: u32,
@@ -168,7 +168,8 @@ impl Passthrough {
         let (inode_fd, dir_fd) = (self.fd(&inode)?, self.dir_fd(&dir)?);
         let (fd, dir_fd, name) = (inode_fd.as_fd(), dir_fd.as_fd(), name.as_bytes());
         match rustix::fs::linkat(fd, c"", dir_fd, name, AtFlags::EMPTY_PATH).or_errno() {
-            // Without CAP_DAC_READ_SEARCH the empty path does not exist, but this one does.
+            // Without CAP_DAC_READ_SEARCH the empty path fails with ENOENT, but a `/proc` path
+            // works.
             Err(Errno::ENOENT) => {
                 let path = ProcPath::new(fd);
                 let flags = AtFlags::SYMLINK_FOLLOW;
@@ -210,7 +211,7 @@ impl Passthrough {
         } else {
             None
         };
-        // A whiteout is made here, and belongs to the caller.
+        // The rename creates a whiteout, which belongs to the caller.
         let caller = cx.caller;
         let owner = Owner {
             uid: caller.uid,
@@ -238,8 +239,8 @@ impl Passthrough {
         moved
     }
 
-    /// The parent of a directory, provided that it lies below the source: a directory that was
-    /// moved out of the source behind our back must not lead further out.
+    /// The parent of a directory, if it is below the source. A directory that was moved out of the
+    /// source must not lead further out.
     pub(crate) fn lookup_parent(&self, ino: Ino) -> Result<Entry> {
         let inode = self.inodes.get(ino)?;
         let fd = self.dir_fd(&inode)?;
@@ -281,7 +282,7 @@ impl Passthrough {
     }
 }
 
-/// Sets the security label that the new inode `name` in `dir` is to have from the start.
+/// Sets the initial security label of the new inode `name` in `dir`.
 fn label(dir: BorrowedFd<'_>, name: &[u8], node: &NewNode<'_>) -> Result<()> {
     let Some((label, value)) = node.security else { return Ok(()) };
     let path = ProcPath::new(dir).join(name);

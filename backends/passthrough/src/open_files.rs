@@ -1,8 +1,8 @@
 //! Open files and directories, by handle.
 //!
-//! The table is sharded, and a thread opens in the shards in turn, so a read takes the shared lock
-//! of one of 64 shards for as long as it takes to count a reference; the lock is not held during
-//! the system call.
+//! The table is sharded, and each thread opens files in the shards in turn. A read takes the shared
+//! lock of one of 64 shards while it counts a reference. The lock is not held during the system
+//! call.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -15,36 +15,36 @@ use crate::directory::DirStream;
 use crate::lower::{OrErrno, ProcPath};
 use crate::slab::{Place, SHARDS, Slab};
 
-/// Flags that fcntl(2) changes on an open file and that matter below.
+/// Flags that fcntl(2) can change on an open file and that matter to the lower file.
 const SETTABLE: u32 = OpenFlags::APPEND | OpenFlags::DIRECT;
 
 /// An open file or directory.
 pub(crate) struct OpenFile {
     pub(crate) fd: Arc<OwnedFd>,
-    /// Where a listing stands; of directories alone.
+    /// State of the listing; for directories only.
     pub(crate) dir: Option<Mutex<DirStream>>,
-    /// close(2) has nothing to report.
+    /// close(2) reports no errors.
     pub(crate) local: bool,
-    /// Opened with `O_RDONLY` and nothing else.
+    /// Opened with `O_RDONLY` and no other flag.
     only_reads: bool,
-    /// Those of `SETTABLE` that `fd` has.
+    /// The flags of `SETTABLE` that `fd` has.
     set: AtomicU32,
-    /// Those that it never gets.
+    /// Flags that `fd` never gets.
     ignored: u32,
     /// The same file without `O_APPEND`, for writes from a cache.
     plain: OnceLock<OwnedFd>,
 }
 
 impl OpenFile {
-    /// A regular file, opened with `flags`; those of its caller that are `ignored` were left out on
-    /// purpose.
+    /// A regular file that was opened with `flags`. The caller's flags in `ignored` were left out
+    /// on purpose.
     pub(crate) fn file(fd: Arc<OwnedFd>, flags: OFlags, ignored: u32, local: bool) -> Self {
         let set = AtomicU32::new(flags.bits() & SETTABLE & !ignored);
         let only_reads = flags == OFlags::RDONLY;
         OpenFile { fd, dir: None, local, only_reads, set, ignored, plain: OnceLock::new() }
     }
 
-    /// True where the descriptor can do nothing but read, as if just opened with `O_RDONLY`.
+    /// True if the descriptor is like one just opened with `O_RDONLY`.
     pub(crate) fn only_reads(&self) -> bool {
         self.only_reads && self.set.load(Ordering::Relaxed) == 0
     }
@@ -61,8 +61,8 @@ impl OpenFile {
         }
     }
 
-    /// The descriptor with `O_APPEND` and `O_DIRECT` as `flags` say, which the caller's process may
-    /// have changed since it opened the file.
+    /// The descriptor, with `O_APPEND` and `O_DIRECT` set as in `flags`: the caller's process may
+    /// have changed them since it opened the file.
     pub(crate) fn fd_as(&self, flags: OpenFlags) -> BorrowedFd<'_> {
         let wanted = flags.0 & SETTABLE & !self.ignored;
         if wanted != self.set.load(Ordering::Relaxed) {
@@ -76,12 +76,12 @@ impl OpenFile {
         let Ok(now) = rustix::fs::fcntl_getfl(&self.fd) else { return };
         let settable = OFlags::from_bits_retain(SETTABLE);
         let flags = (now - settable) | OFlags::from_bits_retain(wanted);
-        // Where the file system refuses O_DIRECT, going through its cache gives the same bytes.
+        // If the file system refuses O_DIRECT, cached I/O gives the same data.
         let _ = rustix::fs::fcntl_setfl(&self.fd, flags);
         self.set.store(wanted, Ordering::Relaxed);
     }
 
-    /// A descriptor that writes where it is told to, whatever `O_APPEND` says.
+    /// A descriptor that writes at the given offset, regardless of `O_APPEND`.
     pub(crate) fn fd_at_offset(&self) -> Result<BorrowedFd<'_>> {
         if self.set.load(Ordering::Relaxed) & OpenFlags::APPEND == 0 {
             return Ok(self.fd.as_fd());
@@ -96,7 +96,7 @@ impl OpenFile {
     }
 }
 
-/// All of them.
+/// All open files.
 pub(crate) struct OpenFiles {
     shards: Box<[RwLock<Slab<OpenFile>>]>,
     turn: AtomicUsize,
@@ -119,7 +119,7 @@ impl OpenFiles {
         inserted.map(|_| fh).ok_or(Errno::ENFILE)
     }
 
-    /// `EBADF` for a handle that was released, or never given.
+    /// The open file of a handle. Fails with `EBADF` if it was released, or never existed.
     pub(crate) fn get(&self, fh: Fh) -> Result<Arc<OpenFile>> {
         let place = Place::of(fh.0);
         let shard = self.shards[place.shard].read().unwrap_or_else(PoisonError::into_inner);

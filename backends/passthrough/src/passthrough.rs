@@ -1,4 +1,4 @@
-//! The file system object, and how an inode is found, opened and entered.
+//! The file system object, and the functions that find, open and add inodes.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::recent::RecentFiles;
 use crate::removal::Removals;
 use crate::sys;
 
-/// Descriptors that the cache gives up when the process has too many.
+/// Number of descriptors that the cache closes when the process has too many.
 const SHRINK_BY: usize = 64;
 
 /// A directory of another file system, served as a [`FileSystem`](defuse_fs::FileSystem).
@@ -37,50 +37,51 @@ pub struct Passthrough {
     pub(crate) locks: LockTable,
     pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
-    /// Every file is opened with `O_NOATIME`, because the mount of the source moves access times.
+    /// Open every file with `O_NOATIME`, because the mount of the source updates access times.
     pub(crate) opens_without_atime: bool,
-    /// Taken to find out whether an inode has lost its last name, see `removal.rs`.
+    /// Locks for detecting that an inode has lost its last name; see `removal.rs`.
     pub(crate) removals: Removals,
     /// See [`Passthrough::keep_descriptors`].
     by_descriptor: AtomicBool,
 }
 
-/// What a [`Passthrough`] holds at a moment.
+/// The current resources of a [`Passthrough`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Inodes that frontends know, with the root.
+    /// Number of inodes known to frontends, including the root.
     pub inodes: usize,
-    /// Memory for all inodes and their tables, in bytes; an estimate without the allocator's own.
+    /// Memory of all inodes and their tables in bytes: an estimate without the allocator's
+    /// overhead.
     pub inode_bytes: usize,
-    /// Open files and directories of frontends.
+    /// Number of open files and directories.
     pub open_files: usize,
-    /// Descriptors kept for inodes: in the cache, of files that were open for reading a moment ago,
-    /// and those that stay until an inode is forgotten.
+    /// Number of descriptors kept for inodes: in the cache, of files recently open for reading, and
+    /// pins.
     pub cached_fds: usize,
-    /// Descriptors that stay until their inode is forgotten: of unlinked files, and, without file
-    /// handles, of what is not found again by name.
+    /// Number of pins: descriptors that stay open until their inode is forgotten. Needed for
+    /// unlinked files and, without file handles, for inodes that cannot be found by name.
     pub pinned_fds: usize,
-    /// All descriptors: files, cache, pins, lock owners and one for each mount.
+    /// Number of all descriptors: open files, cache, pins, lock owners and one per mount.
     pub open_fds: usize,
-    /// Times that the descriptor of an inode was in the cache.
+    /// Number of hits in the descriptor cache.
     pub cache_hits: u64,
-    /// Times that it was not, and was opened by its handle.
+    /// Number of misses in the descriptor cache, after which the handle was opened.
     pub cache_misses: u64,
 }
 
-/// A descriptor of an inode for the time of one operation, mostly `O_PATH`.
+/// A descriptor of an inode during one operation, usually `O_PATH`.
 pub(crate) type InodeFd = Arc<OwnedFd>;
 
 impl Passthrough {
-    /// Serves the directory `source` (a symbolic link to one is followed).
+    /// Serves the directory `source`, or the directory that it links to.
     ///
-    /// Without file handles (see [`FileHandles`]) the soft limit `RLIMIT_NOFILE` of the process is
-    /// raised to the hard one, because more descriptors are kept then.
+    /// Without file handles (see [`FileHandles`]), more descriptors are needed, so this raises the
+    /// soft limit `RLIMIT_NOFILE` of the process to the hard limit.
     ///
     /// # Errors
     ///
-    /// See [`SourceError`], whose text says what to do next.
+    /// See [`SourceError`], whose text names the next step.
     pub fn new(source: &Path, options: Options) -> Result<Self, SourceError> {
         let fail = |errno| SourceError::new(source.to_path_buf(), errno);
         rustix::fs::access("/proc/self/fd", rustix::fs::Access::EXEC_OK)
@@ -144,7 +145,7 @@ impl Passthrough {
         })
     }
 
-    /// What is held at the moment. Walks all inodes; for people, not for every request.
+    /// The current resources. It visits all inodes, so it is not meant for hot paths.
     pub fn stats(&self) -> Stats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
@@ -163,13 +164,13 @@ impl Passthrough {
         }
     }
 
-    /// True where inodes of the source are found again by file handles.
+    /// True if inodes of the source are found by file handles.
     pub fn uses_file_handles(&self) -> bool {
         self.mounts.get(0).is_ok_and(|mount| mount.handles)
     }
 
-    /// From now on every inode that a frontend knows keeps a descriptor: open_by_handle_at(2) takes a
-    /// privilege (`CAP_DAC_READ_SEARCH`) that the threads of an application may give up.
+    /// From now on, every known inode keeps a descriptor. open_by_handle_at(2) requires a privilege
+    /// (`CAP_DAC_READ_SEARCH`) that the threads of an application may drop.
     pub(crate) fn keep_descriptors(&self) {
         if self.by_descriptor.swap(true, Ordering::Relaxed) {
             return;
@@ -181,7 +182,7 @@ impl Passthrough {
         }
     }
 
-    /// Whether every inode keeps a descriptor although it has a handle.
+    /// True if every inode keeps a descriptor even if it has a handle.
     pub(crate) fn keeps_descriptors(&self) -> bool {
         self.by_descriptor.load(Ordering::Relaxed)
     }
@@ -201,16 +202,17 @@ impl Passthrough {
             None => self.reopen(inode).inspect_err(|_| self.inodes.unhash(inode)),
         }?;
         let fd = Arc::new(self.placed(fd));
-        // Lookups and creations need directories again and again; other inodes mostly once.
+        // Directories are used again and again by lookups and creations; other inodes mostly once.
         self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
         Ok(fd)
     }
 
-    /// Opens an inode: one system call. The caller has seen to it that `flags` suit its kind.
+    /// Opens an inode with one system call. The caller has checked that `flags` are valid for its
+    /// type.
     pub(crate) fn open_inode(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
         let result = self.with_spare_fds(|| match (&inode.handle, &*inode.pin.load()) {
-            // By the pin where there is one, because no handle finds an unlinked file on tmpfs.
+            // Use the pin if there is one, because no handle finds an unlinked file on tmpfs.
             (_, Some(pin)) => {
                 let path = ProcPath::new(pin.as_fd());
                 rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty())
@@ -228,18 +230,19 @@ impl Passthrough {
             }
         });
         if matches!(result, Err(Errno::ESTALE)) {
-            // It was removed behind our back. Its number may lead to a new inode from now on.
+            // The inode was removed on the source. Its number may belong to a new inode from now
+            // on.
             self.inodes.unhash(inode);
         }
         result
     }
 
-    /// A descriptor that is kept, under a number where the application has none of its own.
+    /// Moves a descriptor to the range of numbers that the application does not use.
     pub(crate) fn placed(&self, fd: OwnedFd) -> OwnedFd {
         above(fd, self.options.descriptors_from)
     }
 
-    /// Runs `open`, and once more with fewer descriptors in the cache if there were too many.
+    /// Runs `open`, and repeats it with fewer cached descriptors if there were too many.
     pub(crate) fn with_spare_fds<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(Errno::EMFILE) => {
@@ -255,7 +258,7 @@ impl Passthrough {
         }
     }
 
-    /// Once, because from then on every lookup may fail.
+    /// Logged once, because every lookup may fail from then on.
     fn say_that_descriptors_ran_out(&self) {
         static SAID: std::sync::Once = std::sync::Once::new();
         SAID.call_once(|| {
@@ -275,14 +278,14 @@ impl fmt::Debug for Passthrough {
     }
 }
 
-/// Whether the file system of `root` keeps POSIX ACLs.
+/// True if the file system of `root` supports POSIX ACLs.
 fn has_acls(root: BorrowedFd<'_>) -> bool {
     let path = ProcPath::new(root);
     let answer = rustix::fs::getxattr_query(path.as_c_str(), c"system.posix_acl_access");
     !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
-/// Half of what the process may open, so that as many open files of frontends fit beside.
+/// Half of the limit on descriptors, so that an equal number of open files fits.
 fn cache_capacity(wanted: usize) -> usize {
     const MOST: u64 = 8192;
     if wanted > 0 {
@@ -292,7 +295,7 @@ fn cache_capacity(wanted: usize) -> usize {
     (limit / 2).clamp(1, MOST) as usize
 }
 
-/// A sixteenth of what the process may open.
+/// A sixteenth of the limit on descriptors.
 fn recent_capacity() -> usize {
     const MOST: u64 = 1024;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -307,9 +310,9 @@ fn raise_nofile_limit() {
     }
 }
 
-/// Opens `inode` by its handle. What was made of the number alone may be of a successor by now, so
-/// that nothing but its path is opened before its birth time has told; then the generation is known,
-/// and the handle as good as any.
+/// Opens `inode` by its handle. A handle made of the inode number alone may lead to a successor, so
+/// it is first opened as O_PATH only, and the birth time is compared. After that the generation is
+/// known, and the handle is exact.
 fn open_by_handle(
     mount: BorrowedFd<'_>,
     inode: &Inode,

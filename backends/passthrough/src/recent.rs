@@ -1,29 +1,29 @@
-//! Files that were open for reading a moment ago, for those who open them again: a program that reads
-//! the same small files over and over costs no open and no close below.
+//! Recently read files, kept open for the next open: a program that reads the same small files
+//! repeatedly causes no open and close of the lower file.
 //!
-//! A file is kept open until [`trim`](RecentFiles::trim) finds that nobody wanted it since the last
-//! time, until its inode is forgotten, or until another file takes its place. Only descriptors that
-//! were opened for reading are kept, which neither keep a program from being executed nor a file
-//! system from being remounted read-only.
+//! A file stays open until [`trim`](RecentFiles::trim) finds it unused since the last call, until
+//! its inode is forgotten, or until another file takes its slot. Only read-only descriptors are
+//! kept. They neither prevent a program from being executed nor a file system from being remounted
+//! read-only.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Files that share a lock; each has one of them to be kept in.
+/// Slots that share a lock. A file can be in either of them.
 const WAYS: usize = 2;
 
 type Set = [Option<Recent>; WAYS];
 
 pub(crate) struct RecentFiles {
-    /// Made when something is kept for the first time.
+    /// Allocated on first use.
     sets: OnceLock<Box<[Mutex<Set>]>>,
     count: usize,
     held: AtomicUsize,
 }
 
 struct Recent {
-    /// The inode, as frontends number it.
+    /// The inode number of frontends.
     number: u64,
     fd: Arc<OwnedFd>,
     /// Released since the last trim.
@@ -31,7 +31,7 @@ struct Recent {
 }
 
 impl RecentFiles {
-    /// Room for `capacity` files, at least two.
+    /// Creates a cache of `capacity` files, at least two.
     pub(crate) fn new(capacity: usize) -> Self {
         let count = (capacity / WAYS).max(1);
         RecentFiles { sets: OnceLock::new(), count, held: AtomicUsize::new(0) }
@@ -41,7 +41,7 @@ impl RecentFiles {
         self.sets.get_or_init(|| (0..self.count).map(|_| Mutex::default()).collect())
     }
 
-    /// Takes the descriptor of an inode out, where it is kept.
+    /// Removes and returns the descriptor of an inode.
     pub(crate) fn take(&self, number: u64) -> Option<Arc<OwnedFd>> {
         if self.len() == 0 {
             return None;
@@ -53,12 +53,12 @@ impl RecentFiles {
         Some(taken.fd)
     }
 
-    /// Keeps the descriptor of an inode, one at most. Another inode's may lose its place.
+    /// Keeps one descriptor of an inode, possibly in place of another inode's.
     pub(crate) fn put(&self, number: u64, fd: Arc<OwnedFd>) {
         let mut set = lock(self.set_of(number));
         let known = |place: &Option<Recent>| place.as_ref().is_some_and(|r| r.number == number);
         let place = set.iter().position(known).or_else(|| set.iter().position(Option::is_none));
-        // Without a free place the first has its turn, and what came last is the next.
+        // Without a free slot, the first is replaced, and the newest entry is the next to go.
         let at = place.unwrap_or(0);
         let victim = set[at].replace(Recent { number, fd, fresh: true });
         if place.is_none() {
@@ -68,21 +68,21 @@ impl RecentFiles {
             self.held.fetch_add(1, Ordering::Relaxed);
         }
         drop(set);
-        // Closed here, where nobody waits for the lock.
+        // Closed outside of the lock.
         drop(victim);
     }
 
-    /// Closes what was not released since the last call.
+    /// Closes the descriptors that were not released since the last call.
     pub(crate) fn trim(&self) {
         self.drop_if(|recent| !std::mem::take(&mut recent.fresh));
     }
 
-    /// Closes everything, because the process has too many descriptors.
+    /// Closes all descriptors, because the process has too many.
     pub(crate) fn clear(&self) {
         self.drop_if(|_| true);
     }
 
-    /// Descriptors that are kept.
+    /// Number of descriptors kept.
     pub(crate) fn len(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
@@ -101,7 +101,7 @@ impl RecentFiles {
     }
 
     fn set_of(&self, number: u64) -> &Mutex<Set> {
-        // Numbers differ in few bits; the multiplication by the golden ratio spreads them.
+        // Inode numbers differ in few bits; multiplication by the golden ratio spreads them.
         let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let sets = self.sets();
         &sets[spread as usize % sets.len()]
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nobody_wanted_between_two_trims_is_closed() {
+    fn a_file_unused_between_two_trims_is_closed() {
         let recent = RecentFiles::new(64);
         recent.put(7, fd());
         recent.trim();

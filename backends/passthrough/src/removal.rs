@@ -1,10 +1,10 @@
 //! Descriptors of inodes that lose their last name.
 //!
-//! The contract keeps the number of an inode valid until it is forgotten, but no handle leads to a file
-//! without names. So an inode that a frontend knows keeps a descriptor (a *pin*) from before an
-//! operation that may take its last name away, and gives it up again where the operation failed or
-//! another name is left. Otherwise an `rm -r` of hard links would hold a descriptor for each until the
-//! kernel forgets them.
+//! The contract keeps an inode number valid until it is forgotten, but no handle finds a file
+//! without names. Before an operation that may remove the last name, a known inode is therefore
+//! given a descriptor (a *pin*). The pin is released if the operation failed or another name is
+//! left. Otherwise `rm -r` of hard links would hold a descriptor for each until the kernel forgets
+//! them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,22 +19,22 @@ use crate::passthrough::Passthrough;
 
 const SHARDS: usize = 16;
 
-/// Locks under which the names of an inode are counted and its pin is given up. Without them, one who
-/// has counted a name could give up the pin after another one has removed that name and settled.
+/// Locks for counting the names of an inode and releasing its pin. Without them, a thread that has
+/// counted a name could release the pin after another thread has removed that name.
 #[derive(Default)]
 pub(crate) struct Removals([Mutex<()>; SHARDS]);
 
-/// An inode that is pinned and may or may not need it.
+/// An inode that is pinned, and may not need the pin.
 pub(crate) struct Victim {
     inode: Arc<Inode>,
     fd: Arc<OwnedFd>,
-    /// The name was its last one.
+    /// The removed name was the last one.
     is_last: bool,
 }
 
 impl Passthrough {
-    /// Pins what `name` in `dir` leads to, if a frontend knows it and this may be its last name. Not
-    /// more than a precaution, so that errors are ignored: the operation itself will show them.
+    /// Pins the inode of `name` in `dir`, if a frontend knows it and this may be its last name.
+    /// This is a precaution: errors are ignored, since the operation itself will report them.
     pub(crate) fn pin_victim(
         &self,
         likely: u32,
@@ -44,7 +44,7 @@ impl Passthrough {
         let stat = Stat::at(dir, name).ok()?;
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
-        // With three names and more, others remain whatever happens at the same time.
+        // With three or more names, others remain in spite of concurrent removals.
         let many = mount.handles && stat.nlink() > 2 && stat.kind() != Ok(FileKind::Directory);
         if many || !mount.handles && !mount.reopens() {
             return None;
@@ -58,7 +58,7 @@ impl Passthrough {
         if inode.ino() == Ino::ROOT || self.keeps_descriptors() {
             return None;
         }
-        // The descriptor itself is held until the end: another removal may take the pin.
+        // Holds the descriptor to the end, because another removal may release the pin.
         if let Some(fd) = inode.pin.load_full() {
             return Some(Victim { inode, fd, is_last });
         }
@@ -72,7 +72,7 @@ impl Passthrough {
         Some(Victim { inode, fd, is_last })
     }
 
-    /// `None` for an inode without a pin, and where the pin stays whatever happens.
+    /// Returns `None` if the inode has no pin, or keeps its pin in any case.
     pub(crate) fn victim(&self, inode: Arc<Inode>) -> Option<Victim> {
         let mount = self.mounts.get(inode.key.mount).ok()?;
         let found = inode.handle.is_some() || mount.reopens();
@@ -81,22 +81,22 @@ impl Passthrough {
         Some(Victim { inode, fd, is_last: false })
     }
 
-    /// As [`settle`](Self::settle) after a removal that succeeded, without looking again where the name
-    /// was the last one. A name that was made meanwhile leaves a pin that is not needed, until the inode
-    /// is forgotten.
+    /// Like [`settle`](Self::settle) after a successful removal, but skips the check if the name
+    /// was the last one. If another name was created meanwhile, an unneeded pin remains until the
+    /// inode is forgotten.
     pub(crate) fn settle_removed(&self, victim: Option<Victim>) {
         match victim {
             Some(Victim { inode, fd, is_last: true }) if inode.handle.is_some() => {
                 let lock = &self.removals.0[inode.number as usize % SHARDS];
                 let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-                // Another one, who saw a name before that one, may have taken the pin.
+                // A concurrent removal that saw an earlier name may have released the pin.
                 self.inodes.pin(&inode, fd);
             }
             victim => self.settle(victim),
         }
     }
 
-    /// Leaves the pin to an inode that has no name any more, and takes it from one that has.
+    /// Keeps the pin if the inode has no name left; otherwise releases it.
     pub(crate) fn settle(&self, victim: Option<Victim>) {
         let Some(Victim { inode, fd, .. }) = victim else { return };
         let lock = &self.removals.0[inode.number as usize % SHARDS];
@@ -109,7 +109,7 @@ impl Passthrough {
         if is_found {
             self.inodes.unpin(&inode);
         } else {
-            // Another one, who saw the name that is gone now, may have taken the pin.
+            // A concurrent removal that saw the name before it went may have released the pin.
             self.inodes.pin(&inode, fd);
         }
     }

@@ -1,11 +1,11 @@
-//! Inodes without file handles, found again by name.
+//! Inodes without file handles, which are found again by name.
 //!
-//! Without `CAP_DAC_READ_SEARCH` there are no handles, and a descriptor for every inode would end at the
-//! limit of descriptors. So an inode remembers under which names it was found, in which directories.
-//! Its descriptor lies in the cache, and when that has given it up, the inode is opened by name again,
-//! from the next directory above that is still open. Mount, number and birth time tell whether what is
-//! found there is the inode; where it is not (somebody moved it behind our back), it is stale. Inodes
-//! keep a descriptor for themselves where the file system keeps no birth time, or no name is known.
+//! Without `CAP_DAC_READ_SEARCH` there are no file handles, and one descriptor per inode would soon
+//! exceed the limit. Each inode therefore records its names and their directories, and its
+//! descriptor is in the cache. After an eviction, the inode is opened by name again, starting from
+//! the nearest ancestor that is still open. Mount, number and birth time identify the inode; if
+//! they differ (the file was moved on the source), it is stale. An inode keeps its own descriptor
+//! if the file system has no birth times, or if no name is known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,17 +18,17 @@ use crate::lower::{OrErrno, Stat};
 use crate::mounts::Mount;
 use crate::passthrough::{InodeFd, Passthrough};
 
-/// Names of one inode that are remembered: more than one matters to hard links alone.
+/// Maximum number of names recorded for an inode. Only hard links have more than one.
 const MOST_PLACES: usize = 4;
 
-/// A name under which an inode was found.
+/// A name of an inode.
 #[derive(Clone)]
 pub(crate) struct Place {
     dir: Arc<Inode>,
     name: Box<[u8]>,
 }
 
-/// The places of an inode, the youngest last. They may be out of date, so each use is checked.
+/// The names of an inode, the latest last. They may be outdated, so each use is checked.
 #[derive(Default)]
 pub(crate) struct Places(Mutex<Vec<Place>>);
 
@@ -59,7 +59,7 @@ impl Places {
 }
 
 impl Drop for Places {
-    /// One after the other: a chain of directories may be as deep as a path can be made.
+    /// Iterates instead of recursing: a chain of directories may be as deep as a path allows.
     fn drop(&mut self) {
         let mut left = self.take();
         while let Some(place) = left.pop() {
@@ -73,23 +73,23 @@ impl Drop for Places {
 }
 
 impl Mount {
-    /// Whether inodes without handles are found again by name.
+    /// True if inodes without handles are found again by name.
     pub(crate) fn reopens(&self) -> bool {
         !self.handles && self.birth_is_constant()
     }
 }
 
 impl Passthrough {
-    /// Whether an inode with this status needs no descriptor of its own where a name of it is known.
+    /// True if an inode with this status needs no descriptor of its own once a name is known.
     pub(crate) fn is_reopened(&self, stat: &Stat) -> bool {
         let mount = self.mounts.find(stat.mount_id(), 0).and_then(|at| self.mounts.get(at).ok());
         let reopens = mount.is_some_and(Mount::reopens);
         reopens && stat.birth().is_some() && stat.nlink() > 0 && !self.keeps_descriptors()
     }
 
-    /// Remembers that the inode `ino` was found as `name` in `dir`, where that may be needed.
+    /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<Inode>, name: &[u8]) {
-        // With handles there is nothing to do, and nothing to look for.
+        // With handles, no name is needed.
         if !self.mounts.get(dir.key.mount).is_ok_and(Mount::reopens) {
             return;
         }
@@ -101,7 +101,7 @@ impl Passthrough {
         }
     }
 
-    /// Remembers where an inode has been moved to.
+    /// Records the new name of a renamed inode.
     pub(crate) fn note_moved(&self, dir: &Arc<Inode>, fd: BorrowedFd<'_>, name: &[u8]) {
         if !self.mounts.get(dir.key.mount).is_ok_and(Mount::reopens) {
             return;
@@ -116,7 +116,8 @@ impl Passthrough {
         }
     }
 
-    /// An `O_PATH` descriptor of an inode without a handle. `ESTALE` where no name leads to it.
+    /// An `O_PATH` descriptor of an inode without a handle. Fails with `ESTALE` if no name leads to
+    /// it.
     pub(crate) fn reopen(&self, inode: &Inode) -> Result<OwnedFd> {
         let places = inode.places.as_ref().map(|places| places.all()).unwrap_or_default();
         for place in places.iter().rev() {
@@ -128,7 +129,7 @@ impl Passthrough {
         Err(Errno::ESTALE)
     }
 
-    /// Opens a directory from the next one above that is open.
+    /// Opens a directory, starting from the nearest open ancestor.
     fn directory(&self, dir: &Arc<Inode>) -> Result<InodeFd> {
         const MAX_DEPTH: usize = 1 << 16;
         let (mut at, mut below) = (Arc::clone(dir), Vec::new());
@@ -136,7 +137,7 @@ impl Passthrough {
             if let Some(fd) = at.pin.load_full().or_else(|| self.cache.get(&at)) {
                 break fd;
             }
-            // A directory has one name, and the youngest is the best guess.
+            // A directory has one name; the latest is the best guess.
             let place = at.places.as_ref().and_then(|places| places.all().pop());
             let place = place.filter(|_| below.len() < MAX_DEPTH).ok_or(Errno::ESTALE)?;
             below.push((at, place.name));
@@ -145,7 +146,7 @@ impl Passthrough {
         while let Some((inode, name)) = below.pop() {
             let opened = self.open_checked(fd.as_fd(), &name, &inode)?;
             fd = Arc::new(self.placed(opened));
-            // What was forgotten is only on the way, and nobody would take it out of the cache.
+            // A forgotten inode must not be cached, because nothing would remove it from the cache.
             if self.inodes.get(inode.ino()).is_ok() {
                 self.cache.put(&inode, &fd, true);
             }

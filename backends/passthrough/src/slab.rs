@@ -1,17 +1,16 @@
-//! Numbered storage: a number leads to its value in O(1), and a number whose value is gone is
-//! told from its successor by a generation.
+//! Numbered storage with lookup in O(1). A generation distinguishes successive values in one slot.
 
 use std::sync::Arc;
 
-/// Bits of a number that choose the shard; the caller keeps one [`Slab`] for each.
+/// Bits of a number that select the shard; the caller has one [`Slab`] per shard.
 pub(crate) const SHARD_BITS: u32 = 6;
-/// How many shards there are.
+/// Number of shards.
 pub(crate) const SHARDS: usize = 1 << SHARD_BITS;
-/// Values that fit in one shard: 2^26, and 2^32 in all.
+/// Maximum number of values in one shard: 2^26, and 2^32 in all.
 const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
 
-/// The values of one shard. A number is `generation << 32 | slot << SHARD_BITS | shard`; as
-/// generations start at 1, none is ever below 2^32.
+/// The values of one shard. A number is `generation << 32 | slot << SHARD_BITS | shard`.
+/// Generations start at 1, so no number is below 2^32.
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -22,7 +21,7 @@ struct Slot<T> {
     value: Option<Arc<T>>,
 }
 
-/// Where a number points to.
+/// The place that a number refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) shard: usize,
@@ -46,7 +45,8 @@ impl<T> Slab<T> {
         Slab { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Stores what `make` makes of its own number; `None` when all numbers are taken.
+    /// Stores the value that `make` creates for its number. Returns `None` if all numbers are
+    /// taken.
     pub(crate) fn insert(
         &mut self,
         shard: usize,
@@ -61,7 +61,7 @@ impl<T> Slab<T> {
             }
         };
         let place = &mut self.slots[slot as usize];
-        // Skips 0 when it wraps around, so that numbers stay at or above 2^32.
+        // Skips 0 on overflow, so that numbers stay at or above 2^32.
         place.generation = place.generation.wrapping_add(1).max(1);
         let low = u64::from(slot) << SHARD_BITS | shard as u64;
         let value = make(u64::from(place.generation) << 32 | low);
@@ -69,7 +69,7 @@ impl<T> Slab<T> {
         Some((slot, value))
     }
 
-    /// The value of a number; `None` for a number that is not in use any more, or never was.
+    /// The value of a number; `None` if the number is not in use.
     pub(crate) fn get(&self, place: Place) -> Option<&Arc<T>> {
         let slot = self.slots.get(place.slot as usize)?;
         if slot.generation == place.generation { slot.value.as_ref() } else { None }
@@ -90,17 +90,17 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Every value there is.
+    /// All values.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<T>> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
 
-    /// Bytes of memory that the slots take, without the values.
+    /// Memory of the slots in bytes, without the values.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_does_not_lead_to_the_successor_of_its_value() {
+    fn a_number_does_not_refer_to_the_next_value_in_its_slot() {
         let mut slab = Slab::new();
         let mut first = 0;
         slab.insert(5, |number| {

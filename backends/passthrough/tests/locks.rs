@@ -44,7 +44,7 @@ fn wait(
 }
 
 #[test]
-fn locks_are_waited_for_interrupted_and_seen_by_others() {
+fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
     let options = Options { locks: Locks::FileSystem, ..Options::default() };
     everywhere(&options, |served| {
         let short = Duration::from_millis(30);
@@ -72,7 +72,7 @@ fn locks_are_waited_for_interrupted_and_seen_by_others() {
             assert_eq!(served.fs.setlk(&me(), file, &unlock), Ok(()));
             assert_eq!(answer.recv_timeout(long), Ok(Ok(0)));
             assert_eq!(served.fs.setlk(&me(), file, &first), Err(Errno::EAGAIN));
-            // Closing drops them.
+            // Closing releases the locks.
             assert_eq!(served.fs.flush(&me(), other, LockOwner(2)), Ok(()));
             if kind == LockKind::Flock {
                 let args = ReleaseArgs { flock_owner: Some(LockOwner(2)), ..Default::default() };
@@ -94,17 +94,17 @@ fn without_forwarding_the_frontend_keeps_locks() {
     assert_eq!(served.fs.caps().locks, LockSupport::Frontend);
 }
 
-/// A child has the descriptors of its parent, as a duplicate has here. Its end unlocked what the parent
-/// had locked.
+/// A child process has the descriptors of its parent, like the duplicate in this test. Its exit
+/// released the locks of the parent.
 #[test]
-fn a_release_unlocks_only_where_nobody_else_can_have_the_open_file() {
+fn a_release_unlocks_only_if_no_other_process_can_have_the_open_file() {
     for (locks, held) in [(Locks::FileSystem, false), (Locks::Inherited, true)] {
         let served = Served::new(&bases()[0], Options { locks, ..Options::default() });
         let (entry, file) = served.create("a");
         let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
         let opened = served.fs.open(&me(), entry.ino, args).unwrap();
         assert_eq!(opened.lower.is_some(), locks == Locks::Inherited);
-        // With locks of the lower file system both have the descriptor of the open file.
+        // With locks of the lower file system, both have the descriptor of the open file.
         let elsewhere = opened.lower.or(opened.backing).unwrap();
         let open = File { ino: entry.ino, fh: opened.fh };
         let lock = request(LockKind::Flock, 1, LockType::Write);
@@ -119,9 +119,9 @@ fn a_release_unlocks_only_where_nobody_else_can_have_the_open_file() {
     }
 }
 
-/// The lower open file can be mapped, past whoever has to see what is read and written.
+/// The lower open file can be mapped, which bypasses layers that must see all data.
 #[test]
-fn layers_hand_on_a_lower_open_file_only_where_nothing_gets_past_them() {
+fn layers_pass_on_a_lower_open_file_only_if_no_data_bypasses_them() {
     let options = Options { locks: Locks::Inherited, ..Options::default() };
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "a").unwrap();
@@ -141,9 +141,9 @@ fn layers_hand_on_a_lower_open_file_only_where_nothing_gets_past_them() {
     assert_eq!(lower(&Fault::new(fs, 1), 0), Ok(false));
 }
 
-/// A thread that waited was not there in a child, which found the mutex locked that it had held.
+/// A waiting thread does not exist in a child process, which found the thread's mutex locked.
 #[test]
-fn a_process_that_forks_asks_again_for_a_lock() {
+fn in_a_process_that_forks_a_conflicting_lock_is_eagain() {
     let served =
         Served::new(&bases()[0], Options { locks: Locks::Inherited, ..Options::default() });
     let (_, file) = served.create("a");

@@ -1,4 +1,4 @@
-//! Every operation once, straight on the contract, with and without file handles.
+//! Every operation once, called through the contract, with and without file handles.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn a_source_that_cannot_be_served_is_named_with_the_next_step() {
 }
 
 #[test]
-fn a_file_is_made_written_read_and_removed() {
+fn a_file_is_created_written_read_and_removed() {
     everywhere(&Options::default(), |served| {
         let (entry, file) = served.create("a");
         assert_eq!(entry.attr.kind, FileKind::Regular);
@@ -48,7 +48,7 @@ fn a_file_is_made_written_read_and_removed() {
 }
 
 #[test]
-fn listing_sees_every_entry_once_whatever_the_room() {
+fn a_listing_has_every_entry_once_for_any_buffer_size() {
     everywhere(&Options::default(), |served| {
         for index in 0..2500 {
             fs::write(served.path(&format!("file-{index:04}")), b"").unwrap();
@@ -72,7 +72,7 @@ fn listing_sees_every_entry_once_whatever_the_room() {
 }
 
 #[test]
-fn nodes_of_every_kind_are_made() {
+fn nodes_of_every_type_are_created() {
     if !is_root() {
         return;
     }
@@ -112,7 +112,7 @@ fn nodes_of_every_kind_are_made() {
 }
 
 #[test]
-fn names_move_and_multiply() {
+fn names_are_renamed_and_linked() {
     everywhere(&Options::default(), |served| {
         let cx = me();
         let (a, file) = served.create("a");
@@ -144,7 +144,7 @@ fn names_move_and_multiply() {
 }
 
 #[test]
-fn attributes_change_as_set() {
+fn setattr_changes_the_given_attributes() {
     everywhere(&Options::default(), |served| {
         let (entry, file) = served.create("a");
         let when = Timestamp { secs: 1_000_000, nanos: 5 };
@@ -203,7 +203,7 @@ fn extended_attributes_are_those_of_the_lower_file() {
 }
 
 #[test]
-fn ranges_are_allocated_sought_and_copied() {
+fn fallocate_lseek_and_copy_file_range_reach_the_lower_file() {
     everywhere(&Options::default(), |served| {
         let ((_, a), (_, b)) = (served.create("a"), served.create("b"));
         let range = Fallocate { mode: 0, offset: 0, length: 1 << 20 };
@@ -223,7 +223,7 @@ fn ranges_are_allocated_sought_and_copied() {
 }
 
 #[test]
-fn appending_goes_to_the_end_but_for_what_a_cache_writes() {
+fn appends_go_to_the_end_except_for_writes_from_a_cache() {
     everywhere(&Options::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"0123456789").unwrap();
@@ -234,7 +234,7 @@ fn appending_goes_to_the_end_but_for_what_a_cache_writes() {
         let cached = WriteArgs { offset: 2, from_cache: true, ..WriteArgs::default() };
         assert_eq!(served.write(opened, cached, b"xx"), Ok(2));
         assert_eq!(served.read(file, 0, 99), Ok(b"01xx456789end".to_vec()));
-        // fcntl(2) turned O_APPEND on for the other one.
+        // fcntl(2) has set O_APPEND for the other descriptor.
         assert_eq!(served.write(file, args, b"!"), Ok(1));
         assert_eq!(served.read(file, 0, 99), Ok(b"01xx456789end!".to_vec()));
     });
@@ -251,7 +251,7 @@ fn appending_goes_to_the_end_but_for_what_a_cache_writes() {
 }
 
 #[test]
-fn a_file_without_a_name_can_be_given_one() {
+fn an_unnamed_file_can_be_linked() {
     everywhere(&Options::default(), |served| {
         let cx = me();
         let args = flags(OpenFlags::RDWR);
@@ -267,10 +267,10 @@ fn a_file_without_a_name_can_be_given_one() {
     });
 }
 
-/// CREATE once opened an existing file with the rights of the daemon, although a frontend that
-/// creates has checked no permission of it.
+/// CREATE once opened an existing file with the rights of the daemon, although the frontend checks
+/// no permission of the file for a create.
 #[test]
-fn create_opens_nothing_that_is_there() {
+fn create_does_not_open_an_existing_file() {
     everywhere(&Options::default(), |served| {
         let cx = me();
         fs::write(served.path("a"), b"kept").unwrap();
@@ -317,10 +317,10 @@ fn inode_flags_and_blocks_can_be_asked_for() {
     });
 }
 
-/// A new file was known to have no capability, and that answer came before the one that the kernel remembers: it asked
-/// again at every write.
+/// A new file was known to have no capability, and that answer came before the ENOSYS that the
+/// kernel remembers, so it asked again at every write.
 #[test]
-fn the_papers_options_have_no_attributes_and_are_told_of_every_close() {
+fn with_the_options_of_the_paper_there_are_no_xattrs_and_every_close_is_flushed() {
     everywhere(&Options::paper(), |served| {
         let cx = me();
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT);
@@ -336,10 +336,11 @@ fn the_papers_options_have_no_attributes_and_are_told_of_every_close() {
     });
 }
 
-/// A descriptor was opened for every file that might lose its last name, and was kept where the removal
-/// failed or another name was left: `cp -al a b; rm -r a` of many files ended with `EMFILE` for everybody.
+/// A descriptor was opened for every file that might lose its last name, and was kept where the
+/// removal failed or another name was left: `cp -al a b; rm -r a` of many files failed with
+/// `EMFILE` for all users.
 #[test]
-fn a_descriptor_is_kept_for_what_has_no_name_and_for_nothing_else() {
+fn only_inodes_without_a_name_keep_a_descriptor() {
     let root = std::env::temp_dir();
     let served = Served::new(&root, Options::default());
     if !served.fs.uses_file_handles() {
@@ -353,7 +354,7 @@ fn a_descriptor_is_kept_for_what_has_no_name_and_for_nothing_else() {
     served.mkdir(dir.ino, "below");
     assert_eq!(served.fs.rmdir(&cx, Ino::ROOT, name("dir")), Err(Errno::ENOTEMPTY));
     assert_eq!(pinned(), only_the_root);
-    // One name of two, removed and replaced.
+    // One of two names, removed and replaced.
     for text in ["a", "b", "c"] {
         let (entry, file) = served.create(text);
         served.release(file);
@@ -380,10 +381,10 @@ fn a_descriptor_is_kept_for_what_has_no_name_and_for_nothing_else() {
     assert_eq!(served.fs.getattr(&cx, entry.ino, None).unwrap().nlink, 1);
 }
 
-/// Two threads remove the two names of a file: neither may give up the descriptor that the other one
-/// has found to be needed.
+/// Two threads remove the two names of a file: neither may release the pin that the other one
+/// needs.
 #[test]
-fn names_of_one_file_that_go_at_once_leave_it_its_descriptor() {
+fn removing_both_names_of_a_file_at_once_leaves_its_pin() {
     let served = Served::new(&std::env::temp_dir(), Options::default());
     for round in 0..200 {
         let (one, other) = (format!("one{round}"), format!("other{round}"));

@@ -1,4 +1,4 @@
-//! Owner, group, mode and ACLs of what is made, compared with what the same call gives to a process
+//! Owner, group, mode and ACLs of new files, compared with the result of the same call by a process
 //! of that user on the same directory.
 
 mod common;
@@ -15,7 +15,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags};
 
 const NATIVE: &str = "DEFUSE_TEST_NATIVE";
 
-/// Not a test of its own: the process of another user, which makes one thing natively.
+/// Not a test of its own: the process of another user, which creates one file natively.
 #[test]
 fn native_child() {
     let Ok(order) = std::env::var(NATIVE) else { return };
@@ -85,7 +85,7 @@ fn make_served(served: &Served, dir: Ino, user: &User, kind: &str, perm: u32, um
     }
 }
 
-/// What there is to compare.
+/// The attributes to compare.
 fn facts(path: &Path) -> (u32, u32, u32, Vec<Option<Vec<u8>>>) {
     let meta = fs::symlink_metadata(path).unwrap();
     let acl = |name: &str| {
@@ -97,7 +97,7 @@ fn facts(path: &Path) -> (u32, u32, u32, Vec<Option<Vec<u8>>>) {
     (meta.mode(), meta.uid(), meta.gid(), acls)
 }
 
-/// `user::rwx,user:3000:rwx,group::r-x,mask::rwx,other::---` as the kernel takes it.
+/// `user::rwx,user:3000:rwx,group::r-x,mask::rwx,other::---` in the kernel's format.
 fn default_acl() -> Vec<u8> {
     const ANY: u32 = u32::MAX;
     let entries: [(u16, u16, u32); 5] =
@@ -110,7 +110,7 @@ fn default_acl() -> Vec<u8> {
 }
 
 #[test]
-fn what_a_user_makes_is_what_the_user_would_make_natively() {
+fn a_new_file_has_the_owner_and_mode_that_native_creation_gives_it() {
     if !is_root() || Command::new("setpriv").arg("--version").output().is_err() {
         return;
     }
@@ -172,7 +172,7 @@ fn what_a_user_makes_is_what_the_user_would_make_natively() {
 }
 
 #[test]
-fn restored_threads_are_as_they_were_before() {
+fn restored_threads_have_their_previous_credentials() {
     if !is_root() {
         return;
     }
@@ -210,7 +210,7 @@ fn capability() -> Vec<u8> {
 }
 
 #[test]
-fn set_user_id_and_its_kin_are_cleared_when_asked_and_only_then() {
+fn set_id_bits_are_cleared_exactly_when_requested() {
     if !is_root() {
         return;
     }
@@ -259,7 +259,7 @@ fn set_user_id_and_its_kin_are_cleared_when_asked_and_only_then() {
 }
 
 #[test]
-fn a_label_is_there_from_the_start() {
+fn a_new_file_has_its_security_label_from_the_start() {
     if !is_root() {
         return;
     }
@@ -277,8 +277,8 @@ fn a_label_is_there_from_the_start() {
     });
 }
 
-/// What the kernel says of the calling thread: its file-system user and group and its effective
-/// capabilities but for `CAP_FSETID`, which every operation that it matters to sets by itself.
+/// The credentials of the calling thread according to the kernel: file-system user and group, and
+/// effective capabilities apart from `CAP_FSETID`, which every operation sets if it matters.
 fn identity() -> (u32, u32, u64) {
     const FSETID: u64 = 1 << 4;
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -293,7 +293,7 @@ const SYS_RESOURCE: u64 = 1 << 24;
 
 type Operation = (&'static str, fn(&Served, &Context<'_>, Entry, File));
 
-/// One of every kind of operation: on names, attributes, data, and that create.
+/// One operation of every kind: on names, attributes, data, and those that create files.
 const OPERATIONS: &[Operation] = &[
     ("create", |served, cx, _, _| {
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
@@ -333,10 +333,10 @@ const OPERATIONS: &[Operation] = &[
     }),
 ];
 
-/// A thread kept the user that it created for last, also for reads of another one, and had the
-/// capabilities of the daemon whoever it acted for.
+/// A thread kept the user for whom it last created a file, even for reads of another user, and had
+/// the capabilities of the daemon for every caller.
 #[test]
-fn what_a_thread_did_before_does_not_decide_as_whom_it_acts() {
+fn the_credentials_of_an_operation_do_not_depend_on_earlier_ones_of_its_thread() {
     if !is_root() {
         return;
     }
@@ -352,8 +352,8 @@ fn what_a_thread_did_before_does_not_decide_as_whom_it_acts() {
             for cx in &callers {
                 let expected = run(subject, cx);
                 assert_eq!((expected.0, expected.1), (cx.caller.uid, cx.caller.gid));
-                // A change of attributes that the frontend has permitted, but that only the owner may
-                // make, is made with CAP_FOWNER.
+                // The frontend has permitted this change of attributes, which only the owner may
+                // make, so it is made with CAP_FOWNER.
                 let denied =
                     if subject.0 == "setattr" { SYS_RESOURCE } else { SYS_RESOURCE | FOWNER };
                 assert!(cx.caller.uid == 0 || expected.2 & denied == 0, "{}", subject.0);
@@ -368,10 +368,10 @@ fn what_a_thread_did_before_does_not_decide_as_whom_it_acts() {
     });
 }
 
-/// A thread that was started by one that acted for a user began with that user's capabilities, and took
-/// them for those of the daemon: root could not give set-user-id to a user's file.
+/// A thread started by one that acted for a user inherited that user's capabilities, and took them
+/// for those of the daemon: root could not set set-user-id on a user's file.
 #[test]
-fn a_thread_is_not_limited_by_the_one_that_started_it() {
+fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
     if !is_root() {
         return;
     }

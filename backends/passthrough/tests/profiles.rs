@@ -1,4 +1,4 @@
-//! What the options change.
+//! The effects of options.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn the_profile_of_the_paper_has_no_attributes_backing_files_or_handles() {
 }
 
 #[test]
-fn handles_that_are_asked_for_and_do_not_work_are_an_error() {
+fn required_file_handles_that_do_not_work_are_an_error() {
     let options = Options { file_handles: FileHandles::On, ..Options::default() };
     let error = defuse_passthrough::Passthrough::new(Path::new("/proc/self"), options);
     assert!(matches!(error, Err(SourceError::NoFileHandles(..))), "{error:?}");
@@ -62,7 +62,7 @@ fn direct_io_reaches_the_lower_file() {
         assert_eq!(served.fs.read(&me(), file, args, &mut out), Ok(()));
         assert_eq!(out.filled(), 4096);
         assert_eq!(memory[start..start + 4096], [5; 4096]);
-        // fcntl(2) turned it off.
+        // fcntl(2) has cleared it.
         assert_eq!(served.read(file, 1, 3), Ok(vec![5; 3]));
         assert!(!has_direct());
     });
@@ -92,7 +92,7 @@ fn attributes_of_a_symbolic_link_are_its_own() {
 
 const FEW: &str = "DEFUSE_TEST_FEW";
 
-/// The work of the test after it.
+/// The work of the next test.
 #[test]
 fn few_descriptors_child() {
     let Ok(base) = std::env::var(FEW) else { return };
@@ -105,7 +105,7 @@ fn few_descriptors_child() {
     let known: Vec<Entry> = (0..300).map_while(|index| looked_up(index).ok()).collect();
     assert!(known.len() > 64 && known.len() < 128, "the soft limit was raised to the hard one");
     assert_eq!(looked_up(299).err(), Some(Errno::EMFILE));
-    // What is known still works, and forgetting makes room.
+    // Known inodes still work, and a forget makes room.
     assert!(served.fs.getattr(&me(), known[0].ino, None).is_ok());
     served.fs.forget(known[0].ino, 1);
     assert!(looked_up(299).is_ok());
@@ -119,7 +119,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Runs the test `child` of this program with 64 descriptors, and 128 where it raises the limit.
+/// Runs the test `child` of this program with 64 descriptors, and 128 if it raises the limit.
 fn with_few_descriptors(child: &str, base: &Path) {
     let script = "ulimit -Sn 64 && ulimit -Hn 128 && exec \"$0\" --exact \"$1\" --nocapture";
     let output = Command::new("sh")
@@ -132,9 +132,9 @@ fn with_few_descriptors(child: &str, base: &Path) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// On ramfs, which keeps no birth times: an inode holds a descriptor there.
+/// ramfs has no birth times, so every inode holds a descriptor there.
 #[test]
-fn running_out_of_descriptors_ends_nothing_but_the_lookup() {
+fn running_out_of_descriptors_fails_only_the_lookup() {
     let dir = Mounted(tempfile::tempdir().unwrap());
     let flags = rustix::mount::MountFlags::empty();
     if rustix::mount::mount("none", dir.0.path(), "ramfs", flags, None).is_err() {
@@ -143,7 +143,7 @@ fn running_out_of_descriptors_ends_nothing_but_the_lookup() {
     with_few_descriptors("few_descriptors_child", dir.0.path());
 }
 
-/// The work of the test after it.
+/// The work of the next test.
 #[test]
 fn many_names_child() {
     let Ok(base) = std::env::var(FEW) else { return };
@@ -152,7 +152,7 @@ fn many_names_child() {
     let (mut dirs, mut files) = (Vec::new(), Vec::new());
     let mut above = Ino::ROOT;
     for depth in 0..100 {
-        // A chain, so that the way to a file is long.
+        // A chain, so that the path of a file is long.
         above = served.mkdir(above, &format!("dir{depth}")).ino;
         dirs.push(above);
         for number in 0..30 {
@@ -163,7 +163,7 @@ fn many_names_child() {
     }
     let st_ino = |ino| served.fs.getattr(&me(), ino, None).map(|attr| attr.st_ino);
     let before: Vec<u64> = files.iter().map(|ino| st_ino(*ino).unwrap()).collect();
-    // The top of the chain, and a file, get other names.
+    // The top of the chain, and a file, are renamed.
     let moved = |from: (Ino, &str), to: (Ino, &str)| {
         let (from, to) = ((from.0, name(from.1)), (to.0, name(to.1)));
         served.fs.rename(&me(), from, to, RenameFlags(0)).unwrap();
@@ -176,7 +176,8 @@ fn many_names_child() {
         assert_eq!(served.write_at(file, 0, b"x"), Ok(1));
         served.release(file);
     }
-    // A file of two names loses one, and then the other; only without names it keeps a descriptor.
+    // A file with two names loses one, and then the other. Only without names it keeps a
+    // descriptor.
     let pinned = || served.fs.stats().pinned_fds;
     let only_the_root = pinned();
     for number in 0..1000 {
@@ -190,7 +191,7 @@ fn many_names_child() {
     served.fs.unlink(&me(), dirs[99], name("other0")).unwrap();
     assert_eq!(pinned(), only_the_root + 1);
     assert_eq!(st_ino(files[2000]), Ok(before[2000]));
-    // What somebody replaced behind our back is not taken for what it was.
+    // A file replaced on the source is not mistaken for the original.
     let way: std::path::PathBuf = (1..10).map(|depth| format!("dir{depth}")).collect();
     let path = served.path("moved").join(way).join("file7");
     fs::rename(&path, path.with_extension("away")).unwrap();
@@ -206,7 +207,7 @@ fn many_names_child() {
 
 /// Without file handles every inode held a descriptor, so a user's own mount ended at the limit.
 #[test]
-fn what_is_known_needs_no_descriptor_each_without_file_handles_either() {
+fn without_file_handles_known_inodes_need_no_descriptor_each_either() {
     for base in bases() {
         with_few_descriptors("many_names_child", &base);
     }

@@ -1,4 +1,4 @@
-//! Files that are opened again soon after they were released.
+//! Files that are opened again soon after their release.
 
 mod common;
 
@@ -11,7 +11,7 @@ use defuse_passthrough::{Locks, Options};
 
 const RDONLY: u32 = 0;
 
-/// Runs `test` where files are found by handles, with a file `a` that was read and released.
+/// Runs `test` with file handles, on a file `a` that was read and released.
 fn after_a_read(test: impl Fn(&Served, Ino)) {
     for base in bases() {
         let served = Served::new(&base, Options::default());
@@ -31,7 +31,7 @@ fn open_fds(served: &Served) -> usize {
 }
 
 #[test]
-fn a_file_that_was_read_stays_open_until_nobody_wants_it_between_two_trims() {
+fn a_file_stays_open_after_reading_until_it_is_unused_between_two_trims() {
     after_a_read(|served, ino| {
         let kept = open_fds(served);
         let file = served.open(ino, RDONLY).unwrap();
@@ -46,7 +46,7 @@ fn a_file_that_was_read_stays_open_until_nobody_wants_it_between_two_trims() {
 }
 
 #[test]
-fn two_who_read_at_once_have_a_descriptor_each() {
+fn two_concurrent_readers_have_a_descriptor_each() {
     after_a_read(|served, ino| {
         let kept = open_fds(served);
         let files = [RDONLY, RDONLY].map(|flags| served.open(ino, flags).unwrap());
@@ -58,7 +58,7 @@ fn two_who_read_at_once_have_a_descriptor_each() {
 }
 
 #[test]
-fn a_reopened_file_that_was_removed_behind_our_back_is_stale() {
+fn a_reopened_file_that_was_removed_on_the_source_is_stale() {
     after_a_read(|served, ino| {
         fs::remove_file(served.path("a")).unwrap();
         fs::write(served.path("a"), b"newer").unwrap();
@@ -72,7 +72,7 @@ fn a_reopened_file_that_was_removed_behind_our_back_is_stale() {
 }
 
 #[test]
-fn a_reopened_file_that_was_moved_behind_our_back_is_the_same() {
+fn a_reopened_file_that_was_moved_on_the_source_is_the_same() {
     after_a_read(|served, ino| {
         fs::rename(served.path("a"), served.path("b")).unwrap();
         fs::write(served.path("b"), b"changed").unwrap();
@@ -83,7 +83,7 @@ fn a_reopened_file_that_was_moved_behind_our_back_is_the_same() {
 }
 
 #[test]
-fn a_file_that_is_unlinked_after_it_was_read_is_kept_open_once() {
+fn a_file_unlinked_after_reading_is_kept_open_once() {
     after_a_read(|served, ino| {
         served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
         let pinned = open_fds(served);
@@ -96,7 +96,7 @@ fn a_file_that_is_unlinked_after_it_was_read_is_kept_open_once() {
     });
 }
 
-/// A descriptor for writing that nobody uses any more would keep the file from being executed.
+/// An unused descriptor for writing would prevent the file from being executed.
 #[test]
 fn a_file_that_was_written_is_closed_at_once() {
     after_a_read(|served, ino| {
@@ -116,9 +116,9 @@ fn a_file_that_was_written_is_closed_at_once() {
     });
 }
 
-/// Flags that change what a descriptor does must not reach the next one who opens the file.
+/// Flags that change the behaviour of a descriptor must not affect the next open.
 #[test]
-fn a_file_that_was_read_past_the_cache_is_opened_anew() {
+fn a_file_read_with_direct_io_is_not_reused() {
     after_a_read(|served, ino| {
         let direct = fs::OpenOptions::new()
             .read(true)
@@ -138,7 +138,7 @@ fn a_file_that_was_read_past_the_cache_is_opened_anew() {
 
 /// flock(2) locks of the lower file system end with the last descriptor of the open file.
 #[test]
-fn with_locks_of_the_lower_file_system_nothing_is_kept() {
+fn with_locks_of_the_lower_file_system_no_descriptor_is_reused() {
     for base in bases() {
         let options = Options { locks: Locks::FileSystem, ..Options::default() };
         let served = Served::new(&base, options);

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: a served directory, and the operations in short form.
+//! Shared by the tests of this crate: a served directory, and short forms of the operations.
 
 #![allow(dead_code)]
 
@@ -15,12 +15,12 @@ pub struct Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // The directory is in a sticky one, and goes after this.
+        // The directory is in a sticky one and is removed after this.
         self.act_as_myself();
     }
 }
 
-/// Where tests take place: a tmpfs, and the default directory, which is on a disk.
+/// The directories that tests run in: a tmpfs, and the default directory, which is on a disk.
 pub fn bases() -> Vec<PathBuf> {
     let shm = PathBuf::from("/dev/shm");
     let mut bases = vec![std::env::temp_dir()];
@@ -28,7 +28,7 @@ pub fn bases() -> Vec<PathBuf> {
     bases
 }
 
-/// Runs `test` in every base, with file handles and without.
+/// Runs `test` in every base, with and without file handles.
 pub fn everywhere(options: &Options, test: impl Fn(&Served)) {
     for base in bases() {
         for file_handles in
@@ -41,7 +41,7 @@ pub fn everywhere(options: &Options, test: impl Fn(&Served)) {
     }
 }
 
-/// True for root; says so where a test is skipped.
+/// True for root. Otherwise prints that the test is skipped.
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -78,7 +78,8 @@ impl Served {
         Served { fs, dir }
     }
 
-    /// Lets this thread act as the process again: it keeps the identity of its last operation.
+    /// Makes this thread act as the process again, since it keeps the credentials of its last
+    /// operation.
     pub fn act_as_myself(&self) {
         self.fs.statfs(&me(), Ino::ROOT).unwrap();
     }

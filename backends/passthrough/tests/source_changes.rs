@@ -1,4 +1,4 @@
-//! The source changes under the daemon, descriptors run short, file systems are mounted below.
+//! Changes of the source from outside, shortage of descriptors, and file systems mounted below it.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn an_unlinked_file_lives_while_it_is_looked_up() {
         let file = served.open(entry.ino, OpenFlags::RDWR).unwrap();
         assert_eq!(served.read(file, 0, 9), Ok(b"kept".to_vec()));
         served.release(file);
-        // Replaced by a rename, the same.
+        // A file replaced by a rename also lives on.
         let (victim, file) = served.create("b");
         served.release(file);
         let (_, file) = served.create("c");
@@ -38,10 +38,10 @@ fn an_unlinked_file_lives_while_it_is_looked_up() {
     });
 }
 
-/// While somebody made a file that got the number of one that had gone, its handle gave `ENOMEM`: ext4 says
-/// so of an inode that is not complete.
+/// While a new file got the number of a removed one, the old handle failed with `ENOMEM`: ext4
+/// returns it for an incomplete inode.
 #[test]
-fn an_inode_whose_number_is_being_given_to_another_is_gone() {
+fn an_inode_whose_number_is_being_reused_is_stale() {
     for base in bases() {
         let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
         let ends = AtomicBool::new(false);
@@ -71,7 +71,7 @@ fn an_inode_whose_number_is_being_given_to_another_is_gone() {
 }
 
 #[test]
-fn what_others_replaced_is_another_inode_and_the_old_one_is_stale() {
+fn a_file_replaced_on_the_source_is_a_new_inode_and_the_old_one_is_stale() {
     for base in bases() {
         let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
         if !served.fs.uses_file_handles() {
@@ -87,7 +87,7 @@ fn what_others_replaced_is_another_inode_and_the_old_one_is_stale() {
         assert_eq!(new.attr.size, 5);
         let listed = served.list(Ino::ROOT, 10, true).unwrap();
         assert_eq!(listed[2].entry.unwrap().ino, new.ino);
-        // Push the old one out of the cache of one descriptor.
+        // Evict the old inode from the cache of one descriptor.
         served.fs.getattr(&me(), new.ino, None).unwrap();
         if new.ino != old.ino {
             assert_eq!(served.open(old.ino, 0).err(), Some(Errno::ESTALE));
@@ -98,16 +98,16 @@ fn what_others_replaced_is_another_inode_and_the_old_one_is_stale() {
     }
 }
 
-/// An inode number that is used again within a tick of the clock has the same birth time too.
+/// If an inode number is reused within a tick of the clock, the birth time is the same, too.
 #[test]
-fn a_stale_inode_does_not_stand_in_the_way_of_its_successor() {
+fn a_stale_inode_does_not_hide_its_successor() {
     let served = Served::new(&bases()[0], Options { fd_cache: 1, ..Options::default() });
     for round in 0..200 {
         fs::write(served.path("a"), b"x").unwrap();
         let old = served.lookup("a").unwrap();
         fs::remove_file(served.path("a")).unwrap();
         fs::write(served.path("a"), b"xy").unwrap();
-        // One try may end with ESTALE, after which the caller looks the name up again.
+        // The first try may fail with ESTALE, after which the caller looks the name up again.
         let open = || served.lookup("a").and_then(|entry| served.open(entry.ino, 0));
         let file = open().or_else(|_| open()).unwrap_or_else(|errno| panic!("{round}: {errno}"));
         assert_eq!(served.read(file, 0, 9), Ok(b"xy".to_vec()));
@@ -118,7 +118,7 @@ fn a_stale_inode_does_not_stand_in_the_way_of_its_successor() {
 }
 
 #[test]
-fn a_directory_changed_while_it_is_listed_shows_what_stays_once() {
+fn a_listing_shows_every_lasting_entry_once_while_others_change() {
     everywhere(&Options::default(), |served| {
         for index in 0..500 {
             fs::write(served.path(&format!("stays-{index}")), b"").unwrap();
@@ -135,7 +135,7 @@ fn a_directory_changed_while_it_is_listed_shows_what_stays_once() {
             let _ = fs::remove_file(served.path(&format!("goes-{round}")));
             let _ = fs::write(served.path(&format!("comes-{round}")), b"");
             round += 1;
-            // Another stream of the same directory, and a seek back, disturb nothing.
+            // A second stream of the same directory, and a seek back, have no influence.
             assert!(!served.list_some(dir, 0, 3, false).unwrap().is_empty());
         }
         seen.sort();
@@ -167,7 +167,7 @@ fn renames_and_lookups_may_race() {
                         let entry = served.lookup("a").unwrap();
                         let file = match served.open(entry.ino, 0) {
                             // Without file handles the name leads to the other file by now. The
-                            // kernel then looks up once more, as here.
+                            // kernel then repeats the lookup, as this test does.
                             Err(Errno::ESTALE) => {
                                 served.fs.forget(entry.ino, 1);
                                 continue;
@@ -214,7 +214,7 @@ fn files_come_and_go_from_many_threads() {
 
 const SMALL: &str = "DEFUSE_TEST_NOFILE";
 
-/// The work of the test after it, in a process with few descriptors.
+/// The work of the next test, in a process with few descriptors.
 #[test]
 fn small_limit_child() {
     let Ok(base) = std::env::var(SMALL) else { return };
@@ -318,7 +318,7 @@ fn file_systems_mounted_below_the_source_are_served_too() {
 }
 
 #[test]
-fn a_directory_moved_out_of_the_source_leads_no_further() {
+fn a_directory_moved_out_of_the_source_gives_no_access_to_its_parent() {
     everywhere(&Options::default(), |served| {
         let inner = served.mkdir(Ino::ROOT, "dir");
         let deeper = served.mkdir(inner.ino, "deeper");
