@@ -23,12 +23,12 @@
 //!
 //! 1. `Memory::rename`, for a rename between two directories.
 //! 2. `DirBody::names`: an ancestor before its descendant. Two directories of which neither is an
-//!   ancestor of the other are locked by inode number, and only under 1.
+//!    ancestor of the other are locked by inode number, and only under 1.
 //! 3. `Body::File`, the data of files: two of them by inode number.
 //! 4. `Inode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
 //! 5. The references of an inode.
 //! 6. The leaves, one at a time: shards of the table, free pages, locks, ends of listings, the
-//!   space of names and attributes.
+//!    space of names and attributes.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never delays a lookup.
 //!
