@@ -1,5 +1,5 @@
-//! Any answers of a server to any call of the client: no panic, and no more taken than was asked for.
-//! The first byte chooses the call.
+//! Feeds arbitrary server replies to every call of the client: no panic, and never more data than
+//! requested. The first byte chooses the call.
 
 #![no_main]
 

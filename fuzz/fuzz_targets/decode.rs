@@ -1,6 +1,6 @@
-//! Any bytes decode or are refused: no panic, and nothing borrowed from
-//! outside the input. The first byte chooses what was negotiated and how the
-//! rest is laid out.
+//! Feeds arbitrary bytes to the decoder: it decodes or refuses them without a panic, and borrows
+//! nothing from outside the input. The first byte chooses the negotiated options and the layout of
+//! the rest.
 
 #![no_main]
 
@@ -14,8 +14,8 @@ fuzz_target!(|input: &[u8]| {
     let decoded = if bits & 4 == 0 {
         Request::parse(bytes, &options)
     } else {
-        // As an io_uring entry: 40 bytes, then bits 3..8 as the structure's
-        // length in units of 4, then the payload.
+        // The layout of an io_uring entry: 40 bytes, then bits 3..8 as the length of the structure
+        // in units of 4, then the payload.
         let (header, rest) = bytes.split_at(bytes.len().min(40));
         let (op, payload) = rest.split_at(rest.len().min(usize::from(bits >> 3) * 4));
         Request::parse_split(header, op, payload, &options)
@@ -30,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Everything that a request borrows lies in the input, and all iterators end.
+/// Checks that everything a request borrows is in the input, and that all iterators end.
 fn check(request: &Request<'_>, input: &[u8]) {
     let input = input.as_ptr_range();
     let inside = |bytes: &[u8]| assert!(within(&input, bytes));
@@ -96,7 +96,7 @@ fn extensions(ext: &Extensions<'_>, input: &Range<*const u8>) {
     assert!(within(input, ext.groups().as_bytes()));
 }
 
-/// Empty slices borrow nothing, wherever they point.
+/// True if `bytes` is in the input. An empty slice may point anywhere.
 fn within(input: &Range<*const u8>, bytes: &[u8]) -> bool {
     let range = bytes.as_ptr_range();
     bytes.is_empty() || (input.start <= range.start && range.end <= input.end)

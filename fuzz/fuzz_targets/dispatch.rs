@@ -1,6 +1,6 @@
-//! Any request gets exactly one answer that the kernel would accept, whatever the file system says,
-//! and nothing that was given away is lost. The first byte is the seed of its answers, so that the
-//! corpus of `decode` serves here too.
+//! Every request gets exactly one reply that the kernel would accept, whatever the file system
+//! returns, and nothing that a reply granted is lost. The first byte is the seed of the file
+//! system's results, so that the corpus of `decode` can be used here, too.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Clients of several users on one server, with files in memory: whatever valid requests they make, in
-//! whatever order, nobody sees or changes what its user may not.
+//! Clients of several users make valid requests in any order to one server with files in memory. No
+//! client may see or change anything that its user is not permitted to.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! What measuring costs, in nanoseconds: `cargo run --release -p defuse-probe --example cost`.
+//! Measures the cost of measuring, in nanoseconds: `cargo run --release -p defuse-probe --example
+//! cost`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,7 +24,7 @@ impl FileSystem for Nothing {
     }
 }
 
-/// The best of five runs: everything else on the machine only ever adds.
+/// Prints the best of five runs, because other load on the machine only adds time.
 fn cost(what: &str, mut run: impl FnMut(u64)) {
     const ROUNDS: u64 = 2_000_000;
     let best = (0..5).map(|_| {

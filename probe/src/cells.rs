@@ -1,4 +1,4 @@
-//! Where latencies are counted: a block of cells for every thread that measures.
+//! Counters of latencies: a block of cells for every measuring thread.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage};
 
-/// Collects what all threads of a session measure. Clones are the same recorder.
+/// Collects the measurements of all threads of a session. Clones refer to the same recorder.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     shared: Arc<Shared>,
@@ -16,7 +16,7 @@ pub struct Recorder {
 
 #[derive(Debug)]
 struct Shared {
-    /// Whether nothing is counted.
+    /// If set, nothing is counted.
     is_off: bool,
     started: Instant,
     started_unix_ms: u64,
@@ -26,7 +26,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Blocks {
     live: Vec<Arc<Block>>,
-    /// What threads counted that have ended, by stage and operation.
+    /// The counts of threads that have ended, by stage and operation.
     ended: Vec<OpStats>,
 }
 
@@ -37,12 +37,12 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// A recorder that has counted nothing.
+    /// Creates an empty recorder.
     pub fn new() -> Self {
         Recorder::counting(true)
     }
 
-    /// A recorder that counts nothing: to measure what counting costs.
+    /// Creates a recorder that counts nothing, for measuring the cost of counting.
     pub fn off() -> Self {
         Recorder::counting(false)
     }
@@ -59,8 +59,8 @@ impl Recorder {
         }
     }
 
-    /// New cells, for one thread to keep for as long as it measures. What they counted stays with
-    /// the recorder when they are dropped.
+    /// Creates cells for one thread, to keep as long as it measures. When they are dropped, the
+    /// recorder keeps their counts.
     pub fn cells(&self) -> Cells {
         let block = Arc::new(Block::new());
         self.shared.lock().live.push(Arc::clone(&block));
@@ -68,8 +68,8 @@ impl Recorder {
         Cells { block, shared, is_off, one_thread: PhantomData }
     }
 
-    /// Runs `measure` with cells that this thread keeps until it or the recorder ends: for code
-    /// that is called on threads it knows nothing of. Costs 1 to 2 ns more than cells at hand.
+    /// Calls `measure` with the cells that this thread keeps for the recorder. For code that runs
+    /// on unknown threads. Costs 1 to 2 ns more than cells that the caller holds.
     #[inline]
     pub fn with_cells<T>(&self, measure: impl FnOnce(&Cells) -> T) -> T {
         let key = Arc::as_ptr(&self.shared);
@@ -84,16 +84,18 @@ impl Recorder {
         });
         match (done, measure) {
             (Ok(Some(value)), _) => value,
-            // The thread is ending, or `measure` of another call is running: cells for this call.
+            // The thread is ending, or this is a call inside `measure`: use cells for this call
+            // only.
             (_, Some(measure)) => measure(&self.cells()),
             (_, None) => unreachable!("measure was taken, so its value is there"),
         }
     }
 
-    /// Puts this recorder's cells first in the list of this thread's.
+    /// Moves this recorder's cells to the front of the thread's list.
     #[cold]
     fn bring_to_front(&self, local: &mut Vec<Cells>) {
-        // Cells whose recorder is gone also go, so that the list stays as long as the recorders.
+        // Also removes cells whose recorder is gone, so that the list stays as short as the number
+        // of recorders.
         local.retain(|cells| cells.shared.strong_count() > 0);
         let key = Arc::as_ptr(&self.shared);
         match local.iter().position(|cells| cells.shared.as_ptr() == key) {
@@ -106,8 +108,8 @@ impl Recorder {
         }
     }
 
-    /// What was counted until now. Threads go on counting while it is taken, so a latency of this
-    /// very moment may be in the count of an operation and not yet in its sum.
+    /// The counts so far. Threads continue to count meanwhile, so a latency recorded at this moment
+    /// may be included in a count and not yet in its sum.
     pub fn snapshot(&self) -> Snapshot {
         let blocks = self.shared.lock();
         let mut ops = blocks.ended.clone();
@@ -132,12 +134,12 @@ impl Shared {
 }
 
 thread_local! {
-    /// The cells of this thread for each recorder that it measured for, the latest first.
+    /// The cells of this thread for each recorder, the most recently used first.
     static LOCAL: RefCell<Vec<Cells>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The cells of one thread. Only one thread at a time can use them, which is why counting needs no
-/// lock and no locked instruction: they can be sent to another thread but not shared with it.
+/// The cells of one thread. Only one thread at a time can use them, so counting needs no lock and
+/// no locked instruction. They can be sent to another thread but not shared with it.
 ///
 /// ```compile_fail
 /// fn shared<T: Sync>(_: T) {}
@@ -152,8 +154,7 @@ pub struct Cells {
 }
 
 impl Cells {
-    /// Counts one operation that took `ns` nanoseconds in user space; `ok` tells whether it
-    /// succeeded.
+    /// Counts one operation that took `ns` nanoseconds in user space. `ok` is true if it succeeded.
     #[inline]
     pub fn record(&self, op: Op, ns: u64, ok: bool) {
         if !self.is_off {
@@ -168,11 +169,12 @@ impl Cells {
         }
     }
 
-    /// Counts one operation by itself, and says whether it is to be timed too: one in
-    /// [`SAMPLE`](Cells::SAMPLE) is, beginning with the first. For operations that are hardly longer
-    /// than reading the clock. The timed ones go to [`record_sample`](Cells::record_sample), errors
-    /// of the others to [`add_error`](Cells::add_error); a snapshot takes the others for as long as
-    /// those that were timed.
+    /// Counts one operation without its time, and returns true if the caller should time it: the
+    /// first one, and then one in [`SAMPLE`](Cells::SAMPLE). For operations that take little longer
+    /// than reading the clock. Report the time of timed operations to
+    /// [`record_sample`](Cells::record_sample), and errors of the others to
+    /// [`add_error`](Cells::add_error). A snapshot assumes that the others took as long as the
+    /// timed ones.
     #[inline]
     pub fn count_sampled(&self, op: Op) -> bool {
         if self.is_off {
@@ -184,10 +186,11 @@ impl Cells {
         before.is_multiple_of(Self::SAMPLE)
     }
 
-    /// One in so many sampled operations is timed.
+    /// One in this number of sampled operations is timed.
     pub const SAMPLE: u64 = 64;
 
-    /// Adds the time of an operation for which [`count_sampled`](Cells::count_sampled) said true.
+    /// Records the time of an operation for which [`count_sampled`](Cells::count_sampled) returned
+    /// true.
     #[inline]
     pub fn record_sample(&self, op: Op, ns: u64, ok: bool) {
         self.record(op, ns, ok);
@@ -201,8 +204,8 @@ impl Cells {
         }
     }
 
-    /// Counts bytes that `op` moved. Adding wraps, so that what was counted too much can be taken back,
-    /// also by another thread.
+    /// Counts bytes that `op` transferred. The counter wraps, so that a correction can be
+    /// subtracted, even by another thread.
     #[inline]
     pub fn add_bytes(&self, op: Op, bytes: u64) {
         if !self.is_off {
@@ -214,7 +217,7 @@ impl Cells {
 impl Drop for Cells {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            // Both under one lock, so that no snapshot misses these counts or has them twice.
+            // Both under one lock, so that every snapshot has these counts exactly once.
             let mut blocks = shared.lock();
             self.block.add_to(&mut blocks.ended);
             blocks.live.retain(|block| !Arc::ptr_eq(block, &self.block));
@@ -222,7 +225,7 @@ impl Drop for Cells {
     }
 }
 
-/// The cells of one thread: those of [`Stage::User`], and of other stages once they are needed.
+/// The cells of one thread: those of [`Stage::User`], and other stages on first use.
 #[derive(Debug)]
 struct Block {
     user: Rows,
@@ -246,7 +249,7 @@ impl Block {
         self.others[place].get_or_init(|| Box::new(Rows::new()))
     }
 
-    /// Adds what was counted to the statistics with the same stage and operation in `ops`.
+    /// Adds the counts to the statistics of the same stage and operation in `ops`.
     fn add_to(&self, ops: &mut Vec<OpStats>) {
         let others =
             [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
@@ -260,8 +263,8 @@ impl Block {
     }
 }
 
-/// A row for each operation. Two cache lines of alignment, because processors fetch lines in pairs:
-/// no thread's cells share one with another's.
+/// A row for each operation. The alignment is two cache lines, because processors fetch lines in
+/// pairs: threads thus share no line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Rows {
@@ -274,8 +277,8 @@ impl Rows {
     }
 }
 
-/// The counts of one operation; the total is the sum of the buckets. Atomic for the reader's sake
-/// alone: the one writer loads, adds and stores.
+/// The counts of one operation. The total is the sum of the buckets. They are atomic for readers
+/// only: the single writer loads, adds and stores.
 #[derive(Debug)]
 struct Row {
     buckets: [AtomicU64; BUCKETS],
@@ -284,7 +287,7 @@ struct Row {
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     bytes: AtomicU64,
-    /// Operations that were counted by [`Cells::count_sampled`], timed or not.
+    /// Number of operations counted by [`Cells::count_sampled`], timed or not.
     sampled: AtomicU64,
 }
 
@@ -335,14 +338,16 @@ impl Row {
             count,
             errors: self.errors.load(Relaxed),
             sum_ns,
-            // A latency is counted before it is compared, so the first may be on its way.
+            // A latency is counted before the minimum is updated, so the first one may be missing
+            // here.
             min_ns: self.min_ns.load(Relaxed).min(self.max_ns.load(Relaxed)),
             max_ns: self.max_ns.load(Relaxed),
         };
         match ops.iter_mut().find(|stats| stats.stage == stage && stats.op == op) {
             Some(stats) => {
                 stats.latency.merge(&latency);
-                // Cells may have what was counted too much elsewhere, see [`Cells::add_bytes`].
+                // Another thread's cells may hold the correction of a count; see
+                // [`Cells::add_bytes`].
                 stats.bytes = stats.bytes.wrapping_add(bytes);
             }
             None => ops.push(OpStats { op, stage, bytes, latency }),
@@ -350,8 +355,9 @@ impl Row {
     }
 }
 
-/// Adds `untimed` operations to `buckets`, spread as the `timed` ones are, and returns the sum of the
-/// latencies of all. Rounding is made good in the fullest bucket, so that no operation is lost.
+/// Distributes `untimed` operations over `buckets` in proportion to the `timed` ones. Returns the
+/// sum of all latencies. The fullest bucket absorbs the rounding error, so that no operation is
+/// lost.
 fn extrapolate(buckets: &mut [u64; BUCKETS], sum_ns: u64, timed: u64, untimed: u64) -> u64 {
     if untimed == 0 || timed == 0 {
         return sum_ns;
@@ -379,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_ended_stay_counted_and_are_counted_once() {
+    fn counts_of_ended_threads_are_kept_once() {
         let recorder = Recorder::new();
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -391,7 +397,7 @@ mod tests {
                     }
                 });
             }
-            // Snapshots during it only ever grow, also when threads end between them.
+            // Snapshots meanwhile never decrease, even if threads end between them.
             let mut seen = 0;
             for _ in 0..200 {
                 let now = recorder.snapshot().get(Op::READ).map_or(0, |stats| stats.latency.count);
@@ -443,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_kept_apart() {
+    fn stages_are_counted_separately() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         cells.record(Op::READ, 100, true);
@@ -460,7 +466,7 @@ mod tests {
         for _ in 0..3 {
             first.with_cells(|cells| {
                 cells.record(Op::OPEN, 1, true);
-                // A call inside a call gets cells of its own.
+                // A call inside a call gets its own cells.
                 second.with_cells(|cells| cells.record(Op::READ, 1, true));
             });
             second.with_cells(|cells| cells.record(Op::READ, 1, true));
@@ -470,7 +476,7 @@ mod tests {
         assert_eq!(first.shared.lock().live.len(), 1);
         assert_eq!(second.shared.lock().live.len(), 1);
         drop(first);
-        // A new recorder may get the address of an old one; counts never mix all the same.
+        // A new recorder may get the address of an old one, but their counts do not mix.
         let third = Recorder::new();
         third.with_cells(|cells| cells.record(Op::FLUSH, 1, true));
         assert_eq!(third.snapshot().ops.len(), 1);

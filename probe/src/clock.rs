@@ -1,17 +1,17 @@
-//! The clock of all measurements: the processor's time-stamp counter where it is invariant, else
+//! The clock of all measurements: the processor's time-stamp counter if it is invariant, otherwise
 //! `CLOCK_MONOTONIC`.
 //!
 //! Measured on an AMD EPYC guest (Linux 6.18): two readings and their difference cost 19 ns by the
-//! counter and 49 ns by `std::time::Instant`. To learn the counter's rate takes 1 to 2 milliseconds,
-//! once a process, which is more than many a program lives: so the system's clock is read until as
-//! much was lost by that, or until somebody who is there to stay calls [`calibrate`]. The error of
-//! the rate is some ten parts in a million.
+//! counter, and 49 ns by `std::time::Instant`. Calibrating the counter takes 1 to 2 milliseconds
+//! once per process, which is longer than many programs run. The system's clock is therefore used
+//! until it has cost as much, or until a long-running process calls [`calibrate`]. The error of the
+//! rate is about ten parts in a million.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::time::Instant;
 
-/// The counter with its rate, and a moment by both clocks.
+/// The counter, its rate, and one moment by both clocks.
 struct Counter {
     clock: quanta::Clock,
     raw: u64,
@@ -20,24 +20,25 @@ struct Counter {
 
 static COUNTER: OnceLock<Counter> = OnceLock::new();
 
-/// What the system's clock is measured from.
+/// The origin of times by the system's clock.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Readings of the system's clock so far.
+/// Number of readings of the system's clock so far.
 static READINGS: AtomicU32 = AtomicU32::new(0);
 
-/// After so many readings of the system's clock, at 15 ns lost each, the counter pays.
+/// After this number of readings of the system's clock, each of which costs 15 ns more, calibration
+/// pays off.
 const WORTH: u32 = 100_000;
 
-/// Marks a [`Moment`] by the system's clock, in nanoseconds. The counter would take a century to get
-/// there.
+/// Marks a [`Moment`] by the system's clock, in nanoseconds. The counter would need a century to
+/// reach this bit.
 const SYSTEM: u64 = 1 << 63;
 
-/// A moment, to measure from.
+/// A moment, as the start of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment(u64);
 
-/// Now.
+/// The current moment.
 #[inline]
 pub fn now() -> Moment {
     match COUNTER.get() {
@@ -48,7 +49,7 @@ pub fn now() -> Moment {
 
 #[cold]
 fn by_system() -> Moment {
-    // Exactly one thread sees the number; the others need not wait for it.
+    // Exactly one thread gets this number; the others need not wait for it.
     if READINGS.fetch_add(1, Ordering::Relaxed) == WORTH {
         calibrate();
     }
@@ -66,7 +67,7 @@ impl Moment {
         self.ns_until(now())
     }
 
-    /// Nanoseconds from this moment to `end`; 0 where `end` is earlier.
+    /// Nanoseconds from this moment to `end`, or 0 if `end` is earlier.
     #[inline]
     pub fn ns_until(self, end: Moment) -> u64 {
         match COUNTER.get() {
@@ -77,7 +78,7 @@ impl Moment {
         }
     }
 
-    /// By the system's clock. Signed, because the counter may be a moment behind.
+    /// The moment by the system's clock. Signed, because the counter may be slightly behind.
     #[cold]
     fn system_ns(self, counter: Option<&Counter>) -> i64 {
         match counter {
@@ -91,7 +92,7 @@ impl Moment {
     }
 }
 
-/// Learns the counter's rate now, so that no measurement waits for it: for processes that stay.
+/// Calibrates the counter now, so that no measurement waits for it. For long-running processes.
 pub fn calibrate() {
     COUNTER.get_or_init(|| {
         let clock = quanta::Clock::new();
@@ -104,9 +105,9 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    /// Moments by the system's clock and by the counter, whichever this process has by now.
+    /// Compares moments by the system's clock with moments by the counter.
     #[test]
-    fn moments_of_both_clocks_are_told_apart() {
+    fn moments_of_both_clocks_can_be_compared() {
         let before = Moment(system_ns() | SYSTEM);
         calibrate();
         let (middle, reference) = (now(), Instant::now());
@@ -125,8 +126,8 @@ mod tests {
         let (start, reference) = (now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));
         let (ours, theirs) = (start.elapsed_ns(), reference.elapsed().as_nanos() as u64);
-        // A thread that is put aside between the two readings makes them differ by more, so the
-        // bound is on the rate and a wide allowance for that.
+        // A thread that is preempted between the two readings makes them differ more, so the bound
+        // is on the rate, with a wide allowance for preemption.
         assert!(ours.abs_diff(theirs) < theirs / 100 + 20_000_000, "{ours} and {theirs}");
     }
 

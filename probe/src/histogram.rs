@@ -2,25 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many buckets a histogram has.
+/// Number of buckets of a histogram.
 pub const BUCKETS: usize = 32;
 
-/// Latencies of one operation. Bucket N counts those from 2^(N+1) ns up to, and without, 2^(N+2)
-/// ns; what is shorter is in bucket 0 and what is longer in bucket 31 (*To FUSE or Not to FUSE*,
-/// FAST '17, section 3.2), so bucket 31 begins at 4.3 s.
+/// The latencies of one operation. Bucket N counts latencies of at least 2^(N+1) ns and less than
+/// 2^(N+2) ns. Shorter ones are in bucket 0 and longer ones in bucket 31, which begins at 4.3 s
+/// (*To FUSE or Not to FUSE*, FAST '17, section 3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// How many latencies fell into each bucket.
+    /// Number of latencies in each bucket.
     pub buckets: [u64; BUCKETS],
-    /// How many there were.
+    /// Number of latencies.
     pub count: u64,
-    /// How many of those belonged to operations that failed.
+    /// Number of operations that failed.
     pub errors: u64,
-    /// All of them together, in nanoseconds.
+    /// Sum of all latencies in nanoseconds.
     pub sum_ns: u64,
-    /// The shortest, in nanoseconds; 0 where there were none.
+    /// The shortest latency in nanoseconds; 0 if there is none.
     pub min_ns: u64,
-    /// The longest, in nanoseconds; 0 where there were none.
+    /// The longest latency in nanoseconds; 0 if there is none.
     pub max_ns: u64,
 }
 
@@ -39,17 +39,17 @@ impl Histogram {
         if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
     }
 
-    /// The shortest latency that belongs into `bucket`, in nanoseconds.
+    /// The shortest latency of `bucket`, in nanoseconds.
     pub const fn lower_ns(bucket: usize) -> u64 {
         if bucket == 0 { 0 } else { 1 << (bucket + 1) }
     }
 
-    /// The first latency that is too long for `bucket`, in nanoseconds; none is for the last.
+    /// The upper bound of `bucket`, in nanoseconds, exclusive. The last bucket has none.
     pub const fn upper_ns(bucket: usize) -> u64 {
         if bucket + 1 < BUCKETS { 1 << (bucket + 2) } else { u64::MAX }
     }
 
-    /// Counts one latency; `ok` tells whether the operation succeeded.
+    /// Counts one latency. `ok` is true if the operation succeeded.
     pub fn record(&mut self, ns: u64, ok: bool) {
         self.min_ns = if self.count == 0 { ns } else { self.min_ns.min(ns) };
         self.max_ns = self.max_ns.max(ns);
@@ -74,13 +74,13 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// The mean in nanoseconds; 0 where there were none.
+    /// The mean in nanoseconds; 0 if there is no latency.
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
     }
 
-    /// An estimate of the latency that a share `p` (0 to 1) of all stayed below, in nanoseconds: as
-    /// if those in one bucket were spread evenly over it. Never outside of shortest and longest.
+    /// Estimates the percentile `p` (0 to 1) in nanoseconds, assuming that the latencies of a
+    /// bucket are spread evenly. The result is between the shortest and the longest latency.
     pub fn percentile_ns(&self, p: f64) -> u64 {
         let wanted = p.clamp(0.0, 1.0) * self.count as f64;
         let mut before = 0.0;
@@ -97,8 +97,8 @@ impl Histogram {
         self.max_ns
     }
 
-    /// What was counted since `earlier`, a histogram of the same operation. Shortest and longest of
-    /// that span are not known; they are taken from the bounds of the buckets that grew.
+    /// The latencies since `earlier`, a histogram of the same operation. The shortest and longest
+    /// of that span are unknown; the bounds of the buckets that grew are used instead.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut span = Histogram {
             count: self.count.saturating_sub(earlier.count),
@@ -145,7 +145,7 @@ mod tests {
             histogram.record(ns, true);
         }
         assert_eq!(histogram.mean_ns(), 5_000);
-        // The latencies are spread evenly, which is what interpolation assumes.
+        // The latencies are spread evenly, as interpolation assumes.
         for (p, exact) in [(0.5, 5_000), (0.9, 9_000), (0.99, 9_900), (0.01, 100)] {
             let estimate = histogram.percentile_ns(p);
             assert!(estimate.abs_diff(exact) <= exact / 50, "p{p}: {estimate}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_and_taking_apart_are_inverse_but_for_the_extremes() {
+    fn merge_and_since_are_inverse_except_for_the_extremes() {
         let (mut first, mut second) = (Histogram::default(), Histogram::default());
         first.record(5, true);
         first.record(700, true);

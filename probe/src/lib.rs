@@ -1,12 +1,12 @@
 //! Operations and their measurements, the same for every frontend.
 //!
-//! What it is: one vocabulary of operations ([`Op`]), latency histograms as *To FUSE or Not to
-//! FUSE* (FAST '17) keeps them ([`Histogram`]), cells that every worker thread writes without
-//! locks ([`Recorder`], [`Cells`]), what is read from them ([`Snapshot`]), and a layer that
-//! measures any file system ([`Probed`]).
+//! This crate has one vocabulary of operations ([`Op`]), latency histograms in the format of *To
+//! FUSE or Not to FUSE* (FAST '17) ([`Histogram`]), cells that worker threads write without locks
+//! ([`Recorder`], [`Cells`]), their readings ([`Snapshot`]), and a layer that measures any file
+//! system ([`Probed`]).
 //!
-//! What it is not: it starts no thread, opens no file, and decides nothing: who shows a snapshot,
-//! when and where, is the business of frontends and of the command line.
+//! It starts no threads, opens no files, and prints nothing. Frontends and the command line decide
+//! when and where a snapshot is shown.
 //!
 //! ```
 //! use defuse_probe::{Op, Recorder, clock};

@@ -1,13 +1,13 @@
-//! The vocabulary: what is measured, and where in its life.
+//! The vocabulary of measurements: operations, and stages in the life of a request.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// One line an operation: the enum, its names and its lists all come from here.
+/// Defines the enum, its names and its lists from one line per operation.
 macro_rules! ops {
     ($($name:ident $doc:literal,)*) => {
-        /// An operation, under the name that FUSE has for it whatever the frontend.
+        /// An operation, named as in FUSE for every frontend.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         #[repr(u8)]
@@ -16,18 +16,18 @@ macro_rules! ops {
         }
 
         impl Op {
-            /// Every operation; the place in this list is its [`index`](Op::index).
+            /// Every operation, in the order of [`index`](Op::index).
             pub const ALL: &'static [Op] = &[$(Op::$name,)*];
 
-            /// How many operations there are.
+            /// Number of operations.
             pub const COUNT: usize = Op::ALL.len();
 
-            /// The name, such as `READDIRPLUS`. Stable: files and tools depend on it.
+            /// The name, such as `READDIRPLUS`. Files and tools depend on it, so it is stable.
             pub const fn name(self) -> &'static str {
                 match self { $(Op::$name => stringify!($name),)* }
             }
 
-            /// The operation called `name`, in capital or small letters.
+            /// The operation called `name`, in upper or lower case.
             pub fn parse(name: &str) -> Option<Op> {
                 $(if name.eq_ignore_ascii_case(stringify!($name)) {
                     return Some(Op::$name);
@@ -93,7 +93,7 @@ ops! {
 }
 
 impl Op {
-    /// The place in [`ALL`](Op::ALL), below [`COUNT`](Op::COUNT).
+    /// The index in [`ALL`](Op::ALL), below [`COUNT`](Op::COUNT).
     #[inline]
     pub const fn index(self) -> usize {
         self as usize
@@ -113,7 +113,7 @@ impl Serialize for Op {
 }
 
 impl<'de> Deserialize<'de> for Op {
-    /// A name that is not known (from a newer version) becomes [`Op::UNKNOWN`].
+    /// An unknown name (from a newer version) becomes [`Op::UNKNOWN`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Op, D::Error> {
         struct Name;
         impl de::Visitor<'_> for Name {
@@ -129,30 +129,30 @@ impl<'de> Deserialize<'de> for Op {
     }
 }
 
-/// Where in the life of a request a time was spent: the four arrays of *To FUSE or Not to FUSE*
-/// (FAST '17, section 3.2), and two that eyes in the kernel need beside them.
+/// A stage in the life of a request, in which time is spent: the four of *To FUSE or Not to FUSE*
+/// (FAST '17, section 3.2), and two more for tracing in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
     /// In the kernel's queue of background requests.
     Background,
-    /// In the kernel's queue of requests that nobody has picked up.
+    /// In the kernel's queue of requests that the daemon has not read yet.
     Pending,
-    /// From being picked up until the answer is back in the kernel, user space included.
+    /// From being read by the daemon to the reply in the kernel, including user space.
     Processing,
-    /// Pending and processing together, where nobody saw the request being picked up.
+    /// Pending and processing together, if the read by the daemon was not observed.
     #[serde(rename = "pending+processing")]
     Unsplit,
-    /// In user space: from the request being received to its answer. The only one that frontends
-    /// fill themselves; the others need eyes in the kernel.
+    /// In user space: from receiving the request to replying. Frontends record only this stage; the
+    /// others need tracing in the kernel.
     User,
-    /// All of it, from the request being made (in the background) or sent until the answer is back
-    /// in the kernel: the sum of the stages that are in the kernel.
+    /// The sum of the stages in the kernel: from queueing in the background queue, or otherwise
+    /// sending, to the reply in the kernel.
     Total,
 }
 
 impl Stage {
-    /// Every stage, in the order a request passes them.
+    /// Every stage, in the order that a request passes them.
     pub const ALL: [Stage; 6] = [
         Stage::Background,
         Stage::Pending,
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_places_lead_back_to_the_operation() {
+    fn names_and_indexes_identify_the_operation() {
         for (index, &op) in Op::ALL.iter().enumerate() {
             assert_eq!(op.index(), index);
             assert_eq!(Op::parse(op.name()), Some(op));

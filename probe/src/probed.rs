@@ -11,13 +11,13 @@ use defuse_fs::{
 
 use crate::{Op, Recorder, clock};
 
-/// Any file system, with each call measured into a [`Recorder`]. Put above or below a cache, it
-/// tells what the cache saves.
+/// Measures each call of a file system into a [`Recorder`]. Put above or below a cache, it shows
+/// what the cache saves.
 ///
-/// Measured on an AMD EPYC guest: 26 ns a call, of which the two readings of the clock are 19. A
-/// call that returns an error counts as an error, also where the error is the answer (`ENOENT` of
-/// a lookup); so does a panic. What goes through [`submit`](FileSystem::submit) is measured until
-/// it is finished, on the thread that finishes it.
+/// Measured on an AMD EPYC guest: 26 ns a call, of which the two readings of the clock take 19. A
+/// call that returns an error counts as an error, even if the error is the expected answer
+/// (`ENOENT` of a lookup); so does a panic. An operation passed to [`submit`](FileSystem::submit)
+/// is measured until it completes, on the thread that completes it.
 #[derive(Clone, Debug)]
 pub struct Probed<F> {
     inner: F,
@@ -30,12 +30,12 @@ impl<F: FileSystem> Probed<F> {
         Probed { inner, recorder }
     }
 
-    /// The file system that is measured.
+    /// The measured file system.
     pub fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// Where the measurements go.
+    /// The recorder of the measurements.
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -50,7 +50,8 @@ impl<F: FileSystem> Probed<F> {
         self.measure(op_of(method), call, |_| 0)
     }
 
-    /// Runs `call` as `op`; `bytes` says of a success how many bytes it moved.
+    /// Measures `call` as `op`. `bytes` returns the number of bytes that a successful call
+    /// transferred.
     #[inline]
     fn measure<T>(
         &self,
@@ -156,7 +157,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     }
 }
 
-/// The operation that a method of the contract is, as far as its name tells.
+/// The operation of a method of the contract, by the method's name.
 const fn op_of(method: Method) -> Op {
     match method {
         Method::Lookup | Method::LookupParent => Op::LOOKUP,
@@ -200,7 +201,7 @@ const fn op_of(method: Method) -> Op {
     }
 }
 
-/// A call that runs. Counted when dropped, so that a panic is counted too.
+/// A call in progress. It is counted when dropped, so that a panic is counted, too.
 struct Span<'a> {
     recorder: &'a Recorder,
     op: Op,
@@ -223,7 +224,7 @@ impl Drop for Span<'_> {
     }
 }
 
-/// A completion that counts the operation before it passes the answer on.
+/// A completion that counts the operation before it passes the result on.
 struct Measured {
     recorder: Recorder,
     op: Op,
@@ -265,7 +266,8 @@ mod tests {
     };
     use std::os::fd::BorrowedFd;
 
-    /// Reads give 100 bytes, writes take all, io is finished by another thread.
+    /// Reads return 100 bytes, writes take all, submitted operations are completed by another
+    /// thread.
     struct Odd;
 
     impl FileSystem for Odd {

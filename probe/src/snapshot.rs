@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! Readings of a recorder, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,47 +7,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Histogram, Op, Stage};
 
-/// The measurements of a session at one moment, or between two. Serializes to JSON; prints as a
-/// table.
+/// The measurements of a session up to one moment, or between two. It serializes to JSON and prints
+/// as a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// When counting began, in milliseconds since 1970 UTC.
+    /// Start of the measurement, in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
-    /// How long was counted, in nanoseconds.
+    /// Duration of the measurement in nanoseconds.
     pub span_ns: u64,
     /// The operations that occurred, by stage and then in the order of [`Op::ALL`].
     pub ops: Vec<OpStats>,
-    /// Numbers of the frontend, such as its workers: current, idle, started, retired, max.
+    /// Gauges of the frontend, such as its workers: current, idle, started, retired, max.
     #[serde(default)]
     pub gauges: BTreeMap<String, u64>,
 }
 
-/// One operation in one stage.
+/// The measurements of one operation in one stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpStats {
     /// The operation.
     pub op: Op,
     /// The stage.
     pub stage: Stage,
-    /// Bytes that it moved: those read and written.
+    /// Bytes transferred: read and written.
     pub bytes: u64,
-    /// Its latencies.
+    /// The latencies.
     #[serde(flatten)]
     pub latency: Histogram,
 }
 
 impl Snapshot {
-    /// The operation `op` as user space saw it; `None` where it did not occur.
+    /// The operation `op` as seen in user space; `None` if it did not occur.
     pub fn get(&self, op: Op) -> Option<&OpStats> {
         self.get_stage(Stage::User, op)
     }
 
-    /// The operation `op` in `stage`; `None` where it did not occur.
+    /// The operation `op` in `stage`; `None` if it did not occur.
     pub fn get_stage(&self, stage: Stage, op: Op) -> Option<&OpStats> {
         self.ops.iter().find(|stats| stats.stage == stage && stats.op == op)
     }
 
-    /// What happened since `earlier`, a snapshot of the same recorder. Gauges are those of now.
+    /// The measurements since `earlier`, a snapshot of the same recorder. Gauges have their current
+    /// values.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let ops = self.ops.iter().filter_map(|stats| {
             let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
@@ -66,7 +67,8 @@ impl Snapshot {
         }
     }
 
-    /// Adds what another session measured. Gauges add up, and the time is that of the longer one.
+    /// Adds the measurements of another session. Gauges are added, and the duration is the longer
+    /// one.
     pub fn merge(&mut self, other: &Snapshot) {
         self.started_unix_ms = match self.started_unix_ms {
             0 => other.started_unix_ms,
@@ -88,7 +90,7 @@ impl Snapshot {
         }
     }
 
-    /// The time that all operations of `stage` took together, in nanoseconds.
+    /// The total time of all operations of `stage`, in nanoseconds.
     pub fn total_ns(&self, stage: Stage) -> u64 {
         let of_stage = self.ops.iter().filter(|stats| stats.stage == stage);
         of_stage.fold(0, |sum, stats| sum.saturating_add(stats.latency.sum_ns))
@@ -96,7 +98,7 @@ impl Snapshot {
 }
 
 impl fmt::Display for Snapshot {
-    /// A table for each stage, the operation that took most time first. `share` is its part of the
+    /// Prints a table for each stage, sorted by total time. `share` is an operation's part of the
     /// time of all operations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} measured", Duration(self.span_ns))?;
@@ -181,7 +183,7 @@ mod tests {
     use crate::Recorder;
 
     #[test]
-    fn json_gives_back_the_same_snapshot() {
+    fn a_snapshot_survives_a_round_trip_through_json() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         cells.record(Op::WRITE, 5_000, true);
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_holds_only_what_is_new() {
+    fn a_difference_contains_only_new_operations() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         cells.record(Op::WRITE, 5_000, true);
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_what_a_reader_expects() {
+    fn the_table_has_the_expected_text() {
         let mut snapshot = Snapshot { span_ns: 12_340_000_000, ..Snapshot::default() };
         let mut latency = Histogram::default();
         for _ in 0..3 {

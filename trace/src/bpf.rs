@@ -1,4 +1,4 @@
-//! The BPF program: loaded, attached, and read.
+//! Loads, attaches and reads the BPF program.
 
 use std::collections::{BTreeMap, HashMap as Table};
 use std::{fmt, fs};
@@ -13,20 +13,20 @@ use crate::opcode::{bits_of, op_of};
 use crate::wire::{self, DaemonCells, FlightCells, FlightKey, HistogramCells, HistogramKey};
 use crate::{Error, Event, Flight, InFlight, Losses, Wanted, processes_of};
 
-/// The compiled program: from `bpf/stages.bpf.c`, by `cargo xtask bpf`.
+/// The compiled program, built from `bpf/stages.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes_aligned!("../bpf/stages.bpf.o");
 const WHAT: &str = "following requests by BPF";
-/// A process id is that of the whole machine in this namespace of processes alone.
+/// The initial pid namespace. Only there, process ids are those of the whole machine.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// A request that stays in front of a queue so long, while later ones are taken, has been given up
-/// by its caller.
+/// If a request stays at the front of a queue for this long while later ones are read, its caller
+/// has given it up.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
 pub(crate) struct Eyes {
     ebpf: Ebpf,
     events: Option<RingBuf<MapData>>,
     connection: Option<u32>,
-    /// What the program knows of processes.
+    /// The processes that the program knows of.
     daemons: BTreeMap<u32, DaemonCells>,
 }
 
@@ -37,7 +37,8 @@ impl fmt::Debug for Eyes {
 }
 
 impl Eyes {
-    /// Loads the program and attaches what is needed of it; what is missing goes into `notes`.
+    /// Loads the program and attaches the parts that are needed. Missing parts are described in
+    /// `notes`.
     pub(crate) fn open(wanted: &Wanted, notes: &mut Vec<String>) -> Result<Eyes, Error> {
         if !cfg!(all(target_arch = "x86_64", target_endian = "little")) {
             let cause = "the BPF program is for x86-64 alone".to_owned();
@@ -81,7 +82,7 @@ impl Eyes {
         Ok(eyes)
     }
 
-    /// Tells the program who serves what now.
+    /// Updates the program's table of daemons.
     pub(crate) fn refresh(&mut self) -> Result<(), Error> {
         let mut now: BTreeMap<u32, DaemonCells> = BTreeMap::new();
         for (connection, pids) in processes_of(self.connection) {
@@ -99,14 +100,14 @@ impl Eyes {
             }
         }
         for pid in self.daemons.keys().filter(|pid| !now.contains_key(pid)) {
-            // One that is not there needs no removal.
+            // Removal fails only if the entry is gone already.
             let _ = map.remove(pid);
         }
         self.daemons = now;
         Ok(())
     }
 
-    /// All histograms.
+    /// Reads all histograms.
     pub(crate) fn counted(&mut self) -> Result<Counted, Error> {
         let map: PerCpuHashMap<_, HistogramKey, HistogramCells> =
             map_of(&mut self.ebpf, "histograms")?;
@@ -132,8 +133,8 @@ impl Eyes {
         Ok(counted.map(|((connection, ..), stats)| (connection, stats)).collect())
     }
 
-    /// All requests under way. Those that their callers gave up before they were taken never end
-    /// for the program; they are removed here.
+    /// All requests in progress. The program sees no end of requests that their callers gave up
+    /// before they were read; these are removed here.
     pub(crate) fn flights(&mut self) -> Result<Vec<Flight>, Error> {
         let mut map: HashMap<_, FlightKey, FlightCells> = map_of(&mut self.ebpf, "flights")?;
         let rows: Vec<(FlightKey, FlightCells)> = map.iter().filter_map(Result::ok).collect();
@@ -202,14 +203,14 @@ fn load(wanted: &Wanted, btf: &Btf) -> Result<Ebpf, Error> {
         .override_global("slower_than", &slower_than, true)
         .override_global("cache_name", &cache, true);
     if wanted.events.is_none() {
-        // The least that the kernel takes: nobody reads it.
+        // The minimum that the kernel accepts, since nobody reads it.
         loader.map_max_entries("events", 4096).map_max_entries("details", 1);
     }
     loader.load(OBJECT).map_err(|error| refusal("bpf(2)", chain(&error)))
 }
 
-/// The name in sysfs of the slab cache that requests come from. Caches of one size may be one,
-/// and the name is a link then.
+/// The name in sysfs of the slab cache of FUSE requests. The kernel may merge caches of one size;
+/// the name is a link then.
 fn cache_name() -> [u8; 32] {
     let path = "/sys/kernel/slab/fuse_request";
     let target = fs::read_link(path).ok();
@@ -221,7 +222,7 @@ fn cache_name() -> [u8; 32] {
     bytes
 }
 
-/// Whether FUSE over io_uring is permitted, so that its completions are worth looking at.
+/// True if FUSE over io_uring is enabled, so that its completions must be traced, too.
 fn uses_rings() -> bool {
     let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
     parameter.is_ok_and(|text| text.trim() == "Y")
@@ -252,7 +253,7 @@ fn cannot_read(error: aya::maps::MapError) -> Error {
     Error::Map(chain(&error))
 }
 
-/// An error with its causes: those of aya name the system call in the outermost alone.
+/// An error with its causes: aya names the system call only in the outermost error.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -269,7 +270,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 fn refusal(what: &str, cause: String) -> Error {
     let cause = format!("{what}: {cause}");
-    // EPERM has these words, and root may lack the capabilities, too. EACCES is the verifier's.
+    // This is the text of EPERM, which root may get, too, without the capabilities. EACCES comes
+    // from the verifier.
     let barred = cause.contains("Operation not permitted");
     if barred || !rustix::process::geteuid().is_root() {
         Error::NotPermitted { what: WHAT, cause }

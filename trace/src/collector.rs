@@ -1,4 +1,4 @@
-//! The one way to all measurements of the kernel's side, whichever way it gives.
+//! One interface to all measurements in the kernel, by BPF or tracefs.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -7,29 +7,28 @@ use defuse_probe::{OpStats, Snapshot};
 
 use crate::{Error, Event, Filter, Flight, Losses, bpf, tracefs};
 
-/// What is wanted of the kernel.
+/// Options of a collector.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Only this connection.
+    /// Trace only this connection.
     pub connection: Option<u32>,
-    /// Every request that passes, not just counts.
+    /// Report every matching request, in addition to counts.
     pub events: Option<Filter>,
-    /// Which way; `None` for the best that is permitted.
+    /// The mechanism; `None` for the best that is permitted.
     pub kind: Option<Kind>,
 }
 
-/// How a collector sees.
+/// The mechanism of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A BPF program: every stage.
     Bpf,
-    /// Events of tracefs: from sending to the end, and no stages in between.
+    /// Events of tracefs: the total from sending to the end, without stages.
     Tracefs,
 }
 
-/// Sees the requests of all FUSE connections, or of one, from when it is started until it is
-/// dropped.
+/// Traces the requests of all FUSE connections, or of one, until it is dropped.
 #[derive(Debug)]
 pub struct Collector {
     eyes: Eyes,
@@ -45,10 +44,10 @@ enum Eyes {
 }
 
 impl Collector {
-    /// Begins to look. Where BPF is not permitted it falls back to tracefs, and
-    /// [`notes`](Collector::notes) tell why.
+    /// Starts tracing. If BPF is not permitted, it uses tracefs, and [`notes`](Collector::notes)
+    /// contains the reason.
     ///
-    /// Errors: those of the last way that was tried; only root may use either.
+    /// Errors: those of the last mechanism tried. Both require root.
     pub fn start(wanted: &Wanted) -> Result<Collector, Error> {
         let mut notes = Vec::new();
         let eyes = match wanted.kind {
@@ -71,7 +70,7 @@ impl Collector {
         Ok(Collector { eyes, notes, started: Instant::now(), started_unix_ms })
     }
 
-    /// How it sees.
+    /// The mechanism in use.
     pub fn kind(&self) -> Kind {
         match self.eyes {
             Eyes::Bpf(_) => Kind::Bpf,
@@ -79,13 +78,13 @@ impl Collector {
         }
     }
 
-    /// What it cannot see here, in sentences for whoever reads the figures.
+    /// The limitations of this collector, as sentences for readers of the figures.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Looks again for who serves what: to be called now and then by who watches mounts that begin
-    /// and end. Errors: [`Error::Map`].
+    /// Updates the table of daemons. Call it from time to time if mounts may begin and end. Errors:
+    /// [`Error::Map`].
     pub fn refresh(&mut self) -> Result<(), Error> {
         match &mut self.eyes {
             Eyes::Bpf(eyes) => eyes.refresh(),
@@ -93,7 +92,7 @@ impl Collector {
         }
     }
 
-    /// What was counted until now, by connection. Errors: [`Error::Map`], [`Error::File`].
+    /// The counts so far, by connection. Errors: [`Error::Map`], [`Error::File`].
     pub fn snapshots(&mut self) -> Result<BTreeMap<u32, Snapshot>, Error> {
         let counted = match &mut self.eyes {
             Eyes::Bpf(eyes) => eyes.counted()?,
@@ -109,13 +108,13 @@ impl Collector {
         Ok(snapshots)
     }
 
-    /// What was counted of one connection. Errors: as [`snapshots`](Collector::snapshots).
+    /// The counts of one connection. Errors: like [`snapshots`](Collector::snapshots).
     pub fn snapshot(&mut self, connection: u32) -> Result<Snapshot, Error> {
         let found = self.snapshots()?.remove(&connection);
         Ok(found.unwrap_or_else(|| self.empty()))
     }
 
-    /// The requests that are under way, the oldest first. Errors: [`Error::Map`].
+    /// The requests in progress, the oldest first. Errors: [`Error::Map`].
     pub fn flights(&mut self) -> Result<Vec<Flight>, Error> {
         let mut flights = match &mut self.eyes {
             Eyes::Bpf(eyes) => eyes.flights()?,
@@ -125,7 +124,7 @@ impl Collector {
         Ok(flights)
     }
 
-    /// What could not be counted. Errors: [`Error::Map`].
+    /// The measurements that were lost. Errors: [`Error::Map`].
     pub fn losses(&mut self) -> Result<Losses, Error> {
         match &mut self.eyes {
             Eyes::Bpf(eyes) => eyes.losses(),
@@ -133,8 +132,8 @@ impl Collector {
         }
     }
 
-    /// Gives every request that has ended since the last call to `each`, in the order of their
-    /// ends as far as the kernel keeps it; none where no events were wanted. Never waits. Errors:
+    /// Passes every request that has ended since the last call to `each`, in order of their ends as
+    /// far as the kernel keeps it. Never waits. Without [`Wanted::events`] there are none. Errors:
     /// [`Error::Map`], [`Error::File`].
     pub fn events(&mut self, each: &mut dyn FnMut(Event)) -> Result<(), Error> {
         match &mut self.eyes {
@@ -155,10 +154,10 @@ impl Collector {
     }
 }
 
-/// Latencies of one connection.
+/// Latencies, by connection.
 pub(crate) type Counted = Vec<(u32, OpStats)>;
 
-/// Whoever may do neither is told of both.
+/// Combines two errors, so that a user who may use neither mechanism sees both.
 fn worse(first: &Error, second: Error) -> Error {
     match second {
         Error::NotPermitted { what, cause } => Error::NotPermitted { what, cause },

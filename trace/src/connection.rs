@@ -1,4 +1,4 @@
-//! The FUSE connections of the machine, and who serves them.
+//! The FUSE connections of the machine, and their daemons.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use procfs::process;
 use serde::Serialize;
 
-/// A mount of a FUSE file system, as `/proc/self/mountinfo` has it.
+/// A mount of a FUSE file system, from `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
     /// The number of the connection, as in `/sys/fs/fuse/connections`.
     pub connection: u32,
-    /// Where it is mounted.
+    /// The mount point.
     pub mount_point: PathBuf,
     /// The type, such as `fuse.sshfs`.
     pub fstype: String,
@@ -20,27 +20,27 @@ pub struct Mount {
     pub source: String,
 }
 
-/// A process that has a connection's device open.
+/// A process that has the device of a connection open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Process {
-    /// The process.
+    /// Process id.
     pub pid: u32,
-    /// Its name.
+    /// Process name.
     pub comm: String,
-    /// How many threads it has.
+    /// Number of threads.
     pub threads: u32,
-    /// The processor time that it used since it began, in nanoseconds.
+    /// Processor time since the process started, in nanoseconds.
     pub cpu_ns: u64,
 }
 
 /// A connection, its mounts, and its daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Connection {
-    /// Its number.
+    /// The number of the connection.
     pub id: u32,
-    /// Where it is mounted; empty for one that is not, or in another namespace alone.
+    /// Its mounts. Empty if there are none in this mount namespace.
     pub mounts: Vec<Mount>,
-    /// Who has its device open; empty where that is not known.
+    /// The processes that have its device open; empty if unknown.
     pub processes: Vec<Process>,
 }
 
@@ -60,7 +60,7 @@ impl Connection {
         connections.collect()
     }
 
-    /// What to call it: its first mount point, or its number.
+    /// A name for display: the first mount point, or the number.
     pub fn name(&self) -> String {
         match self.mounts.first() {
             Some(mount) => mount.mount_point.display().to_string(),
@@ -70,11 +70,11 @@ impl Connection {
 }
 
 impl Process {
-    /// What /proc tells of a process; `None` where it has ended.
+    /// Reads a process from /proc; `None` if it has ended.
     pub fn read(pid: u32) -> Option<Process> {
         let process = process::Process::new(i32::try_from(pid).ok()?).ok()?;
         let stat = process.stat().ok()?;
-        // That is what a program is called that was started as /proc/self/exe.
+        // A program started as /proc/self/exe has this name.
         let program = || process.exe().ok()?.file_name()?.to_str().map(str::to_owned);
         let own_name = (stat.comm == "exe").then(program).flatten();
         let tick_ns = 1_000_000_000 / procfs::ticks_per_second().max(1);
@@ -87,8 +87,8 @@ impl Process {
     }
 }
 
-/// Who has which connection's device open: processes by connection, or those of one. Processes
-/// that this user may not look into are missing.
+/// The processes that have a connection's device open, by connection, or for one connection only.
+/// Processes that this user may not inspect are missing.
 pub fn processes_of(connection: Option<u32>) -> BTreeMap<u32, Vec<u32>> {
     let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let Ok(dir) = fs::read_dir("/proc") else { return found };
@@ -118,7 +118,7 @@ fn connections_of(pid: u32) -> Vec<u32> {
     found
 }
 
-/// What the kernel tells of a device file (`fuse_connection` of its fdinfo).
+/// The connection of a device file (`fuse_connection` in its fdinfo).
 fn connection_of(pid: u32, fd: &str) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())

@@ -1,31 +1,31 @@
-//! Why the kernel does not let itself be looked into, and what to do then.
+//! Errors of tracing, and the next step after each.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why something about a connection could not be done. The text names the next step.
+/// The reason why an operation on a connection failed. The text names the next step.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Only root, or who has CAP_BPF and CAP_PERFMON, may.
+    /// Requires root, or CAP_BPF and CAP_PERFMON.
     NotPermitted {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         cause: String,
     },
-    /// The kernel has no way of that kind.
+    /// The kernel does not support this mechanism.
     Unsupported {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What is missing.
+        /// The missing feature.
         cause: String,
     },
     /// A file of the kernel could not be read or written.
     File {
-        /// Which, as one would find it.
+        /// The path, as users find it.
         path: PathBuf,
-        /// Why.
+        /// The error.
         cause: std::io::Error,
     },
     /// A map of the BPF program could not be read.

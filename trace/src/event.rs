@@ -1,111 +1,112 @@
-//! One request that has ended, for a trace.
+//! Completed requests, for a trace.
 
 use std::collections::HashMap;
 
 use defuse_probe::Op;
 
-/// The names that a request carries.
+/// The names in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The name in a directory, or that of an extended attribute.
+    /// The name in a directory, or of an extended attribute.
     pub name: Option<String>,
-    /// The second one: of RENAME the new name, of SYMLINK the target.
+    /// The second name: the new name of RENAME, or the target of SYMLINK.
     pub name2: Option<String>,
 }
 
-/// A request that has ended. Times are nanoseconds of CLOCK_MONOTONIC.
+/// A completed request. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its number within the connection.
+    /// Number of the request within the connection.
     pub unique: u64,
     /// The connection.
     pub connection: u32,
     /// The operation.
     pub op: Op,
-    /// The inode that it is about: of a name, its directory.
+    /// The inode of the request; for a request with a name, the directory.
     pub nodeid: u64,
-    /// The inode that the answer told.
+    /// The inode in the reply.
     pub child: Option<u64>,
-    /// Where READ, WRITE and READDIR begin.
+    /// Offset of READ, WRITE and READDIR.
     pub offset: u64,
-    /// How much they ask for, in bytes.
+    /// Requested number of bytes.
     pub size: u32,
-    /// The request's length with its header, in bytes.
+    /// Length of the request with its header, in bytes.
     pub request_len: u32,
-    /// The answer's length with its header, in bytes.
+    /// Length of the reply with its header, in bytes.
     pub reply_len: u32,
-    /// The error that it was answered with, positive; 0 for none.
+    /// Error of the reply, positive; 0 for none.
     pub error: i32,
-    /// Whether it went through the background queue.
+    /// The request went through the background queue.
     pub background: bool,
-    /// When it was made, where that was seen.
+    /// Time of creation, if observed.
     pub created_ns: Option<u64>,
-    /// When it was sent.
+    /// Time of sending.
     pub sent_ns: u64,
-    /// When the daemon took it, where that was seen.
+    /// Time when the daemon read it, if observed.
     pub taken_ns: Option<u64>,
-    /// When it ended.
+    /// Time of completion.
     pub ended_ns: u64,
-    /// The process that asked, as the first namespace numbers it; 0 where that was not seen.
-    /// (tracefs knows the thread alone.)
+    /// The process that made the request, by its id in the initial pid namespace; 0 if not
+    /// observed. (tracefs reports only the thread.)
     pub pid: u32,
-    /// The name of the thread that asked.
+    /// Name of the thread that made the request.
     pub comm: String,
-    /// The thread of the daemon that took it.
+    /// The thread of the daemon that read it.
     pub taker: Option<u32>,
-    /// The names in it.
+    /// The names in the request.
     pub names: Names,
 }
 
 impl Event {
-    /// When it began: made, where it waited in the background, else sent.
+    /// Start of the request: its creation if it waited in the background queue, otherwise its
+    /// sending.
     pub fn began_ns(&self) -> u64 {
         self.created_ns.filter(|_| self.background).unwrap_or(self.sent_ns)
     }
 
-    /// All of its time.
+    /// Total time.
     pub fn total_ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.began_ns())
     }
 
-    /// The time in the background queue; `None` for what never was there, or unseen.
+    /// Time in the background queue; `None` if it was not there, or not observed.
     pub fn background_ns(&self) -> Option<u64> {
         let created = self.created_ns.filter(|_| self.background)?;
         Some(self.sent_ns.saturating_sub(created))
     }
 
-    /// The time in the pending queue; `None` where the taking was not seen.
+    /// Time in the pending queue; `None` if the read by the daemon was not observed.
     pub fn pending_ns(&self) -> Option<u64> {
         Some(self.taken_ns?.saturating_sub(self.sent_ns))
     }
 
-    /// The time from being taken to the end; `None` where the taking was not seen.
+    /// Time from the read by the daemon to the end; `None` if the read was not observed.
     pub fn processing_ns(&self) -> Option<u64> {
         Some(self.ended_ns.saturating_sub(self.taken_ns?))
     }
 
-    /// The time that is pending and processing together, where the taking was not seen.
+    /// Time of pending and processing together, if the read by the daemon was not observed.
     pub fn unsplit_ns(&self) -> Option<u64> {
         let unseen = self.taken_ns.is_none();
         unseen.then(|| self.ended_ns.saturating_sub(self.sent_ns))
     }
 }
 
-/// Which requests become events.
+/// Selects the requests that become events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only these operations; empty for all.
     pub ops: Vec<Op>,
-    /// Only those of this process.
+    /// Only requests of this process.
     pub pid: Option<u32>,
-    /// Only those that took at least so long, in nanoseconds.
+    /// Only requests that took at least this long, in nanoseconds.
     pub slower_than_ns: u64,
-    /// Only those that failed.
+    /// Only requests that failed.
     pub errors: bool,
 }
 
 impl Filter {
-    /// Whether it lets this request through.
+    /// True if the request is selected.
     pub fn wants(&self, event: &Event) -> bool {
         (self.ops.is_empty() || self.ops.contains(&event.op))
             && self.pid.is_none_or(|pid| pid == event.pid)
@@ -114,10 +115,10 @@ impl Filter {
     }
 }
 
-/// No more names are remembered: the oldest half is forgotten then.
+/// Maximum number of names to remember. Beyond it, the older half is forgotten.
 const NAMES_MAX: usize = 65_536;
 
-/// The names of inodes, as LOOKUP and its like tell them.
+/// The names of inodes, from LOOKUP and similar requests.
 #[derive(Debug, Default)]
 pub struct NodeNames {
     names: HashMap<u64, Known>,
@@ -128,15 +129,15 @@ pub struct NodeNames {
 struct Known {
     parent: u64,
     name: String,
-    /// How many were learned before it.
+    /// Number of names learned before this one.
     age: u64,
 }
 
-/// The number of the root (`FUSE_ROOT_ID`).
+/// The inode number of the root (`FUSE_ROOT_ID`).
 const ROOT: u64 = 1;
 
 impl NodeNames {
-    /// Remembers what a request told.
+    /// Records the names in a request.
     pub fn learn(&mut self, event: &Event) {
         let Some(name) = &event.names.name else { return };
         if event.error != 0 {
@@ -155,7 +156,7 @@ impl NodeNames {
         self.names.insert(child, Known { parent, name: name.clone(), age });
     }
 
-    /// Into which directory is not known here, so a second renaming is not followed.
+    /// The target directory is not known here, so a second rename is not tracked.
     fn rename(&mut self, parent: u64, name: &str, new: &str) {
         let mut all = self.names.values_mut();
         if let Some(known) = all.find(|known| known.parent == parent && known.name == name) {
@@ -163,7 +164,7 @@ impl NodeNames {
         }
     }
 
-    /// What is known of a request's names: its own, or that of its inode.
+    /// The name of a request: its own, or that of its inode.
     pub fn describe(&self, event: &Event) -> Option<String> {
         match (&event.names.name, &event.names.name2) {
             (Some(name), Some(second)) => Some(format!("{name} -> {second}")),
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_has_the_name_that_found_it() {
+    fn an_inode_has_the_name_of_its_last_lookup() {
         let mut names = NodeNames::default();
         let found = example();
         names.learn(&found);

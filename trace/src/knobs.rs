@@ -1,4 +1,4 @@
-//! The knobs of a connection, in the file system fusectl (`filesystems/fuse.rst` of the kernel).
+//! The settings of a connection in the file system fusectl (`filesystems/fuse.rst` of the kernel).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use crate::pseudo::Pseudo;
 
 const USUAL: &str = "/sys/fs/fuse/connections";
 
-/// A value that can be changed.
+/// A setting that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knob {
-    /// How many background requests may be with the daemon.
+    /// Maximum number of background requests that the daemon has at once.
     MaxBackground,
-    /// From how many on the kernel holds back read-ahead and write-back.
+    /// Number of background requests from which the kernel delays read-ahead and write-back.
     CongestionThreshold,
 }
 
 impl Knob {
-    /// Every knob.
+    /// All settings.
     pub const ALL: [Knob; 2] = [Knob::MaxBackground, Knob::CongestionThreshold];
 
-    /// Its name, in fusectl and on the command line.
+    /// The name, in fusectl and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Knob::MaxBackground => "max_background",
@@ -32,28 +32,29 @@ impl Knob {
     }
 }
 
-/// The values of a connection at one moment.
+/// The settings of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Values {
-    /// Requests that wait to be sent or answered, the background ones included.
+    /// Number of requests waiting to be sent or answered, including background requests.
     pub waiting: u64,
-    /// How many background requests may be with the daemon.
+    /// Maximum number of background requests that the daemon has at once.
     pub max_background: u64,
-    /// From how many on the kernel holds back read-ahead and write-back.
+    /// Number of background requests from which the kernel delays read-ahead and write-back.
     pub congestion_threshold: u64,
 }
 
-/// fusectl, opened.
+/// An open fusectl file system.
 #[derive(Debug)]
 pub struct Knobs {
     fusectl: Pseudo,
 }
 
 impl Knobs {
-    /// Opens fusectl; where it is not mounted, for this process alone. Errors: [`Error::File`].
+    /// Opens fusectl. If it is not mounted, mounts it for this process alone. Errors:
+    /// [`Error::File`].
     pub fn open() -> Result<Knobs, Error> {
-        // An empty directory is the mount point with nothing mounted, or without connections:
-        // then another look at the same file system does no harm.
+        // An empty directory is either an unused mount point, or fusectl without connections.
+        // Mounting the same file system once more is harmless then.
         let has_any = |path: &Path| fs::read_dir(path).is_ok_and(|mut dir| dir.next().is_some());
         Ok(Knobs { fusectl: Pseudo::open("fusectl", &[USUAL], has_any)? })
     }
@@ -67,7 +68,8 @@ impl Knobs {
         Ok(found)
     }
 
-    /// The values of a connection. Only its owner and root may know. Errors: [`Error::File`].
+    /// The settings of a connection. Only its owner and root may read them. Errors:
+    /// [`Error::File`].
     pub fn values(&self, connection: u32) -> Result<Values, Error> {
         Ok(Values {
             waiting: self.read(connection, "waiting")?,
@@ -76,13 +78,13 @@ impl Knobs {
         })
     }
 
-    /// Changes a value. The kernel takes 1 to 65535, and from others than root no more than the
-    /// parameters of the module `fuse` allow. Errors: [`Error::File`].
+    /// Changes a setting. The kernel accepts 1 to 65535; users other than root are limited by the
+    /// parameters of the module `fuse`. Errors: [`Error::File`].
     pub fn set(&self, connection: u32, knob: Knob, value: u16) -> Result<(), Error> {
         self.write(connection, knob.name(), &value.to_string())
     }
 
-    /// Ends the connection: all requests, now and later, get errors until it is unmounted. Errors:
+    /// Aborts the connection: all current and future requests fail until it is unmounted. Errors:
     /// [`Error::File`].
     pub fn abort(&self, connection: u32) -> Result<(), Error> {
         self.write(connection, "abort", "1")
@@ -102,7 +104,7 @@ impl Knobs {
     }
 }
 
-/// Errors name the file as one finds it where fusectl is mounted.
+/// Errors name the usual path of the file.
 fn failed(file: &str, cause: std::io::Error) -> Error {
     Error::File { path: PathBuf::from(USUAL).join(file), cause }
 }

@@ -1,15 +1,15 @@
-//! Eyes in the kernel: where the requests of any FUSE file system spend their time.
+//! Tracing in the kernel: the places where requests of any FUSE file system spend their time.
 //!
-//! What it is: the FUSE connections of the machine and who serves them ([`Connection`]), their
-//! knobs ([`Knobs`]), and a [`Collector`] that follows requests through the kernel's queues with
-//! a BPF program, or sees as much of them as tracefs tells where BPF is not permitted. It needs
-//! nothing of the file system and changes nothing about it.
+//! This crate lists the FUSE connections of the machine and their daemons ([`Connection`]) and
+//! changes their settings ([`Knobs`]). A [`Collector`] follows requests through the kernel's queues
+//! with a BPF program, or with the fewer events of tracefs if BPF is not permitted. It needs no
+//! support from the file system and does not change it.
 //!
-//! What it is not: it mounts no file system, draws nothing, and prints nothing: the program does.
-//! It knows no frontend, so whoever uses it says what is mounted ([`Mount`]).
+//! It mounts no file system and prints nothing; the program does. It knows no frontend, so its
+//! caller supplies the list of mounts ([`Mount`]).
 //!
-//! The BPF program is `bpf/stages.bpf.c`, and the compiled object beside it is what is built in, so
-//! that building needs no compiler for BPF; `cargo xtask bpf` makes it anew.
+//! The BPF program is `bpf/stages.bpf.c`. The compiled object beside it is built in, so that the
+//! build needs no BPF compiler. `cargo xtask bpf` compiles it again.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The numbers of operations in the protocol (`enum fuse_opcode` of linux/fuse.h).
+//! Opcodes of the protocol (`enum fuse_opcode` of linux/fuse.h).
 
 use defuse_probe::Op;
 
@@ -53,21 +53,21 @@ const NUMBERS: &[(u32, Op)] = &[
     (50, Op::SYNCFS),
     (51, Op::TMPFILE),
     (52, Op::STATX),
-    // The same with 64 bits in its answer.
+    // COPY_FILE_RANGE_64, the variant with a 64-bit reply.
     (53, Op::COPY_FILE_RANGE),
 ];
 
-/// The operation with that number; [`Op::UNKNOWN`] for one that is not known.
+/// The operation of an opcode; [`Op::UNKNOWN`] for an unknown one.
 pub fn op_of(opcode: u32) -> Op {
     NUMBERS.iter().find(|(number, _)| *number == opcode).map_or(Op::UNKNOWN, |(_, op)| *op)
 }
 
-/// The first number of an operation; `None` for [`Op::UNKNOWN`].
+/// The first opcode of an operation; `None` for [`Op::UNKNOWN`].
 pub fn number_of(op: Op) -> Option<u32> {
     NUMBERS.iter().find(|(_, known)| *known == op).map(|(number, _)| *number)
 }
 
-/// A bit for every number of these operations, as the BPF program compares them.
+/// A bit mask of the opcodes of these operations, for the BPF program.
 pub(crate) fn bits_of(ops: &[Op]) -> u64 {
     let numbers = NUMBERS.iter().filter(|(_, op)| ops.contains(op));
     numbers.fold(0, |bits, (number, _)| bits | 1 << number)
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_operations_lead_to_each_other() {
+    fn opcodes_and_operations_match_in_both_directions() {
         for op in Op::ALL.iter().copied().filter(|op| *op != Op::UNKNOWN) {
             assert_eq!(op_of(number_of(op).unwrap()), op);
         }

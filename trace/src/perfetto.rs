@@ -1,10 +1,10 @@
-//! A timeline that opens in Perfetto and in chrome://tracing: the *Trace Event Format*, as JSON.
+//! Writes a timeline for Perfetto and chrome://tracing, in the *Trace Event Format* (JSON).
 //!
 //! Every connection is a process there. Each thread of its daemon has a track with the requests
-//! that it served (complete events, `X`), and further ones where it had several at once: what
-//! overlaps on one track would be drawn as one call within another, or be thrown away. Requests that
-//! wait are asynchronous events (`b`, `e`) beside them, one track for the background queue and one
-//! for the pending queue.
+//! that it served (complete events, `X`). If it had several at once, it has further tracks, because
+//! overlapping slices of one track are drawn as nested calls, or dropped. Waiting requests are
+//! asynchronous events (`b`, `e`), on one track for the background queue and one for the pending
+//! queue.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -13,38 +13,38 @@ use serde_json::{Value, json};
 
 use crate::{Connection, Event};
 
-/// A timeline that is being written.
+/// A timeline being written.
 #[derive(Debug)]
 pub struct Timeline<W: Write> {
     out: W,
     connection: u32,
     tracks: BTreeMap<u32, Vec<Track>>,
     extra_tracks: u32,
-    /// What times are counted from: [`BEFORE_NS`] before the first request that ended.
+    /// The origin of times: [`BEFORE_NS`] before the first request that ended.
     origin_ns: Option<u64>,
     is_empty: bool,
 }
 
-/// One row of slices: its number, and when the last slice on it ended.
+/// One row of slices: its number, and the end of its last slice.
 #[derive(Debug)]
 struct Track {
     tid: u32,
     busy_until_ns: u64,
 }
 
-/// Whose requests nobody was seen to take.
+/// The thread of requests whose read was not observed.
 const NO_THREAD: u32 = 0;
 
-/// Tracks that are no thread's own get numbers that no thread has (`PID_MAX_LIMIT`). Neither is 0
-/// one of a track: viewers take it for the processor's idle thread.
+/// Number of the first extra track, beyond all thread ids (`PID_MAX_LIMIT`). Tracks never have the
+/// number 0 either, which viewers take for the idle thread of the processor.
 const FIRST_EXTRA_TRACK: u32 = 1 << 22;
 
-/// A request may have begun so long before the first one that ended: no time is negative, which
-/// viewers refuse, and a number of JSON still has a resolution below a nanosecond.
+/// The longest time that a request may have begun before the first one ended. Viewers refuse
+/// negative times, and with this origin JSON numbers still resolve nanoseconds.
 const BEFORE_NS: u64 = 86_400_000_000_000;
 
 impl<W: Write> Timeline<W> {
-    /// Begins it. Errors: those of writing.
+    /// Begins a timeline. Errors: those of writing.
     pub fn begin(out: W, connection: &Connection) -> io::Result<Timeline<W>> {
         let id = connection.id;
         let mut timeline = Timeline {
@@ -63,7 +63,7 @@ impl<W: Write> Timeline<W> {
         Ok(timeline)
     }
 
-    /// Adds a request. `name` is what is known of its file. Errors: those of writing.
+    /// Adds a request. `name` is the name of its file, if known. Errors: those of writing.
     pub fn add(&mut self, event: &Event, name: Option<&str>) -> io::Result<()> {
         self.origin_ns.get_or_insert_with(|| event.began_ns().saturating_sub(BEFORE_NS));
         if event.background_ns().is_some() {
@@ -75,15 +75,15 @@ impl<W: Write> Timeline<W> {
         self.serve(event, name)
     }
 
-    /// Ends it. Without this, the file is still read by Perfetto, but is no JSON. Errors: those of
-    /// writing.
+    /// Ends the timeline. Perfetto also reads a file without an end, but it is not valid JSON.
+    /// Errors: those of writing.
     pub fn end(mut self) -> io::Result<W> {
         write!(self.out, "\n]}}")?;
         self.out.flush()?;
         Ok(self.out)
     }
 
-    /// The time with the daemon, or of all stages where they are not known apart.
+    /// Adds the time in the daemon, or of all stages if they are not known separately.
     fn serve(&mut self, event: &Event, name: Option<&str>) -> io::Result<()> {
         let from_ns = event.taken_ns.unwrap_or(event.sent_ns);
         let thread = event.taker.unwrap_or(NO_THREAD);
@@ -96,8 +96,8 @@ impl<W: Write> Timeline<W> {
         }))
     }
 
-    /// The number of a track of `thread` that is free from `from_ns` on. There are as many as requests
-    /// were under way at once at most.
+    /// Returns a track of `thread` that is free from `from_ns` on. The number of tracks is at most
+    /// that of concurrent requests.
     fn track(&mut self, thread: u32, from_ns: u64, to_ns: u64) -> io::Result<u32> {
         let tracks = self.tracks.entry(thread).or_default();
         if let Some(free) = tracks.iter_mut().find(|track| track.busy_until_ns <= from_ns) {

@@ -1,4 +1,4 @@
-//! The kernel's own file systems (tracefs, fusectl), also where nobody has mounted them.
+//! The kernel's file systems tracefs and fusectl, mounted or not.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use crate::Error;
 
-/// The root of one of them.
+/// The root of such a file system.
 #[derive(Debug)]
 pub(crate) struct Pseudo {
     root: PathBuf,
-    /// A mount that is seen nowhere and lives as long as this.
+    /// A detached mount, which lives as long as this value.
     _detached: Option<OwnedFd>,
 }
 
 impl Pseudo {
-    /// That of type `fstype`: at one of `usual` if `probe` is there, otherwise mounted for this
-    /// process alone. Errors: [`Error::File`].
+    /// Opens the file system of type `fstype`: at one of `usual` if `probe` accepts it, otherwise
+    /// by mounting it for this process alone. Errors: [`Error::File`].
     pub(crate) fn open(
         fstype: &'static str,
         usual: &[&str],
@@ -39,7 +39,7 @@ impl Pseudo {
         Ok(Pseudo { root, _detached: Some(mounted) })
     }
 
-    /// Its root, for as long as this lives.
+    /// The root, valid as long as this value.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }

@@ -1,22 +1,22 @@
-//! What a collector tells beside histograms: requests under way, and what could not be counted.
+//! Results of a collector beside histograms: requests in progress, and lost measurements.
 
 use defuse_probe::Op;
 use serde::Serialize;
 
-/// Where a request is that has not ended.
+/// The state of a request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InFlight {
-    /// Sent, and not seen to be taken by the daemon.
+    /// Sent, and not seen to be read by the daemon.
     Pending,
-    /// The daemon has it.
+    /// Read by the daemon.
     Processing,
 }
 
-/// A request that has been sent and has not ended. Times are nanoseconds of CLOCK_MONOTONIC.
+/// A request that was sent and has not ended. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Flight {
-    /// Its number within the connection.
+    /// Number of the request within the connection.
     pub unique: u64,
     /// The connection.
     pub connection: u32,
@@ -24,38 +24,38 @@ pub struct Flight {
     pub op: Op,
     /// The inode.
     pub nodeid: u64,
-    /// Where it is.
+    /// The state of the request.
     pub state: InFlight,
-    /// Whether it went through the background queue.
+    /// The request went through the background queue.
     pub background: bool,
-    /// When it was made, where that was seen.
+    /// Time of creation, if observed.
     pub created_ns: Option<u64>,
-    /// When it was sent.
+    /// Time of sending.
     pub sent_ns: u64,
-    /// The thread of the daemon that took it.
+    /// The thread of the daemon that read it.
     pub taker: Option<u32>,
 }
 
-/// What a collector could not count as it should. All zero is the usual case.
+/// Measurements that a collector lost. Usually all are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Losses {
-    /// Requests that were not followed, because too many were under way.
+    /// Requests that were not followed, because too many were in progress.
     pub requests: u64,
     /// Latencies that had no room in the table of histograms.
     pub latencies: u64,
-    /// Events that nobody fetched in time.
+    /// Events that were not fetched in time.
     pub events: u64,
-    /// Background requests whose wait in the background queue was not seen.
+    /// Background requests whose wait in the background queue was not observed.
     pub background_waits: u64,
 }
 
 impl Losses {
-    /// Whether anything is missing.
+    /// True if anything was lost.
     pub fn any(&self) -> bool {
         *self != Losses::default()
     }
 
-    /// In words; `None` where nothing is missing.
+    /// A description of the losses; `None` if there are none.
     pub fn describe(&self) -> Option<String> {
         let parts = [
             (self.requests, "requests not followed (too many under way)"),

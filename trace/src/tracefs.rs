@@ -1,8 +1,7 @@
-//! What tracefs tells of requests where BPF is not permitted: that they were sent, and that they
-//! ended.
+//! Traces requests by tracefs, if BPF is not permitted: only their sending and their end.
 //!
-//! In an instance of its own, so that nobody else's tracing is touched; removed at the end. Times
-//! are whole microseconds, as tracefs prints them.
+//! It uses its own tracefs instance, which does not disturb other tracing and is removed at the
+//! end. Times are whole microseconds, as tracefs prints them.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -24,12 +23,12 @@ use crate::pseudo::Pseudo;
 use crate::{Error, Event, Filter, Flight, InFlight, Losses, Wanted};
 
 const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// How often the reader looks: the kernel keeps some 10,000 events for each processor meanwhile.
+/// Interval of the reader. The kernel buffers about 10,000 events per processor.
 const PERIOD: Duration = Duration::from_millis(10);
-/// No more requests are followed at once, and no more events kept.
+/// Limits on the requests followed at once, and on the events kept.
 const FLIGHTS_MAX: usize = 65_536;
 const EVENTS_MAX: usize = 65_536;
-/// Headers of the protocol: of a request, of an answer, of WRITE's data.
+/// Sizes of headers in the protocol: of a request, of a reply, of a WRITE.
 const IN_HEADER: u32 = 40;
 const OUT_HEADER: u32 = 16;
 const WRITE_HEADER: u32 = IN_HEADER + 40;
@@ -75,11 +74,11 @@ impl Shared {
 }
 
 impl Eyes {
-    /// Makes an instance, and begins to read it.
+    /// Creates an instance, and begins to read it.
     pub(crate) fn open(wanted: &Wanted) -> Result<Eyes, Error> {
         let is_there = |path: &Path| path.join("instances").is_dir();
         let tracefs = Pseudo::open("tracefs", &USUAL, is_there)?;
-        // Several collectors in one process must not meet.
+        // A number distinguishes several collectors of one process.
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Relaxed);
         let mut name = format!("defuse-{}", process::id());
@@ -93,7 +92,7 @@ impl Eyes {
         fs::create_dir(&instance).map_err(failed)?;
         let shared = Arc::new(Shared::default());
         shared.lock().filter = wanted.events.clone();
-        // From here on it is removed by Drop, whatever fails.
+        // From here on, Drop removes the instance in case of an error.
         let mut eyes = Eyes { instance, shared, reader: None, _tracefs: tracefs };
         let pipe = eyes.begin(wanted.connection).map_err(failed)?;
         let shared = Arc::clone(&eyes.shared);
@@ -104,7 +103,7 @@ impl Eyes {
 
     fn begin(&self, connection: Option<u32>) -> io::Result<File> {
         let at = |name: &str| self.instance.join(name);
-        // CLOCK_MONOTONIC, as the BPF program has it.
+        // CLOCK_MONOTONIC, as in the BPF program.
         fs::write(at("trace_clock"), "mono")?;
         for event in ["fuse_request_send", "fuse_request_end"] {
             if let Some(connection) = connection {
@@ -159,13 +158,13 @@ fn remove_left_behind(instances: &Path) {
     for entry in dir.flatten() {
         let owner = entry.file_name().to_str().and_then(owner);
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another one may be faster.
+            // Another process may remove it first.
             let _ = fs::remove_dir(entry.path());
         }
     }
 }
 
-/// The process that an instance belongs to; `None` for one of somebody else.
+/// The process that an instance belongs to; `None` for an instance of another program.
 fn owner(instance: &str) -> Option<u32> {
     instance.strip_prefix("defuse-")?.split('-').next()?.parse().ok()
 }
@@ -174,10 +173,10 @@ impl Drop for Eyes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
         if let Some(reader) = self.reader.take() {
-            // One that panicked has nothing more to tell.
+            // A reader that panicked has no result.
             let _ = reader.join();
         }
-        // Its pipe is closed, so that nothing holds it; what fails cannot be helped.
+        // The pipe is closed, so nothing keeps the instance busy. An error here cannot be handled.
         let _ = fs::remove_dir(&self.instance);
     }
 }
@@ -231,7 +230,7 @@ enum Line<'a> {
     Lost(u64),
 }
 
-/// Parses a line; `None` for what is of no interest.
+/// Parses a line; `None` if it is of no interest.
 fn parse(line: &str) -> Option<Line<'_>> {
     if let Some((_, rest)) = line.split_once("[LOST ") {
         return Some(Line::Lost(rest.split(' ').next()?.parse().ok()?));
@@ -242,7 +241,7 @@ fn parse(line: &str) -> Option<Line<'_>> {
             Some((head, *event, fields))
         })?;
     let at_ns = nanoseconds(head.rsplit(' ').next()?)?;
-    // The name of the thread may have anything in it, but what follows has not.
+    // The name of the thread may contain any character, but the fields after it are regular.
     let (thread, _) = head.rsplit_once(" [")?;
     let (comm, pid) = thread.trim().rsplit_once('-')?;
     let pid = pid.trim().parse().ok()?;
@@ -263,7 +262,7 @@ fn parse(line: &str) -> Option<Line<'_>> {
     })
 }
 
-/// Seconds with six digits after the point.
+/// Seconds with six decimal places.
 fn nanoseconds(text: &str) -> Option<u64> {
     let (seconds, rest) = text.split_once('.')?;
     let micros: u64 = (rest.len() == 6).then(|| rest.parse().ok()).flatten()?;
@@ -283,7 +282,7 @@ impl State {
                 self.sent.insert((connection, unique), sent);
             }
             Some(Line::Ended { at_ns, connection, unique, len, error, pid }) => {
-                // It may have been sent before anyone looked.
+                // The request may have been sent before tracing began.
                 let Some(sent) = self.sent.remove(&(connection, unique)) else { return };
                 self.end(connection, unique, &sent, Ended { at_ns, len, error, pid });
             }
@@ -366,7 +365,7 @@ mod tests {
                          connection 43 req 4 len 24 error 0\n";
 
     #[test]
-    fn lines_are_parsed_whatever_the_thread_is_called() {
+    fn lines_are_parsed_for_any_thread_name() {
         let sent = Line::Sent {
             at_ns: 12_727_623_066_000,
             connection: 43,
@@ -387,13 +386,13 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_tells_whose_it_is() {
+    fn the_name_of_an_instance_contains_its_owner() {
         assert_eq!((owner("defuse-12"), owner("defuse-12-1")), (Some(12), Some(12)));
         assert_eq!((owner("defuse-"), owner("perf-12"), owner("defuse-x")), (None, None, None));
     }
 
     #[test]
-    fn a_request_counts_from_sending_to_its_end() {
+    fn a_request_is_timed_from_sending_to_its_end() {
         let mut state = State { filter: Some(Filter::default()), ..State::default() };
         state.take(ENDED);
         assert!(state.stats.is_empty(), "its sending was not seen");

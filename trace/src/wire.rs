@@ -1,6 +1,7 @@
-//! What the BPF program and this crate share: the layouts of `bpf/stages.h`, as arrays of numbers.
+//! The data layouts that the BPF program and this crate share: those of `bpf/stages.h`, as arrays
+//! of numbers.
 //!
-//! The program is compiled for little-endian processors of 64 bits, and loaded on no other.
+//! The program is compiled for 64-bit little-endian processors, and loaded on no other.
 
 use defuse_probe::{BUCKETS, Histogram, Stage};
 
@@ -8,24 +9,25 @@ use crate::event::{Event, Names};
 use crate::opcode::op_of;
 use crate::stages::{Flight, InFlight};
 
-/// `struct histogram_key`: connection in two halves, opcode, stage.
+/// `struct histogram_key`: the connection in two halves, opcode, stage.
 pub(crate) type HistogramKey = [u16; 4];
-/// `struct histogram`: buckets, then errors, sum, shortest + 1, longest, bytes.
+/// `struct histogram`: buckets, then errors, sum, minimum + 1, maximum, bytes.
 pub(crate) type HistogramCells = [u64; BUCKETS + 5];
-/// `struct flight_key`: the request's number, the connection.
+/// `struct flight_key`: number of the request, connection.
 pub(crate) type FlightKey = [u64; 2];
-/// `struct flight`: made, sent, taken, node, opcode and flags, thread of the daemon.
+/// `struct flight`: times of creation, sending and reading, inode, opcode and flags, thread of the
+/// daemon.
 pub(crate) type FlightCells = [u64; 6];
 /// `struct daemon`: connections.
 pub(crate) type DaemonCells = [u32; CONNECTIONS_OF_DAEMON];
 
-/// As many connections of one process are followed.
+/// Maximum number of connections that are followed for one process.
 pub(crate) const CONNECTIONS_OF_DAEMON: usize = 8;
-/// How many kinds of losses there are (`enum loss`).
+/// Number of kinds of losses (`enum loss`).
 pub(crate) const LOSSES: u32 = 4;
-/// `NAME_SIZE`: a name with its final zero.
+/// `NAME_SIZE`: a name with its final NUL.
 const NAME_SIZE: usize = 256;
-/// Where the names begin in `struct event`.
+/// Offset of the names in `struct event`.
 const EVENT_HEAD: usize = 120;
 const BACKGROUND: u32 = 1;
 
@@ -33,7 +35,7 @@ const BACKGROUND: u32 = 1;
 const STAGES: [Stage; 5] =
     [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
 
-/// What a histogram is of: connection, opcode, stage.
+/// The key of a histogram: connection, opcode, stage.
 pub(crate) fn histogram_key(key: HistogramKey) -> Option<(u32, u32, Stage)> {
     let [low, high, opcode, stage] = key;
     let connection = u32::from(low) | u32::from(high) << 16;
@@ -50,7 +52,7 @@ pub(crate) fn histogram(cells: &HistogramCells) -> (Histogram, u64) {
     (Histogram { buckets, count, errors, sum_ns, min_ns, max_ns }, bytes)
 }
 
-/// A request that is under way.
+/// A request in progress.
 pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> Flight {
     let [created_ns, sent_ns, taken_ns, nodeid, opcode_flags, taker] = *cells;
     let state = if taken_ns > 0 { InFlight::Processing } else { InFlight::Pending };
@@ -67,7 +69,7 @@ pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> Flight {
     }
 }
 
-/// A finished request (`struct event`); `None` for what is too short to be one.
+/// A completed request (`struct event`); `None` if it is too short.
 pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
     let head = bytes.get(..EVENT_HEAD)?;
     let u64_at =
@@ -103,7 +105,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
     })
 }
 
-/// A text of C, up to its final zero.
+/// A C string, up to its final NUL.
 fn text(bytes: &[u8]) -> String {
     let bytes = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
@@ -115,7 +117,7 @@ mod tests {
     use defuse_probe::Op;
 
     #[test]
-    fn an_event_is_read_as_the_program_lays_it_out() {
+    fn events_are_decoded_from_the_layout_of_the_bpf_program() {
         let mut bytes = Vec::new();
         for value in [4_u64, 1, 7, 4096, 900, 1_000, 4_000, 10_000] {
             bytes.extend(value.to_le_bytes());
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn histograms_of_the_kernel_are_those_of_the_probe() {
+    fn kernel_histograms_have_the_format_of_the_probe() {
         let mut cells = [0; BUCKETS + 5];
         cells[Histogram::bucket_of(700)] = 2;
         cells[BUCKETS..].copy_from_slice(&[1, 1_400, 701, 700, 4096]);

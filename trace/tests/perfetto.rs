@@ -1,4 +1,4 @@
-//! Timelines are what the format wants, whatever the requests were like.
+//! Timelines follow the format for any requests.
 
 mod trace_format;
 
@@ -46,8 +46,8 @@ fn timeline(events: &[Event]) -> String {
 }
 
 proptest! {
-    /// Several requests at once on one thread, some that nobody was seen to take, and some that began
-    /// before the first that ended.
+    /// Covers several requests at once on one thread, requests without an observed read, and
+    /// requests that began before the first end.
     #[test]
     fn every_event_is_well_formed_and_no_slices_of_a_track_overlap(
         mut events in prop::collection::vec(request(), 0..60)
@@ -62,7 +62,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "overlap")]
-fn the_check_finds_slices_that_overlap() {
+fn the_check_detects_overlapping_slices() {
     let slice = |ts: u32| {
         format!(
             r#"{{"ph":"X","cat":"c","name":"READ","pid":1,"tid":2,"ts":{ts},"dur":5.0,"args":{{}}}}"#

@@ -1,12 +1,12 @@
-//! What the *Trace Event Format* wants of a file, and what a viewer needs besides, checked strictly:
-//! the fields that each phase must and may have, their types, a beginning for every end, names for
-//! all tracks, and slices of one track that neither overlap nor go back in time.
+//! A strict check of the *Trace Event Format* and of further requirements of viewers: the fields
+//! that each phase must and may have, their types, a begin for every end, names for all tracks, and
+//! slices of one track that neither overlap nor go back in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-/// Fields of a phase: those that it must have.
+/// The required fields of a phase.
 fn fields(phase: &str) -> &'static [&'static str] {
     match phase {
         "M" => &["args", "name", "ph", "pid", "tid"],
@@ -34,7 +34,7 @@ fn text<'a>(event: &'a Map<String, Value>, field: &str) -> &'a str {
     text
 }
 
-/// Fails with the event that is wrong. Returns how many slices there are.
+/// Fails with the event that is wrong. Returns the number of slices.
 pub fn check(file: &str) -> usize {
     let file: Value = serde_json::from_str(file).expect("the file is JSON");
     let file = file.as_object().expect("an object");
@@ -93,7 +93,7 @@ pub fn check(file: &str) -> usize {
     assert!(open.is_empty(), "without an end: {open:?}");
     let labels: BTreeSet<&String> = tracks.values().collect();
     assert_eq!(labels.len(), tracks.len(), "two tracks of one name: {tracks:?}");
-    // A thousandth of a nanosecond is the arithmetic of this check.
+    // Allows a rounding error of a thousandth of a nanosecond.
     for (track, slices) in &slices {
         for pair in slices.windows(2) {
             let ((_, end), (next, _)) = (pair[0], pair[1]);
