@@ -1,0 +1,114 @@
+//! The traits of devices and of their queues.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Done, Op, Region, Result, Waker};
+
+/// Facts about a device. They do not change while it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The name for people: a path, or what kind of device it is.
+    pub name: String,
+    /// Bytes of a block. Every offset and length of an operation is a whole number of blocks.
+    pub block_size: u32,
+    /// How many blocks the device has.
+    pub blocks: u64,
+    /// Bytes that an aligned write replaces whole or not at all when the power fails. Users that stay
+    /// correct with 512 work on every device.
+    pub atomic_write: u32,
+    /// Completed writes can be lost in a power failure until a flush.
+    pub volatile_cache: bool,
+    /// A write with `fua` costs less than a write and a flush.
+    pub fua: bool,
+    /// The device can be told that blocks are not needed ([`Kind::Discard`](crate::Kind::Discard)).
+    pub discard: bool,
+    /// Bytes of the largest operation.
+    pub max_transfer: u32,
+    /// Pieces of memory of an operation at most.
+    pub max_segments: usize,
+    /// Queues at most.
+    pub max_queues: u32,
+    /// Operations in flight of one queue at most.
+    pub max_depth: u32,
+    /// Bytes that the device erases at a time: data that ends together lies best within one unit.
+    pub erase_unit: u32,
+    /// The NUMA node that the device is attached to.
+    pub numa_node: Option<u32>,
+}
+
+impl Facts {
+    /// Bytes of the whole device.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+
+    /// True where `blocks` blocks from `block` on lie on the device.
+    pub fn holds(&self, block: u64, blocks: u64) -> bool {
+        block.checked_add(blocks).is_some_and(|end| end <= self.blocks)
+    }
+}
+
+/// A block device.
+///
+/// # Order and durability
+///
+/// - Operations in flight have no order, even those on one block: an overlapping read sees old, new
+///   or mixed bytes, and of two overlapping writes either may win.
+/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device.
+///   Once the flush is reaped without an error they survive a power failure. A write with `fua`
+///   survives once it is reaped.
+/// - All other writes survive in part, whole or not at all, each unit of
+///   [`atomic_write`](Facts::atomic_write) bytes by itself.
+/// - A write that failed leaves each of these units old or new.
+/// - Discarded blocks hold anything.
+pub trait Device: Send + Sync {
+    /// The facts about it.
+    fn facts(&self) -> &Facts;
+
+    /// Makes the frames of `region` cheap to use for queues that are made from now on (registered
+    /// buffers, mappings for DMA). Operations may use frames of other regions, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` at a limit.
+    fn register(&self, region: &Arc<Region>) -> Result<()>;
+
+    /// A new queue for up to `depth` operations in flight; fewer where the device has less room.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` where the device has no further queue, `ENOMEM` at a limit of the process.
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>>;
+}
+
+/// A pair of queues, for submissions and completions. One thread at a time uses it, and nothing
+/// blocks except [`wait`](Queue::wait) and dropping it, which waits for what is in flight.
+pub trait Queue: Send {
+    /// Adds an operation, which begins at the next [`kick`](Queue::kick) at the latest. One that makes
+    /// no sense (outside of the device, with memory of another length) completes with `EINVAL`.
+    ///
+    /// # Errors
+    ///
+    /// The operation itself, where the queue is full: reap first.
+    fn push(&mut self, op: Op) -> Result<(), Op>;
+
+    /// Begins all operations that were pushed: one system call, one doorbell.
+    fn kick(&mut self);
+
+    /// Appends the operations that are complete to `done`, each exactly once, in any order.
+    fn reap(&mut self, done: &mut Vec<Done>);
+
+    /// Kicks, and sleeps until an operation is complete, a [`Waker`] is used, or `timeout` is over; at
+    /// once where something can be reaped. Returns early for no reason now and then.
+    fn wait(&mut self, timeout: Option<Duration>);
+
+    /// Ends a [`wait`](Queue::wait) from another thread, also one that begins later.
+    fn waker(&self) -> Waker;
+
+    /// Operations that were pushed and not reaped.
+    fn in_flight(&self) -> usize;
+
+    /// Operations in flight at most.
+    fn depth(&self) -> usize;
+}

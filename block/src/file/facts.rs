@@ -1,0 +1,112 @@
+//! Facts about files and block devices, from statx(2), ioctl(2) and sysfs.
+
+use std::fs::read_to_string;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, SeekFrom, Stat, StatxFlags};
+
+use crate::{Facts, Result};
+
+/// Bytes of a block, also on devices with smaller sectors: nothing here wants smaller ones.
+const BLOCK: u32 = 4096;
+
+/// Bytes that a device without a better wish erases at a time.
+const ERASE: u32 = 2 << 20;
+
+/// The facts, and the alignment that memory needs.
+pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize)> {
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let bytes = rustix::fs::seek(fd, SeekFrom::End(0))?;
+    let logical = if regular { 512 } else { rustix::fs::ioctl_blksszget(fd)? };
+    let block_size = logical.max(BLOCK);
+    let queue = if regular { Limits::of_file() } else { Limits::of_device(stat.st_rdev) };
+    let facts = Facts {
+        name: path.display().to_string(),
+        block_size,
+        blocks: bytes / u64::from(block_size),
+        // Sectors are the only thing that all devices below promise.
+        atomic_write: logical,
+        volatile_cache: queue.volatile,
+        fua: queue.fua,
+        discard: queue.discard,
+        max_transfer: 2 << 20,
+        max_segments: 512,
+        max_queues: 1024,
+        max_depth: 4096,
+        erase_unit: queue.erase_unit,
+        numa_node: queue.node,
+    };
+    Ok((facts, alignment(fd)))
+}
+
+/// The alignment of memory for direct I/O; a page where the kernel does not say (before Linux 6.1).
+fn alignment(fd: &OwnedFd) -> usize {
+    const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, DIOALIGN);
+    match stat {
+        Ok(stat) if stat.stx_mask & DIOALIGN.bits() != 0 && stat.stx_dio_mem_align > 0 => {
+            stat.stx_dio_mem_align as usize
+        }
+        _ => BLOCK as usize,
+    }
+}
+
+/// The facts that sysfs tells, sysfs-block of the kernel's ABI documentation.
+struct Limits {
+    volatile: bool,
+    fua: bool,
+    discard: bool,
+    erase_unit: u32,
+    node: Option<u32>,
+}
+
+impl Limits {
+    fn of_file() -> Self {
+        // A file system below always wants fdatasync(2), and RWF_DSYNC is that for one write.
+        Limits { volatile: true, fua: false, discard: true, erase_unit: ERASE, node: None }
+    }
+
+    fn of_device(rdev: u64) -> Self {
+        let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+        let dir = format!("/sys/dev/block/{major}:{minor}");
+        // A partition has the limits of its disk.
+        let read = |name: &str| {
+            let own = read_to_string(format!("{dir}/queue/{name}"));
+            own.or_else(|_| read_to_string(format!("{dir}/../queue/{name}"))).ok()
+        };
+        let number = |name: &str| read(name).and_then(|text| text.trim().parse::<u64>().ok());
+        let granularity = number("discard_granularity").unwrap_or(0);
+        let node = read_to_string(format!("{dir}/device/numa_node")).ok();
+        Limits {
+            volatile: read("write_cache").is_none_or(|text| text.trim() != "write through"),
+            fua: number("fua") == Some(1),
+            discard: number("discard_max_bytes").unwrap_or(0) > 0,
+            erase_unit: u32::try_from(granularity).unwrap_or(0).max(ERASE),
+            // -1 stands for none.
+            node: node.and_then(|text| text.trim().parse().ok()),
+        }
+    }
+}
+
+/// The process that holds an flock(2) lock on the file, proc_locks(5). `None` where it is in another
+/// PID namespace, or gone meanwhile.
+pub(super) fn holder(stat: &Stat) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let file = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let locks = read_to_string("/proc/locks").ok()?;
+    let line = locks.lines().find(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.contains(&"FLOCK") && !words.contains(&"->") && words.contains(&file.as_str())
+    })?;
+    let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK");
+    words.nth(3)?.parse().ok().filter(|pid| *pid > 0)
+}
+
+/// True while the process exists and has not ended.
+pub(super) fn is_alive(pid: u32) -> bool {
+    let stat = read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which may hold anything: proc_pid_stat(5).
+    let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X"))
+}

@@ -1,0 +1,427 @@
+//! A queue on io_uring(7).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Access, Open};
+use crate::memory::Memory;
+use crate::{Done, Errno, FRAME, Frames, Kind, Op, Queue, Region, Result, Segments, Waker};
+
+/// The largest buffer that a ring registers (io_uring_register(2)).
+const LARGEST_BUFFER: usize = 1 << 30;
+
+/// The file of the device among the registered files.
+const DEVICE: types::Fixed = types::Fixed(0);
+
+/// The number of the read of the eventfd; operations have those of their slots.
+const WAKE: u64 = u64::MAX;
+
+pub(super) struct FileQueue {
+    ring: IoUring,
+    open: Arc<Open>,
+    /// Operations in flight. Their memory stays where it is until they are complete.
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Operations that are complete without the kernel.
+    done: Vec<Done>,
+    /// For each registered region the first of its buffers, and where the region begins.
+    buffers: HashMap<u64, (u16, usize)>,
+    /// The regions live as long as the ring that knows their addresses.
+    _regions: Vec<Arc<Region>>,
+    wake: Arc<OwnedFd>,
+    /// Where the kernel puts the count of the eventfd.
+    woken: Box<u64>,
+    /// The kernel reads the eventfd.
+    watched: bool,
+}
+
+/// An operation that the kernel has.
+struct Flight {
+    tag: u64,
+    kind: Kind,
+    /// Frames that stand in for memory that direct I/O cannot use.
+    bounce: Option<Frames>,
+    vectors: Vec<libc::iovec>,
+    /// Bytes transferred so far.
+    moved: usize,
+    /// The kernel refused to zero the range without freeing it.
+    punched: bool,
+}
+
+// SAFETY: the addresses in `vectors` are those of memory that the operation owns (`RawBuf::new`).
+unsafe impl Send for Flight {}
+
+impl FileQueue {
+    pub(super) fn new(open: &Arc<Open>, depth: u32) -> Result<Self> {
+        // One more for the eventfd.
+        let ring = IoUring::builder().dontfork().setup_clamp().build(depth + 1).map_err(errno)?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        ring.submitter().register_files(&[open.fd.as_raw_fd()]).map_err(errno)?;
+        let regions = open.regions.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let buffers = register(&ring, &regions, depth);
+        let depth = depth as usize;
+        Ok(FileQueue {
+            ring,
+            open: Arc::clone(open),
+            slots: std::iter::repeat_with(|| None).take(depth).collect(),
+            free: (0..depth).rev().collect(),
+            done: Vec::new(),
+            buffers,
+            _regions: regions,
+            wake,
+            woken: Box::new(0),
+            watched: false,
+        })
+    }
+
+    fn refuse(&self, kind: &Kind) -> Result<()> {
+        let reads = matches!(kind, Kind::Read { .. } | Kind::Flush);
+        if self.open.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
+    }
+
+    /// Copies memory that direct I/O cannot use into frames. `ENOMEM` where there are none.
+    fn bounce(&self, kind: &Kind) -> Result<Option<Frames>> {
+        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = kind else {
+            return Ok(None);
+        };
+        let usable = |piece: &Memory| {
+            let alignment = self.open.alignment;
+            (piece.start() as usize).is_multiple_of(alignment)
+                && piece.len().is_multiple_of(alignment)
+        };
+        if !self.open.direct || memory.pieces().iter().all(usable) {
+            return Ok(None);
+        }
+        let frames = memory.bytes().div_ceil(FRAME) as u32;
+        // Runs are taken out of blocks whose size is a power of two.
+        let region = Region::new(frames.next_power_of_two())?;
+        let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
+        if let Kind::Write { .. } = kind {
+            let mut at = 0;
+            for piece in memory.pieces() {
+                bounce[at..][..piece.len()].copy_from_slice(piece.bytes());
+                at += piece.len();
+            }
+        }
+        Ok(Some(bounce))
+    }
+
+    /// Hands the operation in `slot` to the kernel, from where it stands.
+    fn submit(&mut self, slot: usize) {
+        let Some(flight) = &mut self.slots[slot] else { return };
+        let block_size = u64::from(self.open.facts.block_size);
+        let entry = match &flight.kind {
+            Kind::Read { block, memory } => {
+                let offset = block * block_size + flight.moved as u64;
+                match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
+                    One { start, len, region } => match fixed(&self.buffers, region, start, len) {
+                        Some(buffer) => {
+                            let read = opcode::ReadFixed::new(DEVICE, start, len, buffer);
+                            read.offset(offset).build()
+                        }
+                        None => opcode::Read::new(DEVICE, start, len).offset(offset).build(),
+                    },
+                    Many => {
+                        let (start, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
+                        opcode::Readv::new(DEVICE, start, count).offset(offset).build()
+                    }
+                }
+            }
+            Kind::Write { block, memory, fua } => {
+                let offset = block * block_size + flight.moved as u64;
+                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+                match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
+                    One { start, len, region } => match fixed(&self.buffers, region, start, len) {
+                        Some(buffer) => {
+                            let write = opcode::WriteFixed::new(DEVICE, start, len, buffer);
+                            write.offset(offset).rw_flags(flags).build()
+                        }
+                        None => {
+                            let write = opcode::Write::new(DEVICE, start, len);
+                            write.offset(offset).rw_flags(flags).build()
+                        }
+                    },
+                    Many => {
+                        let (start, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
+                        let write = opcode::Writev::new(DEVICE, start, count);
+                        write.offset(offset).rw_flags(flags).build()
+                    }
+                }
+            }
+            Kind::Flush => opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build(),
+            Kind::Discard { block, blocks } => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                fallocate(mode, block * block_size, blocks * block_size)
+            }
+            Kind::Zero { block, blocks } => {
+                let zero = match flight.punched {
+                    false => libc::FALLOC_FL_ZERO_RANGE,
+                    true => libc::FALLOC_FL_PUNCH_HOLE,
+                };
+                let mode = zero | libc::FALLOC_FL_KEEP_SIZE;
+                fallocate(mode, block * block_size, blocks * block_size)
+            }
+        };
+        self.push_entry(&entry.user_data(slot as u64));
+    }
+
+    fn push_entry(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: the memory and the vectors that the entry points to belong to a `Flight`, which
+            // stays in its slot until its completion is seen (the queue waits for that when it is
+            // dropped), or are `woken`, which lives as long.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            self.kick();
+        }
+    }
+
+    /// Takes in a completion from the kernel.
+    fn complete(&mut self, slot: usize, result: i32, done: &mut Vec<Done>) {
+        let Some(flight) = self.slots.get_mut(slot).and_then(Option::as_mut) else { return };
+        let result = match result {
+            code if code < 0 => Err(Errno::from_raw_os_error(-code)),
+            moved => Ok(moved as usize),
+        };
+        let again = match (&flight.kind, result) {
+            (_, Err(Errno::INTR | Errno::AGAIN)) => true,
+            (Kind::Zero { .. }, Err(Errno::OPNOTSUPP)) if self.open.regular && !flight.punched => {
+                flight.punched = true;
+                true
+            }
+            (Kind::Read { memory, .. } | Kind::Write { memory, .. }, Ok(moved)) => {
+                flight.moved += moved;
+                moved > 0 && flight.moved < memory.bytes()
+            }
+            _ => false,
+        };
+        if again {
+            self.submit(slot);
+            return;
+        }
+        let Some(mut flight) = self.slots[slot].take() else { return };
+        self.free.push(slot);
+        let result = result.and_then(|_| flight.finish());
+        done.push(Done { tag: flight.tag, result, memory: flight.kind.into_memory() });
+    }
+}
+
+impl Flight {
+    /// The end of an operation that the kernel carried out.
+    fn finish(&mut self) -> Result<()> {
+        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = &self.kind else {
+            return Ok(());
+        };
+        // The device ended early.
+        if self.moved < memory.bytes() {
+            return Err(Errno::IO);
+        }
+        if let (Kind::Read { memory, .. }, Some(bounce)) = (&mut self.kind, &self.bounce) {
+            let mut at = 0;
+            for piece in memory.pieces_mut() {
+                let out = piece.bytes_mut().ok_or(Errno::INVAL)?;
+                out.copy_from_slice(&bounce[at..][..out.len()]);
+                at += out.len();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The memory that is still to be transferred.
+enum Rest {
+    /// One piece, of this region.
+    One { start: *mut u8, len: u32, region: Option<u64> },
+    /// Several, as the vectors say.
+    Many,
+}
+use Rest::{Many, One};
+
+fn remaining(
+    memory: &Segments,
+    bounce: &Option<Frames>,
+    moved: usize,
+    vectors: &mut Vec<libc::iovec>,
+) -> Rest {
+    if let Some(bounce) = bounce {
+        let len = (memory.bytes() - moved) as u32;
+        return One { start: bounce.start().wrapping_add(moved), len, region: None };
+    }
+    if let [piece] = memory.pieces() {
+        let len = (piece.len() - moved) as u32;
+        return One { start: piece.start().wrapping_add(moved), len, region: piece.region() };
+    }
+    vectors.clear();
+    let mut skip = moved;
+    for piece in memory.pieces() {
+        let gone = skip.min(piece.len());
+        skip -= gone;
+        if gone < piece.len() {
+            let iov_base = piece.start().wrapping_add(gone).cast();
+            vectors.push(libc::iovec { iov_base, iov_len: piece.len() - gone });
+        }
+    }
+    Many
+}
+
+/// The registered buffer that holds the whole piece.
+fn fixed(
+    buffers: &HashMap<u64, (u16, usize)>,
+    region: Option<u64>,
+    start: *mut u8,
+    len: u32,
+) -> Option<u16> {
+    let (first, base) = buffers.get(&region?)?;
+    let offset = start as usize - base;
+    let index = offset / LARGEST_BUFFER;
+    let last = (offset + len as usize - 1) / LARGEST_BUFFER;
+    (index == last).then_some(first + index as u16)
+}
+
+fn fallocate(mode: i32, offset: u64, len: u64) -> squeue::Entry {
+    opcode::Fallocate::new(DEVICE, len).offset(offset).mode(mode).build()
+}
+
+/// Registers the frames of `regions`, in buffers of up to 1 GiB. Where the kernel refuses (RLIMIT_MEMLOCK,
+/// which rings and their buffers share), operations name addresses instead, which costs a little more
+/// each.
+fn register(ring: &IoUring, regions: &[Arc<Region>], depth: u32) -> HashMap<u64, (u16, usize)> {
+    let mut vectors = Vec::new();
+    let mut buffers = HashMap::new();
+    for region in regions {
+        buffers.insert(region.id(), (vectors.len() as u16, region.start() as usize));
+        for at in (0..region.bytes()).step_by(LARGEST_BUFFER) {
+            let iov_len = LARGEST_BUFFER.min(region.bytes() - at);
+            let iov_base = region.start().wrapping_add(at).cast();
+            vectors.push(libc::iovec { iov_base, iov_len });
+        }
+    }
+    if vectors.is_empty() {
+        return buffers;
+    }
+    // SAFETY: the vectors are the mappings of regions that the queue keeps as long as the ring.
+    let registered = unsafe { ring.submitter().register_buffers(&vectors) };
+    // The last ring that the limit allows must not be the one that registers most.
+    match registered.and_then(|()| IoUring::new(depth).map(drop)) {
+        Ok(()) => buffers,
+        Err(error) => {
+            log::info!("frames are not registered with the ring: {error}");
+            let _ = ring.submitter().unregister_buffers();
+            HashMap::new()
+        }
+    }
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+impl Queue for FileQueue {
+    fn push(&mut self, op: Op) -> Result<(), Op> {
+        let Some(slot) = self.free.pop() else { return Err(op) };
+        let Op { tag, kind } = op;
+        let checked = kind.check(&self.open.facts).and_then(|()| self.refuse(&kind));
+        match checked.and_then(|()| self.bounce(&kind)) {
+            Ok(bounce) => {
+                let vectors = Vec::new();
+                let flight = Flight { tag, kind, bounce, vectors, moved: 0, punched: false };
+                self.slots[slot] = Some(flight);
+                self.submit(slot);
+            }
+            Err(errno) => {
+                self.free.push(slot);
+                self.done.push(Done { tag, result: Err(errno), memory: kind.into_memory() });
+            }
+        }
+        Ok(())
+    }
+
+    fn kick(&mut self) {
+        match self.ring.submit() {
+            Ok(_) => {}
+            // What was not taken stays in the ring for the next time.
+            Err(error) => log::debug!("the ring took no operation: {error}"),
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.done);
+        loop {
+            let Some(entry) = self.ring.completion().next() else { break };
+            match entry.user_data() {
+                WAKE => self.watched = false,
+                slot => self.complete(slot as usize, entry.result(), done),
+            }
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        if !self.watched {
+            let into: *mut u64 = &mut *self.woken;
+            let fd = types::Fd(self.wake.as_raw_fd());
+            let read = opcode::Read::new(fd, into.cast(), size_of::<u64>() as u32);
+            self.push_entry(&read.build().user_data(WAKE));
+            self.watched = true;
+        }
+        let ready = !self.done.is_empty() || !self.ring.completion().is_empty();
+        if ready {
+            return self.kick();
+        }
+        let waited = match timeout {
+            None => self.ring.submit_and_wait(1).map(drop),
+            Some(timeout) => {
+                let timeout = types::Timespec::from(timeout);
+                let args = types::SubmitArgs::new().timespec(&timeout);
+                self.ring.submitter().submit_with_args(1, &args).map(drop)
+            }
+        };
+        match waited.map_err(errno) {
+            Ok(()) | Err(Errno::INTR | Errno::TIME) => {}
+            Err(errno) => log::debug!("the ring could not be waited for: {errno}"),
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        let wake = Arc::clone(&self.wake);
+        Waker::new(move || {
+            // The count of an eventfd is full after 2^64 - 2 calls that nobody saw.
+            let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len() + self.done.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+impl Drop for FileQueue {
+    /// Waits for the operations that the kernel has: their memory must stay until then.
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.free.len() < self.slots.len() {
+            self.wait(None);
+            self.reap(&mut done);
+        }
+        if self.watched {
+            // The read of the eventfd ends with the ring, but it writes to `woken`.
+            let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+            while self.watched {
+                let _ = self.ring.submit_and_wait(1);
+                self.reap(&mut done);
+            }
+        }
+        // The ring itself ends a moment later, and must not keep the device open.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}

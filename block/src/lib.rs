@@ -1,0 +1,46 @@
+//! Block devices from user space: operations that are pushed to a queue and reaped later.
+//!
+//! What it is: the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
+//! [`Memory`]), and three devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory)
+//! and [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
+//! leave behind).
+//!
+//! What it is not: it knows no file system, keeps no cache, and promises no order that the device does
+//! not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
+//!
+//! ```
+//! use defuse_block::{Blocking, Device, Ram};
+//!
+//! let disk = Ram::new(4096, 256);
+//! let mut line = Blocking::new(&disk)?;
+//! line.write(7, &[1; 4096])?;
+//! line.flush()?;
+//! let mut block = vec![0; 4096];
+//! line.read(7, &mut block)?;
+//! assert_eq!(block, [1; 4096]);
+//! # Ok::<(), defuse_block::Errno>(())
+//! ```
+
+mod blocking;
+mod device;
+mod file;
+mod memory;
+mod op;
+mod ram;
+mod region;
+pub mod sim;
+mod waker;
+
+pub use blocking::Blocking;
+pub use device::{Device, Facts, Queue};
+pub use file::{Access, File, OpenError};
+pub use memory::{Memory, RawBuf, Segments};
+pub use op::{Done, Kind, Op};
+pub use ram::Ram;
+pub use region::{FRAME, Frames, Region};
+pub use rustix::io::Errno;
+pub use sim::Sim;
+pub use waker::Waker;
+
+/// The result of an operation; errors are those of errno(3).
+pub type Result<T, E = Errno> = std::result::Result<T, E>;

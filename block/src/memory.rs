@@ -1,0 +1,171 @@
+//! The memory of operations.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Frames;
+
+/// A piece of memory of an operation.
+pub enum Memory {
+    /// Frames that belong to the operation until it is reaped.
+    Frames(Frames),
+    /// Bytes of frames that others may read meanwhile: for writes only.
+    Shared(Arc<Frames>, Range<usize>),
+    /// Memory of a caller.
+    Raw(RawBuf),
+}
+
+/// Memory of a caller that a device uses in place, or copies where it must.
+pub struct RawBuf {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: whoever made it has promised that the memory may be used until it is given back, from any
+// thread.
+unsafe impl Send for RawBuf {}
+
+impl RawBuf {
+    /// `len` bytes from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// From now until the operation is reaped (or the buffer dropped without being pushed) the bytes must
+    /// stay mapped. For a read nobody else may use them; for a write nobody may change them, and they must
+    /// be initialized. No peer that is not trusted may share them: devices copy from them more than once.
+    pub unsafe fn new(start: *mut u8, len: usize) -> Self {
+        RawBuf { start, len }
+    }
+}
+
+impl Memory {
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Memory::Frames(frames) => frames.len(),
+            Memory::Shared(_, range) => range.len(),
+            Memory::Raw(raw) => raw.len,
+        }
+    }
+
+    /// True where it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Frames(frames) => frames,
+            Memory::Shared(frames, range) => &frames[range.clone()],
+            // SAFETY: the bytes are mapped and nobody changes them (`RawBuf::new`).
+            Memory::Raw(raw) => unsafe { std::slice::from_raw_parts(raw.start, raw.len) },
+        }
+    }
+
+    /// The bytes, to be filled; `None` where others read them.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Memory::Frames(frames) => Some(frames),
+            Memory::Shared(..) => None,
+            // SAFETY: the bytes are mapped and nobody else uses them during a read (`RawBuf::new`).
+            Memory::Raw(raw) => Some(unsafe { std::slice::from_raw_parts_mut(raw.start, raw.len) }),
+        }
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        match self {
+            Memory::Frames(frames) => frames.start(),
+            Memory::Shared(frames, range) => frames.start().wrapping_add(range.start),
+            Memory::Raw(raw) => raw.start,
+        }
+    }
+
+    /// The region that holds it, if any.
+    pub(crate) fn region(&self) -> Option<u64> {
+        match self {
+            Memory::Frames(frames) => Some(frames.region().id()),
+            Memory::Shared(frames, _) => Some(frames.region().id()),
+            Memory::Raw(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Memory::Frames(_) => "Frames",
+            Memory::Shared(..) => "Shared",
+            Memory::Raw(_) => "Raw",
+        };
+        write!(f, "{kind}({} bytes)", self.len())
+    }
+}
+
+/// The memory of one operation, in order. A single piece takes no allocation.
+#[derive(Debug, Default)]
+pub enum Segments {
+    /// No memory.
+    #[default]
+    None,
+    /// One piece.
+    One(Memory),
+    /// Several pieces.
+    Many(Vec<Memory>),
+}
+
+impl Segments {
+    /// The pieces.
+    pub fn pieces(&self) -> &[Memory] {
+        match self {
+            Segments::None => &[],
+            Segments::One(memory) => std::slice::from_ref(memory),
+            Segments::Many(memory) => memory,
+        }
+    }
+
+    pub(crate) fn pieces_mut(&mut self) -> &mut [Memory] {
+        match self {
+            Segments::None => &mut [],
+            Segments::One(memory) => std::slice::from_mut(memory),
+            Segments::Many(memory) => memory,
+        }
+    }
+
+    /// How many pieces there are.
+    pub fn count(&self) -> usize {
+        self.pieces().len()
+    }
+
+    /// The length of all pieces, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.pieces().iter().map(Memory::len).sum()
+    }
+
+    /// The frames, where the only piece is owned frames.
+    pub fn into_frames(self) -> Option<Frames> {
+        match self {
+            Segments::One(Memory::Frames(frames)) => Some(frames),
+            _ => None,
+        }
+    }
+}
+
+impl From<Frames> for Segments {
+    fn from(frames: Frames) -> Self {
+        Segments::One(Memory::Frames(frames))
+    }
+}
+
+impl From<RawBuf> for Segments {
+    fn from(raw: RawBuf) -> Self {
+        Segments::One(Memory::Raw(raw))
+    }
+}
+
+impl From<Vec<Memory>> for Segments {
+    fn from(memory: Vec<Memory>) -> Self {
+        Segments::Many(memory)
+    }
+}

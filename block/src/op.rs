@@ -1,0 +1,110 @@
+//! Operations and their completions.
+
+use crate::{Errno, Facts, Memory, Result, Segments};
+
+/// An operation for a [`Queue`](crate::Queue).
+#[derive(Debug)]
+pub struct Op {
+    /// A number of the caller's, which comes back with the completion.
+    pub tag: u64,
+    /// The operation itself.
+    pub kind: Kind,
+}
+
+/// The kinds of operations. Blocks are counted in [`Facts::block_size`].
+#[derive(Debug)]
+pub enum Kind {
+    /// Reads from `block` on into `memory`.
+    Read {
+        /// The first block.
+        block: u64,
+        /// Memory of whole blocks.
+        memory: Segments,
+    },
+    /// Writes `memory` from `block` on.
+    Write {
+        /// The first block.
+        block: u64,
+        /// Memory of whole blocks.
+        memory: Segments,
+        /// The data is durable when the write completes ("force unit access").
+        fua: bool,
+    },
+    /// Makes every write durable that was reaped before this was pushed, on any queue.
+    Flush,
+    /// Says that the blocks are not needed. They hold anything from now on.
+    Discard {
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Fills the blocks with zeros.
+    Zero {
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+}
+
+/// A completed operation.
+#[derive(Debug)]
+pub struct Done {
+    /// The number that the caller gave it.
+    pub tag: u64,
+    /// Whole success or an error. After a failed read the memory holds anything.
+    pub result: Result<()>,
+    /// The memory of a read or write; of others, nothing.
+    pub memory: Segments,
+}
+
+impl Kind {
+    /// First block and number of blocks; `None` for a flush.
+    pub fn range(&self, block_size: u32) -> Option<(u64, u64)> {
+        match self {
+            Kind::Read { block, memory } | Kind::Write { block, memory, .. } => {
+                Some((*block, memory.bytes() as u64 / u64::from(block_size)))
+            }
+            Kind::Discard { block, blocks } | Kind::Zero { block, blocks } => {
+                Some((*block, *blocks))
+            }
+            Kind::Flush => None,
+        }
+    }
+
+    /// Checks the operation against the facts of its device: `EINVAL` for what is outside of it, empty,
+    /// too large, not of whole blocks, or a read into shared memory; `EOPNOTSUPP` for what the device lacks.
+    pub(crate) fn check(&self, facts: &Facts) -> Result<()> {
+        let Some((block, blocks)) = self.range(facts.block_size) else { return Ok(()) };
+        if blocks == 0 || !facts.holds(block, blocks) {
+            return Err(Errno::INVAL);
+        }
+        match self {
+            Kind::Read { memory, .. } | Kind::Write { memory, .. } => {
+                let bytes = memory.bytes();
+                let whole = bytes.is_multiple_of(facts.block_size as usize);
+                let shared = |piece: &Memory| matches!(piece, Memory::Shared(..));
+                if matches!(self, Kind::Read { .. }) && memory.pieces().iter().any(shared) {
+                    return Err(Errno::INVAL);
+                }
+                let fits = bytes <= facts.max_transfer as usize;
+                if whole && fits && memory.count() <= facts.max_segments {
+                    Ok(())
+                } else {
+                    Err(Errno::INVAL)
+                }
+            }
+            Kind::Discard { .. } if !facts.discard => Err(Errno::OPNOTSUPP),
+            _ => Ok(()),
+        }
+    }
+
+    /// The memory, for the completion.
+    pub(crate) fn into_memory(self) -> Segments {
+        match self {
+            Kind::Read { memory, .. } | Kind::Write { memory, .. } => memory,
+            _ => Segments::default(),
+        }
+    }
+}

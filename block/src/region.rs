@@ -1,0 +1,288 @@
+//! Memory for devices: 4 KiB frames in one memfd, named by their index and never by a pointer.
+//!
+//! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other
+//! processes. [`Frames`] are owned by one holder at a time, so that nobody reads memory into which a
+//! device writes.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::Result;
+
+/// Bytes of a frame: a page of the machine and a block of most devices.
+pub const FRAME: usize = 4096;
+
+/// Runs have up to `1 << LARGEST` frames: 2 MiB.
+const LARGEST: usize = 9;
+
+/// A region of frames.
+pub struct Region {
+    id: u64,
+    start: *mut u8,
+    frames: u32,
+    memory: OwnedFd,
+    free: Mutex<Free>,
+}
+
+// SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through
+// `Frames`, each of which alone owns its part.
+unsafe impl Send for Region {}
+// SAFETY: as above; what is not behind the mutex does not change.
+unsafe impl Sync for Region {}
+
+/// A run of frames that one holder owns. Dropped, it goes back to its region. What it holds at first is
+/// anything that lay there before.
+pub struct Frames {
+    region: Arc<Region>,
+    first: u32,
+    count: u32,
+}
+
+impl Region {
+    /// A region of `frames` frames. Pages get memory when they are first used.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for no frames, and those of memfd_create(2) and mmap(2).
+    pub fn new(frames: u32) -> Result<Arc<Region>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let bytes = frames as usize * FRAME;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create(c"defuse-frames", flags)?;
+        rustix::fs::ftruncate(&memory, bytes as u64)?;
+        // Whoever maps it may rely on its length.
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a free range of addresses.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, &memory, 0)?
+        };
+        Ok(Arc::new(Region {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            start: start.cast(),
+            frames,
+            memory,
+            free: Mutex::new(Free::new(frames)),
+        }))
+    }
+
+    /// Takes a run of `count` neighbouring frames (at most 512). `None` where no aligned block of that many
+    /// frames, rounded up to a power of two, is free.
+    pub fn take(self: &Arc<Self>, count: u32) -> Option<Frames> {
+        let first = self.lock().take(count)?;
+        Some(Frames { region: Arc::clone(self), first, count })
+    }
+
+    /// How many frames it has.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// How many frames nobody owns.
+    pub fn free_frames(&self) -> u32 {
+        self.lock().frames
+    }
+
+    /// A number that no other region of the process has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.frames as usize * FRAME
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Region {
+    /// The memfd, for other processes.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is that of `new`. All frames hold the region, so none is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes()) };
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} of {} frames free)", self.free_frames(), self.frames)
+    }
+}
+
+impl Frames {
+    /// The index of the first frame in its region.
+    pub fn index(&self) -> u32 {
+        self.first
+    }
+
+    /// How many frames.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The region that they are part of.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.region.start.wrapping_add(self.first as usize * FRAME)
+    }
+}
+
+impl Deref for Frames {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the frames lie within the mapping (`Free::take`), which is zero or written at all
+        // times, and nobody else has them.
+        unsafe { std::slice::from_raw_parts(self.start(), self.count as usize * FRAME) }
+    }
+}
+
+impl DerefMut for Frames {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; the one owner is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.count as usize * FRAME) }
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        self.region.lock().give(self.first, self.count);
+    }
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frames({}+{})", self.first, self.count)
+    }
+}
+
+/// The free frames: a buddy allocator whose blocks have 1, 2, 4, ... 512 frames.
+struct Free {
+    frames: u32,
+    /// For each size the first frames of free blocks.
+    lists: [Vec<u32>; LARGEST + 1],
+    /// For each frame that begins a free block: its size and its position in the list.
+    begins: Vec<Option<(u8, u32)>>,
+}
+
+impl Free {
+    fn new(frames: u32) -> Self {
+        let begins = vec![None; frames as usize];
+        let mut free = Free { frames: 0, lists: std::array::from_fn(|_| Vec::new()), begins };
+        free.give(0, frames);
+        free
+    }
+
+    fn take(&mut self, count: u32) -> Option<u32> {
+        if count == 0 || count > 1 << LARGEST {
+            return None;
+        }
+        let wanted = count.next_power_of_two().trailing_zeros() as usize;
+        let found = (wanted..=LARGEST).find(|order| !self.lists[*order].is_empty())?;
+        let first = *self.lists[found].last()?;
+        self.remove(first);
+        self.frames -= 1 << found;
+        // What is too much goes back.
+        self.give(first + count, (1 << found) - count);
+        Some(first)
+    }
+
+    /// Gives back any run, as the largest aligned blocks that it consists of.
+    fn give(&mut self, mut first: u32, mut count: u32) {
+        self.frames += count;
+        while count > 0 {
+            let aligned = if first == 0 { LARGEST as u32 } else { first.trailing_zeros() };
+            let order = aligned.min(count.ilog2()).min(LARGEST as u32);
+            self.merge(first, order as usize);
+            first += 1 << order;
+            count -= 1 << order;
+        }
+    }
+
+    /// Adds a block, together with its buddies that are free.
+    fn merge(&mut self, mut first: u32, mut order: usize) {
+        debug_assert!(self.begins[first as usize].is_none(), "frame {first} is given back twice");
+        while order < LARGEST {
+            let buddy = first ^ (1 << order);
+            match self.begins.get(buddy as usize) {
+                Some(Some((free, _))) if usize::from(*free) == order => {
+                    self.remove(buddy);
+                    first = first.min(buddy);
+                    order += 1;
+                }
+                _ => break,
+            }
+        }
+        self.begins[first as usize] = Some((order as u8, self.lists[order].len() as u32));
+        self.lists[order].push(first);
+    }
+
+    fn remove(&mut self, first: u32) {
+        let Some((order, at)) = self.begins[first as usize].take() else { return };
+        let list = &mut self.lists[usize::from(order)];
+        list.swap_remove(at as usize);
+        if let Some(moved) = list.get(at as usize) {
+            self.begins[*moved as usize] = Some((order, at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_never_overlap_and_everything_comes_back() {
+        let region = Region::new(1500).unwrap();
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut held: Vec<Frames> = Vec::new();
+        for round in 0..1000 {
+            if random.bool() || held.is_empty() {
+                let count = 1 + random.u32(..64);
+                if let Some(mut run) = region.take(count) {
+                    run.fill(round as u8);
+                    held.push(run);
+                }
+            } else {
+                let run = held.swap_remove(random.usize(..held.len()));
+                assert!(run.iter().all(|byte| *byte == run[0]), "somebody wrote into {run:?}");
+            }
+            let owned: u32 = held.iter().map(Frames::count).sum();
+            assert_eq!(region.free_frames(), 1500 - owned);
+        }
+        drop(held);
+        let runs: Vec<Frames> = std::iter::from_fn(|| region.take(512)).collect();
+        assert_eq!((region.free_frames(), runs.len()), (1500 - 1024, 2), "the pieces merged again");
+    }
+
+    #[test]
+    fn more_than_a_run_or_than_there_is_cannot_be_taken() {
+        let region = Region::new(8).unwrap();
+        assert!(region.take(0).is_none() && region.take(9).is_none() && region.take(513).is_none());
+        let all = region.take(8).unwrap();
+        assert!(region.take(1).is_none());
+        drop(all);
+        assert!(region.take(1).is_some());
+        assert!(Region::new(0).is_err());
+    }
+}

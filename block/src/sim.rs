@@ -1,0 +1,190 @@
+//! A simulated device: memory that remembers every event, fails on demand, and tells what a power
+//! failure at any moment could leave behind.
+//!
+//! It has no clock and no thread of its own. Operations are in flight until a queue waits, and then
+//! complete in an order that a seed decides; so a seed replays a run bit for bit, provided that one
+//! thread at a time uses the device.
+
+mod crash;
+mod queue;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::ram::{self, Store};
+use crate::{Device, Errno, Facts, Kind, Queue, Ram, Region, Result};
+use queue::SimQueue;
+
+pub use crash::{Cut, Cuts};
+
+/// The kinds of operations, for [faults](Sim::fail).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A flush.
+    Flush,
+    /// A discard.
+    Discard,
+    /// Zeroing.
+    Zero,
+}
+
+/// An operation that a [fault](Sim::fail) may strike.
+#[derive(Clone, Copy, Debug)]
+pub struct Victim {
+    /// How many operations began before it.
+    pub number: u64,
+    /// Its kind.
+    pub call: Call,
+    /// The first block, where it has one.
+    pub block: u64,
+    /// How many blocks.
+    pub blocks: u64,
+}
+
+type Fault = Box<dyn FnMut(&Victim) -> Option<Errno> + Send>;
+
+/// A simulated device. Clones are the same device.
+#[derive(Clone)]
+pub struct Sim {
+    facts: Arc<Facts>,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    /// What a read finds.
+    now: Store,
+    /// What lay there when the events began.
+    begin: Store,
+    events: Vec<Event>,
+    /// Operations that began.
+    began: u64,
+    random: fastrand::Rng,
+    fault: Option<Fault>,
+    /// Flushes complete, and make nothing durable.
+    lies: bool,
+}
+
+/// Something that happened to the device. Operations are counted by the event of their submission.
+#[derive(Clone, Debug)]
+enum Event {
+    /// New content for the blocks from `block` on; `None` is a discard.
+    Write { block: u64, blocks: u64, content: Option<Vec<Option<Arc<[u8]>>>>, fua: bool },
+    /// A flush was submitted.
+    Flush,
+    /// The submission at this index was reaped by its user. `durable` is false for what failed.
+    Done { submitted: usize, durable: bool },
+}
+
+impl Sim {
+    /// A device of `blocks` blocks of 4 KiB, all zeros, whose order of completions `seed` decides.
+    pub fn new(blocks: u64, seed: u64) -> Self {
+        Sim::of(Store::new(4096, blocks), seed)
+    }
+
+    /// A device that begins as a copy of `ram`.
+    pub fn from_ram(ram: &Ram, seed: u64) -> Self {
+        Sim::of(ram.content(), seed)
+    }
+
+    fn of(store: Store, seed: u64) -> Self {
+        let facts = Arc::new(ram::facts("simulation", store.block_size(), store.blocks()));
+        let state = State {
+            begin: store.clone(),
+            now: store,
+            events: Vec::new(),
+            began: 0,
+            random: fastrand::Rng::with_seed(seed),
+            fault: None,
+            lies: false,
+        };
+        Sim { facts, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Asks `fault` about every operation from now on, when it begins: an error makes it fail. A write
+    /// that fails leaves each sector old or new.
+    pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Errno> + Send + 'static) {
+        self.lock().fault = Some(Box::new(fault));
+    }
+
+    /// Ends the faults.
+    pub fn heal(&self) {
+        self.lock().fault = None;
+    }
+
+    /// From now on flushes and `fua` make nothing durable, and say that they did.
+    pub fn lie_about_flushes(&self) {
+        self.lock().lies = true;
+    }
+
+    /// How many operations have begun.
+    pub fn began(&self) -> u64 {
+        self.lock().began
+    }
+
+    /// How many events there were: a moment for [`Cut::at`].
+    pub fn events(&self) -> usize {
+        self.lock().events.len()
+    }
+
+    /// A device with what a read would find now.
+    pub fn now(&self) -> Ram {
+        Ram::of(self.lock().now.clone())
+    }
+
+    /// All moments at which the power could have failed, from before the first event to after the last.
+    pub fn cuts(&self) -> Cuts {
+        let state = self.lock();
+        Cuts::new(state.begin.clone(), state.events.clone())
+    }
+
+    /// Forgets the events: the present content is what a power failure finds at the least.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        state.begin = state.now.clone();
+        state.events.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim({} events)", self.events())
+    }
+}
+
+impl Device for Sim {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn register(&self, _: &Arc<Region>) -> Result<()> {
+        Ok(())
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, self.facts.max_depth) as usize;
+        Ok(Box::new(SimQueue::new(self.clone(), depth)))
+    }
+}
+
+impl Kind {
+    fn call(&self) -> Call {
+        match self {
+            Kind::Read { .. } => Call::Read,
+            Kind::Write { .. } => Call::Write,
+            Kind::Flush => Call::Flush,
+            Kind::Discard { .. } => Call::Discard,
+            Kind::Zero { .. } => Call::Zero,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

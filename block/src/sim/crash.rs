@@ -1,0 +1,255 @@
+//! The states in which a power failure can leave a device, by the rules of [`Device`](crate::Device).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::Event;
+use super::queue::torn;
+use crate::Ram;
+use crate::ram::Store;
+
+/// Pieces up to which [`Cut::every`] lists all combinations.
+const FEW: usize = 10;
+
+/// The moments at which the power can fail: before the first event, and after each one.
+pub struct Cuts {
+    events: Vec<Event>,
+    at: usize,
+    begun: bool,
+    /// What is there for certain.
+    base: Store,
+    /// For blocks that were written: when the write in `base` began and ended.
+    written: HashMap<u64, Span>,
+    /// Blocks that were discarded for certain, with what they held.
+    garbage: BTreeMap<u64, Option<Arc<[u8]>>>,
+    /// Writes to single blocks that are there, absent or torn.
+    open: Vec<Piece>,
+    /// For each write the event of its completion.
+    done: HashMap<usize, usize>,
+}
+
+/// The events between which a write was in flight.
+#[derive(Clone, Copy)]
+struct Span {
+    begin: usize,
+    end: usize,
+}
+
+/// A block of a write.
+#[derive(Clone)]
+struct Piece {
+    submitted: usize,
+    block: u64,
+    content: Content,
+    fua: bool,
+}
+
+#[derive(Clone)]
+enum Content {
+    Bytes(Option<Arc<[u8]>>),
+    Discarded,
+}
+
+impl Cuts {
+    pub(super) fn new(base: Store, events: Vec<Event>) -> Self {
+        Cuts {
+            events,
+            at: 0,
+            begun: false,
+            base,
+            written: HashMap::new(),
+            garbage: BTreeMap::new(),
+            open: Vec::new(),
+            done: HashMap::new(),
+        }
+    }
+
+    /// The next moment; `None` after the last.
+    #[allow(clippy::should_implement_trait)] // A cut borrows from here, which an iterator cannot say.
+    pub fn next(&mut self) -> Option<Cut<'_>> {
+        if self.begun {
+            let event = self.events.get(self.at)?.clone();
+            self.happen(event);
+            self.at += 1;
+        }
+        self.begun = true;
+        Some(Cut { cuts: self })
+    }
+
+    /// Goes on to the moment after the last event.
+    pub fn last(&mut self) -> Cut<'_> {
+        while !self.begun || self.at < self.events.len() {
+            self.next();
+        }
+        Cut { cuts: self }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Write { block, blocks, content, fua } => {
+                for (at, block) in (block..block + blocks).enumerate() {
+                    let content = match &content {
+                        Some(content) => Content::Bytes(content[at].clone()),
+                        None => Content::Discarded,
+                    };
+                    self.open.push(Piece { submitted: self.at, block, content, fua });
+                }
+            }
+            Event::Flush => {}
+            Event::Done { submitted, durable } => self.complete(submitted, durable),
+        }
+    }
+
+    fn complete(&mut self, submitted: usize, durable: bool) {
+        let is_flush = matches!(self.events[submitted], Event::Flush);
+        self.done.insert(submitted, self.at);
+        if !durable {
+            // A failed write stays open for good: nobody knows what it left.
+            return;
+        }
+        let now = self.at;
+        let (certain, open) = std::mem::take(&mut self.open).into_iter().partition(|piece| {
+            let Some(done) = self.done.get(&piece.submitted) else { return false };
+            match is_flush {
+                true => *done < submitted && self.succeeded(*done),
+                false => piece.fua && *done == now,
+            }
+        });
+        self.open = open;
+        let certain: Vec<Piece> = certain;
+        certain.into_iter().for_each(|piece| self.settle(piece));
+    }
+
+    fn succeeded(&self, done: usize) -> bool {
+        matches!(self.events[done], Event::Done { durable: true, .. })
+    }
+
+    /// Puts a write that survives for certain into the base. What was complete before it began is
+    /// replaced; what was in flight at the same time may have won.
+    fn settle(&mut self, piece: Piece) {
+        let span = Span { begin: piece.submitted, end: self.done[&piece.submitted] };
+        match self.written.get(&piece.block) {
+            Some(base) if base.begin > span.end => return,
+            Some(base) if base.end > span.begin => {
+                self.open.push(piece);
+                return;
+            }
+            _ => {}
+        }
+        let done = &self.done;
+        self.open.retain(|other| {
+            let over = done.get(&other.submitted).is_some_and(|end| *end < span.begin);
+            other.block != piece.block || !over
+        });
+        self.written.insert(piece.block, span);
+        match piece.content {
+            Content::Bytes(bytes) => {
+                self.base.set(piece.block, bytes);
+                self.garbage.remove(&piece.block);
+            }
+            Content::Discarded => {
+                let held = self.base.get(piece.block).cloned();
+                self.garbage.insert(piece.block, held);
+            }
+        }
+    }
+}
+
+/// One moment at which the power can fail.
+pub struct Cut<'a> {
+    cuts: &'a Cuts,
+}
+
+impl Cut<'_> {
+    /// How many events happened before.
+    pub fn at(&self) -> usize {
+        self.cuts.at
+    }
+
+    /// Writes to single blocks that are there, absent or torn.
+    pub fn open(&self) -> usize {
+        self.cuts.open.len()
+    }
+
+    /// True where all combinations of whole and absent writes are few enough to list them.
+    pub fn is_small(&self) -> bool {
+        self.open() <= FEW
+    }
+
+    /// Every combination of whole and absent writes, where [`is_small`](Cut::is_small); otherwise the two
+    /// with none and with all of them.
+    pub fn every(&self) -> impl Iterator<Item = Ram> + '_ {
+        let open = self.open();
+        let masks: Vec<u64> = match self.is_small() {
+            true => (0..1 << open).collect(),
+            false => vec![0, u64::MAX],
+        };
+        masks.into_iter().map(move |mask| {
+            let mut random = fastrand::Rng::with_seed(mask ^ self.cuts.at as u64);
+            let whole = |at: usize| mask == u64::MAX || at < 64 && mask & (1 << at) != 0;
+            let fates = (0..open).map(|at| if whole(at) { Fate::Whole } else { Fate::Absent });
+            self.state(fates.collect(), &mut random)
+        })
+    }
+
+    /// A state by chance: each write is whole, absent, or torn between sectors of 512 bytes.
+    pub fn sample(&self, random: &mut fastrand::Rng) -> Ram {
+        // Few states lie in the middle: those in which nearly all or nearly no writes are there matter.
+        let odds = [0.05, 0.3, 0.7, 0.95][random.usize(..4)];
+        let tears = [0.0, 0.1, 0.5][random.usize(..3)];
+        let fates = (0..self.open()).map(|_| match random.f64() {
+            chance if chance < tears => Fate::Torn,
+            _ if random.f64() < odds => Fate::Whole,
+            _ => Fate::Absent,
+        });
+        let fates = fates.collect();
+        self.state(fates, random)
+    }
+
+    fn state(&self, fates: Vec<Fate>, random: &mut fastrand::Rng) -> Ram {
+        let mut store = self.cuts.base.clone();
+        for (block, held) in &self.cuts.garbage {
+            let content = garbage(held.clone(), store.block_size(), random);
+            store.set(*block, content);
+        }
+        for (piece, fate) in self.cuts.open.iter().zip(fates) {
+            let new = match (&piece.content, fate) {
+                (_, Fate::Absent) => continue,
+                (Content::Bytes(bytes), Fate::Whole) => bytes.clone(),
+                (Content::Bytes(bytes), Fate::Torn) => {
+                    let size = store.block_size() as usize;
+                    Some(torn(store.get(piece.block), bytes.as_ref(), size, random))
+                }
+                (Content::Discarded, _) => {
+                    garbage(store.get(piece.block).cloned(), store.block_size(), random)
+                }
+            };
+            store.set(piece.block, new);
+        }
+        Ram::of(store)
+    }
+}
+
+/// What becomes of a write.
+enum Fate {
+    Whole,
+    Absent,
+    Torn,
+}
+
+/// What a discarded block holds: what it held, zeros, or anything.
+fn garbage(
+    held: Option<Arc<[u8]>>,
+    block_size: u32,
+    random: &mut fastrand::Rng,
+) -> Option<Arc<[u8]>> {
+    match random.u8(..3) {
+        0 => held,
+        1 => None,
+        _ => {
+            let mut bytes = vec![0; block_size as usize];
+            random.fill(&mut bytes);
+            Some(Arc::from(bytes))
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Ends a wait on a queue from another thread.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Ends the present or the next [`Queue::wait`](crate::Queue::wait) of one queue.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    /// A waker that calls `wake`.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Waker(Arc::new(wake))
+    }
+
+    /// Ends the wait.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waker")
+    }
+}
+
+/// A bed for queues without a kernel object to sleep on.
+#[derive(Default)]
+pub(crate) struct Parker {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Parker {
+    /// Sleeps until [`unpark`](Parker::unpark) was called since the last time, or `timeout` is over.
+    pub(crate) fn park(&self, timeout: Option<Duration>) {
+        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut woken = match timeout {
+            Some(timeout) => {
+                let slept = self.changed.wait_timeout_while(woken, timeout, |woken| !*woken);
+                slept.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => {
+                let slept = self.changed.wait_while(woken, |woken| !*woken);
+                slept.unwrap_or_else(PoisonError::into_inner)
+            }
+        };
+        *woken = false;
+    }
+
+    pub(crate) fn unpark(&self) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
