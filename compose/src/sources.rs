@@ -8,9 +8,9 @@ use std::sync::atomic::AtomicBool;
 
 use defuse_fs::FileSystem;
 use defuse_fs::layer::ReadOnly;
-use defuse_fuse::client::{Client, ClientOptions, Program};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
+use defuse_remote::{Client, ClientOptions, Program};
 
 use crate::options::{Settings, split};
 use crate::{Error, Result};

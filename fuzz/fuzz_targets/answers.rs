@@ -7,5 +7,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let Some((choice, answers)) = input.split_first() else { return };
-    defuse_fuse::client::fuzz_answer(*choice, answers);
+    defuse_remote::fuzz_answer(*choice, answers);
 });

@@ -11,9 +11,9 @@ use defuse_fs::{
     ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs,
     WriteBuf, delegate,
 };
-use defuse_fuse::client::{Client, ClientError, ClientOptions, Legacy};
 use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
+use defuse_remote::{Client, ClientError, ClientOptions, Legacy};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
 

@@ -12,9 +12,9 @@ use defuse_fs::{
     SetAttr, SetTime, SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, WriteSource,
     XattrName,
 };
-use defuse_fuse::client::{Client, ClientOptions};
 use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
+use defuse_remote::{Client, ClientOptions};
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;

@@ -14,7 +14,7 @@ use defuse_fs::{
     Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SliceSink, SliceSource,
     WriteArgs, WriteBuf,
 };
-use defuse_fuse::client::{Client, ClientOptions, Program};
+use defuse_remote::{Client, ClientOptions, Program};
 use tempfile::TempDir;
 
 fn context() -> Context<'static> {

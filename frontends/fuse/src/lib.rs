@@ -6,7 +6,6 @@
 //! protocol itself is `defuse-wire`.
 
 mod backing;
-pub mod client;
 mod dispatch;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;

@@ -71,7 +71,7 @@ impl Session {
     }
 
     /// Answers INIT on `socket`, at whose other end is a client in the kernel's place
-    /// ([`crate::client`]), and starts to serve `fs`. `caps` is what that client may believe of it.
+    /// (`defuse-remote`), and starts to serve `fs`. `caps` is what that client may believe of it.
     pub(crate) fn over_socket(
         socket: OwnedFd,
         fs: Arc<dyn FileSystem>,

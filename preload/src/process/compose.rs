@@ -12,8 +12,8 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, Source, open_text, split};
 use defuse_direct::MountArgs;
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
-use defuse_fuse::client::{Client, ClientOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
+use defuse_remote::{Client, ClientOptions};
 
 use crate::process::exec_state::Connection;
 

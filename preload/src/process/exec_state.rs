@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use defuse_direct::{At, How, Parcel};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
-use defuse_fuse::client::{Client, Legacy};
+use defuse_remote::{Client, Legacy};
 
 use crate::machine::sys;
 use crate::process::{

@@ -27,9 +27,8 @@ use defuse_fs::layer::Locking;
 use defuse_fs::{Caps, Errno, FileSystem, LockSupport};
 use defuse_probe::Snapshot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::client;
 use crate::limited::Limited;
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
@@ -42,7 +41,7 @@ pub(crate) use ledger::{Closed, drop_locks};
 pub(crate) use maps::Mapped;
 use maps::Maps;
 use peer::Credentials;
-pub(crate) use peer::{Peer, peer_credentials};
+pub(crate) use peer::Peer;
 pub use usage::Limits;
 pub(crate) use usage::Wait;
 
@@ -167,7 +166,7 @@ impl Server {
         options: ServerOptions,
     ) -> Result<Server, ServeError> {
         let failed = |errno| ServeError::Listen { path: path.to_path_buf(), errno };
-        let address = client::address(path).map_err(failed)?;
+        let address = address(path).map_err(failed)?;
         let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
@@ -533,10 +532,26 @@ fn clear_stale(path: &Path) -> Result<(), ServeError> {
     if !is_socket {
         return Ok(());
     }
-    match client::connect_socket(path) {
+    match connect(path) {
         Err(Errno::ECONNREFUSED) => std::fs::remove_file(path)
             .map_err(|error| ServeError::Listen { path: path.to_path_buf(), errno: error.into() }),
         _ => Err(ServeError::InUse(path.to_path_buf())),
+    }
+}
+
+fn connect(path: &Path) -> defuse_fs::Result<OwnedFd> {
+    let (address, flags) = (address(path)?, SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(errno)?;
+    rustix::net::connect(&socket, &address).map_err(errno)?;
+    Ok(socket)
+}
+
+/// The address of a socket; that of `@name` is abstract, unix(7).
+fn address(path: &Path) -> defuse_fs::Result<SocketAddrUnix> {
+    match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name).map_err(errno),
+        None => SocketAddrUnix::new(path).map_err(errno),
     }
 }
 

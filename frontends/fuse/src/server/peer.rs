@@ -42,7 +42,7 @@ impl Credentials {
 /// The process and user at the other end of a connected socket, as the kernel vouches for them
 /// (`SO_PEERCRED`, unix(7)). The process is 0 where it is not of this process's PID namespace, which the
 /// type of rustix cannot hold.
-pub(crate) fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
+fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
     let mut all = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&all) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any bytes,

@@ -39,18 +39,6 @@ pub(crate) fn wake(thread: i32) {
     }
 }
 
-/// Has the calling thread, one of our own in somebody else's process, take none of that process's
-/// signals: its handlers are for its own threads.
-pub(crate) fn take_none() {
-    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask that is
-    // changed is this thread's own.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
-    }
-}
-
 /// The kernel's id of the calling thread.
 pub(crate) fn this_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()

@@ -21,7 +21,7 @@ use rustix::net::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::slots::{Claim, Done, Slots, Waited};
-use crate::transport::errno;
+use crate::sys::errno;
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::ClientError;
-use crate::transport::errno;
+use crate::sys::errno;
 
 /// Where the mount point goes, if not to the end.
 const PLACE: &str = "{}";

@@ -1,11 +1,12 @@
-//! The kernel's side of FUSE in user space: a file system that another process serves over a socket.
+//! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a FUSE
+//! program without a mount.
 //!
-//! What it is: a [`FileSystem`](defuse_fs::FileSystem) whose every method becomes the request that
-//! the kernel would send, for servers of this project ([`crate::Server`]) and for any other that
-//! speaks FUSE on an open descriptor. What it is not: a cache. Each call is a request.
+//! [`Client`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that the
+//! kernel would send, for servers of this project and for any other that speaks FUSE on an open
+//! descriptor. It caches nothing.
 //!
-//! A server is not trusted with more than its answers: what makes no sense is `EIO`, and one that
-//! speaks something else than FUSE loses its connection.
+//! Answers are not trusted: an answer that makes no sense is `EIO`, and a server that does not speak FUSE
+//! loses its connection.
 
 mod connection;
 mod data;
@@ -15,10 +16,11 @@ mod forget;
 mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
-pub(crate) mod init;
+mod init;
 mod notices;
 mod program;
 mod slots;
+mod sys;
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -31,8 +33,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::server::peer_credentials;
-use crate::transport::errno;
+use crate::sys::{errno, peer_user};
 use connection::Connection;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
@@ -169,7 +170,7 @@ impl Client {
         let names = Names { copy_of, is_heir, own: new_number().map_err(ClientError::Socket)? };
         let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
-        let uid = peer_credentials(&socket).map_err(failed)?.uid;
+        let uid = peer_user(&socket).map_err(failed)?;
         if !trusts(uid) {
             return Err(ClientError::Stranger { path: path.to_path_buf(), uid });
         }
@@ -228,9 +229,9 @@ impl Client {
     /// of this connection could do, too.
     fn connect_again(&self, is_heir: bool) -> std::result::Result<Client, ClientError> {
         let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        let own = peer_credentials(self.shared.connection.as_fd()).map_err(ClientError::Socket)?;
+        let own = peer_user(self.shared.connection.as_fd()).map_err(ClientError::Socket)?;
         let (options, number) = (self.shared.options, self.shared.names.own);
-        Client::connect_as(path, options, number, is_heir, |uid| uid == own.uid)
+        Client::connect_as(path, options, number, is_heir, |uid| uid == own)
     }
 
     /// Takes over `ino` from the connection of which this is the [heir](Client::heir), and an open
@@ -532,7 +533,7 @@ fn introduce(connection: &Connection, names: Names) -> std::result::Result<Agree
     Agreement::of(&body.map_err(ClientError::Init)?)
 }
 
-pub(crate) fn connect_socket(path: &Path) -> Result<OwnedFd> {
+fn connect_socket(path: &Path) -> Result<OwnedFd> {
     let address = address(path)?;
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -542,7 +543,7 @@ pub(crate) fn connect_socket(path: &Path) -> Result<OwnedFd> {
 }
 
 /// The address of a socket: `@name` is abstract, unix(7).
-pub(crate) fn address(path: &Path) -> Result<SocketAddrUnix> {
+fn address(path: &Path) -> Result<SocketAddrUnix> {
     match path.as_os_str().as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddrUnix::new_abstract_name(name).map_err(errno),
         None => SocketAddrUnix::new(path).map_err(errno),

@@ -10,7 +10,7 @@ use defuse_fs::{
     InterruptToken, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
     Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_fuse::client::{Client, ClientOptions};
+use defuse_remote::{Client, ClientOptions};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};

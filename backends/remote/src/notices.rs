@@ -222,7 +222,7 @@ impl Client {
         let client = Arc::downgrade(&self.shared);
         let thread = std::thread::Builder::new().name("defuse-client".to_owned());
         let receive = move || {
-            crate::workers::signal::take_none();
+            crate::sys::block_signals();
             receive_for_others(&client);
         };
         if let Err(error) = thread.spawn(receive) {
