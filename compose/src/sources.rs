@@ -10,7 +10,7 @@ use defuse_fs::FileSystem;
 use defuse_fs::layer::ReadOnly;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
-use defuse_remote::{Client, ClientOptions, Program};
+use defuse_remote::{Program, Remote, RemoteOptions};
 
 use crate::options::{Settings, split};
 use crate::{Error, Result};
@@ -194,7 +194,7 @@ fn open_memory(rest: &OsStr, settings: &Settings) -> Result<Arc<dyn FileSystem>>
 }
 
 fn open_socket(rest: &OsStr, _: &Settings) -> Result<Arc<dyn FileSystem>> {
-    let client = Client::connect(Path::new(rest), ClientOptions::default());
+    let client = Remote::connect(Path::new(rest), RemoteOptions::default());
     Ok(Arc::new(client.map_err(Error::failed)?))
 }
 
@@ -204,7 +204,7 @@ fn open_program(rest: &OsStr, _: &Settings) -> Result<Arc<dyn FileSystem>> {
     })?;
     let words: Vec<OsString> = text.into_iter().map(OsString::from).collect();
     let program = Program::start(&words).map_err(Error::failed)?;
-    let client = Client::of_program(program, ClientOptions::default());
+    let client = Remote::of_program(program, RemoteOptions::default());
     Ok(Arc::new(client.map_err(Error::failed)?))
 }
 

@@ -14,7 +14,7 @@ use defuse_fs::FileSystem;
 use defuse_fuse::{Server, ServerOptions};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
-use defuse_remote::{Client as Connection, ClientOptions};
+use defuse_remote::{Remote, RemoteOptions};
 use defuse_testkit::mounted::{self, Mount};
 
 const BLOCK: usize = 4096;
@@ -80,7 +80,7 @@ fn main() {
     let server = Arc::new(server.expect("a socket"));
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());
-    let over = Connection::connect(&socket, ClientOptions::default()).expect("a connection");
+    let over = Remote::connect(&socket, RemoteOptions::default()).expect("a connection");
     let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
         ("passthrough", b"p:", Arc::new(passthrough)),
         ("memory", b"m:", Arc::new(memory())),

@@ -13,7 +13,7 @@ use defuse_fs::{
 };
 use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
-use defuse_remote::{Client, ClientError, ClientOptions, Legacy};
+use defuse_remote::{Legacy, Remote, RemoteError, RemoteOptions};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
 
@@ -39,8 +39,8 @@ impl Served {
         Served::new(Arc::new(Memory::new(Options::default())))
     }
 
-    fn client(&self) -> Client {
-        Client::connect(&self.path, ClientOptions::default()).unwrap()
+    fn client(&self) -> Remote {
+        Remote::connect(&self.path, RemoteOptions::default()).unwrap()
     }
 }
 
@@ -54,7 +54,7 @@ impl Drop for Served {
 
 /// A client together with its server.
 struct Both {
-    client: Client,
+    client: Remote,
     _served: Served,
 }
 
@@ -142,7 +142,7 @@ fn parent_and_child_give_back_what_they_have_each_by_itself() {
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
     let child = parent.sibling().unwrap();
-    let close = |client: &Client| {
+    let close = |client: &Remote| {
         client.release(&cx, file, ReleaseArgs { flags: OpenFlags(0), flock_owner: None })
     };
     // The child closes the file, and is closed it; its parent is not.
@@ -286,7 +286,7 @@ fn clients_of_a_file_system_without_locks_exclude_each_other() {
     );
     let theirs = File { ino: ino.ino, fh: fh.unwrap().fh };
     for kind in [LockKind::Flock, LockKind::Posix] {
-        let set = |client: &Client, file, owner, typ| {
+        let set = |client: &Remote, file, owner, typ| {
             let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
             let owner = LockOwner(owner);
             client.setlk(&cx, file, &LockRequest { kind, owner, lock, wait: false })
@@ -313,14 +313,14 @@ fn locks_of_a_client_that_is_gone_stand_in_nobodys_way() {
     let (other, cx) = (served.client(), context());
     create(&other, "locked");
     let name = || Name::new(b"locked").unwrap();
-    let lock = |client: &Client, owner| {
+    let lock = |client: &Remote, owner| {
         let ino = client.lookup(&cx, Ino::ROOT, name()).unwrap().ino;
         let fh = client.open(&cx, ino, OpenArgs::default()).unwrap().fh;
         let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
         let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
         let taken = client.setlk(&cx, File { ino, fh }, &request);
         let args = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(owner) };
-        let close = move |client: &Client| {
+        let close = move |client: &Remote| {
             client.flush(&context(), File { ino, fh }, owner).unwrap();
             client.release(&context(), File { ino, fh }, args).unwrap();
         };
@@ -402,7 +402,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         });
         thread.join().unwrap()
     };
-    let connect = || Client::connect(name.as_ref(), ClientOptions::default());
+    let connect = || Remote::connect(name.as_ref(), RemoteOptions::default());
     std::thread::scope(|scope| {
         let own = Arc::new(start(None));
         let served = Arc::clone(&own);
@@ -415,8 +415,8 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         let others = Arc::new(start(Some(4322)));
         let served = Arc::clone(&others);
         scope.spawn(move || served.run());
-        assert!(matches!(connect(), Err(ClientError::Stranger { uid: 4322, .. })));
-        assert!(matches!(client.sibling(), Err(ClientError::Stranger { uid: 4322, .. })));
+        assert!(matches!(connect(), Err(RemoteError::Stranger { uid: 4322, .. })));
+        assert!(matches!(client.sibling(), Err(RemoteError::Stranger { uid: 4322, .. })));
         others.shut_down();
     });
 }
@@ -438,7 +438,7 @@ fn who_is_not_root_acts_for_nobody_else() {
         let thread = std::thread::spawn(move || {
             let uid = rustix::process::Uid::from_raw(uid);
             rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-            Client::connect(name.as_ref(), ClientOptions::default())
+            Remote::connect(name.as_ref(), RemoteOptions::default())
         });
         thread.join().unwrap()
     };
@@ -482,7 +482,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
     let server = Server::bind(path.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let root = Client::connect(path.as_ref(), ClientOptions::default()).unwrap();
+        let root = Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
         let mode = |entry: &Entry, perm| {
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
             root.setattr(&context(), entry.ino, None, &set).unwrap();
@@ -564,7 +564,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                let stranger = Client::connect(path.as_ref(), ClientOptions::default());
+                let stranger = Remote::connect(path.as_ref(), RemoteOptions::default());
                 (heir.sibling().unwrap(), stranger)
             };
             scope.spawn(become_another).join().unwrap()

@@ -14,7 +14,7 @@ use defuse_fs::{
 };
 use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
-use defuse_remote::{Client, ClientOptions};
+use defuse_remote::{Remote, RemoteOptions};
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;
@@ -61,8 +61,8 @@ fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn connect(path: &str, uid: u32) -> Client {
-    let connect = || Client::connect(path.as_ref(), ClientOptions::default()).unwrap();
+fn connect(path: &str, uid: u32) -> Remote {
+    let connect = || Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
     if uid == 0 { connect() } else { as_user(uid, connect) }
 }
 
@@ -78,7 +78,7 @@ fn flags(flags: u32) -> OpenArgs {
     OpenArgs { flags: OpenFlags(flags), kill_suidgid: false }
 }
 
-fn create(client: &Client, uid: u32, text: &str, perm: u32) -> (Entry, File) {
+fn create(client: &Remote, uid: u32, text: &str, perm: u32) -> (Entry, File) {
     let cx = context(uid);
     let node = NewNode::new(FileKind::Regular, 0o666, cx.caller);
     let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
@@ -87,21 +87,21 @@ fn create(client: &Client, uid: u32, text: &str, perm: u32) -> (Entry, File) {
     (entry, File { ino: entry.ino, fh: opened.fh })
 }
 
-fn chmod(client: &Client, uid: u32, ino: Ino, perm: u32) -> Result<u32> {
+fn chmod(client: &Remote, uid: u32, ino: Ino, perm: u32) -> Result<u32> {
     let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
     client.setattr(&context(uid), ino, None, &set).map(|attr| attr.perm)
 }
 
-fn write(client: &Client, uid: u32, file: File, bytes: &[u8]) -> Result<usize> {
+fn write(client: &Remote, uid: u32, file: File, bytes: &[u8]) -> Result<usize> {
     let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
     client.write(&context(uid), file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
 }
 
-fn find(client: &Client, uid: u32, text: &str) -> Ino {
+fn find(client: &Remote, uid: u32, text: &str) -> Ino {
     client.lookup(&context(uid), Ino::ROOT, name(text)).unwrap().ino
 }
 
-fn open(client: &Client, uid: u32, ino: Ino, how: u32) -> Result<File> {
+fn open(client: &Remote, uid: u32, ino: Ino, how: u32) -> Result<File> {
     client.open(&context(uid), ino, flags(how)).map(|opened| File { ino, fh: opened.fh })
 }
 
@@ -209,7 +209,7 @@ fn names_of_root_stay_in_a_sticky_directory_while_names_change() {
         let (root, user) = (connect(path, 0), connect(path, USER));
         chmod(&root, 0, Ino::ROOT, 0o1777).unwrap();
         let cx = context(USER);
-        let made = |client: &Client, uid| {
+        let made = |client: &Remote, uid| {
             let node = NewNode::new(FileKind::Regular, 0o666, context(uid).caller);
             client.mknod(&context(uid), Ino::ROOT, name("x"), &node).is_ok()
         };
@@ -368,7 +368,7 @@ fn limited(limits: Limits) -> ServerOptions {
     ServerOptions { limits, ..ServerOptions::default() }
 }
 
-fn resize(client: &Client, uid: u32, ino: Ino, size: u64) -> Result<()> {
+fn resize(client: &Remote, uid: u32, ino: Ino, size: u64) -> Result<()> {
     let set = SetAttr { size: Some(size), ..SetAttr::default() };
     client.setattr(&context(uid), ino, None, &set).map(drop)
 }
@@ -407,7 +407,7 @@ fn a_hole_that_is_mapped_takes_no_memory() {
     });
 }
 
-fn read(client: &Client, file: File, offset: u64, len: usize) -> Vec<u8> {
+fn read(client: &Remote, file: File, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut sink = defuse_fs::SliceSink::new(&mut bytes);
     let mut out = defuse_fs::ReadBuf::new(&mut sink, len);
@@ -585,7 +585,7 @@ fn a_user_has_no_more_connections_than_its_share() {
     with_server(options, |_, path| {
         let _held = [connect(path, USER), connect(path, USER)];
         let another =
-            |uid| as_user(uid, || Client::connect(path.as_ref(), ClientOptions::default()).is_ok());
+            |uid| as_user(uid, || Remote::connect(path.as_ref(), RemoteOptions::default()).is_ok());
         assert!(!another(USER) && another(OTHER));
     });
 }

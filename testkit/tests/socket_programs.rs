@@ -14,7 +14,7 @@ use defuse_fs::{
     Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SliceSink, SliceSource,
     WriteArgs, WriteBuf,
 };
-use defuse_remote::{Client, ClientOptions, Program};
+use defuse_remote::{Program, Remote, RemoteOptions};
 use tempfile::TempDir;
 
 fn context() -> Context<'static> {
@@ -32,12 +32,12 @@ fn is_installed(program: &str) -> bool {
     found
 }
 
-fn start(words: &[&str]) -> Client {
+fn start(words: &[&str]) -> Remote {
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
     let program = Program::start(&words).unwrap();
-    Client::of_program(
+    Remote::of_program(
         program,
-        ClientOptions { timeout: Some(Duration::from_secs(60)), ..ClientOptions::default() },
+        RemoteOptions { timeout: Some(Duration::from_secs(60)), ..RemoteOptions::default() },
     )
     .unwrap()
 }
@@ -96,7 +96,7 @@ impl DirSink for Listing {
     }
 }
 
-fn list(client: &Client, dir: Ino) -> Vec<Vec<u8>> {
+fn list(client: &Remote, dir: Ino) -> Vec<Vec<u8>> {
     let cx = context();
     let opened = client.opendir(&cx, dir, OpenFlags(OpenFlags::DIRECTORY)).unwrap();
     let file = File { ino: dir, fh: opened.fh };
@@ -113,7 +113,7 @@ fn list(client: &Client, dir: Ino) -> Vec<Vec<u8>> {
     names
 }
 
-fn read(client: &Client, ino: Ino, size: u64) -> Vec<u8> {
+fn read(client: &Remote, ino: Ino, size: u64) -> Vec<u8> {
     let cx = context();
     let opened = client.open(&cx, ino, OpenArgs::default()).unwrap();
     let file = File { ino, fh: opened.fh };
@@ -129,7 +129,7 @@ fn read(client: &Client, ino: Ino, size: u64) -> Vec<u8> {
     bytes
 }
 
-fn seen(client: &Client, dir: Ino, prefix: &str, tree: &mut Tree) {
+fn seen(client: &Remote, dir: Ino, prefix: &str, tree: &mut Tree) {
     let cx = context();
     for name in list(client, dir) {
         let entry = client.lookup(&cx, dir, Name::new(&name).unwrap()).unwrap();
@@ -151,7 +151,7 @@ fn seen(client: &Client, dir: Ino, prefix: &str, tree: &mut Tree) {
     }
 }
 
-fn assert_same(client: &Client, dir: &Path) {
+fn assert_same(client: &Remote, dir: &Path) {
     let (mut there, mut here) = (Tree::new(), Tree::new());
     native(dir, "", &mut there);
     seen(client, Ino::ROOT, "", &mut here);
@@ -162,7 +162,7 @@ fn assert_same(client: &Client, dir: &Path) {
 }
 
 /// Makes a directory and a file, writes, and sees both from behind.
-fn change(client: &Client, dir: &Path) {
+fn change(client: &Remote, dir: &Path) {
     let cx = context();
     let node = |kind, perm| NewNode::new(kind, perm, cx.caller);
     let made = client.mkdir(
@@ -336,7 +336,7 @@ fn every_example_of_libfuse_works_or_says_why_not() {
     }
 }
 
-fn shows(client: &Client, example: &str, start: &str, content: Option<&str>) {
+fn shows(client: &Remote, example: &str, start: &str, content: Option<&str>) {
     let names = list(client, Ino::ROOT);
     let name = names.iter().find(|name| name.starts_with(start.as_bytes()));
     let name = name.unwrap_or_else(|| panic!("{example}: {names:?}"));
@@ -351,7 +351,7 @@ fn shows(client: &Client, example: &str, start: &str, content: Option<&str>) {
 }
 
 /// A directory of ours is there, below the root, with all that is in it.
-fn mirrors(client: &Client, dir: &Path) {
+fn mirrors(client: &Remote, dir: &Path) {
     let source = dir.join("mirrored");
     if !source.exists() {
         sample(&source);

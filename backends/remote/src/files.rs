@@ -8,7 +8,7 @@ use defuse_fs::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::fs::owner;
-use super::{Client, Shared};
+use super::{Remote, Shared};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
@@ -241,7 +241,7 @@ impl Shared {
     }
 }
 
-impl Client {
+impl Remote {
     /// CREATE, or MKNOD and OPEN where the server has none.
     pub(super) fn create_or_make(
         &self,
@@ -301,7 +301,7 @@ impl Client {
 }
 
 /// The same file system without CREATE: the contract's own default does it in steps.
-struct Stepwise<'a>(&'a Client);
+struct Stepwise<'a>(&'a Remote);
 
 impl FileSystem for Stepwise<'_> {
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {

@@ -10,12 +10,12 @@ use defuse_fs::{
     XattrName,
 };
 
-use super::Client;
+use super::Remote;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
 
-impl FileSystem for Client {
+impl FileSystem for Remote {
     fn caps(&self) -> Caps {
         self.shared.caps.clone()
     }

@@ -11,7 +11,7 @@ use defuse_fs::{
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Client, ClientOptions};
+use super::{Remote, RemoteOptions};
 use defuse_wire::abi::{self, InHeader, OutHeader};
 
 /// Makes the call that `choice` names, and answers each of its requests with the next of `answers`
@@ -27,8 +27,8 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let script = answers.to_vec();
     let server = std::thread::spawn(move || serve(&theirs, &script));
     let options =
-        ClientOptions { timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };
-    if let Ok(client) = Client::over(ours, options) {
+        RemoteOptions { timeout: Some(Duration::from_secs(5)), ..RemoteOptions::default() };
+    if let Ok(client) = Remote::over(ours, options) {
         client.attached(std::sync::Arc::new(NoNotify));
         call(&client, choice);
     }
@@ -96,7 +96,7 @@ impl DirSink for Names {
     }
 }
 
-fn call(client: &Client, choice: u8) {
+fn call(client: &Remote, choice: u8) {
     let caller = Caller::default();
     let cx = &Context::new(caller);
     let (ino, file) = (Ino(2), File { ino: Ino(2), fh: Fh(3) });

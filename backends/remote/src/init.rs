@@ -3,7 +3,7 @@
 use defuse_fs::{Caps, Denied, Errno, LockSupport, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::ClientError;
+use super::RemoteError;
 use defuse_wire::abi::*;
 use defuse_wire::vendor::{Names, SOCKET_IO_MAX};
 
@@ -72,10 +72,10 @@ pub(super) struct Agreement {
 
 impl Agreement {
     /// What the answer to INIT means (`process_init_reply` in `fs/fuse/inode.c`).
-    pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, ClientError> {
-        let out = init_out(body).map_err(|_| ClientError::BadInit(body.len()))?;
+    pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, RemoteError> {
+        let out = init_out(body).map_err(|_| RemoteError::BadInit(body.len()))?;
         if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
-            return Err(ClientError::Version(out.major, out.minor));
+            return Err(RemoteError::Version(out.major, out.minor));
         }
         let extended = if out.flags as u64 & FUSE_INIT_EXT != 0 { out.flags2 } else { 0 };
         let flags = (u64::from(out.flags) | u64::from(extended) << 32) & OFFERED;
@@ -179,8 +179,8 @@ mod tests {
     fn servers_that_are_too_old_or_answer_anything_else_are_refused() {
         let out = |major, minor| InitOut { major, minor, ..InitOut::default() };
         assert!(Agreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
-        assert!(matches!(Agreement::of(out(7, 11).as_bytes()), Err(ClientError::Version(7, 11))));
-        assert!(matches!(Agreement::of(out(8, 0).as_bytes()), Err(ClientError::Version(8, 0))));
-        assert!(matches!(Agreement::of(&[0; 23]), Err(ClientError::BadInit(23))));
+        assert!(matches!(Agreement::of(out(7, 11).as_bytes()), Err(RemoteError::Version(7, 11))));
+        assert!(matches!(Agreement::of(out(8, 0).as_bytes()), Err(RemoteError::Version(8, 0))));
+        assert!(matches!(Agreement::of(&[0; 23]), Err(RemoteError::BadInit(23))));
     }
 }

@@ -1,7 +1,7 @@
 //! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a FUSE
 //! program without a mount.
 //!
-//! [`Client`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that the
+//! [`Remote`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that the
 //! kernel would send, for servers of this project and for any other that speaks FUSE on an open
 //! descriptor. It caches nothing.
 //!
@@ -48,7 +48,7 @@ pub use program::{Program, ProgramError};
 
 /// A client could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum RemoteError {
     /// Nobody listens there.
     #[error("cannot connect to {path}: {errno}; is it served (`defuse serve`)?")]
     Connect {
@@ -87,7 +87,7 @@ pub enum ClientError {
 
 /// Settings of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientOptions {
+pub struct RemoteOptions {
     /// A request that takes longer ends the connection, as the kernel's `request_timeout` does.
     /// `None` waits for as long as the server lives.
     pub timeout: Option<Duration>,
@@ -96,7 +96,7 @@ pub struct ClientOptions {
     pub descriptors_from: u16,
 }
 
-/// An open file or directory that a program goes on with, see [`Client::take_over`].
+/// An open file or directory that a program goes on with, see [`Remote::take_over`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Legacy {
     /// Its handle.
@@ -118,12 +118,12 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// A file system at the other end of a socket.
 ///
 /// Any number of threads may call it at once. A child process must not use the client of its parent
-/// (`ENOTCONN`): see [`sibling`](Client::sibling).
+/// (`ENOTCONN`): see [`sibling`](Remote::sibling).
 ///
 /// Notifications of the server are delivered by whichever thread waits for an answer, before it
-/// returns, and while nobody asks for anything by [`deliver`](Client::deliver). A thread of its own
+/// returns, and while nobody asks for anything by [`deliver`](Remote::deliver). A thread of its own
 /// (`defuse-client`) exists only while somebody waits for a lock or polls a file.
-pub struct Client {
+pub struct Remote {
     shared: Arc<Shared>,
 }
 
@@ -139,22 +139,22 @@ struct Shared {
     /// Requests whose answers no caller waits for, polls included.
     expected: AtomicU64,
     listening: AtomicBool,
-    options: ClientOptions,
+    options: RemoteOptions,
     path: Option<PathBuf>,
     names: Names,
     /// What has to end with the client.
     program: Mutex<Option<Program>>,
 }
 
-impl Client {
+impl Remote {
     /// Connects to the server that listens at `path`; one that begins with `@` is abstract. Everybody
     /// may listen at an abstract name, so that its server has to be root or the user of this process
-    /// ([`ClientError::Stranger`]). Who listens at a path is decided by the permissions of its directory.
+    /// ([`RemoteError::Stranger`]). Who listens at a path is decided by the permissions of its directory.
     pub fn connect(
         path: &Path,
-        options: ClientOptions,
-    ) -> std::result::Result<Client, ClientError> {
-        Client::connect_as(path, options, 0, false, |uid| {
+        options: RemoteOptions,
+    ) -> std::result::Result<Remote, RemoteError> {
+        Remote::connect_as(path, options, 0, false, |uid| {
             let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
             !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
         })
@@ -162,40 +162,40 @@ impl Client {
 
     fn connect_as(
         path: &Path,
-        options: ClientOptions,
+        options: RemoteOptions,
         copy_of: Number,
         is_heir: bool,
         trusts: impl FnOnce(u32) -> bool,
-    ) -> std::result::Result<Client, ClientError> {
-        let names = Names { copy_of, is_heir, own: new_number().map_err(ClientError::Socket)? };
-        let failed = |errno| ClientError::Connect { path: path.to_path_buf(), errno };
+    ) -> std::result::Result<Remote, RemoteError> {
+        let names = Names { copy_of, is_heir, own: new_number().map_err(RemoteError::Socket)? };
+        let failed = |errno| RemoteError::Connect { path: path.to_path_buf(), errno };
         let socket = connect_socket(path).map_err(failed)?;
         let uid = peer_user(&socket).map_err(failed)?;
         if !trusts(uid) {
-            return Err(ClientError::Stranger { path: path.to_path_buf(), uid });
+            return Err(RemoteError::Stranger { path: path.to_path_buf(), uid });
         }
         let socket = match options.descriptors_from {
             0 => socket,
             floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
         };
-        Client::start(socket, options, Some(path.to_path_buf()), names, None)
+        Remote::start(socket, options, Some(path.to_path_buf()), names, None)
     }
 
     /// Speaks to the server at the other end of `socket`, which is of type `SOCK_SEQPACKET`.
     pub fn over(
         socket: OwnedFd,
-        options: ClientOptions,
-    ) -> std::result::Result<Client, ClientError> {
-        Client::start(socket, options, None, Names::default(), None)
+        options: RemoteOptions,
+    ) -> std::result::Result<Remote, RemoteError> {
+        Remote::start(socket, options, None, Names::default(), None)
     }
 
     /// Starts `program`, which serves as long as the client lives.
     pub fn of_program(
         mut program: Program,
-        options: ClientOptions,
-    ) -> std::result::Result<Client, ProgramError> {
+        options: RemoteOptions,
+    ) -> std::result::Result<Remote, ProgramError> {
         let socket = program.take_socket();
-        match Client::start(socket, options, None, Names::default(), None) {
+        match Remote::start(socket, options, None, Names::default(), None) {
             Ok(client) => {
                 *lock(&client.shared.program) = Some(program);
                 Ok(client)
@@ -210,33 +210,33 @@ impl Client {
     /// the process has become another one.
     ///
     /// It is for a child process. A parent makes it before fork(2), while no other thread asks for
-    /// anything; then the child [adopts](Client::adopt) it, and the parent
-    /// [leaves](Client::leave) it. Errors: [`ClientError::NoPath`] for a client that was not made by
-    /// [`connect`](Client::connect); [`ClientError::Stranger`] where another user listens there by now.
-    pub fn sibling(&self) -> std::result::Result<Client, ClientError> {
+    /// anything; then the child [adopts](Remote::adopt) it, and the parent
+    /// [leaves](Remote::leave) it. Errors: [`RemoteError::NoPath`] for a client that was not made by
+    /// [`connect`](Remote::connect); [`RemoteError::Stranger`] where another user listens there by now.
+    pub fn sibling(&self) -> std::result::Result<Remote, RemoteError> {
         self.connect_again(false)
     }
 
     /// Another connection to the same server, for the program that this process is about to execute.
-    /// It begins with nothing and [takes over](Client::take_over) what that program goes on with; the
+    /// It begins with nothing and [takes over](Remote::take_over) what that program goes on with; the
     /// rest goes back when this one ends. It acts for the user that the process is now. Errors: as of
-    /// [`sibling`](Client::sibling).
-    pub fn heir(&self) -> std::result::Result<Client, ClientError> {
+    /// [`sibling`](Remote::sibling).
+    pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
         self.connect_again(true)
     }
 
     /// Connects to the same server again, or to one of the same user: what that one may do, the server
     /// of this connection could do, too.
-    fn connect_again(&self, is_heir: bool) -> std::result::Result<Client, ClientError> {
-        let path = self.shared.path.as_ref().ok_or(ClientError::NoPath)?;
-        let own = peer_user(self.shared.connection.as_fd()).map_err(ClientError::Socket)?;
+    fn connect_again(&self, is_heir: bool) -> std::result::Result<Remote, RemoteError> {
+        let path = self.shared.path.as_ref().ok_or(RemoteError::NoPath)?;
+        let own = peer_user(self.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
         let (options, number) = (self.shared.options, self.shared.names.own);
-        Client::connect_as(path, options, number, is_heir, |uid| uid == own)
+        Remote::connect_as(path, options, number, is_heir, |uid| uid == own)
     }
 
-    /// Takes over `ino` from the connection of which this is the [heir](Client::heir), and an open
+    /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), and an open
     /// file or directory of it. Errors: `EPERM` where this is no heir, or was
-    /// [settled](Client::settle); `ESTALE` and `EBADF` for what the other connection does not have;
+    /// [settled](Remote::settle); `ESTALE` and `EBADF` for what the other connection does not have;
     /// others from servers that know of no heirs.
     pub fn take_over(&self, ino: Ino, open: Option<Legacy>) -> Result<()> {
         let mut what = TakeOver::default();
@@ -255,7 +255,7 @@ impl Client {
 
     /// The memory that all mappings of an open file share, at all clients of the server, filled with
     /// `range` of the file at least; an offset in the file is the offset in it. It is to be given back
-    /// by [`unmap`](Client::unmap) when the mapping is gone. Errors: `EACCES` where the file is not
+    /// by [`unmap`](Remote::unmap) when the mapping is gone. Errors: `EACCES` where the file is not
     /// open for that; `ENOSYS` from servers that cannot.
     pub fn map(
         &self,
@@ -315,13 +315,13 @@ impl Client {
     }
 
     /// The connection over `socket` to the server at `path`, as the program before described it by
-    /// [`to_text`](Client::to_text). `None` where that makes no sense.
+    /// [`to_text`](Remote::to_text). `None` where that makes no sense.
     pub fn from_text(
         socket: OwnedFd,
         text: &str,
         path: &Path,
-        options: ClientOptions,
-    ) -> Option<Client> {
+        options: RemoteOptions,
+    ) -> Option<Remote> {
         let mut numbers = text.split(',').map(|word| u128::from_str_radix(word, 16).ok());
         let mut next = || numbers.next().flatten();
         let minor = u32::try_from(next()?).ok()?;
@@ -331,8 +331,8 @@ impl Client {
         let missing = u64::try_from(next()?).ok()?;
         let names = Names { own: next()?, ..Names::default() };
         let agreement = Agreement::again(minor, flags, most, granularity);
-        let connection = Client::connection(socket, options).ok()?;
-        let client = Client::with(connection, agreement, options, Some(path), names, None);
+        let connection = Remote::connection(socket, options).ok()?;
+        let client = Remote::with(connection, agreement, options, Some(path), names, None);
         client.shared.missing.store(missing, Ordering::Relaxed);
         Some(client)
     }
@@ -349,20 +349,20 @@ impl Client {
 
     fn start(
         socket: OwnedFd,
-        options: ClientOptions,
+        options: RemoteOptions,
         path: Option<PathBuf>,
         names: Names,
         program: Option<Program>,
-    ) -> std::result::Result<Client, ClientError> {
+    ) -> std::result::Result<Remote, RemoteError> {
         let (connection, notices) =
-            Client::connection(socket, options).map_err(ClientError::Socket)?;
+            Remote::connection(socket, options).map_err(RemoteError::Socket)?;
         let agreement = introduce(&connection, names)?;
         log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
         let path = path.as_deref();
-        Ok(Client::with((connection, notices), agreement, options, path, names, program))
+        Ok(Remote::with((connection, notices), agreement, options, path, names, program))
     }
 
-    fn connection(socket: OwnedFd, options: ClientOptions) -> Result<(Connection, Arc<Notices>)> {
+    fn connection(socket: OwnedFd, options: RemoteOptions) -> Result<(Connection, Arc<Notices>)> {
         let notices = Arc::new(Notices::default());
         let heard = Arc::clone(&notices);
         let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
@@ -372,11 +372,11 @@ impl Client {
     fn with(
         (connection, notices): (Connection, Arc<Notices>),
         agreement: Agreement,
-        options: ClientOptions,
+        options: RemoteOptions,
         path: Option<&Path>,
         names: Names,
         program: Option<Program>,
-    ) -> Client {
+    ) -> Remote {
         let shared = Arc::new(Shared {
             connection,
             caps: agreement.caps(),
@@ -392,7 +392,7 @@ impl Client {
             program: Mutex::new(program),
         });
         shared.notices.reach(&shared);
-        Client { shared }
+        Remote { shared }
     }
 
     /// Delivers the notifications that have come while nobody waited for an answer, without waiting
@@ -407,13 +407,13 @@ impl Client {
     }
 }
 
-impl std::os::fd::AsFd for Client {
+impl std::os::fd::AsFd for Remote {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.shared.connection.as_fd()
     }
 }
 
-impl Drop for Client {
+impl Drop for Remote {
     fn drop(&mut self) {
         self.shared.part();
     }
@@ -524,13 +524,13 @@ fn is_remembered(opcode: Opcode) -> bool {
     )
 }
 
-fn introduce(connection: &Connection, names: Names) -> std::result::Result<Agreement, ClientError> {
+fn introduce(connection: &Connection, names: Names) -> std::result::Result<Agreement, RemoteError> {
     let cx = Context::new(Caller::default());
     let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(names));
     let body = connection.ask_within(INIT_PATIENCE, &cx, request.finish(0), |body| {
         Ok(body[..body.len().min(size_of::<abi::InitOut>())].to_vec())
     });
-    Agreement::of(&body.map_err(ClientError::Init)?)
+    Agreement::of(&body.map_err(RemoteError::Init)?)
 }
 
 fn connect_socket(path: &Path) -> Result<OwnedFd> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use defuse_fs::{Errno, File, Ino, Io, LockRequest, Name, Notify, PollHandle, Result};
 use zerocopy::FromBytes;
 
-use super::{Client, Shared, lock};
+use super::{Remote, Shared, lock};
 use defuse_wire::abi::{self, NotifyCode, Opcode};
 use defuse_wire::encode::{self, Request};
 
@@ -169,7 +169,7 @@ impl Shared {
     }
 }
 
-impl Client {
+impl Remote {
     /// Leaves a wait for a lock with the server.
     pub(super) fn wait_for_lock(&self, io: Io, file: File, request: &LockRequest) {
         if self.shared.lacks(Opcode::Setlkw) {

@@ -14,7 +14,7 @@ use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::ClientError;
+use super::RemoteError;
 use crate::sys::errno;
 
 /// Where the mount point goes, if not to the end.
@@ -56,11 +56,11 @@ pub enum ProgramError {
     },
     /// It runs, but says something else than FUSE.
     #[error("{program}: {error}")]
-    Client {
+    Remote {
         /// The program.
         program: String,
         /// What is wrong.
-        error: ClientError,
+        error: RemoteError,
     },
 }
 
@@ -116,11 +116,11 @@ impl Program {
     }
 
     /// What to say of a program that did not answer INIT.
-    pub(super) fn failed(mut self, error: ClientError) -> ProgramError {
+    pub(super) fn failed(mut self, error: RemoteError) -> ProgramError {
         let program = self.name.clone();
         match self.wait(Duration::from_secs(1)) {
             Some(status) => ProgramError::Ended { program, status },
-            None => ProgramError::Client { program, error },
+            None => ProgramError::Remote { program, error },
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         let missing = Program::start(&words("/nonexistent/program")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));
         let program = Program::start(&words("/bin/false")).unwrap();
-        let error = super::super::Client::of_program(program, Default::default()).err().unwrap();
+        let error = super::super::Remote::of_program(program, Default::default()).err().unwrap();
         assert!(matches!(&error, ProgramError::Ended { .. }), "{error}");
     }
 }

@@ -13,7 +13,7 @@ use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, Source, open_t
 use defuse_direct::MountArgs;
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{Client, ClientOptions};
+use defuse_remote::{Remote, RemoteOptions};
 
 use crate::process::exec_state::Connection;
 
@@ -37,7 +37,7 @@ pub struct Composed {
 pub struct Relay {
     inner: Current,
     /// For the child that is being made.
-    next: ArcSwapOption<Client>,
+    next: ArcSwapOption<Remote>,
 }
 
 impl FileSystem for Relay {
@@ -45,12 +45,12 @@ impl FileSystem for Relay {
 }
 
 /// The connection of this process.
-struct Current(ArcSwap<&'static Client>);
+struct Current(ArcSwap<&'static Remote>);
 
 impl std::ops::Deref for Current {
-    type Target = Client;
+    type Target = Remote;
 
-    fn deref(&self) -> &Client {
+    fn deref(&self) -> &Remote {
         **self.0.load()
     }
 }
@@ -59,14 +59,14 @@ impl Relay {
     /// Goes on with `own`, or connects.
     fn connect(path: &OsStr, floor: u32, own: Option<Connection>) -> Result<Arc<Self>, String> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
-        let options = ClientOptions { descriptors_from: floor, ..ClientOptions::default() };
+        let options = RemoteOptions { descriptors_from: floor, ..RemoteOptions::default() };
         let path = Path::new(path);
-        let own = own.and_then(|own| Client::from_text(own.fd, &own.known, path, options));
+        let own = own.and_then(|own| Remote::from_text(own.fd, &own.known, path, options));
         let client = match own {
             Some(client) => client,
-            None => Client::connect(path, options).map_err(|error| error.to_string())?,
+            None => Remote::connect(path, options).map_err(|error| error.to_string())?,
         };
-        let client: &Client = Box::leak(Box::new(client));
+        let client: &Remote = Box::leak(Box::new(client));
         let inner = Current(ArcSwap::from_pointee(client));
         Ok(Arc::new(Relay { inner, next: ArcSwapOption::empty() }))
     }
@@ -89,7 +89,7 @@ impl Relay {
     }
 
     /// A connection for the next program of this process, which begins with nothing.
-    pub fn heir(&self) -> Option<Client> {
+    pub fn heir(&self) -> Option<Remote> {
         self.inner.heir().ok()
     }
 

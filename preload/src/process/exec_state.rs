@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use defuse_direct::{At, How, Parcel};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
-use defuse_remote::{Client, Legacy};
+use defuse_remote::{Legacy, Remote};
 
 use crate::machine::sys;
 use crate::process::{
@@ -62,7 +62,7 @@ impl Estate {
 /// The connection of the next program to a mount.
 struct Heir {
     mount: usize,
-    client: Client,
+    client: Remote,
     /// The same once more, for the next program to inherit.
     fd: OwnedFd,
 }
@@ -89,7 +89,7 @@ struct Will<'a> {
 }
 
 impl Will<'_> {
-    fn heir(&self, mount: usize) -> Option<&Client> {
+    fn heir(&self, mount: usize) -> Option<&Remote> {
         self.heirs.iter().find(|heir| heir.mount == mount).map(|heir| &heir.client)
     }
 

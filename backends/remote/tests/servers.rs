@@ -10,7 +10,7 @@ use defuse_fs::{
     InterruptToken, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
     Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_remote::{Client, ClientOptions};
+use defuse_remote::{Remote, RemoteOptions};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
@@ -32,9 +32,9 @@ fn pair() -> (OwnedFd, OwnedFd) {
 /// request that wants an answer. `None` ends it.
 fn with_server(
     flags: u64,
-    options: ClientOptions,
+    options: RemoteOptions,
     mut says: impl FnMut(&InHeader, &[u8]) -> Option<Says> + Send + 'static,
-) -> Client {
+) -> Remote {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
         let mut room = vec![0; 1 << 18];
@@ -61,7 +61,7 @@ fn with_server(
             }
         }
     });
-    Client::over(ours, options).unwrap()
+    Remote::over(ours, options).unwrap()
 }
 
 fn context() -> Context<'static> {
@@ -79,7 +79,7 @@ fn entry_out(nodeid: u64) -> abi::EntryOut {
     abi::EntryOut { nodeid, attr, ..abi::EntryOut::default() }
 }
 
-fn read(client: &Client, len: usize) -> Result<Vec<u8>> {
+fn read(client: &Remote, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
@@ -92,7 +92,7 @@ fn read(client: &Client, len: usize) -> Result<Vec<u8>> {
 #[test]
 fn answers_that_make_no_sense_are_eio_and_the_next_call_works() {
     let count = AtomicUsize::new(0);
-    let client = with_server(0, ClientOptions::default(), move |header, _| {
+    let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let unique = header.unique;
         let good = entry_out(7);
         Some(vec![match count.fetch_add(1, Ordering::SeqCst) {
@@ -116,7 +116,7 @@ fn answers_that_make_no_sense_are_eio_and_the_next_call_works() {
 
 #[test]
 fn more_data_than_was_asked_for_is_refused() {
-    let client = with_server(0, ClientOptions::default(), |header, _| {
+    let client = with_server(0, RemoteOptions::default(), |header, _| {
         let answer = match Opcode::from_u32(header.opcode).unwrap() {
             Opcode::Write => abi::WriteOut { size: 5000, padding: 0 }.as_bytes().to_vec(),
             Opcode::Readdir => vec![0; 100_000],
@@ -136,7 +136,7 @@ fn more_data_than_was_asked_for_is_refused() {
 
 #[test]
 fn strange_duplicate_and_late_answers_reach_nobody() {
-    let client = with_server(0, ClientOptions::default(), |header, _| {
+    let client = with_server(0, RemoteOptions::default(), |header, _| {
         let unique = header.unique;
         let wrong = |other| message(0, other, entry_out(9).as_bytes());
         let right = message(0, unique, entry_out(7).as_bytes());
@@ -151,7 +151,7 @@ fn strange_duplicate_and_late_answers_reach_nobody() {
 fn what_is_no_fuse_ends_the_connection_for_all() {
     for garbage in [vec![0xff; 100], vec![1], message(0, 4, &[0; 8])[..20].to_vec()] {
         let client =
-            with_server(0, ClientOptions::default(), move |_, _| Some(vec![garbage.clone()]));
+            with_server(0, RemoteOptions::default(), move |_, _| Some(vec![garbage.clone()]));
         assert_eq!(client.lookup(&context(), Ino::ROOT, name()), Err(Errno::ENOTCONN));
         assert!(client.is_dead());
         assert_eq!(client.getattr(&context(), Ino::ROOT, None), Err(Errno::ENOTCONN));
@@ -162,7 +162,7 @@ fn what_is_no_fuse_ends_the_connection_for_all() {
 fn a_server_that_goes_wakes_everyone_who_waits() {
     let waiting = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&waiting);
-    let client = with_server(0, ClientOptions::default(), move |_, _| {
+    let client = with_server(0, RemoteOptions::default(), move |_, _| {
         // Says nothing to eight, and goes at the ninth.
         if seen.fetch_add(1, Ordering::SeqCst) < 8 { Some(Vec::new()) } else { None }
     });
@@ -182,7 +182,7 @@ fn a_server_that_goes_wakes_everyone_who_waits() {
 #[test]
 fn a_server_that_says_nothing_is_given_up_after_the_time_that_was_set() {
     let options =
-        ClientOptions { timeout: Some(Duration::from_millis(200)), ..ClientOptions::default() };
+        RemoteOptions { timeout: Some(Duration::from_millis(200)), ..RemoteOptions::default() };
     let client = with_server(0, options, |_, _| Some(Vec::new()));
     let begun = Instant::now();
     assert_eq!(client.getattr(&context(), Ino::ROOT, None), Err(Errno::ENOTCONN));
@@ -194,7 +194,7 @@ fn an_interrupt_is_told_once_and_the_answer_still_awaited() {
     let interrupts = Arc::new(AtomicUsize::new(0));
     let told = Arc::clone(&interrupts);
     let mut held = 0;
-    let client = with_server(0, ClientOptions::default(), move |header, body| {
+    let client = with_server(0, RemoteOptions::default(), move |header, body| {
         if header.opcode == Opcode::Interrupt as u32 {
             let args = abi::InterruptIn::read_from_bytes(body).unwrap();
             assert_eq!((args.unique, header.unique), (held, held | 1));
@@ -232,7 +232,7 @@ impl DirSink for Names {
 #[test]
 fn a_directory_without_end_ends_with_each_call_and_what_does_not_fit_is_given_back() {
     let plus = abi::FUSE_DO_READDIRPLUS;
-    let client = with_server(plus, ClientOptions::default(), |header, body| {
+    let client = with_server(plus, RemoteOptions::default(), |header, body| {
         let args = abi::ReadIn::read_from_bytes(body).ok()?;
         let mut room = vec![0; args.size as usize];
         let mut dir = defuse_wire::reply::DirEncoder::new(&mut room);
@@ -255,7 +255,7 @@ fn a_directory_without_end_ends_with_each_call_and_what_does_not_fit_is_given_ba
 fn an_opcode_that_is_missing_is_asked_for_once() {
     let asked = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&asked);
-    let client = with_server(0, ClientOptions::default(), move |header, _| {
+    let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let unique = header.unique;
         Some(vec![match Opcode::from_u32(header.opcode).unwrap() {
             Opcode::Mknod => message(0, unique, entry_out(7).as_bytes()),
@@ -326,7 +326,7 @@ impl Notify for Ear {
 
 #[test]
 fn notifications_are_heard_by_whoever_waits_and_bad_ones_by_nobody() {
-    let client = with_server(0, ClientOptions::default(), |header, _| {
+    let client = with_server(0, RemoteOptions::default(), |header, _| {
         let inode = abi::NotifyInvalInodeOut { ino: 5, off: 4096, len: 0 };
         let entry = abi::NotifyInvalEntryOut { parent: 1, namelen: 9, flags: 0 };
         let wake = abi::NotifyPollWakeupOut { kh: 77 };
@@ -362,7 +362,7 @@ fn many_threads_get_their_own_answers() {
     // Answers come in pairs and in reverse order, so that each thread receives for others. One
     // thread, whose answers are never held back, asks until all the others are done.
     let mut held: Option<Vec<u8>> = None;
-    let client = with_server(0, ClientOptions::default(), move |header, _| {
+    let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let answer = message(0, header.unique, entry_out(header.nodeid + 1000).as_bytes());
         match held.take() {
             Some(earlier) => Some(vec![answer, earlier]),
