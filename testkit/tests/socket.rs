@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Caller, Caps, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind,
-    LockOwner, LockRequest, LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource, WriteArgs,
-    WriteBuf, delegate,
+    Caller, Caps, Context, Entry, Errno, File, FileKind, FileSystem, Ino, InterruptToken, Lock,
+    LockKind, LockOwner, LockRequest, LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags,
+    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource,
+    WriteArgs, WriteBuf, delegate,
 };
 use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
@@ -27,9 +27,13 @@ struct Served {
 
 impl Served {
     fn new(fs: Arc<dyn FileSystem>) -> Served {
+        Served::with(fs, ServerOptions::default())
+    }
+
+    fn with(fs: Arc<dyn FileSystem>, options: ServerOptions) -> Served {
         let dir = TempDir::with_prefix("defuse-socket-").unwrap();
         let path = dir.path().join("socket");
-        let server = Arc::new(Server::bind(&path, fs, ServerOptions::default()).unwrap());
+        let server = Arc::new(Server::bind(&path, fs, options).unwrap());
         let running = Arc::clone(&server);
         let thread = Some(std::thread::spawn(move || running.run()));
         Served { server, path, thread, _dir: dir }
@@ -577,5 +581,52 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         drop(heir);
         drop(root);
         server.shut_down();
+    });
+}
+
+/// A file system whose files are never read: a reader waits until it is interrupted.
+struct Stuck {
+    inner: Memory,
+}
+
+impl FileSystem for Stuck {
+    delegate!(to inner, except read);
+    fn read(&self, cx: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
+        let begun = Instant::now();
+        while !cx.interrupted() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the interrupt has not arrived");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Errno::EINTR)
+    }
+}
+
+/// With every worker in a handler, the sentinel receives in their place. It cloned the descriptor of
+/// the session for that, as one of /dev/fuse can be, which failed on a socket without a word: INTERRUPT
+/// stayed there unread.
+#[test]
+fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
+    let mut options = ServerOptions::default();
+    options.session.workers = Some(2);
+    let served = Served::with(Arc::new(Stuck { inner: Memory::new(Options::default()) }), options);
+    let client = served.client();
+    let (_, file) = create(&client, "file");
+    let tokens: [InterruptToken; 2] = Default::default();
+    let read = |token: &InterruptToken| {
+        let mut bytes = [0; 8];
+        let mut sink = SliceSink::new(&mut bytes);
+        let cx = Context::with_interrupt(context().caller, 0, token);
+        client.read(&cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, 8))
+    };
+    std::thread::scope(|scope| {
+        let readers = tokens.each_ref().map(|token| scope.spawn(|| read(token)));
+        // Time for both to be in their handlers.
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        tokens.iter().for_each(InterruptToken::trip);
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), Err(Errno::EINTR));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }

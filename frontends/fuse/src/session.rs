@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 use crate::SpliceLimits;
 use crate::dispatch::Dispatcher;
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
+use crate::limited::Limited;
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
 use crate::server::Peer;
@@ -30,6 +31,9 @@ use crate::workers::{ring, sentinel, serve, signal};
 use defuse_wire::abi::{self, InitIn};
 use defuse_wire::request::{Body, DecodeOptions, Request};
 use defuse_wire::vendor::SOCKET_IO_MAX;
+
+/// Limits warnings about workers that are stuck.
+static STUCK: Limited = Limited::new();
 
 /// A session could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -370,10 +374,15 @@ impl Shared {
     pub(crate) fn receive_for_stuck_workers(&self) {
         let mut emergency = lock(&self.emergency);
         if emergency.is_none() {
-            let Ok(fd) = clone_device(&self.device, OFlags::NONBLOCK) else { return };
+            let port = match self.port_without_waiting() {
+                Ok(port) => port,
+                Err(errno) => {
+                    STUCK.warn(|| format!("nobody receives for workers that are stuck: {errno}"));
+                    return;
+                }
+            };
             let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
-            *emergency =
-                Some(DevChannel::new(Arc::new(DevPort::new(Arc::new(fd), self.line)), limits));
+            *emergency = Some(DevChannel::new(Arc::new(port), limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
         for _ in 0..64 {
