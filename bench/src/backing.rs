@@ -1,4 +1,4 @@
-//! The file system that every target serves: made for the run, gone after it.
+//! The file system that every target serves, created for the run and removed after it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustix::mount::UnmountFlags;
 use crate::args::BackingKind;
 use crate::command;
 
-/// Size of the image. It is sparse, but what was written once stays in memory if the image lies there.
+/// Size of the image. It is sparse, but written blocks stay in memory if the image is there.
 const IMAGE_BYTES: u64 = 3 << 30;
 
 /// A mounted backing file system; unmounted when dropped.
@@ -19,7 +19,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// Makes and mounts a file system under `work`.
+    /// Creates and mounts a file system below `work`.
     pub fn create(kind: BackingKind, work: &Path) -> Result<Self> {
         let mountpoint = work.join("backing");
         fs::create_dir(&mountpoint)?;
@@ -32,7 +32,7 @@ impl Backing {
         Ok(backing)
     }
 
-    /// The directory that the targets serve: not the root, so that nothing of the file system's own is in it.
+    /// The directory that the targets serve. It is not the root, which contains `lost+found`.
     pub fn data(&self) -> PathBuf {
         self.mountpoint.join("data")
     }
@@ -40,7 +40,7 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // A mount made with `-o loop` frees its loop device by itself.
+        // A mount made with `-o loop` frees its loop device.
         if rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty()).is_err() {
             let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
         }

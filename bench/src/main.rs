@@ -1,4 +1,5 @@
-//! `defuse-bench`: measures defuse against its peers. The command line is in `args`, everything else in the library.
+//! `defuse-bench`: compares defuse with its peers. The command line is in `args`, the rest in the
+//! library.
 
 #![forbid(unsafe_code)]
 

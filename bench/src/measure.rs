@@ -1,4 +1,4 @@
-//! Measuring one cell: one workload on one target with one number of threads.
+//! Measures one cell: one workload on one target with one number of threads.
 
 use std::sync::Barrier;
 use std::thread;
@@ -10,21 +10,22 @@ use serde::Serialize;
 use crate::cpu::{Sample, Used};
 use crate::workloads::{Case, Job, Place, Until};
 
-/// Preparing may take this many times longer than measuring before a cell is content with less.
+/// Limit on the time for preparation, as a multiple of the measured time. After it, a cell ends
+/// with less measured time.
 const PATIENCE: u32 = 6;
 
-/// What one cell came to in one round.
+/// The measurement of one cell in one round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Measurement {
-    /// Operations done.
+    /// Number of operations.
     pub operations: u64,
-    /// Time they took, preparation excluded.
+    /// Time of the operations in seconds, without preparation.
     pub seconds: f64,
     /// CPU time of the application, in nanoseconds.
     pub app_ns: u64,
-    /// CPU time of the daemon.
+    /// CPU time of the daemon, in nanoseconds.
     pub daemon_ns: u64,
-    /// CPU time of the whole system, other programs included.
+    /// CPU time of the whole system, including unrelated programs, in nanoseconds.
     pub system_ns: u64,
 }
 
@@ -34,13 +35,13 @@ impl Measurement {
         self.operations as f64 / self.seconds
     }
 
-    /// CPU time of application and daemon for one operation, in microseconds.
+    /// CPU time of application and daemon per operation, in microseconds.
     pub fn cpu_us(&self) -> f64 {
         (self.app_ns + self.daemon_ns) as f64 / 1e3 / self.operations as f64
     }
 
-    /// CPU time of the whole system for one operation, in microseconds: it has the kernel's own threads, which write
-    /// caches back, but also whatever else the machine does.
+    /// CPU time of the whole system per operation, in microseconds. It includes the kernel's
+    /// threads for write-back, but also unrelated work.
     pub fn system_us(&self) -> f64 {
         self.system_ns as f64 / 1e3 / self.operations as f64
     }
@@ -54,7 +55,8 @@ impl Measurement {
     }
 }
 
-/// Runs batches of a workload until `least` time has been measured. `place_of` says where each batch works.
+/// Runs batches of a workload until `least` time has been measured. `place_of` returns the
+/// directory of each batch.
 pub fn measure(
     case: &Case,
     daemon: Option<u32>,
@@ -69,7 +71,7 @@ pub fn measure(
             let left = least.saturating_sub(Duration::from_secs_f64(sum.seconds));
             run_batch(jobs, daemon, left)
         });
-        // Also what a failed batch left must go, but its own error is the one to tell.
+        // Clean up after a failed batch, too, but report the error of the batch first.
         let cleaned = case.clean_up(&place);
         let (operations, elapsed, used) = batch?;
         cleaned?;

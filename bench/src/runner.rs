@@ -1,4 +1,5 @@
-//! The run: all targets mounted at once, every cell measured on each of them in turn, round after round.
+//! The run: mounts all targets at once, and measures every cell on each of them in turn, round
+//! after round.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use crate::report::{Cell, Results, Series};
 use crate::target::{self, Target};
 use crate::workloads::{Case, Fileset, Place};
 
-/// Everything that is mounted for the run. Fields are dropped in this order: targets before what they serve.
+/// The mounts of the run. Fields are dropped in this order: targets before the file system that
+/// they serve.
 struct Stage {
     targets: Vec<Target>,
     data: PathBuf,
@@ -24,7 +26,7 @@ struct Stage {
     _work: tempfile::TempDir,
 }
 
-/// Runs what the arguments ask for. After an interrupt the rounds that were completed are the result.
+/// Runs the benchmark. After an interrupt, the completed rounds are the result.
 pub fn run(args: &Args) -> Result<Results> {
     ensure!(rustix::process::geteuid().is_root(), "root is needed: to mount and to drop caches");
     if cfg!(debug_assertions) {
@@ -46,7 +48,8 @@ pub fn run(args: &Args) -> Result<Results> {
                     eprintln!("interrupted in round {}", round + 1);
                     return Ok(results);
                 }
-                // Every target has every place in the order once, so that none profits from what comes before it.
+                // Over the rounds, every target has every place in the order, so that none profits
+                // from its predecessor.
                 let index = (turn + round) % stage.targets.len();
                 let measured = stage.measure(cell, index, args, &mut batches);
                 cell.series[index].push(measured);
@@ -137,12 +140,13 @@ impl Stage {
     }
 }
 
-/// Targets keep entries for a long time, so none of them may see another's changes: each has a directory of its own.
+/// Targets cache entries for a long time, so each uses its own directory and does not see changes
+/// by another.
 fn own_dir(target: &str) -> String {
     format!("for-{target}")
 }
 
-/// A first Ctrl-C ends the run in order; a second one ends it at once.
+/// The first Ctrl-C ends the run in order; a second one ends it at once.
 fn catch_interrupt() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -1,4 +1,4 @@
-//! A target: something that serves the directory, started for the run and stopped after it.
+//! A target: a server of the directory, started for the run and stopped after it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,51 +10,51 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
 
-/// How long a daemon may take to mount, and to leave after the unmount.
+/// Time limit for a daemon to mount, and to exit after the unmount.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whose target it is; the verdict compares ours with the better peer.
+/// The role of a target. The verdict compares ours with the better peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The directory itself.
     Native,
-    /// Somebody else's server.
+    /// A competitor.
     Peer,
     /// defuse.
     Ours,
 }
 
-/// What to start.
+/// Describes how to start a target.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Name in the report.
     pub name: String,
-    /// Whose it is.
+    /// The role.
     pub role: Role,
-    /// Program and arguments that stay in the foreground; `None` for the native directory. [`SOURCE`] and [`MOUNT`]
-    /// stand for the directory and the mount point.
+    /// Program and arguments that stay in the foreground; `None` for the native directory.
+    /// [`SOURCE`] and [`MOUNT`] are replaced by the directory and the mount point.
     pub command: Option<Vec<OsString>>,
-    /// What exactly is measured, for the report.
+    /// The exact version, for the report.
     pub version: String,
 }
 
-/// Stands for the served directory, alone or at the end of an argument.
+/// Placeholder for the served directory, alone or at the end of an argument.
 pub const SOURCE: &str = "{source}";
-/// Stands for the mount point in a command.
+/// Placeholder for the mount point in a command.
 pub const MOUNT: &str = "{mount}";
 
-/// A running target; unmounted and ended when dropped, also while a panic unwinds.
+/// A running target. It is unmounted and stopped when dropped, even during a panic.
 #[derive(Debug)]
 pub struct Target {
-    /// What was started.
+    /// The specification of the target.
     pub spec: Spec,
-    /// Where the served directory is seen.
+    /// The path of the served directory on this target.
     pub root: PathBuf,
     daemon: Option<Child>,
 }
 
 impl Target {
-    /// Starts what `spec` says over `source`, mounted under `work`, and waits until it is mounted.
+    /// Starts `spec` over `source`, mounts it below `work`, and waits until it is mounted.
     pub fn start(spec: Spec, source: &Path, work: &Path) -> Result<Self> {
         let Some(command) = &spec.command else {
             return Ok(Self { spec, root: source.to_owned(), daemon: None });
@@ -79,7 +79,7 @@ impl Target {
         Ok(target)
     }
 
-    /// The daemon's process, if the target has one.
+    /// The process id of the daemon, if the target has one.
     pub fn pid(&self) -> Option<u32> {
         self.daemon.as_ref().map(Child::id)
     }
@@ -102,7 +102,7 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
-        // A file still being released makes the first attempts fail.
+        // A file that is still being released makes the first attempts fail.
         for _ in 0..50 {
             if rustix::mount::unmount(&self.root, UnmountFlags::empty()).is_ok()
                 || !is_mounted(&self.root)
@@ -127,7 +127,8 @@ impl Drop for Target {
     }
 }
 
-/// Keeps Ctrl-C for the benchmark, which ends the daemons in order.
+/// Starts a daemon in its own process group, so that Ctrl-C reaches only the benchmark, which stops
+/// the daemons in order.
 trait SpawnInOwnGroup {
     fn spawn_in_own_group(&mut self) -> std::io::Result<Child>;
 }
@@ -154,7 +155,8 @@ fn is_mounted(path: &Path) -> bool {
     mountinfo_has(&table, path)
 }
 
-/// Whether a mountinfo table has a mount on `path`: its fifth field, in which spaces are written in octal.
+/// True if a mountinfo table has a mount on `path`: its fifth field, in which spaces are octal
+/// escapes.
 fn mountinfo_has(table: &str, path: &Path) -> bool {
     let wanted = path.to_string_lossy().replace(' ', "\\040");
     table.lines().any(|line| line.split(' ').nth(4) == Some(wanted.as_str()))

@@ -1,4 +1,4 @@
-//! The contexts of operations that finish later, by their numbers.
+//! The contexts of asynchronous operations, by number.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_direct::{Outcome, Queue, QueueOptions};
 use defuse_fs::{Errno, Result};
 
-/// What an operation gives: bytes, or a negative number of an error.
+/// A context. Its jobs return a number of bytes, or a negative error number.
 pub type Context = Queue<i64>;
 
 /// All contexts of the process.
 #[derive(Default)]
 pub struct Contexts {
-    /// Each with the process that made it: its threads are not in a child.
+    /// Each context with the process that created it: its threads do not exist in a child process.
     all: Mutex<BTreeMap<i32, (Arc<Context>, u32)>>,
 }
 
@@ -21,7 +21,7 @@ impl Contexts {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new context; its number. `EINVAL`, `EMFILE`.
+    /// Creates a context and returns its number. Fails with `EINVAL` or `EMFILE`.
     pub fn create(&self, capacity: usize, threads: usize) -> Result<i32> {
         let on_start = crate::memory::block_signals;
         let context = Context::new(QueueOptions { capacity, threads, on_start })?;
@@ -31,7 +31,7 @@ impl Contexts {
         Ok(number)
     }
 
-    /// A context; `EINVAL` where there is none of this number in this process.
+    /// The context of a number. Fails with `EINVAL` if this process has none.
     pub fn get(&self, number: i32) -> Result<Arc<Context>> {
         match self.all().get(&number) {
             Some((context, process)) if *process == std::process::id() => Ok(Arc::clone(context)),
@@ -39,7 +39,7 @@ impl Contexts {
         }
     }
 
-    /// Ends a context. `EINVAL`, `EDEADLK` on one of its own threads.
+    /// Destroys a context. Fails with `EINVAL`, and with `EDEADLK` on one of its own threads.
     pub fn destroy(&self, number: i32) -> Result<()> {
         self.get(number)?.end()?;
         self.all().remove(&number).map(drop).ok_or(Errno::EINVAL)
@@ -55,7 +55,7 @@ pub fn result(outcome: Outcome<i64>) -> i64 {
     }
 }
 
-/// An error as the result of an event.
+/// The result of an event that reports an error.
 pub fn failed(errno: Errno) -> i64 {
     -i64::from(errno.raw())
 }

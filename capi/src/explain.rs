@@ -1,4 +1,4 @@
-//! The text of the last error: which object, what happened, what to do next.
+//! The text of the last error: the object, the error, and the next step.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -10,19 +10,19 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps a text for [`last`].
+/// Stores a text for [`last`].
 pub fn say(text: impl Into<Vec<u8>>) {
     let mut text = text.into();
     text.retain(|&byte| byte != 0);
     LAST.set(CString::new(text).unwrap_or_default());
 }
 
-/// The text of this thread, which stays until the next one.
+/// The last text of this thread, valid until the next one.
 pub fn last() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }
 
-/// Says of a call on `path` what went wrong, if something did.
+/// If a call on `path` failed, stores a text about it.
 pub fn explained<T>(call: &str, path: &[u8], result: Result<T>) -> Result<T> {
     if let Err(stop) = &result {
         let shown = String::from_utf8_lossy(path);

@@ -1,15 +1,15 @@
 //! libdefuse: the in-process client for C.
 //!
-//! What it is: the POSIX calls with the prefix `defuse_`, on descriptors of a table of their own,
-//! with `errno` set as POSIX says; reads and writes that finish later; and `defuse_mount`,
-//! `defuse_unmount`, `defuse_statistics`. Its functions are in `calls`, a file for each family. The
-//! header `include/defuse.h` and the manual pages in `man` are made of them.
+//! It exports the POSIX calls with the prefix `defuse_`, which use their own descriptor table and
+//! set `errno` as POSIX specifies. It also has asynchronous reads and writes, and `defuse_mount`,
+//! `defuse_unmount` and `defuse_statistics`. The functions are in `calls`, one file for each
+//! family. The header `include/defuse.h` and the manual pages in `man` are generated from them.
 //!
-//! What it is not: it passes nothing on to the kernel. A path outside of all mounts gives `EXDEV`,
-//! and the descriptors mean nothing to the calls without the prefix.
+//! It passes no calls to the kernel: a path outside of all mounts fails with `EXDEV`, and its
+//! descriptors are invalid for calls without the prefix.
 //!
-//! Nothing here unwinds into C: what panics gives `EIO`. Pointers are for `memory.rs` alone; what
-//! is unsafe in `calls` are the names of symbols, and lengths that go with a pointer.
+//! Nothing unwinds into C: a panic becomes `EIO`. Only `memory.rs` dereferences pointers. The
+//! unsafe code in `calls` is for symbol names, and for the lengths that belong to pointers.
 
 #![deny(unsafe_code)]
 

@@ -1,9 +1,8 @@
-//! Files in memory: mappings of the kernel where a file system gives the descriptor of its bytes, and
-//! copies with a way back where it does not.
+//! Memory mappings: the kernel's if a file system provides the descriptor of its data, otherwise
+//! copies that are written back.
 //!
-//! A copy that is shared lies in memory of a kind that can be had at several addresses: another
-//! mapping of the same part of the same file is the same memory once more, by mremap(2) of a length
-//! of 0.
+//! A shared copy uses memory that can be mapped at several addresses. Another mapping of the same
+//! part of the same file maps the same memory once more, by mremap(2) with a length of 0.
 
 #![allow(unsafe_code)]
 
@@ -22,19 +21,19 @@ struct Copied {
     len: usize,
     offset: u64,
     file: Arc<Description>,
-    /// The file, by device and number.
+    /// Device and inode number of the file.
     id: (u64, u64),
-    /// It is written back.
+    /// The mapping is written back.
     writes: bool,
 }
 
-/// All shared mappings that are copies, by first address.
+/// All shared copies, by start address.
 #[derive(Default)]
 pub struct Mappings(Mutex<BTreeMap<usize, Copied>>);
 
-/// What a program asks for.
+/// The arguments of mmap(2).
 pub struct Wanted {
-    /// Where it would like to have it; 0 for anywhere.
+    /// The requested address; 0 for any.
     pub hint: usize,
     pub len: usize,
     pub protection: c_int,
@@ -43,8 +42,8 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// `EINVAL`: no length, or an offset within a page, or flags that are about memory that the
-    /// program has already.
+    /// Fails with `EINVAL` if the length is 0, if the offset is within a page, or for flags about
+    /// memory that the program already has.
     fn check(&self) -> Result<()> {
         let kind = self.flags & libc::MAP_TYPE;
         let kinds = [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE, libc::MAP_PRIVATE];
@@ -65,7 +64,7 @@ impl Wanted {
         self.is_shared() && self.protection & libc::PROT_WRITE != 0
     }
 
-    /// The flags without the kind of mapping, whose bits rustix has for itself.
+    /// The flags without the type of mapping, which rustix handles separately.
     fn others(&self) -> MapFlags {
         MapFlags::from_bits_retain((self.flags & !libc::MAP_TYPE) as u32)
     }
@@ -75,7 +74,7 @@ fn errno(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
 }
 
-/// Whether `file` may be mapped so: `EBADF`, `ENODEV`, `EACCES`.
+/// Checks whether `file` may be mapped like this. Fails with `EBADF`, `ENODEV` or `EACCES`.
 fn allowed(file: &Description, wanted: &Wanted) -> Result<()> {
     if file.is_path() {
         return Err(Errno::EBADF.into());
@@ -104,8 +103,8 @@ impl Mappings {
         let kind = if wanted.is_shared() { MapFlags::SHARED } else { MapFlags::PRIVATE };
         if let Some(fd) = file.backing() {
             let flags = kind | wanted.others();
-            // SAFETY: a new mapping where nothing is; what the file's other users do to the bytes is
-            // C's to know, as of every mapping.
+            // SAFETY: a new mapping at a free address. That other users of the file may change its
+            // bytes is, as with every mapping, the responsibility of C.
             let at =
                 unsafe { rustix::mm::mmap(hint, wanted.len, protection, flags, fd, wanted.offset) };
             return Ok(at.map_err(errno)?.addr());
@@ -119,24 +118,25 @@ impl Mappings {
             (fits && wanted.is_shared()).then_some(at + from)
         });
         let at = match same {
-            // SAFETY: a length of 0 leaves the mapping at `from`, which is one of ours and shared, and
-            // makes another one of the same memory where nothing is.
+            // SAFETY: a length of 0 keeps the mapping at `from`, which is ours and shared, and maps
+            // the same memory once more at a free address.
             Some(from) => unsafe {
                 rustix::mm::mremap(from as *mut c_void, 0, wanted.len, MremapFlags::MAYMOVE)
             },
             None => {
-                // Other mappings have a part of it: what was written there is to be seen here.
+                // Other mappings may contain modified data of this file, which must be visible
+                // here.
                 write_back(state, &all, (0, usize::MAX), Some(id))?;
                 let all_of_it = ProtFlags::READ | ProtFlags::WRITE;
                 let flags = kind | wanted.others();
-                // SAFETY: new memory where nothing is.
+                // SAFETY: new memory at a free address.
                 unsafe { rustix::mm::mmap_anonymous(hint, wanted.len, all_of_it, flags) }
             }
         };
         let at = at.map_err(errno)?;
         let prepare = || {
             if same.is_none() {
-                // SAFETY: mapped just now, with this length, and nobody else knows of it.
+                // SAFETY: mapped just now with this length, and not yet known to others.
                 let room = unsafe { std::slice::from_raw_parts_mut(at.cast(), wanted.len) };
                 fill(state, &file, room, wanted.offset)?;
             }
@@ -160,12 +160,12 @@ impl Mappings {
         Ok(at.addr())
     }
 
-    /// munmap(2): what is unmapped is written back first, and stays mapped where that fails.
+    /// munmap(2). Writes the range back first; if that fails, it stays mapped.
     pub fn unmap(&self, state: &State, at: usize, len: usize) -> Result<()> {
         let end = at.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
         let mut all = self.all();
         write_back(state, &all, (at, end), None)?;
-        // SAFETY: C gives back what it says that it does not use any more.
+        // SAFETY: C states that it no longer uses this memory.
         unsafe { rustix::mm::munmap(at as *mut c_void, len) }.map_err(errno)?;
         forget(&mut all, at, end.next_multiple_of(rustix::param::page_size()));
         Ok(())
@@ -175,8 +175,7 @@ impl Mappings {
     pub fn sync(&self, state: &State, at: usize, len: usize, flags: c_int) -> Result<()> {
         let end = at.checked_add(len).ok_or(Errno::ENOMEM)?;
         let how = MsyncFlags::from_bits_retain(flags as u32);
-        // First the kernel, which says what of the arguments cannot be.
-        // SAFETY: changes no memory.
+        // The kernel first, which checks the arguments. SAFETY: changes no memory.
         unsafe { rustix::mm::msync(at as *mut c_void, len, how) }.map_err(errno)?;
         let all = self.all();
         write_back(state, &all, (at, end), None)?;
@@ -188,13 +187,13 @@ impl Mappings {
         Ok(())
     }
 
-    /// Writes back everything. What fails has nobody left to be told to.
+    /// Writes back everything. There is nobody to report an error to.
     pub fn finish(&self, state: &State) {
         let _ = write_back(state, &self.all(), (0, usize::MAX), None);
     }
 }
 
-/// The copies of which a part lies in a range of addresses.
+/// The copies that overlap a range of addresses.
 fn within(
     all: &BTreeMap<usize, Copied>,
     (from, end): (usize, usize),
@@ -203,14 +202,14 @@ fn within(
     all.iter().filter(hit).map(|(&at, copied)| (at, copied))
 }
 
-/// Has what is left at a regular end of the program written back.
+/// Registers the write-back at a regular exit of the program.
 fn at_exit() {
     extern "C" fn write_all() {
         crate::state::finish();
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // SAFETY: a function of the right kind, which stays.
+        // SAFETY: a function of the right type, which stays loaded.
         let _ = unsafe { libc::atexit(write_all) };
     });
 }
@@ -227,8 +226,8 @@ fn fill(state: &State, file: &Description, room: &mut [u8], offset: u64) -> Resu
     Ok(())
 }
 
-/// Writes back what is mapped in a range of addresses, of one file or of all. Nothing beyond the end of
-/// a file is part of it.
+/// Writes back the mappings in a range of addresses, of one file or of all. Data beyond the end of
+/// a file is ignored.
 fn write_back(
     state: &State,
     all: &BTreeMap<usize, Copied>,
@@ -243,8 +242,8 @@ fn write_back(
         let offset = copied.offset + (first - at) as u64;
         let size = state.client.fstat(&state.task, &copied.file)?.attr.size;
         let room = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
-        // SAFETY: a mapping of ours that may be read, as its protection was when it was made; C has
-        // it unmapped by us alone.
+        // SAFETY: a mapping of ours, readable since it was made; C unmaps it through this library
+        // only.
         let bytes =
             unsafe { std::slice::from_raw_parts(first as *const u8, (last - first).min(room)) };
         let mut done = 0;
@@ -259,7 +258,7 @@ fn write_back(
     Ok(())
 }
 
-/// Cuts a range of addresses out of the copies.
+/// Removes a range of addresses from the copies.
 fn forget(all: &mut BTreeMap<usize, Copied>, from: usize, end: usize) {
     let places: Vec<usize> = within(all, (from, end)).map(|(at, _)| at).collect();
     for at in places {

@@ -1,9 +1,9 @@
-//! Where C's pointers become Rust's references.
+//! Converts C pointers to Rust references.
 //!
-//! Only C makes the pointer types of this file: nothing here constructs one, and their fields are
-//! private. Whoever calls a function with one promises what its manual page says of the argument:
-//! that it is NULL or points to what the type names, and that this stays as it is (or unused by
-//! others, where it is written) until the function returns. All uses of a pointer rest on that.
+//! Only C creates the pointer types of this file: nothing here constructs one, and their fields are
+//! private. The caller of a function promises what its manual page requires of the argument: it is
+//! NULL or points to the type that its name states, and the memory stays unchanged (or unused by
+//! others, if it is written) until the function returns. All uses of a pointer rely on that.
 
 #![allow(unsafe_code)]
 
@@ -13,16 +13,16 @@ use std::io::{IoSlice, IoSliceMut};
 use defuse_direct::Result;
 use defuse_fs::Errno;
 
-/// Most vectors of one call, `IOV_MAX`.
+/// Maximum number of vectors of one call, `IOV_MAX`.
 const VECTORS_MAX: usize = 1024;
 
 /// Sets `errno` of this thread.
 pub fn set_errno(number: i32) {
-    // SAFETY: __errno_location gives a valid pointer that belongs to this thread.
+    // SAFETY: __errno_location returns a valid pointer that belongs to this thread.
     unsafe { *libc::__errno_location() = number };
 }
 
-/// `errno` of this thread.
+/// Returns `errno` of this thread.
 pub fn errno() -> i32 {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() }
@@ -33,12 +33,12 @@ pub fn errno() -> i32 {
 pub struct Text(*const c_char);
 
 impl Text {
-    /// The bytes without the NUL; `EFAULT` for NULL.
+    /// The bytes without the NUL. Fails with `EFAULT` for NULL.
     pub fn get(&self) -> Result<&[u8]> {
         if self.0.is_null() {
             return Err(Errno::EFAULT.into());
         }
-        // SAFETY: C promises a string that stays, see above.
+        // SAFETY: C promises a valid string, see above.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
@@ -48,22 +48,22 @@ impl Text {
     }
 }
 
-/// A value that C gives, or NULL.
+/// An input value, or NULL.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// The value; `EFAULT` for NULL.
+    /// The value. Fails with `EFAULT` for NULL.
     pub fn get(&self) -> Result<T> {
         self.nth(0)
     }
 
-    /// One of an array that the function takes.
+    /// An element of an array.
     pub fn nth(&self, index: usize) -> Result<T> {
         if self.0.is_null() {
             return Err(Errno::EFAULT.into());
         }
-        // SAFETY: C promises as many values as the function is documented to take.
+        // SAFETY: C promises as many values as the documentation of the function requires.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 
@@ -73,32 +73,32 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// Where C wants a value, or NULL.
+/// An output value, or NULL.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
-    /// Writes the value; `EFAULT` for NULL.
+    /// Writes the value. Fails with `EFAULT` for NULL.
     pub fn put(&self, value: T) -> Result<()> {
         self.put_nth(0, value)
     }
 
-    /// Writes one of an array, which has room for as many as the call says.
+    /// Writes an element of an array, whose length the caller states.
     pub fn put_nth(&self, index: usize, value: T) -> Result<()> {
         if self.0.is_null() {
             return Err(Errno::EFAULT.into());
         }
-        // SAFETY: C promises the memory; unaligned is fine for this way of writing.
+        // SAFETY: C promises the memory; unaligned writes are allowed.
         unsafe { self.0.add(index).write_unaligned(value) };
         Ok(())
     }
 
-    /// The address, for arguments that may be a number as well.
+    /// The address, for arguments that may also be a number.
     pub fn address(&self) -> usize {
         self.0.addr()
     }
 
-    /// What is there already, where C gives a value and wants another one in its place.
+    /// The current value, for arguments that are both input and output.
     pub fn get(&self) -> Result<T> {
         In(self.0.cast_const()).get()
     }
@@ -109,16 +109,16 @@ impl<T: Copy> Out<T> {
     }
 }
 
-/// Memory that is read, or NULL.
+/// An input buffer, or NULL.
 #[repr(transparent)]
 pub struct Bytes<T>(*const T);
 
 impl<T> Bytes<T> {
-    /// The memory; `EFAULT` for NULL with a length.
+    /// The buffer. Fails with `EFAULT` for NULL with a length.
     ///
     /// # Safety
     ///
-    /// `len` is what C gave as the length in bytes.
+    /// `len` must be the length in bytes that C has stated.
     pub unsafe fn of(&self, len: usize) -> Result<&[u8]> {
         if len == 0 {
             return Ok(&[]);
@@ -131,16 +131,16 @@ impl<T> Bytes<T> {
     }
 }
 
-/// Memory that is written, or NULL.
+/// An output buffer, or NULL.
 #[repr(transparent)]
 pub struct Room<T>(*mut T);
 
 impl<T> Room<T> {
-    /// The memory; `EFAULT` for NULL with a length.
+    /// The buffer. Fails with `EFAULT` for NULL with a length.
     ///
     /// # Safety
     ///
-    /// `len` is what C gave as the length in bytes.
+    /// `len` must be the length in bytes that C has stated.
     pub unsafe fn of(&mut self, len: usize) -> Result<&mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
@@ -163,16 +163,16 @@ impl<T> Room<T> {
 pub struct Vectors(*const libc::iovec);
 
 impl Vectors {
-    /// An array at an address that C gave inside of another argument.
+    /// An array at an address inside of another argument.
     pub fn at(start: *const libc::iovec) -> Self {
         Vectors(start)
     }
 
-    /// A copy of the array; `EINVAL` for more than 1024.
+    /// A copy of the array. Fails with `EINVAL` for more than 1024 elements.
     ///
     /// # Safety
     ///
-    /// `count` is what C gave as the length of the array.
+    /// `count` must be the length of the array that C has stated.
     pub unsafe fn of(&self, count: i32) -> Result<Pieces> {
         let count = usize::try_from(count).ok().filter(|&count| count <= VECTORS_MAX);
         let count = count.ok_or(Errno::EINVAL)?;
@@ -185,10 +185,10 @@ impl Vectors {
     }
 }
 
-/// Memory of C's in several pieces, none of them at NULL.
+/// Several buffers of C, none of them NULL.
 pub struct Pieces(Vec<libc::iovec>);
 
-// SAFETY: these are addresses; the functions that use them say what the caller has to know.
+// SAFETY: these are addresses; the functions that use them state their requirements.
 unsafe impl Send for Pieces {}
 
 impl Pieces {
@@ -202,38 +202,39 @@ impl Pieces {
         Ok(Pieces(pieces))
     }
 
-    /// One piece of memory; `EFAULT` for NULL with a length.
+    /// A single buffer. Fails with `EFAULT` for NULL with a length.
     pub fn one(start: *mut c_void, len: usize) -> Result<Self> {
         Pieces::new(vec![libc::iovec { iov_base: start, iov_len: len }])
     }
 
-    /// To be read from.
+    /// The buffers for reading from them.
     ///
     /// # Safety
     ///
-    /// C promises the memory for as long as the result lives.
+    /// C must keep the memory valid as long as the result lives.
     pub unsafe fn slices(&self) -> Vec<IoSlice<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
             0 => IoSlice::new(&[]),
             len => {
-                // SAFETY: checked when it was made, and promised by C.
+                // SAFETY: checked on creation, and promised by C.
                 IoSlice::new(unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), len) })
             }
         };
         self.0.iter().map(each).collect()
     }
 
-    /// To be written to.
+    /// The buffers for writing to them.
     ///
     /// # Safety
     ///
-    /// As for [`slices`](Pieces::slices); nobody else uses the memory, and no two pieces overlap.
+    /// As for [`slices`](Pieces::slices). In addition, nobody else may use the memory, and no two
+    /// buffers may overlap.
     pub unsafe fn rooms(&mut self) -> Vec<IoSliceMut<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
             0 => IoSliceMut::new(&mut []),
             len => {
                 let start = piece.iov_base.cast();
-                // SAFETY: checked when it was made, and promised by C.
+                // SAFETY: checked on creation, and promised by C.
                 IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, len) })
             }
         };
@@ -241,23 +242,23 @@ impl Pieces {
     }
 }
 
-/// Something of ours that C holds by a pointer, or NULL.
+/// An object of this library that C holds by a pointer, or NULL.
 #[repr(transparent)]
 pub struct Handle<T>(*mut T);
 
 impl<T> Handle<T> {
-    /// Gives it to C.
+    /// Passes the object to C.
     pub fn give(value: T) -> *mut T {
         Box::into_raw(Box::new(value))
     }
 
-    /// What it points to; `EBADF` for NULL.
+    /// The object. Fails with `EBADF` for NULL.
     pub fn get(&self) -> Result<&T> {
-        // SAFETY: C promises a pointer that `give` made and `take` has not had.
+        // SAFETY: C promises a pointer from `give` that was not passed to `take`.
         unsafe { self.0.as_ref() }.ok_or(Errno::EBADF.into())
     }
 
-    /// Takes it back from C; `EBADF` for NULL.
+    /// Takes the object back from C. Fails with `EBADF` for NULL.
     pub fn take(self) -> Result<Box<T>> {
         if self.0.is_null() {
             return Err(Errno::EBADF.into());
@@ -267,9 +268,9 @@ impl<T> Handle<T> {
     }
 }
 
-/// Text in memory of malloc(3), which C frees; `ENOMEM`.
+/// A copy of `text` in memory of malloc(3), which C frees. Fails with `ENOMEM`.
 pub fn allocated(text: &[u8]) -> Result<*mut c_char> {
-    // SAFETY: a length is all that it takes.
+    // SAFETY: malloc takes only a length.
     let start = unsafe { libc::malloc(text.len() + 1) }.cast::<u8>();
     if start.is_null() {
         return Err(Errno::ENOMEM.into());
@@ -282,17 +283,17 @@ pub fn allocated(text: &[u8]) -> Result<*mut c_char> {
     Ok(start.cast())
 }
 
-/// A structure of C of zeros.
+/// A C structure of zeros.
 pub fn zeroed<T: Plain>() -> T {
     // SAFETY: it is plain data, for which zeros are valid.
     unsafe { std::mem::zeroed() }
 }
 
-/// Plain data of C, for which zeros are a valid value.
+/// Plain C data, for which zeros are a valid value.
 ///
 /// # Safety
 ///
-/// No field is a reference, a function or anything else that is never zero.
+/// No field may be a reference, a function or another type that is never zero.
 pub unsafe trait Plain {}
 
 // SAFETY: numbers and arrays of numbers.
@@ -306,7 +307,7 @@ unsafe impl Plain for libc::statvfs {}
 // SAFETY: as above.
 unsafe impl Plain for libc::dirent {}
 
-/// Keeps the signals of the application from this thread, so that their handlers run on its own.
+/// Blocks all signals on this thread, so that the application's handlers run on its own threads.
 pub fn block_signals() {
     // SAFETY: the set is initialized by sigfillset before it is used.
     unsafe {

@@ -1,4 +1,4 @@
-//! What the library keeps for its process: mounts, descriptors, who asks.
+//! The state of the library in its process: mounts, descriptors, credentials.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use crate::aio::Contexts;
 use crate::mappings::Mappings;
 use crate::memory;
 
-/// One for the process.
+/// The state, one per process.
 pub struct State {
     pub client: Client,
     pub descriptors: Descriptors,
@@ -22,7 +22,8 @@ pub struct State {
 
 static STATE: OnceLock<Option<State>> = OnceLock::new();
 
-/// The state, made at the first call; `EIO` where the process cannot tell who it is.
+/// The state, created at the first call. Fails with `EIO` if the credentials of the process cannot
+/// be read.
 fn state() -> Result<&'static State> {
     let make = || {
         Some(State {
@@ -36,7 +37,7 @@ fn state() -> Result<&'static State> {
     STATE.get_or_init(make).as_ref().ok_or(Stop::Errno(Errno::EIO))
 }
 
-/// What is to be done at the end of the program.
+/// Called at the exit of the program.
 pub fn finish() {
     if STATE.get().is_some() {
         let _ = guarded(|state| {
@@ -46,9 +47,9 @@ pub fn finish() {
     }
 }
 
-/// What a function returns that can fail.
+/// The return type of a function that can fail.
 pub trait Returned {
-    /// Where it has failed.
+    /// The value on failure.
     const FAILED: Self;
 }
 
@@ -68,8 +69,8 @@ impl<T> Returned for *mut T {
     const FAILED: *mut T = std::ptr::null_mut();
 }
 
-/// Runs a call; where it panics, that is `EIO`. Leaves `errno` as it was, whatever the file system did
-/// to it: readdir(3) tells the end from an error by that.
+/// Runs a call, and turns a panic into `EIO`. Restores `errno`, which the file system may have
+/// changed: callers of readdir(3) use it to distinguish the end from an error.
 fn guarded<T>(run: impl FnOnce(&'static State) -> Result<T>) -> Result<T, Errno> {
     let before = memory::errno();
     let run = std::panic::AssertUnwindSafe(|| run(state()?));
@@ -78,7 +79,7 @@ fn guarded<T>(run: impl FnOnce(&'static State) -> Result<T>) -> Result<T, Errno>
     result.map_err(|stop| stop.errno())
 }
 
-/// Runs a call; what fails sets `errno` and gives -1, or NULL.
+/// Runs a call. On failure, sets `errno` and returns -1, or NULL.
 pub fn call<T: Returned>(run: impl FnOnce(&'static State) -> Result<T>) -> T {
     guarded(run).unwrap_or_else(|errno| {
         memory::set_errno(errno.raw());
@@ -86,22 +87,22 @@ pub fn call<T: Returned>(run: impl FnOnce(&'static State) -> Result<T>) -> T {
     })
 }
 
-/// Runs a call that gives 0.
+/// Runs a call that returns 0 on success.
 pub fn done(run: impl FnOnce(&'static State) -> Result<()>) -> i32 {
     call(|state| run(state).map(|()| 0))
 }
 
-/// Runs a call that gives a number of bytes.
+/// Runs a call that returns a number of bytes.
 pub fn count(run: impl FnOnce(&'static State) -> Result<usize>) -> isize {
     call(|state| run(state).map(|count| count as isize))
 }
 
-/// Runs a call that returns the number of its error, and leaves `errno` alone.
+/// Runs a call that returns the error number, and leaves `errno` unchanged.
 pub fn number(run: impl FnOnce(&'static State) -> Result<()>) -> i32 {
     guarded(run).map_or_else(Errno::raw, |()| 0)
 }
 
-/// Where a path begins that is not absolute.
+/// The start of a relative path.
 pub enum Start {
     Cwd,
     Dir(Opened),
@@ -110,7 +111,7 @@ pub enum Start {
 }
 
 impl Start {
-    /// As the client has it.
+    /// The start as the client takes it.
     pub fn at(&self) -> At<'_> {
         match self {
             Start::Cwd => At::Cwd,
@@ -126,13 +127,13 @@ impl State {
         Ok(self.descriptors.get(fd)?)
     }
 
-    /// A new descriptor.
+    /// Assigns a new descriptor.
     pub fn give(&self, file: Arc<Description>, cloexec: bool) -> Result<i32> {
         Ok(self.descriptors.insert(file, 0, FdFlags { cloexec })?)
     }
 
-    /// Where `path` begins: at `dir`, a descriptor or `AT_FDCWD`, which does not matter for a path
-    /// that is absolute. `flags` may have `AT_EMPTY_PATH`.
+    /// The start of `path`: `dir`, which is a descriptor or `AT_FDCWD`, and is ignored for an
+    /// absolute path. `flags` may contain `AT_EMPTY_PATH`.
     pub fn start(&self, dir: i32, path: &[u8], flags: i32) -> Result<Start> {
         if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 && dir != libc::AT_FDCWD {
             return Ok(Start::Itself(self.file(dir)?));
@@ -144,7 +145,7 @@ impl State {
     }
 }
 
-/// Whether a link at the end is followed. `EINVAL` for flags that are not `allowed`.
+/// True if a final link is followed. Fails with `EINVAL` for flags that are not `allowed`.
 pub fn follows(flags: i32, allowed: i32) -> Result<bool> {
     if flags & !allowed != 0 {
         return Err(Errno::EINVAL.into());

@@ -1,5 +1,5 @@
-//! The header and the manual pages are what the functions say: they are made of `src/calls/`, by
-//! `DEFUSE_WRITE=1 cargo test -p defuse-capi --test header`, and compared otherwise.
+//! The header and the manual pages are generated from `src/calls/`. `DEFUSE_WRITE=1 cargo test -p
+//! defuse-capi --test header` writes them; without the variable the test compares them.
 
 mod made;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use made::{families, header, items, manual, root, version_script};
 
-/// The file is written where that is asked for, and has to be right otherwise.
+/// Writes the file if requested, otherwise compares it.
 fn is_right(path: &Path, made: &str) {
     if std::env::var_os("DEFUSE_WRITE").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -24,7 +24,7 @@ fn is_right(path: &Path, made: &str) {
 }
 
 #[test]
-fn the_header_says_what_the_library_has() {
+fn the_header_matches_the_library() {
     is_right(&root().join("include/defuse.h"), &header(&families()));
 }
 
@@ -34,7 +34,7 @@ fn the_version_script_names_every_function() {
 }
 
 #[test]
-fn every_function_has_a_manual_page_that_says_what_its_comment_says() {
+fn every_function_has_a_manual_page_with_its_description() {
     let families = families();
     let pages = manual::pages(&families);
     for (name, text) in &pages {
@@ -42,7 +42,7 @@ fn every_function_has_a_manual_page_that_says_what_its_comment_says() {
     }
     let there = std::fs::read_dir(root().join("man")).unwrap();
     assert_eq!(there.count(), pages.len(), "a page in man/ belongs to no family");
-    // What the header declares, is named by a page, and described there.
+    // Everything that the header declares is named and described by a manual page.
     let functions: BTreeSet<String> = families
         .iter()
         .flat_map(|family| items(&family.declarations))

@@ -1,4 +1,4 @@
-//! The library as it is installed by `cargo xtask library`: its symbols, and C programs that use it.
+//! The library as installed by `cargo xtask library`: its symbols, and C programs that use it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn run(command: &mut Command) -> String {
     text(&output)
 }
 
-/// The folder of an installation, made once; `None` where that takes what is not there.
+/// The installation directory, created once; `None` if a requirement is missing.
 fn prefix() -> Option<&'static Path> {
     static PREFIX: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || {
@@ -52,7 +52,7 @@ fn prefix() -> Option<&'static Path> {
     PREFIX.get_or_init(make).as_deref()
 }
 
-/// A C program of the crate, compiled as docs/direct.md says.
+/// A C program of the crate, compiled as docs/direct.md describes.
 fn program(source: &str, options: &[&str]) -> Option<(tempfile::TempDir, Command)> {
     let prefix = prefix()?;
     let dir = tempfile::tempdir().unwrap();
@@ -123,14 +123,14 @@ fn the_first_example_compiles_and_runs() {
     assert_eq!(run(&mut program), "hello, world\n");
 }
 
-/// What a tour printed, and its statistics apart.
+/// The output of a tour, and its statistics.
 fn toured(command: &mut Command) -> (Vec<String>, Vec<String>) {
     let lines = run(command).lines().map(str::to_owned).collect::<Vec<_>>();
     lines.into_iter().partition(|line| !line.starts_with("statistics"))
 }
 
 #[test]
-fn the_tours_in_c_and_in_rust_show_the_same() {
+fn the_tours_in_c_and_in_rust_print_the_same() {
     let Some((dir, mut program)) = program("examples/tour.c", &[]) else { return };
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
@@ -158,17 +158,17 @@ fn the_tours_in_c_and_in_rust_show_the_same() {
 }
 
 #[test]
-fn the_calls_do_in_c_what_their_manual_pages_say() {
+fn the_calls_work_in_c_as_their_manual_pages_say() {
     let Some((dir, mut program)) = program("tests/c/calls.c", &["-D_GNU_SOURCE"]) else { return };
     let below = dir.path().join("below");
     std::fs::create_dir(&below).unwrap();
     assert_eq!(run(program.arg(&below)), "passed\n");
-    // Memory that was mapped until the end.
+    // Memory that was mapped until the exit.
     assert_eq!(std::fs::read_to_string(below.join("served/left")).unwrap(), "left");
 }
 
 #[test]
-fn operations_that_finish_later_do_so_in_c() {
+fn asynchronous_operations_work_in_c() {
     let Some((dir, mut program)) = program("tests/c/aio.c", &["-D_GNU_SOURCE"]) else { return };
     assert_eq!(run(program.arg(dir.path())), "passed\n");
 }

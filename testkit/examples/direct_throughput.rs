@@ -1,8 +1,8 @@
-//! What a call of the in-process client costs: `cargo run --release -p defuse-testkit --example
-//! direct_throughput`. 4 KiB reads and writes of a file of 4 MiB in tmpfs, natively and through the
-//! client on passthrough and memory, in turns. Beside them memory behind a socket, and behind a mount
-//! of the kernel with `direct_io` where one can be made. What the client itself takes of a call is
-//! measured by `defuse bench direct`.
+//! Measures the cost of a call of the in-process client: `cargo run --release -p defuse-testkit
+//! --example direct_throughput`. It reads and writes blocks of 4 KiB of a 4 MiB file in tmpfs,
+//! alternately natively and through the client on passthrough and memory. For comparison it
+//! measures memory behind a socket, and behind a kernel mount with `direct_io` if possible. `defuse
+//! bench direct` measures the client's own share of a call.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -28,7 +28,7 @@ struct Target {
     name: &'static str,
     read: Read,
     write: Write,
-    /// The best of all rounds, in nanoseconds a call.
+    /// The best of all rounds, in nanoseconds per call.
     best: [f64; 2],
 }
 
@@ -109,7 +109,7 @@ fn main() {
             };
             let write = time(&mut |at| (target.write)(&block, at));
             let read = time(&mut |at| (target.read)(&mut block, at));
-            // The first round makes the pages.
+            // The first round allocates the pages.
             if round > 0 {
                 target.best = [target.best[0].min(read), target.best[1].min(write)];
             }

@@ -1,6 +1,6 @@
-//! Several file systems in one process: two of the same type and two of different types, with files
-//! copied between them, a listing, reads that finish later, and statistics: `cargo run -p
-//! defuse-testkit --example direct_tour -- DIRECTORY`. The same in C is `capi/examples/tour.c`.
+//! Several file systems in one process, some of the same type, with copies between them, a listing,
+//! asynchronous reads and statistics: `cargo run -p defuse-testkit --example direct_tour --
+//! DIRECTORY`. The equivalent in C is `capi/examples/tour.c`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ impl Tour {
         self.client.open(&self.task, At::Cwd, path.as_bytes(), how)
     }
 
-    /// From one mount to another one, whatever their types.
+    /// Copies between mounts of any types.
     fn copy(&self, from: &str, to: &str) -> Result<()> {
         let (source, target) = (self.open(from, READ)?, self.open(to, NEW)?);
         let mut total = 0;
@@ -65,7 +65,7 @@ impl Tour {
         Ok(dir.close(&self.task)?)
     }
 
-    /// Several reads at once; their ends come in any order.
+    /// Several concurrent reads, which complete in any order.
     fn read_later(self: &Arc<Self>, path: &str, expected: &[u8]) -> Result<()> {
         let file = self.open(path, READ)?;
         let queue = Queue::new(QueueOptions::default())?;
@@ -107,7 +107,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: direct_tour DIRECTORY")?;
     let client = Client::new(Options::default());
     let tour = Arc::new(Tour { client, task: Task::of_this_process()? });
-    // The threads are the program's own: nothing of them may stay changed.
+    // The threads belong to the program, so their credentials must be restored.
     let options = PassthroughOptions { credentials: Credentials::Restore, ..Default::default() };
     tour.mount("mem:", Memory::new(Default::default()))?;
     tour.mount("scratch:", Memory::new(Default::default()))?;

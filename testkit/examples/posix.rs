@@ -1,7 +1,7 @@
 //! Runs the POSIX cases on a directory: `posix DIRECTORY [FILTER]`.
 //!
-//! Exits with 0 where all cases passed or were skipped, 1 where one failed, 2 for a wrong command
-//! line. The cases make and remove directories of their own below the directory.
+//! Exits with 0 if all cases passed or were skipped, 1 if one failed, and 2 for a wrong command
+//! line. The cases create and remove their own directories below the directory.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Suites of others in programs under `defuse run`, with their working directory in a mount, and
-//! natively beside it: what fails natively is nobody's fault here.
+//! Third-party suites in programs under `defuse run`, with their working directory in a mount, and
+//! natively for comparison: failures that also occur natively are ignored.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,15 +9,15 @@ use anyhow::{Context, Result, ensure};
 
 use crate::mounted::program;
 
-/// What is mounted, with the name that [`EXCLUSIONS`] have for it.
+/// The mounts, with the names that [`EXCLUSIONS`] use.
 pub const MOUNTS: [(&str, &str); 3] = [
     ("passthrough", "passthrough:SRC"),
-    // Without descriptors of the bytes every call is served in the process.
+    // Without backing descriptors, every call is served in the process.
     ("placeholders", "passthrough:SRC,backing=off"),
     ("memory", "memory:"),
 ];
 
-/// The tests of Python that are about files: those of seconds first.
+/// Python's tests about files, the fastest first.
 pub const PYTHON: [&str; 11] = [
     "test_fileio",
     "test_fcntl",
@@ -32,41 +32,42 @@ pub const PYTHON: [&str; 11] = [
     "test_tarfile",
 ];
 
-/// A case that cannot hold in a program under `defuse run`. docs/conformance.md repeats it, and a test
-/// compares.
+/// A case that cannot pass in a program under `defuse run`. docs/conformance.md repeats it, and a
+/// test compares them.
 #[derive(Debug)]
 pub struct Exclusion {
-    /// The case, as unittest names it, without what is in parentheses.
+    /// The case as unittest names it, without the part in parentheses.
     pub case: &'static str,
-    /// On which of [`MOUNTS`].
+    /// The [`MOUNTS`] that it applies to.
     pub mounts: &'static [&'static str],
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
 const ALL: &[&str] = &["passthrough", "placeholders", "memory"];
 
-/// All of them.
+/// All exclusions.
 pub const EXCLUSIONS: &[Exclusion] = &[Exclusion {
     case: "test_fcntl_64_bit",
     mounts: ALL,
-    reason: "It asks for signals on changes of a directory (F_NOTIFY), which the kernel would have \
-                 to see; they are refused with EINVAL, as by a file system that has none.",
+    reason: "The test requests signals on changes of a directory (F_NOTIFY), which only the \
+                 kernel could send. The request fails with EINVAL, as on a file system without \
+                 support for it.",
 }];
 
-/// Why `case` cannot hold on the mount of this name.
+/// The reason why `case` cannot pass on the mount of this name.
 pub fn reason(mount: &str, case: &str) -> Option<&'static str> {
     let name = case.split(' ').next().unwrap_or(case);
     let fits = |exclusion: &&Exclusion| exclusion.case == name && exclusion.mounts.contains(&mount);
     EXCLUSIONS.iter().find(fits).map(|exclusion| exclusion.reason)
 }
 
-/// Where a program has its files.
+/// The place of a program's files.
 #[derive(Clone, Copy, Debug)]
 pub enum Where<'a> {
     /// In a directory of the machine.
     Native,
-    /// In one of [`MOUNTS`], by its source.
+    /// In one of [`MOUNTS`], given by its source.
     Mount(&'a str),
 }
 
@@ -74,11 +75,11 @@ pub enum Where<'a> {
 const TARGET: &str = "/defuse-inside";
 
 /// Runs a program to its end in an empty directory, which is its working directory and that of its
-/// temporary files. One that hangs is killed after `seconds`.
+/// temporary files. It is killed after `seconds`.
 ///
 /// # Errors
 ///
-/// Where it cannot be started.
+/// Fails if the program cannot be started.
 pub fn run(at: Where<'_>, seconds: u32, command: &[&str]) -> Result<Output> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().canonicalize()?;
@@ -100,23 +101,23 @@ pub fn run(at: Where<'_>, seconds: u32, command: &[&str]) -> Result<Output> {
     limited.stdin(Stdio::null()).output().context("timeout")
 }
 
-/// An interpreter that has its own tests: itself, not a script that starts it.
+/// A Python interpreter with its own tests: the binary, not a script that starts it.
 pub fn python() -> Option<String> {
     let script = "import sys, test.test_os, test.test_pathlib; print(sys.executable)";
     ["python3", "/usr/bin/python3"].into_iter().find_map(|python| {
         let output = Command::new(python).args(["-c", script]).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
-        // Importing a test may print something before.
+        // Importing a test may print something first.
         output.status.success().then(|| text.lines().last().unwrap_or("").to_owned())
     })
 }
 
-/// How a module of Python's tests went.
+/// The result of a module of Python's tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tests {
-    /// How many were run.
+    /// Number of tests run.
     pub ran: usize,
-    /// Those that failed, by name.
+    /// The names of the failed tests.
     pub failed: BTreeSet<String>,
 }
 
@@ -139,19 +140,20 @@ impl Tests {
 ///
 /// # Errors
 ///
-/// Where it does not come to its end.
+/// Fails if it does not run to its end.
 pub fn python_tests(python: &str, module: &str, at: Where<'_>) -> Result<Tests> {
     let module = format!("test.{module}");
     // The slowest takes a minute on an idle machine.
     Tests::of(&run(at, 900, &[python, "-m", "unittest", &module])?).with_context(|| module.clone())
 }
 
-/// The tests of `module` that fail on a mount and neither natively nor for a known reason. A module
-/// with failures is run again, and only what fails twice counts: some of its tests are about time.
+/// The tests of `module` that fail on a mount, but neither natively nor for a known reason. A
+/// module with failures is repeated, and only tests that fail twice count, because some depend on
+/// timing.
 ///
 /// # Errors
 ///
-/// Where the module does not come to its end, or fewer tests are run than natively.
+/// Fails if the module does not run to its end, or runs fewer tests than natively.
 pub fn python_failures(
     python: &str,
     module: &str,
@@ -172,12 +174,12 @@ pub fn python_failures(
     Ok(first.intersection(&second).cloned().collect())
 }
 
-/// fio with one engine: random reads and writes of a file of `size`, each block with a digest that is
-/// compared when it is read. Returns what it complains about; `None` where all is well.
+/// Runs fio with one engine: random reads and writes of a file of `size`, with a digest in each
+/// block that is verified on reading. Returns its error output; `None` on success.
 ///
 /// # Errors
 ///
-/// Where it cannot be started.
+/// Fails if fio cannot be started.
 pub fn fio(at: Where<'_>, engine: &str, size: &str) -> Result<Option<String>> {
     let (engine, size) = (format!("--ioengine={engine}"), format!("--size={size}"));
     let command = [
@@ -205,7 +207,7 @@ pub fn fio(at: Where<'_>, engine: &str, size: &str) -> Result<Option<String>> {
     Ok(Some(format!("{}: {}", output.status, said.join(" / "))))
 }
 
-/// Whether a program is in PATH.
+/// True if a program is in PATH.
 pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_unittest_prints_is_understood() {
+    fn the_output_of_unittest_is_parsed() {
         let said =
             "..F\nFAIL: test_a (test.test_os.A)\n----\nERROR: test_b (x)\nRan 7 tests in 1s\n";
         let status = std::process::ExitStatus::from_raw(256);

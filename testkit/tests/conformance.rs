@@ -1,5 +1,5 @@
-//! The quick version of every suite of others and of real programs, on both backends and on native
-//! ext4. The runner `conformance` does more of it, on every configuration.
+//! The quick version of every third-party suite and of real programs, on both backends and on
+//! native ext4. The program `conformance` runs longer versions, on every configuration.
 
 use std::path::Path;
 
@@ -9,12 +9,13 @@ use defuse_testkit::suites::{CONFIGS, Config, Suite, run};
 
 /// One test, because the suites share two processors and one set of tools.
 #[test]
-fn nothing_fails_that_native_ext4_passes() {
+fn no_case_fails_that_passes_on_native_ext4() {
     if let Some(reason) = mounted::why_not() {
         println!("skipped: {reason}");
         return;
     }
-    // Those without a mount are a step of `cargo xtask test`, whose runner is built for speed.
+    // Configurations without a mount are a step of `cargo xtask test`, whose runner is a release
+    // build.
     let plain: Vec<&Config> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
     for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::Programs] {
         if let Err(error) = suite.install() {
@@ -28,7 +29,7 @@ fn nothing_fails_that_native_ext4_passes() {
     }
 }
 
-/// What is excluded is for everyone to see, in the same words.
+/// The document lists the exclusions in the same words.
 #[test]
 fn the_documentation_lists_every_exclusion() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conformance.md");

@@ -1,4 +1,4 @@
-//! Reads, writes and fsyncs that the file system finishes later, from other threads, through the
+//! Reads, writes and fsyncs that the file system completes later, from other threads, through the
 //! kernel mount.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_memory::{Memory, Options};
 
-/// A memory file system whose data operations take their time on threads of their own.
+/// A memory file system whose data operations take time on separate threads.
 struct Later {
     inner: Arc<Memory>,
 }
@@ -59,9 +59,9 @@ fn write_and_read(dir: &Path, number: usize) {
     assert_eq!(file.read_at(&mut beyond, (BLOCKS * BLOCK) as u64).unwrap(), 0);
 }
 
-/// One worker serves all callers at once, because no data operation holds it.
+/// One worker serves all callers at once, because no data operation blocks it.
 #[test]
-fn data_operations_may_finish_later_and_hold_no_worker() {
+fn data_operations_may_complete_later_without_blocking_a_worker() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse");
         return;

@@ -1,4 +1,4 @@
-//! Reads and writes of the in-process client take no memory from the heap.
+//! Reads and writes of the in-process client do not allocate from the heap.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,19 +9,19 @@ use defuse_fs::FileSystem;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
-/// The system's allocator, which counts what each thread asks for.
+/// The system allocator with a counter of allocations per thread.
 struct Counting;
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is the system allocator's; a thread's own number is counted up beside.
+// SAFETY: everything is the system allocator's, beside a counter of the thread.
 unsafe impl GlobalAlloc for Counting {
-    // SAFETY: the trait's own promises.
+    // SAFETY: the trait's own requirements.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         TAKEN.set(TAKEN.get() + 1);
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller fulfils the requirements of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -43,7 +43,7 @@ fn taken(run: impl FnOnce()) -> u64 {
 
 #[test]
 fn reads_and_writes_allocate_nothing() {
-    // That something is counted at all.
+    // Check that allocations are counted at all.
     assert_eq!(taken(|| drop(std::hint::black_box(vec![1u8]))), 1);
     let dir = tempfile::tempdir().unwrap();
     let options = defuse_passthrough::Options {
@@ -61,7 +61,8 @@ fn reads_and_writes_allocate_nothing() {
         let how = How { flags: 0o102, mode: 0o644, ..How::default() };
         let file = client.open(&task, At::Cwd, b"/data/file", how).unwrap();
         let mut bytes = vec![7u8; 64 << 10];
-        // Pages of a file are taken once, and cells of the thread's statistics.
+        // The first round allocates the pages of the file, and the cells of the thread's
+        // statistics.
         assert_eq!(client.pwrite(&task, &file, &bytes, 0), Ok(bytes.len()));
         let mut round = || {
             assert_eq!(client.lseek(&task, &file, 0, 0), Ok(0));
@@ -72,7 +73,7 @@ fn reads_and_writes_allocate_nothing() {
             assert_eq!(client.pread(&task, &file, &mut bytes, 0), Ok(all));
         };
         round();
-        // As many as are needed for every sixteenth to have been timed.
+        // Enough rounds that sampled calls were timed.
         assert_eq!(taken(|| (0..100).for_each(|_| round())), 0, "{name}");
     }
 }

@@ -54,7 +54,7 @@ fn errno<T: std::fmt::Debug>(result: Result<T>) -> Errno {
 }
 
 #[test]
-fn several_file_systems_of_one_type_and_of_two_are_used_at_once() {
+fn several_file_systems_of_the_same_and_of_different_types_are_used_at_once() {
     let (client, task) = (client(&["a:", "b:"]), task());
     let dir = tempfile::tempdir().unwrap();
     let source = Passthrough::new(dir.path(), Default::default()).unwrap();
@@ -88,7 +88,7 @@ fn links_lead_between_mounts_and_out_of_them() {
     assert_eq!(get(&client, &task, "/defuse-a/out"), Err(outside("/etc/hostname")));
     assert_eq!(get(&client, &task, "/defuse-a/../etc/x"), Err(outside("/etc/x")));
     assert_eq!(get(&client, &task, "/etc/x"), Err(Stop::Outside(Outside::default())));
-    // A link of the kernel that leads in.
+    // A link in the kernel's name space that leads into a mount.
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("/defuse-b", dir.path().join("in")).unwrap();
     let path = format!("{}/in/f", dir.path().display());
@@ -160,7 +160,7 @@ fn duplicates_share_their_position_and_numbers_are_the_lowest() {
 }
 
 #[test]
-fn a_backend_that_fails_or_panics_fails_that_call_alone() {
+fn an_error_or_panic_of_a_backend_fails_only_that_call() {
     let fault = Arc::new(Fault::new(Memory::new(Default::default()), 1));
     let (client, task) = (client(&[]), task());
     client.mount(b"a:", Arc::clone(&fault) as _, &MountArgs::default()).unwrap();
@@ -205,7 +205,7 @@ fn a_thousand_threads_open_write_and_close() {
 }
 
 #[test]
-fn locks_hold_where_the_backend_has_none() {
+fn locks_work_if_the_backend_has_none() {
     let dir = tempfile::tempdir().unwrap();
     let (client, task) = (client(&[]), task());
     let fs = Passthrough::new(dir.path(), Default::default()).unwrap();
@@ -257,7 +257,7 @@ fn real_paths_are_without_links_and_dots_and_cross_mounts() {
 }
 
 #[test]
-fn ranges_of_locks_are_counted_from_start_position_and_end() {
+fn lock_ranges_are_relative_to_start_position_and_end() {
     let (client, task) = (client(&["a:"]), task());
     put(&client, &task, "a:/f", &[0; 100]);
     let file = open(&client, &task, "a:/f", CREATE).unwrap();

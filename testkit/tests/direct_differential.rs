@@ -1,7 +1,7 @@
-//! Random calls by the in-process client on file systems of every kind, and the same by the kernel on
-//! tmpfs: every answer has to be the same, and the trees at the end.
+//! Makes random calls through the in-process client on file systems of every kind, and through the
+//! kernel on tmpfs. All results and the final trees must be equal.
 //!
-//! `PROPTEST_CASES` is the number of sequences, which are others at every run then.
+//! `PROPTEST_CASES` sets the number of sequences, which then differ in every run.
 
 #[path = "direct/kernel.rs"]
 mod kernel;
@@ -30,7 +30,7 @@ fn is_root() -> bool {
     root
 }
 
-/// Makes the tree that both sides begin with.
+/// Creates the initial tree of both sides.
 fn prepare(root: &Path) {
     for item in ITEMS {
         let path = root.join(item.path);
@@ -48,16 +48,16 @@ fn prepare(root: &Path) {
     }
 }
 
-/// What the calls go to.
+/// The file system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     Passthrough,
     Memory,
-    /// A directory of the first is another file system, of the second kind: natively a tmpfs.
+    /// A directory of the first is a mount of the second; natively a tmpfs.
     Both,
 }
 
-/// A tmpfs of the kernel, for as long as this lives.
+/// A tmpfs of the kernel, unmounted when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -79,7 +79,7 @@ impl Drop for Tmpfs {
 fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result<(), String> {
     let (real, source) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
     let is_passthrough = served != Served::Memory;
-    // Links of the tree may lead to the directory above it, so there has to be one.
+    // Links of the tree may lead to the parent directory, so there must be one.
     for above in [real.path(), source.path()] {
         std::fs::set_permissions(above, PermissionsExt::from_mode(0o755)).unwrap();
     }
@@ -121,7 +121,7 @@ fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result
     if left != tree {
         return Err(format!("trees differ:\n{tree}\n---\n{left}"));
     }
-    // What the client shows is also what there is.
+    // The client's view must match the directory below.
     let below = kernel::tree(source.path());
     if served == Served::Passthrough && left != below {
         return Err(format!("trees differ:\n{below}\n---\n{left}"));
@@ -129,12 +129,12 @@ fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result
     Ok(())
 }
 
-/// The call, without what the file systems have reason to answer differently.
+/// The call, changed so that the file systems have no reason for different results.
 fn comparable(op: &Op, served: Served, who: &Credentials) -> Op {
     match *op {
-        // A passthrough that puts credentials back (`Credentials::Restore`) makes files without the
-        // supplementary groups of a user that is not the process, so a file that asks for
-        // set-group-id in a directory of such a group would not keep it.
+        // A passthrough that restores credentials (`Credentials::Restore`) creates files without
+        // the supplementary groups of a user other than the process. A new file with set-group-id
+        // in a directory of such a group would lose the bit.
         Op::Open { path, flags, mode } if who.uid != 0 && served != Served::Memory => {
             Op::Open { path, flags, mode: mode & !0o2000 }
         }
@@ -144,7 +144,7 @@ fn comparable(op: &Op, served: Served, who: &Credentials) -> Op {
         Op::Mknod { path, mode } if who.uid != 0 && served != Served::Memory => {
             Op::Mknod { path, mode: mode & !0o2000 }
         }
-        // Memory has ways to make and remove holes that tmpfs lacks.
+        // Memory supports operations on holes that tmpfs lacks.
         Op::Fallocate { file, mode, offset, length } if served != Served::Passthrough => {
             Op::Fallocate { file, mode: mode & 1, offset, length }
         }
@@ -156,8 +156,8 @@ fn check(served: Served, who: &Credentials) {
     if !is_root() {
         return;
     }
-    // The same sequences at every run, which decides whether a change lands; others where a number of
-    // cases is asked for.
+    // The same sequences in every run that decides about a change; others if a number of cases is
+    // given.
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
     let cases = asked.unwrap_or(200);
     let config = Config { failure_persistence: None, cases, ..Config::default() };

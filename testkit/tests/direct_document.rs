@@ -1,18 +1,18 @@
-//! What docs/direct.md tells to copy.
+//! The examples of docs/direct.md.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The text of the first block of this language.
+/// The first code block of this language.
 fn block<'a>(page: &'a str, language: &str) -> &'a str {
     let (_, rest) = page.split_once(&format!("```{language}\n")).unwrap();
     rest.split_once("```").unwrap().0
 }
 
-/// The page had a few lines of a program that nobody could compile, and no manifest.
+/// The page had a few lines of a program that could not be compiled, and no manifest.
 #[test]
-fn the_program_of_the_document_is_built_from_what_is_copied_and_runs() {
+fn the_program_of_the_document_can_be_copied_built_and_run() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let page = fs::read_to_string(root.join("docs/direct.md")).unwrap();
     let place = tempfile::tempdir().unwrap();
@@ -21,7 +21,7 @@ fn the_program_of_the_document_is_built_from_what_is_copied_and_runs() {
     std::os::unix::fs::symlink(root, place.path().join("defuse")).unwrap();
     fs::write(hello.join("Cargo.toml"), block(&page, "toml")).unwrap();
     fs::write(hello.join("src/main.rs"), block(&page, "rust")).unwrap();
-    // The versions that are here already.
+    // Uses the crate versions that are already downloaded.
     fs::copy(root.join("Cargo.lock"), hello.join("Cargo.lock")).unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["run", "--offline", "--quiet"]).current_dir(&hello);

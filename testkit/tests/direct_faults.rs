@@ -1,8 +1,8 @@
-//! What a file system answers is what the caller of the in-process client sees: every error of every
-//! method, through every call that uses the method, and a panic in its place. Nothing leaks meanwhile,
-//! and what the client believes afterwards is what is there.
+//! The caller of the in-process client sees the error that a file system returns: every error of
+//! every method, through every call that uses the method, and a panic instead. Nothing leaks
+//! meanwhile, and the client's caches are correct afterwards.
 //!
-//! `DEFUSE_FULL=1` tries every error at every place, in place of a part of them.
+//! `DEFUSE_FULL=1` tries every error at every place, instead of a part of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ const RDWR: u32 = libc::O_RDWR as u32;
 const CREATE: u32 = RDWR | libc::O_CREAT as u32;
 const DIRECTORY: u32 = libc::O_DIRECTORY as u32;
 
-/// Every error that has a name, and one that has none.
+/// Every error with a name, and one without.
 fn errors() -> Vec<Errno> {
     let named = (1..134).map(Errno::from_raw).filter(|errno| errno.name().is_some());
     named.chain([Errno::from_raw(133)]).collect()
 }
 
-/// Those that are tried at the place `turn`: all with `DEFUSE_FULL`, otherwise those that mean
-/// something to a client, and of the others one in eight, others at every place.
+/// The errors to try at the place `turn`: all with `DEFUSE_FULL`. Otherwise those that have a
+/// meaning for a client, and one in eight of the others, different at every place.
 fn errors_of(turn: usize) -> impl Iterator<Item = Errno> {
     const MEAN: [Errno; 8] = [
         Errno::ENOSYS,
@@ -47,7 +47,7 @@ fn errors_of(turn: usize) -> impl Iterator<Item = Errno> {
     errors().into_iter().enumerate().filter(is_tried).map(|(_, errno)| errno)
 }
 
-/// A file system with a client on it, and what is open.
+/// A file system, a client on it, and its open files.
 struct Side {
     client: Client,
     task: Task,
@@ -80,7 +80,7 @@ fn open(client: &Client, task: &Task, path: &str, flags: u32) -> Result<Arc<Desc
     client.open(task, At::Cwd, path.as_bytes(), How { flags, mode: 0o644, ..How::default() })
 }
 
-/// The tree that every call begins with.
+/// The initial tree of every call.
 fn prepare(fs: Arc<dyn FileSystem>) {
     let (client, task) = client(fs);
     for dir in ["a:/d", "a:/e"] {
@@ -174,10 +174,10 @@ const CALLS: &[(&str, Run)] = &[
     ("close", |s| s.file.close(&s.task).map_err(Stop::from)),
 ];
 
-/// A file system for one call, and what it still holds when everything is given back.
+/// A file system for one call, and the resources that it still holds at the end.
 trait Backend: FileSystem + Sized + 'static {
     fn new(place: &std::path::Path) -> Self;
-    /// Inodes beside the root that somebody has, and open files.
+    /// Number of inodes with references beside the root, and of open files.
     fn held(&self) -> (u64, u64);
 }
 
@@ -197,8 +197,8 @@ impl Backend for Memory {
         Memory::new(Default::default())
     }
 
-    /// An inode without a name lives for as long as somebody has it or has it open: so where nothing
-    /// has a name there are no more than the root.
+    /// An inode without a name lives as long as it is known or open. If nothing has a name, only
+    /// the root may be left.
     fn held(&self) -> (u64, u64) {
         let cx = Context::new(Credentials::user(0, 0, &[]).caller());
         let space = self.statfs(&cx, Ino::ROOT).unwrap();
@@ -206,7 +206,7 @@ impl Backend for Memory {
     }
 }
 
-/// Removes everything, by a client of its own, so that what is left is what somebody holds.
+/// Removes everything through a new client, so that only referenced inodes are left.
 fn clear(fs: Arc<dyn FileSystem>) {
     let (client, task) = client(fs);
     for path in ["a:/f", "a:/n", "a:/l", "a:/d/f", "a:/d/n", "a:/e/n"] {
@@ -218,7 +218,7 @@ fn clear(fs: Arc<dyn FileSystem>) {
     client.unmount(b"a:", false).unwrap();
 }
 
-/// What a client believes of all names.
+/// The client's view of all names.
 fn view(client: &Client, task: &Task) -> Vec<String> {
     let names = ["f", "n", "l", "d", "d/f", "d/n", "e", "e/n"];
     let one = |name: &&str| match client.stat(task, At::Cwd, format!("a:/{name}").as_bytes(), false)
@@ -237,8 +237,8 @@ fn rule(method: Method, action: Action) -> Rule {
     Rule { method: Some(method), when: When::Always, action }
 }
 
-/// Runs one call with a rule at work; says what it answered. Panics where something is left over, or
-/// where the client believes what is not so.
+/// Runs one call under a rule and returns its result. Panics if something leaks, or if the client's
+/// caches are wrong.
 fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64>) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let fault = Arc::new(Fault::new(F::new(place.path()), 1));
@@ -250,7 +250,7 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
     fault.set_rules(&[]);
     let seen = view(&side.client, &side.task);
     let (fresh, task) = client(Arc::clone(&fault) as _);
-    // Where a file system says that a name is not there, that may be believed.
+    // If the file system says that a name does not exist, the client may believe it.
     let lies = |rule: &Rule| {
         rule.method == Some(Method::Lookup) && rule.action == Action::Fail(Errno::ENOENT)
     };
@@ -268,7 +268,7 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
     client.unmount(b"a:", false).unwrap_or_else(|errno| panic!("{what}: {errno}: still in use"));
     drop(client);
     clear(Arc::clone(&fault) as _);
-    // What the file system was told to give back and did not is its own affair.
+    // A file system that was told to release something and did not is responsible itself.
     if !rules.iter().any(|rule| gives_back(rule.method) && !matches!(rule.action, Action::Delay(_)))
     {
         assert_eq!(fault.inner().held(), (0, 0), "{what}: inodes and open files that are left");
@@ -290,29 +290,29 @@ fn used<F: Backend>(name: &str, run: Run) -> Vec<Method> {
     fired.map(|(method, _)| *method).collect()
 }
 
-/// What the caller of the call `name` is to see where `method` says `errno`: the same, but for what a
-/// file system says that lacks the method, which is what the kernel makes of it for FUSE.
+/// The expected error of the call `name` if `method` fails with `errno`. It is the same, except for
+/// errors of a file system that lacks the method, which are converted as the kernel does for FUSE.
 fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
     use Method::*;
     let makes = ["mkdir", "mkdirat", "mknod", "symlink", "flink", "open of a new file"];
     let seen = match (method, errno) {
-        // Nobody waits for it.
+        // Nobody waits for its result.
         (Release | Releasedir, _) => return Ok(()),
-        // That is what the lookup of a new name says anyway.
+        // The lookup of a new name returns this anyway.
         (Lookup, Errno::ENOENT) if makes.contains(&name) => return Ok(()),
-        // Permissions are the client's own affair then.
+        // The client then checks permissions itself.
         (Access, Errno::ENOSYS) => return Ok(()),
-        // Done by reading and writing.
+        // Replaced by reading and writing.
         (CopyFileRange, Errno::EXDEV | Errno::ENOSYS | Errno::EOPNOTSUPP) => return Ok(()),
-        // There are none.
+        // There are no attributes then.
         (Listxattr, Errno::ENOSYS | Errno::EOPNOTSUPP) => return Ok(()),
-        // There is nothing to be done, and a file without holes.
+        // There is nothing to do, or the file has no holes.
         (Flush | Fsync | Fsyncdir | Syncfs | Lseek, Errno::ENOSYS) => return Ok(()),
         (Mkdir | Mknod | Symlink | Link | Unlink | Rmdir | Rename, Errno::ENOSYS) => Errno::EPERM,
         (Setattr | Fallocate | Getxattr | Setxattr | Removexattr | Tmpfile, Errno::ENOSYS) => {
             Errno::EOPNOTSUPP
         }
-        // Somebody else has made it meanwhile, so it is looked up again: and is never there.
+        // Another process has created it meanwhile, so it is looked up again, but never exists.
         (Create, Errno::EEXIST) => Errno::EIO,
         _ => errno,
     };
@@ -327,7 +327,7 @@ fn check<F: Backend>() {
         for &method in &methods {
             turn += 1;
             let fails = errors_of(turn).map(|errno| (Action::Fail(errno), errno));
-            // A panic is an error of that call alone.
+            // A panic is an error of that call only.
             for (action, errno) in fails.chain([(Action::Panic, Errno::EIO)]) {
                 let what = format!("{name}, {} fails: {action:?}", method.name());
                 let (result, _) = one::<F>(&what, run, &[rule(method, action)]);
@@ -355,10 +355,10 @@ fn every_error_of_a_passthrough_arrives_and_nothing_leaks() {
     check::<Passthrough>();
 }
 
-/// A table that is full refuses, gives out the lowest number that is free again, and holds what it was
-/// given: an open file that finds no number is closed by its last owner, like any other.
+/// A full table refuses descriptors, assigns the lowest number that is free again, and owns its
+/// open files. An open file without a number is closed by its last owner.
 #[test]
-fn a_full_table_refuses_and_nothing_that_found_no_number_stays_open() {
+fn a_full_table_refuses_and_files_without_a_number_are_closed() {
     const LIMIT: usize = 1100;
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let fs = Arc::new(<Passthrough as Backend>::new(place.path()));
@@ -399,10 +399,10 @@ fn a_full_table_refuses_and_nothing_that_found_no_number_stays_open() {
     assert_eq!(fs.held(), (0, 0));
 }
 
-/// Threads that open, read and close while one call in five fails: each sees its own errors, and
-/// what it holds when it is done is nothing.
+/// Threads open, read and close while one call in five fails. Each sees its own errors, and at the
+/// end nothing is held.
 #[test]
-fn a_thousand_threads_on_a_file_system_that_fails_leave_nothing_open() {
+fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let fault = Arc::new(Fault::new(<Passthrough as Backend>::new(place.path()), 7));
     prepare(Arc::clone(&fault) as _);

@@ -1,6 +1,7 @@
-//! Random operations on every mount and on native ext4: those on one file against a copy in memory, those
-//! of several processes on a tree against a second look, the directory below, and a new mount. Programs
-//! without a mount are exercised by `cargo xtask test run`, whose runner is built for speed.
+//! Random operations on every mount and on native ext4. Those on one file are compared with a copy
+//! in memory. Those of several processes on a tree are compared with a second listing, the
+//! directory below, and a new mount. `cargo xtask test run` exercises programs without a mount,
+//! because its runner is a release build.
 
 use std::sync::Mutex;
 
@@ -28,11 +29,11 @@ fn told(failed: &[(String, String)]) -> String {
 }
 
 #[test]
-fn random_operations_on_a_file_leave_what_a_copy_in_memory_has() {
+fn random_operations_on_a_file_match_a_copy_in_memory() {
     exercise(Suite::File);
 }
 
 #[test]
-fn a_tree_that_processes_change_at_random_is_the_same_however_it_is_looked_at() {
+fn a_tree_changed_at_random_by_processes_has_one_consistent_state() {
     exercise(Suite::Tree);
 }

@@ -1,6 +1,6 @@
-//! What goes wrong below, beside and inside a mount, and that it is survived.
+//! Faults below, beside and inside a mount, which it must survive.
 //!
-//! `DEFUSE_FULL=1` runs ten thousand mounts and a million files in place of two hundred and a
+//! `DEFUSE_FULL=1` runs ten thousand mounts and a million files instead of two hundred and a
 //! hundred thousand.
 
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ fn passthrough(source: &Path) -> std::ffi::OsString {
     text
 }
 
-/// What is proven in an empty directory.
+/// A test in an empty directory.
 type Test = fn(&Path);
 
 /// One test, because they count the descriptors, threads and mounts of this process and compare
@@ -39,16 +39,16 @@ fn faults_are_survived() {
         println!("skipped: {reason}");
         return;
     }
-    // Built first, so that no time below is that of the compiler.
+    // Built first, so that no time below includes compiling.
     mounted::program().unwrap();
     let tests: [(&str, Test); 9] = [
         ("a killed server", a_killed_server_gives_errors_and_can_be_replaced),
         ("many mounts in this process", many_sessions_leave_nothing_behind),
         ("many mounts by the program", many_mounts_leave_nothing_behind),
-        ("no space below", no_space_below_is_told_and_recovered_from),
-        ("files removed below", what_is_removed_below_is_not_held_for_long),
+        ("no space below", a_full_disk_below_is_reported_and_recovered_from),
+        ("files removed below", files_removed_below_are_not_held_for_long),
         ("errors below", errors_of_the_file_system_arrive_and_end),
-        ("few descriptors", descriptors_that_run_out_are_survived),
+        ("few descriptors", running_out_of_descriptors_is_survived),
         ("many inodes", many_inodes_need_few_descriptors_and_little_memory),
         ("stale attributes", truncating_creation_shows_the_new_size),
     ];
@@ -108,7 +108,7 @@ fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             let error = worker.join().unwrap();
-            // ECANCELED: a ring had the request and its thread had not yet taken it.
+            // ECANCELED: a ring had the request, and its thread had not yet taken it.
             let known =
                 [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED, libc::EIO, libc::ENODEV];
             assert!(error.raw_os_error().is_some_and(|e| known.contains(&e)), "{error:?}");
@@ -121,7 +121,7 @@ fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
     mount.end().unwrap();
 }
 
-/// Descriptors, threads and resident KiB of a process.
+/// Number of descriptors, threads and resident KiB of a process.
 fn held(pid: &str) -> (usize, usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -147,7 +147,7 @@ fn many_sessions_leave_nothing_behind(place: &Path) {
         mount::unmount(&dir, false).unwrap();
         assert!(session.wait());
     };
-    // What is allocated once for all is not a leak.
+    // One-time allocations are not a leak.
     (0..20).for_each(|_| once());
     let before = held("self");
     (0..if full() { 10_000 } else { 200 }).for_each(|_| once());
@@ -171,8 +171,9 @@ fn many_mounts_leave_nothing_behind(place: &Path) {
     assert!(left.is_empty(), "{left:?} is left in the registry");
 }
 
-/// A file that was read is kept open for a moment, by the server and as the kernel's backing file.
-fn what_is_removed_below_is_not_held_for_long(place: &Path) {
+/// A file stays open for a short time after reading, in the server and as the kernel's backing
+/// file.
+fn files_removed_below_are_not_held_for_long(place: &Path) {
     const LEN: u64 = 4 << 20;
     for args in [&[][..], &["-o", "no_passthrough"]] {
         let lower = Ext4::new(&place.join("held"), 16 << 20, 1000).unwrap();
@@ -197,7 +198,7 @@ fn free_bytes(dir: &Path) -> u64 {
     stat.f_bfree * stat.f_frsize
 }
 
-/// What is removed is held until the server has handled its FORGET, which nobody waits for.
+/// A removed file is held until the server has handled its FORGET, which nobody waits for.
 fn wait_for_space(dir: &Path, bytes: u64) {
     let begun = Instant::now();
     while free_bytes(dir) < bytes {
@@ -206,7 +207,7 @@ fn wait_for_space(dir: &Path, bytes: u64) {
     }
 }
 
-fn no_space_below_is_told_and_recovered_from(place: &Path) {
+fn a_full_disk_below_is_reported_and_recovered_from(place: &Path) {
     for args in [&[][..], &["-o", "writeback"], &["-o", "no_passthrough"]] {
         let lower = Ext4::new(&place.join("small"), 16 << 20, 1000).unwrap();
         let mount = Mount::new(&passthrough(lower.path()), place, args).unwrap();
@@ -280,7 +281,7 @@ fn errors_of_the_file_system_arrive_and_end(place: &Path) {
     assert!(session.wait());
 }
 
-fn descriptors_that_run_out_are_survived(place: &Path) {
+fn running_out_of_descriptors_is_survived(place: &Path) {
     let source = source(place);
     (0..500).for_each(|number| fs::write(source.join(format!("f{number}")), b"content").unwrap());
     let few = ["prlimit", "--nofile=64:64"];
@@ -345,7 +346,7 @@ fn many_inodes_need_few_descriptors_and_little_memory(place: &Path) {
     mount.end().unwrap();
 }
 
-/// The entry of a create that truncates was once from before, and the size was then cached.
+/// The entry of a truncating create was once outdated, and the size was then cached.
 fn truncating_creation_shows_the_new_size(place: &Path) {
     let source = source(place);
     for (what, args) in [(passthrough(&source), &[][..]), ("memory:".into(), &["-o", "writeback"])]

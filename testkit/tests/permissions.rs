@@ -1,6 +1,6 @@
-//! Random combinations of modes, owners, groups, access lists and operations, by a user with
-//! supplementary groups: on kernel mounts and in programs under `defuse run`, beside native ext4. Each
-//! has to go as it does natively, and to leave the same behind.
+//! Random combinations of modes, owners, groups, ACLs and operations, by a user with supplementary
+//! groups: on kernel mounts and in programs under `defuse run`. Results and remaining state must
+//! equal those on native ext4.
 //!
 //! `DEFUSE_SEED=N` runs another sequence.
 
@@ -15,7 +15,7 @@ use defuse_testkit::mounted::{Ext4, Mount, program, scratch, why_not};
 const COMBINATIONS: &str = "2000";
 const SCRIPT: &str = include_str!("permissions/combinations.py");
 
-/// Python, where it is.
+/// The path of Python, if installed.
 fn python() -> Option<&'static str> {
     let works = |python: &&&str| {
         let output = Command::new(python).args(["-c", "import os; os.copy_file_range"]).output();
@@ -24,19 +24,19 @@ fn python() -> Option<&'static str> {
     ["/usr/bin/python3", "python3"].iter().find(works).copied()
 }
 
-/// Each combination is one line of the answer.
+/// The output, one line for each combination.
 fn lines(output: Output) -> Vec<String> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{said}", output.status);
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Why a line may differ from the native one: what the protocol of FUSE does not say, and what
-/// docs/preload.md excludes. `None` where it may not.
+/// The reason why a line may differ from the native one: missing information in the FUSE protocol,
+/// or an exclusion of docs/preload.md. `None` if it may not differ.
 fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
     if without_marks(native) == without_marks(ours) {
-        // Its meaning, mandatory locks, has gone from Linux; and it depends on the groups of whoever
-        // writes, which no request has.
+        // Its meaning, mandatory locks, was removed from Linux. It also depends on the groups of
+        // the writer, which are not in the request.
         return Some("set-group-id without execution by the group");
     }
     let what = |text: &str| native.contains(text);
@@ -67,7 +67,7 @@ fn without_capability(line: &str) -> String {
 }
 
 #[test]
-fn what_a_user_may_do_is_what_the_user_may_do_natively() {
+fn a_user_has_exactly_the_native_permissions() {
     let python = match (why_not(), python()) {
         (None, Some(python)) => python,
         (why, _) => {

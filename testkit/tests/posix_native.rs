@@ -1,4 +1,4 @@
-//! The suite proves itself on the kernel's own file systems: a case that fails there is wrong.
+//! Validates the suite on the kernel's own file systems: a case that fails there is wrong.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ fn check(dir: &Path) {
     assert!(passed + skipped >= 100, "only {passed} passed and {skipped} skipped");
 }
 
-/// Unmounts when dropped, also by a failed assertion.
+/// Unmounts when dropped, also after a failed assertion.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {

@@ -1,6 +1,6 @@
-//! Suites of others under `defuse run`: Python's own tests about files, and fio, with their working
-//! directory in a mount and natively beside it. With `DEFUSE_FULL=1` all modules run on all mounts, and
-//! fio with files of 256 MiB; otherwise those of seconds.
+//! Third-party suites under `defuse run`: Python's own tests about files, and fio, with their
+//! working directory in a mount and natively for comparison. With `DEFUSE_FULL=1` all modules run
+//! on all mounts, and fio uses files of 256 MiB; otherwise only fast ones run.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn python_passes_its_own_tests_as_natively() {
     };
     let mut unexpected = Vec::new();
     for (at, module) in PYTHON.into_iter().enumerate() {
-        // The first on every mount; those of half a minute and more only when there is time.
+        // The first module on every mount; slow modules only with DEFUSE_FULL.
         let mounts = match at {
             _ if is_full() => &MOUNTS[..],
             0..4 => &MOUNTS[..],
@@ -38,7 +38,7 @@ fn python_passes_its_own_tests_as_natively() {
 }
 
 #[test]
-fn fio_reads_what_it_wrote_by_every_engine() {
+fn fio_verifies_its_data_with_every_engine() {
     if !has("fio") {
         println!("skipped: fio is not installed");
         return;
@@ -52,8 +52,8 @@ fn fio_reads_what_it_wrote_by_every_engine() {
         for (name, source) in MOUNTS {
             let said = fio(Where::Mount(source), engine, size).unwrap();
             println!("{engine} on {name}: {said:?}");
-            // What the kernel reads and writes by itself needs a descriptor of the bytes: programs that
-            // ask are told so.
+            // I/O that the kernel performs needs a backing descriptor; without one, programs get an
+            // error.
             let by_kernel = ["libaio", "io_uring"].contains(&engine) && name != "passthrough";
             match said {
                 Some(said) if by_kernel => {
@@ -66,7 +66,7 @@ fn fio_reads_what_it_wrote_by_every_engine() {
     }
 }
 
-/// What is excluded is for everyone to see, in the same words.
+/// The document lists the exclusions in the same words.
 #[test]
 fn the_documentation_lists_every_exclusion() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conformance.md");

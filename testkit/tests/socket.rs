@@ -1,4 +1,4 @@
-//! File systems through a socket: the client in the kernel's place, and the server behind it.
+//! File systems through a socket: the client takes the role of the kernel, in front of the server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use defuse_remote::{Legacy, Remote, RemoteError, RemoteOptions};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
 
-/// A server on a socket of its own, until it is dropped.
+/// A server on a new socket, stopped when dropped.
 struct Served {
     server: Arc<Server>,
     path: PathBuf,
@@ -56,7 +56,7 @@ impl Drop for Served {
     }
 }
 
-/// A client together with its server.
+/// A client and its server.
 struct Both {
     client: Remote,
     _served: Served,
@@ -106,7 +106,7 @@ fn memory_through_a_socket_does_what_the_model_does() {
 }
 
 #[test]
-fn what_one_client_writes_another_one_reads() {
+fn one_client_reads_what_another_one_writes() {
     let served = Served::memory();
     let (one, other) = (served.client(), served.client());
     let (_, file) = create(&one, "shared");
@@ -122,7 +122,7 @@ fn what_one_client_writes_another_one_reads() {
 }
 
 #[test]
-fn a_child_has_what_its_parent_had_and_others_never_see_it() {
+fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
     let served = Served::memory();
     let parent = served.client();
     let (entry, file) = create(&parent, "kept");
@@ -137,10 +137,10 @@ fn a_child_has_what_its_parent_had_and_others_never_see_it() {
     assert_eq!(read(&child, file, 0, 10), Ok(b"kept".to_vec()));
 }
 
-/// It was the other way round once: whatever one of both gave back was gone for the other, or for
-/// neither as long as one of them lived.
+/// Formerly, whatever parent or child released was gone for the other, or remained for both as long
+/// as one of them lived.
 #[test]
-fn parent_and_child_give_back_what_they_have_each_by_itself() {
+fn parent_and_child_release_their_files_independently() {
     let served = Served::memory();
     let (cx, free) = (context(), || served.client().statfs(&context(), Ino::ROOT).unwrap().files);
     let parent = served.client();
@@ -149,15 +149,15 @@ fn parent_and_child_give_back_what_they_have_each_by_itself() {
     let close = |client: &Remote| {
         client.release(&cx, file, ReleaseArgs { flags: OpenFlags(0), flock_owner: None })
     };
-    // The child closes the file, and is closed it; its parent is not.
+    // The child closes the file for itself; the parent's stays open.
     assert_eq!(write(&child, file, 0, b"x"), Ok(1));
     close(&child).unwrap();
     assert_eq!(write(&child, file, 0, b"x"), Err(Errno::EBADF));
     assert_eq!(write(&parent, file, 0, b"y"), Ok(1));
-    // What either opens after the fork is its own.
+    // Files opened after the fork belong to one of them.
     let (other, own) = create(&parent, "own");
     assert_eq!(read(&child, own, 0, 1), Err(Errno::ESTALE));
-    // An inode without a name goes when the last of both has given it back.
+    // An unnamed inode is freed when both have released it.
     for (entry, name) in [(entry, "both"), (other, "own")] {
         parent.unlink(&cx, Ino::ROOT, Name::new(name.as_bytes()).unwrap()).unwrap();
         assert!(parent.getattr(&cx, entry.ino, None).is_ok());
@@ -170,7 +170,7 @@ fn parent_and_child_give_back_what_they_have_each_by_itself() {
     assert_eq!(child.getattr(&cx, other.ino, None), Err(Errno::ESTALE));
 }
 
-/// Waits for what a server does when a connection has ended.
+/// Waits until the server has handled the end of a connection.
 fn wait_until(done: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !done() && std::time::Instant::now() < deadline {
@@ -202,7 +202,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
     let child = parent.sibling().unwrap();
-    // As at exit: the file is closed in the parent.
+    // As at exit: the parent closes the file.
     for owner in [process, open_file] {
         parent.flush(&cx, file, owner).unwrap();
     }
@@ -213,15 +213,15 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     assert_eq!(take(LockKind::Posix, (20, 29)), Ok(()), "the parent's own");
     assert_eq!(take(LockKind::Posix, (0, 9)), Err(Errno::EAGAIN), "the open file's");
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Err(Errno::EAGAIN), "the open file's");
-    // Without a word: its connection ends as that of a process that was killed.
+    // Without a message: the connection ends like that of a killed process.
     drop(child);
     wait_until(|| take(LockKind::Posix, (0, 9)).is_ok());
     assert_eq!(take(LockKind::Posix, (0, 9)), Ok(()));
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Ok(()));
 }
 
-/// A lock that a child took on an open file of its parent was dropped when the child ended, although
-/// the parent had the open file still: `exec 9>l; flock 9` of a shell excluded nobody.
+/// A lock that a child took on an open file of its parent was released when the child ended,
+/// although the parent still had the open file: `exec 9>l; flock 9` of a shell excluded nobody.
 #[test]
 fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     let served = Served::memory();
@@ -237,7 +237,7 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
         lock: Lock { typ: LockType::Write, start: 0, end: u64::MAX >> 1, pid: 1 },
         wait: false,
     };
-    // One child says that it closes the file; the other one is killed.
+    // One child reports that it closes the file; the other one is killed.
     for (kind, says) in [(LockKind::Flock, true), (LockKind::Posix, true), (LockKind::Flock, false)]
     {
         let before = served.server.connections();
@@ -260,7 +260,7 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     }
 }
 
-/// Files in memory, of a file system that knows no locks, such as a FUSE program without them.
+/// Files in memory of a file system without locks, such as a FUSE program without them.
 struct Lockless {
     memory: Memory,
 }
@@ -273,8 +273,8 @@ impl FileSystem for Lockless {
     }
 }
 
-// Each client kept locks by itself where the file system has none: two processes of a run both had
-// the same exclusive lock.
+// Each client kept its own locks if the file system had none: two processes of a run both had the
+// same exclusive lock.
 #[test]
 fn clients_of_a_file_system_without_locks_exclude_each_other() {
     let memory = Memory::new(Options::default());
@@ -309,10 +309,10 @@ fn clients_of_a_file_system_without_locks_exclude_each_other() {
     assert_eq!(other.setlk(&cx, theirs, &request(2)), Ok(()));
 }
 
-/// A process that was killed had its locks for a moment longer than natively: until the server had
-/// learned of the end of its connection. The next one who asked without waiting did not get them.
+/// The locks of a killed process lasted longer than natively, until the server noticed the end of
+/// its connection. A non-blocking request in between failed.
 #[test]
-fn locks_of_a_client_that_is_gone_stand_in_nobodys_way() {
+fn locks_of_a_client_that_is_gone_do_not_block_others() {
     let served = Served::memory();
     let (other, cx) = (served.client(), context());
     create(&other, "locked");
@@ -346,7 +346,7 @@ fn a_thousand_clients_are_served_at_once() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
-    // Each takes a few descriptors of this process, at either end.
+    // Each client needs a few descriptors of this process, at both ends.
     let most = raised.current.unwrap_or(u64::MAX).min(1 << 20) / 8;
     let clients: Vec<_> = (0..most.min(1000)).map(|_| served.client()).collect();
     for (number, client) in clients.iter().enumerate() {
@@ -356,9 +356,9 @@ fn a_thousand_clients_are_served_at_once() {
     assert_eq!(served.server.connections(), clients.len());
 }
 
-/// A server that is gone is told as such, to those who wait and to those who ask later.
+/// Waiting and later calls get an error when the server is gone.
 #[test]
-fn a_server_that_dies_leaves_nobody_waiting() {
+fn a_server_that_dies_leaves_no_caller_waiting() {
     let served = Served::memory();
     let client = served.client();
     let (_, file) = create(&client, "file");
@@ -374,14 +374,14 @@ fn a_server_that_dies_leaves_nobody_waiting() {
     assert!(client.is_dead() && client.sibling().is_err());
 }
 
-/// A name that nobody can bind before us.
+/// A name that nobody can bind before this test.
 fn abstract_name() -> String {
     let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     format!("@defuse-test-{}", number.trim())
 }
 
-/// Another user could bind an abstract name before its server did, or after a crash, and was asked by
-/// all its clients: nobody looked who answers.
+/// Another user could bind an abstract name before its server did, or after a crash. All clients
+/// then used that server, because nobody checked who answers.
 #[test]
 fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
     if !rustix::process::geteuid().is_root() {
@@ -397,7 +397,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
             }
             let memory = Arc::new(Memory::new(Options::default()));
             loop {
-                // Threads of the server before may have the name a moment longer.
+                // Threads of the previous server may hold the name a little longer.
                 match Server::bind(name.as_ref(), memory.clone(), ServerOptions::default()) {
                     Err(ServeError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
                     server => break server.unwrap(),
@@ -425,9 +425,9 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
     });
 }
 
-/// The credentials of a thread are its own, so that one thread can be another user's client.
+/// Each thread has its own credentials, so that one thread can be the client of another user.
 #[test]
-fn who_is_not_root_acts_for_nobody_else() {
+fn only_root_acts_for_other_users() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -455,7 +455,7 @@ fn who_is_not_root_acts_for_nobody_else() {
         assert_eq!(client.getattr(&as_uid(0), Ino::ROOT, None), Err(Errno::EPERM));
         let give = SetAttr { uid: Some(0), ..SetAttr::default() };
         assert_eq!(client.setattr(&as_uid(4321), Ino::ROOT, None, &give), Err(Errno::EPERM));
-        // A process that has become another user since: its child acts for whom it was.
+        // A process that has become another user since: its child acts for the original user.
         let child = std::thread::scope(|scope| {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
@@ -472,10 +472,10 @@ fn who_is_not_root_acts_for_nobody_else() {
     });
 }
 
-/// A program of root that becomes another user, and executes a program of that user: its connection
-/// has what is handed over, and no other rights than the user has, whatever the program may be.
+/// A program of root becomes another user, and executes a program of that user. The connection gets
+/// the files that are handed over, and otherwise only the rights of that user.
 #[test]
-fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
+fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -516,7 +516,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         let legacy = Legacy { fh: secret_file.fh, ..legacy };
         assert_eq!(heir.take_over(secret.ino, Some(legacy)), Err(Errno::EPERM));
         let cx = Context::new(Caller { uid: 4322, gid: 0, pid: 1 });
-        // What was open stays so.
+        // Open files stay open.
         let mut bytes = [0; 5];
         let read = |file: File, bytes: &mut [u8]| {
             let len = bytes.len();
@@ -529,7 +529,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         let mut data = WriteBuf::new(&mut source);
         let written = heir.write(&cx, given_file, WriteArgs::default(), &mut data);
         assert_eq!(written, Err(Errno::EBADF), "it was handed over for reading");
-        // For nobody else, and nothing that the user may not, although its program does not ask.
+        // Not for other users, and only what the user may do, although its program does not check.
         assert_eq!(heir.getattr(&context(), Ino::ROOT, None), Err(Errno::EPERM));
         let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
         let found = |text| heir.lookup(&cx, Ino::ROOT, name(text)).unwrap().ino;
@@ -551,7 +551,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         let set = |set: SetAttr| heir.setattr(&cx, shown.ino, None, &set).map(drop);
         assert_eq!(set(SetAttr { perm: Some(0o777), ..SetAttr::default() }), Err(Errno::EPERM));
         assert_eq!(set(SetAttr { size: Some(9), ..SetAttr::default() }), Err(Errno::EACCES));
-        // In a directory that everybody writes, but removes nothing of others from.
+        // In a sticky directory that is writable for all users.
         let set = SetAttr { perm: Some(0o1777), ..SetAttr::default() };
         root.setattr(&context(), Ino::ROOT, None, &set).unwrap();
         assert_eq!(heir.unlink(&cx, Ino::ROOT, name("shown")), Err(Errno::EPERM));
@@ -563,7 +563,7 @@ fn an_heir_of_another_user_has_what_it_is_given_and_the_rights_of_that_user() {
         assert_eq!(heir.unlink(&cx, Ino::ROOT, name("own")), Ok(()));
         let node = NewNode::new(FileKind::Regular, 0o644, context().caller);
         assert!(heir.mknod(&cx, Ino::ROOT, name("roots"), &node).is_err());
-        // Its children have no more, and one who knows of no connection gets nothing.
+        // Its children have no more rights, and a process without the connection gets nothing.
         let (child, stranger) = std::thread::scope(|scope| {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);

@@ -1,5 +1,5 @@
-//! Attacks of clients on the server of a socket and on each other. The server runs as root; the clients
-//! are threads of this process with the credentials of other users.
+//! Attacks of clients on the server of a socket and on each other. The server runs as root. The
+//! clients are threads of this process with the credentials of other users.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -27,7 +27,7 @@ fn is_root() -> bool {
     root
 }
 
-/// A server that admits two users, with what `run` does to it.
+/// A server that admits two users, on which `run` carries out an attack.
 fn with_server(options: ServerOptions, run: impl FnOnce(&Server, &str) + Send) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -46,7 +46,7 @@ fn with_server(options: ServerOptions, run: impl FnOnce(&Server, &str) + Send) {
     });
 }
 
-/// Runs `run` on a thread of the user, as whom it connects.
+/// Calls `run` on a thread with the credentials of the user, which then connects as that user.
 fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let become_user = || {
@@ -105,11 +105,11 @@ fn open(client: &Remote, uid: u32, ino: Ino, how: u32) -> Result<File> {
     client.open(&context(uid), ino, flags(how)).map(|opened| File { ino, fh: opened.fh })
 }
 
-/// `serve --admit UID` by root made that user root: the server carried out whatever a client of an
-/// admitted user asked for. The user made a block device, set mode 4755 on a file of root and gave it
+/// `serve --admit UID` by root made that user root: the server carried out every request of an
+/// admitted user. The user created a block device, set mode 4755 on a file of root and gave it
 /// `security.capability`.
 #[test]
-fn an_admitted_user_has_no_rights_but_its_own() {
+fn an_admitted_user_has_only_its_own_rights() {
     if !is_root() {
         return;
     }
@@ -173,9 +173,9 @@ fn an_admitted_user_has_no_rights_but_its_own() {
     });
 }
 
-/// CREATE without `O_EXCL` opened what was there, and nobody asked whether the user may.
+/// CREATE without `O_EXCL` opened an existing file without a permission check.
 #[test]
-fn create_opens_no_file_that_is_there() {
+fn create_opens_no_existing_file() {
     if !is_root() {
         return;
     }
@@ -197,9 +197,9 @@ fn create_opens_no_file_that_is_there() {
     });
 }
 
-/// In a sticky directory a user removed a file of root by asking twice: between the look at the owner
-/// and the removal another client of the same user moved the file of root under the name. The names of
-/// the directory now stand still meanwhile.
+/// In a sticky directory a user removed a file of root with two requests: between the check of the
+/// owner and the removal, another client of the same user moved the file of root to the name. The
+/// names of the directory are now locked meanwhile.
 #[test]
 fn names_of_root_stay_in_a_sticky_directory_while_names_change() {
     if !is_root() {
@@ -244,10 +244,10 @@ impl DirSink for Listed {
     }
 }
 
-/// READDIRPLUS handed out the inodes of a directory that the user may read and not search, and with an
-/// inode the user opens a file.
+/// READDIRPLUS returned the inodes of a directory that the user could read but not search, and with
+/// an inode the user can open a file.
 #[test]
-fn a_directory_that_a_user_may_only_read_hands_out_no_inodes() {
+fn readdirplus_returns_no_inodes_of_a_directory_without_search_permission() {
     if !is_root() {
         return;
     }
@@ -268,10 +268,11 @@ fn a_directory_that_a_user_may_only_read_hands_out_no_inodes() {
     });
 }
 
-/// A client left the flag away that has set-user-id cleared, and the server kept mode 6777 on the file
-/// of root that the user had changed; with fallocate(2) and copy_file_range(2) `memory:` always did.
+/// A client left out the flag that clears set-user-id, and the server kept mode 6777 on the file of
+/// root that the user had changed. With fallocate(2) and copy_file_range(2), `memory:` always kept
+/// it.
 #[test]
-fn whatever_a_user_changes_loses_set_user_id() {
+fn every_file_that_a_user_changes_loses_set_user_id() {
     if !is_root() {
         return;
     }
@@ -321,10 +322,10 @@ fn request(kind: LockKind, owner: LockOwner, typ: LockType) -> LockRequest {
     LockRequest { kind, owner, lock: Lock { typ, start: 0, end, pid: 1 }, wait: false }
 }
 
-/// The server passed on the owner of a lock as the client said it. A client that named the owner of
-/// another client's lock, a small number, had the same locks and dropped them.
+/// The server passed on the lock owner that the client named. A client that named the owner of
+/// another client's lock, a small number, shared its locks and released them.
 #[test]
-fn nobody_drops_a_lock_of_another_client_by_naming_its_owner() {
+fn no_client_releases_a_lock_of_another_by_naming_its_owner() {
     if !is_root() {
         return;
     }
@@ -347,9 +348,9 @@ fn nobody_drops_a_lock_of_another_client_by_naming_its_owner() {
     });
 }
 
-/// A user who may only read a file locked it for writing, and held up all who may write.
+/// A user with read permission took a write lock on a file, and blocked all writers.
 #[test]
-fn a_record_lock_takes_a_file_that_is_open_for_it() {
+fn a_record_lock_needs_a_file_that_is_open_for_it() {
     if !is_root() {
         return;
     }
@@ -373,9 +374,10 @@ fn resize(client: &Remote, uid: u32, ino: Ino, size: u64) -> Result<()> {
     client.setattr(&context(uid), ino, None, &set).map(drop)
 }
 
-/// One request to map a hole of 64 GiB copied the hole, byte by byte, into the memory of the server.
+/// One request to map a hole of 64 GiB copied the hole, byte by byte, into the memory of the
+/// server.
 #[test]
-fn a_hole_that_is_mapped_takes_no_memory() {
+fn mapping_a_hole_takes_no_memory() {
     with_server(ServerOptions::default(), |_, path| {
         let (client, cx) = (connect(path, 0), context(0));
         let (_, file) = create(&client, 0, "sparse", 0o644);
@@ -394,7 +396,7 @@ fn a_hole_that_is_mapped_takes_no_memory() {
         };
         assert_eq!((read_at(0), &read_at(far)), ([0; 4], b"data"));
         assert!(memory.metadata().unwrap().blocks() * 512 < 1 << 20);
-        // What is written later is there, and what is stored through the mapping comes to the file.
+        // Later writes are visible, and stores through the mapping reach the file.
         write_at(1 << 30, b"more");
         assert_eq!(&read_at(1 << 30), b"more");
         memory.write_all_at(b"mine", 2 << 30).unwrap();
@@ -418,7 +420,7 @@ fn read(client: &Remote, file: File, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whatever a client maps, the server copies the data of; nothing bounded that.
+/// The server copied the data of every mapping of a client, without a limit.
 #[test]
 fn a_client_maps_no_more_than_its_share() {
     let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
@@ -431,7 +433,7 @@ fn a_client_maps_no_more_than_its_share() {
         assert_eq!(map(0, 768), None);
         assert_eq!(map(1024, 1536), Some(Errno::ENOMEM));
         assert_eq!(map(0, 512), None, "what is there already");
-        // The share of another one is its own.
+        // Another client has its own share.
         let theirs = open(&other, 0, find(&other, 0, "file"), 0).unwrap();
         assert!(other.map(&cx, theirs, 1 << 20..3 << 19, false).is_ok());
         for _ in 0..2 {
@@ -441,10 +443,11 @@ fn a_client_maps_no_more_than_its_share() {
     });
 }
 
-/// A client shortened the memory that it shared with others, ftruncate(2), and each of them that used
-/// its mapping ended by SIGBUS. One that may only read opened the memory anew, for writing.
+/// A client truncated the memory that it shared with others, ftruncate(2), and each of them that
+/// used its mapping was killed by SIGBUS. A client with read permission only reopened the memory
+/// for writing.
 #[test]
-fn nobody_shortens_the_memory_of_a_mapping_and_readers_do_not_write_it() {
+fn no_client_truncates_the_memory_of_a_mapping_and_readers_cannot_write_it() {
     if !is_root() {
         return;
     }
@@ -472,10 +475,10 @@ fn nobody_shortens_the_memory_of_a_mapping_and_readers_do_not_write_it() {
     });
 }
 
-/// After FALLOC_FL_COLLAPSE_RANGE the memory of a mapping kept the bytes that had stood at the old end.
-/// When the file grew again they came back, and were written into it.
+/// After FALLOC_FL_COLLAPSE_RANGE the memory of a mapping kept the bytes that had been at the old
+/// end. When the file grew again they reappeared, and were written into it.
 #[test]
-fn what_was_beyond_the_end_of_a_mapped_file_never_comes_back() {
+fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
     const COLLAPSE: u32 = 8;
     with_server(ServerOptions::default(), |_, path| {
         let (client, cx) = (connect(path, 0), context(0));
@@ -494,7 +497,7 @@ fn what_was_beyond_the_end_of_a_mapped_file_never_comes_back() {
         assert_eq!((seen(0), seen(1), seen(2)), ((2, Some(2)), (3, Some(3)), (0, None)));
         resize(&client, 0, file.ino, 3 << 12).unwrap();
         assert_eq!(seen(2), (0, Some(0)), "grown by ftruncate(2)");
-        // Stored beyond the end, and the file grows by a write behind that.
+        // Stored beyond the end, after which the file grows by a write behind that.
         memory.write_all_at(&[8; 4096], 3 << 12).unwrap();
         let args = WriteArgs { offset: 4 << 12, flags: OpenFlags(2), ..WriteArgs::default() };
         let mut source = SliceSource::new(b"end");
@@ -522,8 +525,8 @@ impl Completion for Answer {
     }
 }
 
-/// A client that took without end used up what all others need: 18,280 locks that it waited for took
-/// 298 MB of the server.
+/// A client that requested resources without limit used up those of all others: 18,280 waiting
+/// locks took 298 MB of the server.
 #[test]
 fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     let limits = Limits { lookups: 9, opens: 4, locks: 3, lock_waits: 2, mapped_bytes: 0 };
@@ -553,7 +556,7 @@ fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
         assert_eq!((lock(0, LockType::Unlock), lock(30, LockType::Read)), (Ok(()), Ok(())));
         let mapped = client.map(&cx, files[0], 0..4096, false).err();
         assert_eq!(mapped, None, "an empty file takes no memory");
-        // The one who holds the lock is another owner of the same client.
+        // The holder of the lock is another owner of the same client.
         let waits = |owner| {
             let lock = Lock { typ: LockType::Write, start: 30, end: 30, pid: 1 };
             let lock =
@@ -575,7 +578,7 @@ fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     });
 }
 
-/// One user connected as often as it liked, and nobody else could.
+/// One user opened connections without limit, and nobody else could connect.
 #[test]
 fn a_user_has_no_more_connections_than_its_share() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! FUSE programs as Debian has them, without a mount: what they show and take, compared byte for byte
-//! with the directory behind them.
+//! FUSE programs from Debian, without a mount: the files that they show and accept are compared
+//! byte for byte with the directory behind them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -57,7 +57,7 @@ fn sample(dir: &Path) {
     fs::set_permissions(dir.join("a/one"), fs::Permissions::from_mode(0o640)).unwrap();
 }
 
-/// What a tree holds: kind and permissions, and content or target.
+/// The contents of a tree: kind and permissions, and data or target.
 type Tree = BTreeMap<String, (FileKind, u32, Vec<u8>)>;
 
 fn native(dir: &Path, prefix: &str, tree: &mut Tree) {
@@ -161,7 +161,7 @@ fn assert_same(client: &Remote, dir: &Path) {
     }
 }
 
-/// Makes a directory and a file, writes, and sees both from behind.
+/// Creates a directory and a file, writes, and checks both in the source.
 fn change(client: &Remote, dir: &Path) {
     let cx = context();
     let node = |kind, perm| NewNode::new(kind, perm, cx.caller);
@@ -197,7 +197,7 @@ fn change(client: &Remote, dir: &Path) {
 }
 
 #[test]
-fn squashfuse_shows_what_was_packed() {
+fn squashfuse_shows_the_packed_files() {
     if !is_installed("squashfuse") || !is_installed("mksquashfs") {
         return;
     }
@@ -212,10 +212,10 @@ fn squashfuse_shows_what_was_packed() {
     }
 }
 
-/// What libfuse's Debian package brings along.
+/// The examples of libfuse's Debian package.
 const EXAMPLES: &str = "/usr/share/doc/libfuse3-dev/examples";
 
-/// libfuse's example `name`, compiled.
+/// The compiled example `name` of libfuse.
 fn example(name: &str, dir: &Path) -> Option<String> {
     let source = ["c", "cc"].map(|end| format!("{EXAMPLES}/{name}.{end}"));
     let Some(source) = source.iter().find(|source| Path::new(source).exists()) else {
@@ -251,22 +251,22 @@ fn the_hello_example_of_libfuse_says_hello() {
     }
 }
 
-/// How an example is tried.
+/// The way in which an example is tested.
 enum Trial {
-    /// It starts with these words, has such a file in its root (the beginning of its name), and says this
-    /// when the file is read, or has nothing to say.
+    /// It starts with these words, has such a file in its root (a prefix of its name), and the file
+    /// has these contents, if any.
     Shows(&'static [&'static str], &'static str, Option<&'static str>),
     /// It shows the directory tree of the machine.
     Mirrors,
-    /// It has no file at first: one is made, written and read.
+    /// It is initially empty; the test creates, writes and reads a file.
     Keeps,
-    /// Another test tries it.
+    /// Another test covers it.
     Elsewhere,
     /// It cannot work, or is no file system.
     Cannot(&'static str),
 }
 
-/// Every example of libfuse's package, also those that only later versions have.
+/// Every example of libfuse's package, including those of later versions.
 const TRIALS: &[(&str, Trial)] = {
     use Trial::*;
     &[
@@ -284,7 +284,7 @@ const TRIALS: &[(&str, Trial)] = {
         ("notify_inval_entry", Shows(&[], "Time_is_", None)),
         ("notify_inval_inode", Shows(&[], "current_time", Some("The current time is "))),
         ("notify_prune", Cannot("it waits for the kernel to forget what it has cached")),
-        // It asks for what it has stored in the kernel's page cache, and there is none.
+        // It reads back what it has stored in the kernel's page cache, and there is none.
         (
             "notify_store_retrieve",
             Shows(&["--no-notify"], "current_time", Some("The current time ")),
@@ -302,7 +302,7 @@ const TRIALS: &[(&str, Trial)] = {
 };
 
 #[test]
-fn every_example_of_libfuse_works_or_says_why_not() {
+fn every_example_of_libfuse_works_or_has_a_reason() {
     let Ok(all) = fs::read_dir(EXAMPLES) else {
         println!("skipped: libfuse3-dev is not installed");
         return;
@@ -350,7 +350,7 @@ fn shows(client: &Remote, example: &str, start: &str, content: Option<&str>) {
     client.forget(entry.ino, 1);
 }
 
-/// A directory of ours is there, below the root, with all that is in it.
+/// A directory of the test is present below the root, with all its contents.
 fn mirrors(client: &Remote, dir: &Path) {
     let source = dir.join("mirrored");
     if !source.exists() {
@@ -368,7 +368,7 @@ fn mirrors(client: &Remote, dir: &Path) {
 }
 
 #[test]
-fn the_passthrough_example_of_libfuse_shows_and_changes_what_is_behind() {
+fn the_passthrough_example_of_libfuse_reads_and_changes_its_source() {
     let dir = TempDir::with_prefix("defuse-ll-").unwrap();
     let Some(program) = example("passthrough_ll", dir.path()) else { return };
     let source = dir.path().join("source");
@@ -381,7 +381,7 @@ fn the_passthrough_example_of_libfuse_shows_and_changes_what_is_behind() {
 }
 
 #[test]
-fn gocryptfs_keeps_what_is_written() {
+fn gocryptfs_keeps_written_data() {
     if !is_installed("gocryptfs") {
         return;
     }
@@ -403,7 +403,7 @@ fn gocryptfs_keeps_what_is_written() {
     assert!(bytes == (0..333_333_u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
 }
 
-/// An sshd for one user with keys of its own, on a port that was free.
+/// An sshd for one user with its own keys, on a free port.
 struct Sshd {
     child: Child,
     port: u16,
@@ -449,7 +449,7 @@ impl Drop for Sshd {
 }
 
 #[test]
-fn sshfs_shows_and_changes_what_is_behind() {
+fn sshfs_reads_and_changes_its_source() {
     if !is_installed("sshfs") || !is_installed("sshd") || !is_installed("ssh-keygen") {
         return;
     }

@@ -1,7 +1,7 @@
-//! Debian's package manager: names that a release has, and installing them.
+//! Debian's package manager: looks up and installs packages.
 //!
-//! A name in the tables may have a `*` for a version (`libpython3.*-testsuite`): releases differ there,
-//! and apt knows which one it is.
+//! A name in the tables may contain a `*` for a version (`libpython3.*-testsuite`), which differs
+//! between releases. apt resolves it.
 
 use std::process::{Command, Stdio};
 
@@ -9,36 +9,36 @@ use anyhow::{Result, bail};
 
 use crate::command;
 
-/// apt, with options that say which package lists and which installed packages it looks at.
+/// apt, with options that select package lists and the set of installed packages.
 #[derive(Clone, Debug, Default)]
 pub struct Apt {
     options: Vec<String>,
 }
 
 impl Apt {
-    /// This machine's.
+    /// The apt of this machine.
     pub fn of_this_machine() -> Apt {
         Apt::default()
     }
 
-    /// This one's package lists, as if nothing were installed: what is installed would hide that no list
-    /// has it.
+    /// Like the apt of this machine with no package installed: an installed package would hide that
+    /// it is missing from the lists.
     pub fn of_empty_machine() -> Apt {
         Apt { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }
 
-    /// The same with further options of apt.conf(5).
+    /// Adds options of apt.conf(5).
     pub fn with_options(mut self, options: impl IntoIterator<Item = String>) -> Apt {
         self.options.extend(options);
         self
     }
 
-    /// Gets the package lists.
+    /// Downloads the package lists.
     pub fn update(&self) -> Result<()> {
         command::run(self.apt_get(&["-q", "update"]).stdout(Stdio::null()))
     }
 
-    /// Installs packages, all that can be had; what cannot is said, and costs nothing but itself.
+    /// Installs the available packages, and prints the names of the others.
     pub fn install(&self, names: &[&str]) {
         let failures =
             install_each(names, &mut |names| self.install_together(names), &|| self.update());
@@ -53,11 +53,12 @@ impl Apt {
         command::run(self.apt_get(&options).args(names))
     }
 
-    /// The complaints about those of `names` that cannot be installed from the package lists.
+    /// Returns an error message for each of `names` that cannot be installed from the package
+    /// lists.
     ///
     /// # Errors
     ///
-    /// Where there are no package lists.
+    /// Fails if there are no package lists.
     pub fn not_installable(&self, names: &[&str]) -> Result<Vec<String>> {
         let there = command::output(&mut self.apt_cache(&["pkgnames", "base-files"]))?;
         if there.trim().is_empty() {
@@ -88,7 +89,7 @@ impl Apt {
         Ok(all)
     }
 
-    /// The packages that a name of the tables stands for.
+    /// The packages that match a name of the tables.
     fn resolve(&self, name: &str) -> Result<Vec<String>> {
         let Some(pattern) = search_pattern(name) else { return Ok(vec![name.to_owned()]) };
         let said = command::output(&mut self.apt_cache(&["search", "--names-only", &pattern]))?;
@@ -118,13 +119,13 @@ impl Apt {
     }
 }
 
-/// True where there is apt.
+/// True if apt is installed.
 pub fn is_there() -> bool {
     command::find("apt-get").is_some() && command::find("apt-cache").is_some()
 }
 
-/// Installs `names` together. Where that fails, gets the package lists and tries again; then one by one,
-/// because apt installs nothing at all where it does not know one of the names. Returns the failures.
+/// Installs `names` together. If that fails, updates the package lists and retries, then installs
+/// them one by one, because apt installs nothing if one name is unknown. Returns the failures.
 fn install_each(
     names: &[&str],
     install: &mut dyn FnMut(&[&str]) -> Result<()>,
@@ -133,7 +134,7 @@ fn install_each(
     if install(names).is_ok() {
         return Vec::new();
     }
-    // A machine that never asked for the package lists has none, and old ones lead nowhere.
+    // The package lists may be missing or outdated.
     let mut failures: Vec<String> =
         update().err().map(|error| format!("{error:#}")).into_iter().collect();
     if install(names).is_ok() {
@@ -144,14 +145,14 @@ fn install_each(
     failures
 }
 
-/// The regular expression for apt-cache(8) of a name with a `*`, which stands for a version.
+/// The regular expression for apt-cache(8) for a name with a `*`, which stands for a version.
 fn search_pattern(name: &str) -> Option<String> {
     let literal = |text: &str| text.replace('.', "[.]").replace('+', "[+]");
     let parts: Vec<String> = name.split('*').map(literal).collect();
     (parts.len() > 1).then(|| format!("^{}$", parts.join("[0-9.]+")))
 }
 
-/// From `NAME - DESCRIPTION`.
+/// The name in a line `NAME - DESCRIPTION`.
 fn found_name(line: &str) -> Option<String> {
     line.split_once(" - ").map(|(name, _)| name.trim().to_owned())
 }
@@ -162,10 +163,10 @@ mod tests {
 
     use super::*;
 
-    /// A list of fifteen packages had one name that Debian 12 does not have: apt-get installed none of
-    /// the other fourteen, and the tests that need them were left out.
+    /// A list of fifteen packages had one name that Debian 12 does not have. apt-get installed none
+    /// of the other fourteen, and the tests that need them were left out.
     #[test]
-    fn an_unknown_package_costs_nothing_but_itself() {
+    fn an_unknown_package_does_not_prevent_the_others() {
         let mut installed = Vec::new();
         let mut install = |names: &[&str]| {
             if names.contains(&"unknown") {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn package_lists_are_asked_for_once_and_only_where_they_are_wanted() {
+    fn package_lists_are_updated_once_and_only_if_needed() {
         let updates = Cell::new(0);
         let update = || {
             updates.set(updates.get() + 1);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_a_version_and_for_nothing_else() {
+    fn a_star_matches_only_a_version() {
         let pattern = search_pattern("libpython3.*-testsuite").unwrap();
         assert_eq!(pattern, "^libpython3[.][0-9.]+-testsuite$");
         assert_eq!(search_pattern("g++"), None);
@@ -205,9 +206,9 @@ mod tests {
         assert_eq!(found_name(line).as_deref(), Some("libpython3.11-testsuite"));
     }
 
-    /// Against the lists of the machine, where it has some.
+    /// Uses the package lists of the machine, if it has any.
     #[test]
-    fn a_name_that_no_list_has_is_found_out() {
+    fn a_name_in_no_package_list_is_reported() {
         let apt = Apt::of_empty_machine();
         if !is_there() || apt.not_installable(&["base-files"]).is_err() {
             println!("not here: apt has no package lists");

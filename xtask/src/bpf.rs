@@ -1,8 +1,8 @@
-//! `cargo xtask bpf`: the BPF program of `trace/`, from its source.
+//! `cargo xtask bpf`: compiles the BPF program of `trace/`.
 //!
-//! The compiled object is committed beside its source, so that building the project needs no
-//! compiler for BPF. Beside both lies a note of which source and which compiler made it: a test
-//! compares the source at every run, and the step `bpf` compiles it anew.
+//! The compiled object is committed beside its source, so that building the project needs no BPF
+//! compiler. A note beside them names the compiler and the checksum of the source. A test compares
+//! the checksum at every run, and the step `bpf` compiles the program again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::command;
 use crate::packages::{self, Tool};
 
-/// What compiling needs.
+/// Tools for compiling.
 pub const TOOLS: &[Tool] = &[Tool::package("clang", "clang"), Tool::package("llvm", "llvm-strip")];
 
 const SOURCES: [&str; 3] = ["kernel.h", "stages.h", "stages.bpf.c"];
@@ -21,15 +21,15 @@ const SOURCE: &str = "stages.bpf.c";
 const OBJECT: &str = "stages.bpf.o";
 const NOTE: &str = "stages.bpf.note";
 
-/// Compile the BPF program of `trace/` anew
+/// Compile the BPF program of `trace/`
 #[derive(clap::Args)]
 pub struct BpfArgs {
-    /// Only compare what is there with its source
+    /// Only check that the object matches its source
     #[arg(long)]
     check: bool,
 }
 
-/// Compiles, or compares.
+/// Compiles or checks.
 pub fn run(args: &BpfArgs) -> Result<()> {
     packages::provide(TOOLS);
     if args.check { check() } else { make() }
@@ -43,8 +43,8 @@ fn make() -> Result<()> {
     Ok(())
 }
 
-/// Whether the object is what its source becomes. Another version of the compiler makes another
-/// object, so this one is compared only with what the same has made.
+/// Checks that compiling the source gives the committed object. The result depends on the version
+/// of the compiler, so it is compared only if the same version made the object.
 pub fn check() -> Result<()> {
     let dir = dir();
     let (noted, ours) = (fs::read_to_string(dir.join(NOTE))?, note(&compiler()?)?);
@@ -71,7 +71,7 @@ fn compile(object: &Path) -> Result<()> {
     let mut clang = Command::new("clang");
     clang.current_dir(dir());
     clang.args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
-    // No path of this machine goes into the object.
+    // Keeps paths of this machine out of the object.
     clang.args(["-fdebug-compilation-dir", ".", "-c", SOURCE, "-o"]).arg(object);
     command::run(&mut clang)?;
     command::run(Command::new("llvm-strip").arg("-g").arg(object))
@@ -90,7 +90,7 @@ fn source_line(note: &str) -> Option<&str> {
     note.lines().next()
 }
 
-/// A checksum of all sources (FNV-1a, 64 bits): against forgetting, not against malice.
+/// A checksum of all sources (FNV-1a, 64 bits). It detects mistakes, not attacks.
 fn source_of(dir: &Path) -> Result<String> {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for name in SOURCES {
@@ -112,12 +112,12 @@ mod tests {
         let source = source_of(&dir()).unwrap();
         assert_eq!(source_line(&noted), Some(source.as_str()), "run `cargo xtask bpf`");
         let object = fs::read(dir().join(OBJECT)).unwrap();
-        // ELF, 64 bits, little-endian, of the machine BPF (247).
+        // A 64-bit little-endian ELF file for the machine BPF (247).
         assert_eq!((&object[..6], object[18]), (&b"\x7fELF\x02\x01"[..], 247));
     }
 
     #[test]
-    fn every_source_is_counted() {
+    fn every_source_changes_the_checksum() {
         let there = fs::read_dir(dir()).unwrap().flatten().map(|entry| entry.path());
         let sources = there.filter(|path| path.extension().is_some_and(|e| e == "c" || e == "h"));
         assert_eq!(sources.count(), SOURCES.len());

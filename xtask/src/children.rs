@@ -1,7 +1,7 @@
-//! Programs that end when this one is told to.
+//! Child programs that end when this program receives a signal.
 //!
-//! Each runs in a process group of its own: a signal then reaches this program alone, which ends
-//! the group, gets an error from it, and so comes by everything that has to be cleaned up.
+//! Each has its own process group, so that a terminal signal reaches only this program. It ends the
+//! group, gets an error from the child, and then cleans up.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,19 +18,19 @@ use signal_hook::iterator::Signals;
 
 use crate::command::line;
 
-/// How much of what a program prints is kept, in bytes.
+/// Number of output bytes that are kept.
 const START: usize = 4096;
 
-/// What a program printed.
+/// The output of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
-    /// The start of it.
+    /// The start of the output.
     pub start: String,
-    /// How many bytes there were.
+    /// Total number of bytes.
     pub bytes: u64,
 }
 
-/// Starts programs, one at a time.
+/// Runs programs, one at a time.
 pub struct Children {
     state: Arc<State>,
 }
@@ -38,14 +38,14 @@ pub struct Children {
 #[derive(Default)]
 struct State {
     signalled: AtomicBool,
-    /// What runs is ended without being asked.
+    /// Kill the running program with SIGKILL.
     at_once: AtomicBool,
-    /// The process group that runs; 0 where none does.
+    /// The running process group; 0 if there is none.
     group: AtomicU32,
 }
 
 impl Children {
-    /// From now on SIGINT, SIGTERM and SIGHUP end what runs and let nothing more begin.
+    /// From now on, SIGINT, SIGTERM and SIGHUP end the running program and prevent further ones.
     pub fn watch_signals() -> Result<Children> {
         let state = Arc::new(State::default());
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -60,7 +60,7 @@ impl Children {
         Ok(Children { state })
     }
 
-    /// An error once a signal has come.
+    /// Fails if a signal has arrived.
     pub fn check(&self) -> Result<()> {
         if self.state.signalled.load(Ordering::SeqCst) {
             bail!("interrupted");
@@ -68,8 +68,8 @@ impl Children {
         Ok(())
     }
 
-    /// Runs a program to its end. Returns what it printed and how long it took. What it says of
-    /// errors goes to `errors`.
+    /// Runs a program to its end. Returns its output and duration. Its standard error goes to
+    /// `errors`.
     pub fn run(&self, command: &mut Command, errors: &Path) -> Result<(Printed, Duration)> {
         self.check()?;
         let said = File::create(errors).with_context(|| errors.display().to_string())?;
@@ -79,7 +79,7 @@ impl Children {
             command.spawn().with_context(|| format!("cannot start {}", line(command)))?;
         self.state.group.store(child.id(), Ordering::SeqCst);
         if self.check().is_err() {
-            // The signal came before there was a group to end.
+            // The signal arrived before the process group was known.
             self.state.end_group();
         }
         let read = read_all(&mut child);
@@ -95,8 +95,8 @@ impl Children {
         Ok((printed, took))
     }
 
-    /// Runs a program to its end; what it prints is seen. A signal kills it, without being asked: for one
-    /// that is the first process of its namespaces, which no other signal ends.
+    /// Runs a program to its end and shows its output. A signal kills it with SIGKILL. This is for
+    /// the first process of a pid namespace, which other signals do not end.
     pub fn show(&self, command: &mut Command) -> Result<()> {
         self.check()?;
         command.stdin(Stdio::null()).process_group(0);
@@ -124,13 +124,13 @@ impl State {
         let group = self.group.load(Ordering::SeqCst);
         let signal = if self.at_once.load(Ordering::SeqCst) { "-KILL" } else { "-TERM" };
         if group != 0 {
-            // By program, because this crate has no unsafe code; that is as good for once.
+            // By a program, because this crate has no unsafe code.
             let _ = Command::new("kill").args([signal, "--", &format!("-{group}")]).status();
         }
     }
 }
 
-/// Reads everything, and does as little as possible with it: that is a part of the time measured.
+/// Reads all output with little work per byte, because the time is measured.
 fn read_all(child: &mut Child) -> Result<Printed> {
     let Some(mut pipe) = child.stdout.take() else { return Ok(Printed::default()) };
     let (mut start, mut bytes) = (Vec::new(), 0);
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_prints_is_counted_and_its_failure_named() {
+    fn output_is_counted_and_a_failure_names_the_program() {
         let children = Children { state: Arc::default() };
         let place = tempfile::tempdir().unwrap();
         let errors = place.path().join("errors");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_kills_what_is_shown_and_is_an_error() {
+    fn a_signal_kills_the_shown_program_and_is_an_error() {
         let children = Children { state: Arc::default() };
         assert!(children.show(&mut Command::new("true")).is_ok());
         assert!(children.show(&mut Command::new("false")).is_err());
@@ -175,7 +175,7 @@ mod tests {
             state.signalled.store(true, Ordering::SeqCst);
             state.end_group();
         });
-        // A program that is deaf to what would ask it.
+        // A program that ignores SIGTERM.
         let deaf = ["-c", "trap '' TERM; sleep 600"];
         let error = children.show(Command::new("sh").args(deaf)).unwrap_err();
         assert_eq!(error.to_string(), "interrupted");

@@ -1,4 +1,4 @@
-//! Running other programs: a failure becomes an error that names the command line.
+//! Runs other programs. A failure becomes an error with the command line.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ pub fn root() -> &'static Path {
     here.parent().unwrap_or(here)
 }
 
-/// The cargo that runs this program, in the root of the project.
+/// The cargo that runs this program, to be started in the root of the project.
 pub fn cargo() -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -21,7 +21,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Runs a program to its end; what it prints is seen.
+/// Runs a program to its end and shows its output.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
     if !status.success() {
@@ -30,7 +30,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program to its end and returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
@@ -51,7 +51,7 @@ pub fn line(command: &Command) -> String {
     text
 }
 
-/// Where cargo puts what it builds.
+/// The directory of cargo's build results.
 pub fn target_dir() -> Result<PathBuf> {
     let arguments = ["metadata", "--no-deps", "--format-version=1", "--offline"];
     let text = output(cargo().args(arguments))?;
@@ -60,16 +60,16 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(dir.into())
 }
 
-/// Where a program lies in `PATH`.
+/// The path of a program in `PATH`.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    // Programs of the system's administrator are not in everybody's path.
+    // The administrator's programs are not in the path of every user.
     let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let mut places = std::env::split_paths(&path).chain(more).map(|dir| dir.join(program));
     places.find(|file| file.is_file())
 }
 
-/// Whether this process is root, told by the owner of its own directory in /proc.
+/// True if this process is root, by the owner of its directory in /proc.
 pub fn is_root() -> bool {
     Path::new("/proc/self").metadata().is_ok_and(|data| data.uid() == 0)
 }

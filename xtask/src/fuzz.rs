@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: libFuzzer on stable Rust. `fuzz/README.md` has the same by hand.
+//! `cargo xtask fuzz`: runs libFuzzer on stable Rust. `fuzz/README.md` describes the manual steps.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::packages::{self, Tool};
 /// libfuzzer-sys compiles libFuzzer, which is C++.
 pub const TOOLS: &[Tool] = &[Tool::package("g++", "g++")];
 
-/// What cargo-fuzz would add on stable: LLVM counts edges and traces comparisons.
+/// The flags that cargo-fuzz would set: LLVM counts edges and traces comparisons.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
@@ -22,7 +22,7 @@ const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
 pub struct FuzzArgs {
     /// The target, a file in fuzz/fuzz_targets
     target: String,
-    /// For so many seconds
+    /// Number of seconds
     #[arg(default_value_t = 60)]
     seconds: u32,
     /// More options of libFuzzer, after `--`
@@ -65,7 +65,8 @@ fn dir() -> PathBuf {
 fn fuzz(target: &str, seconds: u32, options: &[String]) -> Result<()> {
     let triple = host()?;
     let mut build = command::cargo();
-    // A target is named even for the same machine, so that the flags reach no build script.
+    // The target triple is given even for this machine, so that the flags do not apply to build
+    // scripts.
     build.args(["build", "--release", "--bin", target, "--target", &triple]);
     build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", dir().join("target"));
     command::run(build.current_dir(dir()))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask install`: everything that a user of the project has, where others look for it.
+//! `cargo xtask install`: installs all files for users at the standard paths.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,10 +12,10 @@ use crate::{command, library};
 /// Build in release and install: program, libraries, header, manual pages and completions
 #[derive(clap::Args)]
 pub struct InstallArgs {
-    /// What the installed files are below
+    /// Directory of the installed files
     #[arg(long, default_value = "/usr/local")]
     prefix: PathBuf,
-    /// Write below this directory instead of /, for whoever makes a package
+    /// Write below this directory instead of /, for package builds
     #[arg(long, value_name = "DIR")]
     destdir: Option<PathBuf>,
 }
@@ -34,7 +34,7 @@ pub fn run(args: &InstallArgs) -> Result<()> {
     texts(&at, &built.join("defuse"))
 }
 
-/// What the program says about itself.
+/// Installs the manual pages and completions, which the program prints.
 fn texts(at: &Installation, program: &Path) -> Result<()> {
     let pages = command::target_dir()?.join("man");
     command::run(Command::new(program).arg("man").arg(&pages))?;
@@ -55,26 +55,26 @@ fn texts(at: &Installation, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where files go.
+/// The target of an installation.
 pub struct Installation {
     base: PathBuf,
 }
 
 impl Installation {
-    /// Below `prefix`, an absolute path, or below the same in `destdir`.
+    /// An installation below `prefix`, an absolute path, or below the same path in `destdir`.
     pub fn new(prefix: &Path, destdir: Option<&Path>) -> Self {
         let below: PathBuf =
             prefix.components().filter(|part| *part != Component::RootDir).collect();
         Installation { base: destdir.unwrap_or(Path::new("/")).join(below) }
     }
 
-    /// Puts a copy of a file there.
+    /// Copies a file into the installation.
     pub fn copy(&self, from: &Path, name: &str, mode: u32) -> Result<()> {
         let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.write(name, &bytes, mode)
     }
 
-    /// Puts a file there as a whole: what runs from the old one goes on undisturbed.
+    /// Writes a file atomically, so that programs running from the old one are not disturbed.
     pub fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let (path, new) = self.places(name)?;
         let put = || -> std::io::Result<()> {
@@ -89,7 +89,7 @@ impl Installation {
         Ok(())
     }
 
-    /// Puts a link to `target` there.
+    /// Creates a symbolic link to `target`.
     pub fn link(&self, name: &str, target: &str) -> Result<()> {
         let (path, new) = self.places(name)?;
         symlink(target, &new)

@@ -1,7 +1,7 @@
-//! `cargo xtask library`: libdefuse as C programs want it, with its header and manual pages.
+//! `cargo xtask library`: installs libdefuse for C programs, with header and manual pages.
 //!
-//! The shared library is linked here, of the static one that cargo builds: rustc passes a version
-//! script of its own, beside which no linker takes another one with named versions.
+//! The shared library is linked here from the static library that cargo builds: rustc passes its
+//! own version script to the linker, which does not accept a second one with named versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,18 +15,19 @@ use crate::install::Installation;
 /// Build libdefuse for C and install it with header, pkg-config file and manual pages
 #[derive(clap::Args)]
 pub struct LibraryArgs {
-    /// Where to, such as /usr/local [default: libdefuse in cargo's target directory]
+    /// Directory for the installation, such as /usr/local [default: libdefuse in cargo's target
+    /// directory]
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Build without optimization, which is quicker
+    /// Build without optimization, which is faster
     #[arg(long)]
     debug: bool,
 }
 
-/// The name under which programs ask for the library: it changes when they would no longer run.
+/// The name that programs are linked to. It changes when they would no longer run.
 const SONAME: &str = "libdefuse.so.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// What the static library needs besides.
+/// Libraries that the static library needs.
 const NEEDED: [&str; 6] = ["-lgcc_s", "-lpthread", "-ldl", "-lrt", "-lm", "-lc"];
 
 /// Builds and installs.
@@ -51,8 +52,8 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     Ok(())
 }
 
-/// Links the library of the static one, and puts everything that belongs to it where `at` says; it
-/// will be found below `prefix`.
+/// Links the shared library from the static one, and installs it with its other files at `at`.
+/// Users will find it below `prefix`.
 pub fn install(built: &Path, prefix: &Path, at: &Installation) -> Result<()> {
     let capi = command::root().join("capi");
     let linked = built.with_extension("so.linked");
@@ -92,7 +93,7 @@ fn pkg_config(prefix: &Path) -> String {
     )
 }
 
-/// Copies the pages, and makes one for each further name, which leads to its page.
+/// Copies the manual pages, and creates a page that refers to them for each further name.
 fn manual(pages: &Path, at: &Installation) -> Result<()> {
     for page in fs::read_dir(pages)? {
         let page = page?;

@@ -1,9 +1,9 @@
 //! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `library`,
 //! `fuzz` and `bpf`.
 //!
-//! What it is: a program that starts other programs (cargo, git, tar, the built `defuse`), says
-//! what it does, and cleans up after them. What it is not: it links none of the project's crates,
-//! so that it builds in seconds and cannot be broken by what it checks.
+//! This program starts other programs (cargo, git, tar, the built `defuse`), reports what it does,
+//! and cleans up after them. It links none of the project's crates, so that it builds in seconds
+//! and still works if they are broken.
 //!
 //! The table of test steps is `suite/steps.rs`, that of the demo's programs `demo/programs.rs`.
 
@@ -42,10 +42,10 @@ struct Cli {
 enum Task {
     Test(suite::TestArgs),
     Demo(demo::DemoArgs),
-    /// Run the benchmark in release, beside a release build of defuse
+    /// Run the benchmark in release, with a release build of defuse
     #[command(disable_help_flag = true)]
     Bench {
-        /// What the benchmark is told; see `cargo xtask bench --help`
+        /// Arguments of the benchmark; see `cargo xtask bench --help`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },

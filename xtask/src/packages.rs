@@ -1,4 +1,4 @@
-//! What the commands need beyond cargo and a C compiler, and how it is installed.
+//! The tools that the commands need beyond cargo and a C compiler, and their installation.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,26 +6,27 @@ use std::process::{Command, Stdio};
 use crate::apt::{self, Apt};
 use crate::command;
 
-/// Something that has to be installed.
+/// A tool to install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// The Debian package, with a `*` for a version where releases differ, or the component of rustup.
+    /// The Debian package, with a `*` for a version that differs between releases, or the component
+    /// of rustup.
     pub name: &'static str,
-    /// A program or, with a leading slash, a file, where a `*` stands for a version: if it is there, the
+    /// A program or, with a leading slash, a file (`*` stands for a version) that shows that the
     /// tool is installed.
     pub shows: &'static str,
-    /// What is left out without it; `None` where nothing is left.
+    /// The tests that are left out without it; `None` if all are.
     pub part: Option<&'static str>,
     component: bool,
 }
 
 impl Tool {
-    /// A Debian package without which nothing is left.
+    /// A Debian package that is required.
     pub const fn package(name: &'static str, shows: &'static str) -> Tool {
         Tool { name, shows, part: None, component: false }
     }
 
-    /// A Debian package without which `part` is left out and the rest goes on.
+    /// A Debian package without which only `part` is left out.
     pub const fn package_for(name: &'static str, shows: &'static str, part: &'static str) -> Tool {
         Tool { name, shows, part: Some(part), component: false }
     }
@@ -35,10 +36,10 @@ impl Tool {
         Tool { name, shows, part: None, component: true }
     }
 
-    /// True where it is there.
+    /// True if the tool is installed.
     pub fn is_there(&self) -> bool {
         if self.component {
-            // The program of rustup is there even where the component is not.
+            // The program of rustup exists even if the component is missing.
             let mut version = Command::new(self.shows);
             version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
             return version.current_dir(command::root()).status().is_ok_and(|s| s.success());
@@ -49,19 +50,20 @@ impl Tool {
         command::find(self.shows).is_some()
     }
 
-    /// The name of the Debian package, as [`apt`] takes it; `None` for a component of the toolchain.
+    /// The name of the Debian package, as [`apt`] takes it; `None` for a component of the
+    /// toolchain.
     pub fn debian(&self) -> Option<&'static str> {
         (!self.component).then_some(self.name)
     }
 
-    /// How it is installed by hand.
+    /// The command for a manual installation.
     pub fn by_hand(&self) -> String {
         let how = if self.component { "rustup component add" } else { "apt-get install" };
         format!("{how} {}", self.name)
     }
 }
 
-/// Installs those of `tools` that are missing, as far as that is possible, and says what it does.
+/// Installs the missing tools as far as possible, and prints what it does.
 pub fn provide(tools: &[Tool]) {
     let missing: Vec<&Tool> = tools.iter().filter(|tool| !tool.is_there()).collect();
     let (components, packages): (Vec<&Tool>, Vec<&Tool>) =
@@ -106,7 +108,8 @@ fn install_packages(names: &[&str]) {
     Apt::of_this_machine().install(names);
 }
 
-/// True where `dir` has the file of a path in which `*` stands for any characters but a slash.
+/// True if `dir` has a file that matches `path`, in which `*` stands for any characters but a
+/// slash.
 fn exists(dir: &Path, path: &str) -> bool {
     let (first, rest) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     let first = first.trim_start_matches('/');
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_found_by_program_and_by_file() {
+    fn an_installed_tool_is_found_by_program_and_by_file() {
         assert!(Tool::package("coreutils", "ls").is_there());
         assert!(Tool::package("base-files", "/etc").is_there());
         assert!(!Tool::package("nothing", "no-such-program").is_there());
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_installed_once_whoever_needs_it() {
+    fn a_package_is_installed_once_for_all_steps() {
         let tool = Tool::package("g++", "g++");
         let part = Tool::package_for("fuse3", "fusermount3", "mounts of other users");
         assert_eq!(names(&[&tool, &part, &tool]), ["fuse3", "g++"]);

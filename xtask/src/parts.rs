@@ -1,9 +1,9 @@
-//! What a run of the tests leaves out, and why.
+//! Records the parts that a test run leaves out, and their reasons.
 //!
-//! A test that cannot do something passes and says so in a line of its own, `skipped: REASON` or `not
-//! here: REASON`. The first is for what can be had on any machine: a program, a user, a device. The
-//! second is for what this kernel, or the file systems below, cannot do whatever is installed. libtest
-//! keeps what a passing test says to itself, unless it is asked (`--show-output`).
+//! A test that cannot do something passes and prints a line `skipped: REASON` or `not here:
+//! REASON`. The first is for requirements that any machine can meet: a program, a user, a device.
+//! The second is for features that this kernel or the lower file systems lack. libtest hides the
+//! output of passing tests unless `--show-output` is set.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -14,21 +14,21 @@ use anyhow::{Context, Result, bail};
 
 use crate::command;
 
-/// How long output may still come from what outlives cargo.
+/// Time to wait for output of processes that outlive cargo.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// One part that was not done.
+/// One part that was left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     /// The step, and the test in it.
     pub place: String,
     /// The reason.
     pub why: String,
-    /// True where it can be had on any machine.
+    /// True if any machine can meet the requirement.
     pub can_be_had: bool,
 }
 
-/// Everything that a run left out.
+/// All parts that a run left out.
 #[derive(Debug, Default)]
 pub struct Parts {
     step: &'static str,
@@ -36,28 +36,28 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// What comes belongs to this step.
+    /// Begins a step, to which the following parts belong.
     pub fn begin(&mut self, step: &'static str) {
         self.step = step;
     }
 
-    /// Says and notes a part that can be had on any machine, but was not done here.
+    /// Prints and records a part whose requirement any machine can meet.
     pub fn skip(&mut self, why: &str) {
         println!("skipped: {why}");
         self.note(self.step.to_owned(), why, true);
     }
 
-    /// Says and notes a part that this kernel cannot do.
+    /// Prints and records a part that this kernel cannot do.
     pub fn not_here(&mut self, why: &str) {
         println!("not here: {why}");
         self.note(self.step.to_owned(), why, false);
     }
 
-    /// Runs tests by cargo, and notes what they say that they leave out.
+    /// Runs tests by cargo, and records the parts that they leave out.
     ///
     /// # Errors
     ///
-    /// Where they fail.
+    /// Fails if the tests fail.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
         let named = command::line(cargo);
         cargo.args(["--", "--show-output"]).stdout(Stdio::piped());
@@ -98,14 +98,14 @@ impl Parts {
         }
     }
 
-    /// Those that can be had, or those that cannot be had here.
+    /// The parts whose requirement any machine can meet, or the others.
     pub fn left_out(&self, can_be_had: bool) -> Vec<&LeftOut> {
         self.left_out.iter().filter(|part| part.can_be_had == can_be_had).collect()
     }
 }
 
-/// The next line, or `None` at the end: also where a process that cargo's tests left behind keeps the
-/// pipe open.
+/// The next line, or `None` at the end. The end is also reached if a process left behind by the
+/// tests keeps the pipe open.
 fn next_line(lines: &Receiver<Vec<u8>>, mut has_ended: impl FnMut() -> bool) -> Option<Vec<u8>> {
     loop {
         match lines.recv_timeout(LAST_WORDS) {
@@ -117,16 +117,16 @@ fn next_line(lines: &Receiver<Vec<u8>>, mut has_ended: impl FnMut() -> bool) -> 
     }
 }
 
-/// Reads what libtest prints.
+/// Parses the output of libtest.
 #[derive(Debug, Default)]
 struct Reader {
-    /// Inside of what passing tests have said, which nobody wants to see.
+    /// In the output of passing tests, which is not shown.
     among_successes: bool,
     test: String,
 }
 
 impl Reader {
-    /// Reads a line; true where it is to be shown.
+    /// Reads a line. Returns true if it should be shown.
     fn shows(&mut self, line: &str, parts: &mut Parts) -> bool {
         let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
         if let Some(name) = name {
@@ -163,7 +163,7 @@ mod tests {
         test result: FAILED. 2 passed; 1 failed\n";
 
     #[test]
-    fn what_passing_tests_leave_out_is_noted_and_what_else_they_say_is_not_shown() {
+    fn parts_left_out_by_passing_tests_are_recorded_and_their_other_output_is_hidden() {
         let mut parts = Parts::default();
         parts.begin("test");
         let mut reader = Reader::default();
@@ -176,9 +176,9 @@ mod tests {
         assert_eq!(parts.left_out(false)[0].place, "test: b");
     }
 
-    /// A daemon that a test leaves behind has the pipe, too: waiting for its end would be for ever.
+    /// A daemon left behind by a test has the pipe, too. Waiting for its end would take for ever.
     #[test]
-    fn output_that_is_kept_open_by_others_holds_nobody_up() {
+    fn output_kept_open_by_other_processes_does_not_delay_the_run() {
         let (_open, received) = channel();
         assert_eq!(next_line(&received, || true), None);
     }

@@ -1,4 +1,4 @@
-//! io_uring under FUSE, which the kernel's administrator has to allow.
+//! FUSE over io_uring, which the administrator must enable.
 
 use std::fs;
 
@@ -7,16 +7,16 @@ use anyhow::Result;
 use crate::command;
 use crate::parts::Parts;
 
-/// The module's parameter. It counts when a file system is mounted.
+/// The module parameter, which applies to new mounts.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Allows it until dropped, where this program may and the kernel can (Linux 6.14).
+/// Enables it until dropped, if this program may and the kernel supports it (Linux 6.14).
 pub struct Allowed {
     before: Option<String>,
 }
 
 impl Allowed {
-    /// See [`Allowed`]; says so where it cannot.
+    /// See [`Allowed`]. Prints a message if it is not possible.
     pub fn now() -> Allowed {
         let before = fs::read_to_string(PARAMETER).ok();
         let allowed = before.is_some() && fs::write(PARAMETER, "1").is_ok();
@@ -26,7 +26,7 @@ impl Allowed {
         Allowed { before: before.filter(|_| allowed) }
     }
 
-    /// Whether it is allowed now.
+    /// True if it is enabled now.
     pub fn is_so(&self) -> bool {
         self.before.is_some()
     }
@@ -42,7 +42,7 @@ impl Drop for Allowed {
     }
 }
 
-/// The tests that mount, over io_uring. Beside them, every test chooses /dev/fuse.
+/// Runs the tests that mount over io_uring. By default, tests use /dev/fuse.
 pub fn test(parts: &mut Parts) -> Result<()> {
     if !command::is_root() {
         parts.skip("FUSE over io_uring: only root may allow it and mount");

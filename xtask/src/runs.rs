@@ -5,8 +5,8 @@ use anyhow::Result;
 use crate::command;
 use crate::parts::Parts;
 
-/// Runs them. The runner is built for speed, because only then its system calls tell their numbers;
-/// the program under test is that of the other tests.
+/// Runs them. The runner is a release build, because the numbers of its system calls can be read
+/// only then. The program under test is that of the other tests.
 pub fn test(parts: &mut Parts) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can make the ext4 below, and become other users");

@@ -1,4 +1,4 @@
-//! Making caches cold, and waiting until what that sets off is over.
+//! Drops caches, and waits until the work that this causes is done.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,10 +10,11 @@ use rustix::fs::Advice;
 
 use crate::cpu;
 
-/// Drops dentries and inodes that nobody uses, of the whole system: there is no narrower way.
+/// Drops unused dentries and inodes of the whole system, since the kernel offers no narrower way.
 ///
-/// Twice, because the daemons hold inodes below for as long as the kernel knows them above: the first pass makes the
-/// kernel send FORGET, and only after that can the backing file system let go.
+/// Done twice, because daemons hold inodes of the lower file system as long as the kernel knows
+/// them above. The first pass makes the kernel send FORGET; only after that can the lower file
+/// system release them.
 pub fn drop_dentries(daemons: &[u32]) -> Result<()> {
     for _ in 0..2 {
         fs::write("/proc/sys/vm/drop_caches", "2")
@@ -23,7 +24,7 @@ pub fn drop_dentries(daemons: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Drops the pages of one file, which nobody writes.
+/// Drops the cached pages of one file, which must have no dirty pages.
 pub fn drop_pages(path: &Path) -> Result<()> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     file.sync_data()?;
@@ -31,13 +32,13 @@ pub fn drop_pages(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes out a file system, so that one cell's writes are not measured in the next.
+/// Writes back a file system, so that the writes of one cell are not measured in the next.
 pub fn sync(path: &Path) -> Result<()> {
     rustix::fs::syncfs(File::open(path)?)?;
     Ok(())
 }
 
-/// Waits until the daemons have stopped working (FORGETs, late releases), at most half a second.
+/// Waits until the daemons are idle (FORGETs, late releases), for at most half a second.
 pub fn settle(daemons: &[u32]) {
     let busy =
         |pids: &[u32]| -> u64 { pids.iter().map(|&pid| cpu::Threads::of(pid).total_ns()).sum() };

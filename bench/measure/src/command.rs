@@ -1,4 +1,4 @@
-//! Running other programs: their failure becomes an error that says which program, and what it said.
+//! Runs other programs. The error of a failure contains the program and its output.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program to its end and returns its output.
 pub fn output<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<String> {
     output_in(Path::new("."), program, args)
 }
 
-/// The same with `dir` as the working directory.
+/// Like [`output`], in the working directory `dir`.
 pub fn output_in<S: AsRef<OsStr>>(dir: &Path, program: &str, args: &[S]) -> Result<String> {
     let output = Command::new(program)
         .args(args)

@@ -1,21 +1,21 @@
-//! CPU time of the application, of a daemon with all its threads, and of the whole system.
+//! CPU time of the application, of all threads of a daemon, and of the whole system.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of one clock tick in /proc; `USER_HZ` is 100 on every Linux this runs on.
+/// Nanoseconds per clock tick in /proc; `USER_HZ` is 100 on all supported Linux systems.
 const TICK_NS: u64 = 10_000_000;
 
 /// CPU time used between two [`Sample`]s, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
-    /// By this process: the application.
+    /// Used by this process: the application.
     pub app_ns: u64,
-    /// By the daemon.
+    /// Used by the daemon.
     pub daemon_ns: u64,
-    /// By everything that is not idle, other people's programs included; in steps of 10 ms.
+    /// Used by the whole system, including unrelated programs; in steps of 10 ms.
     pub system_ns: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Reads the clocks; `daemon` is the process that serves the target, if there is one.
+    /// Reads the clocks. `daemon` is the process that serves the target, if there is one.
     pub fn take(daemon: Option<u32>) -> Self {
         let now = clock_gettime(ClockId::ProcessCPUTime);
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -39,7 +39,7 @@ impl Sample {
         }
     }
 
-    /// What was used from `self` to `later`.
+    /// The CPU time used between `self` and `later`.
     pub fn until(&self, later: &Self) -> Used {
         let daemon_ns = match (&self.daemon, &later.daemon) {
             (Some((_, before)), Some((_, after))) => after.since(before),
@@ -53,7 +53,7 @@ impl Sample {
     }
 }
 
-/// CPU time of a process: exact for each of its threads, and in ticks for all that it ever had.
+/// CPU time of a process: exact for each living thread, and in ticks for all threads it ever had.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Threads {
     by_thread_ns: BTreeMap<u32, u64>,
@@ -61,7 +61,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Reads the clocks of a process; one that has gone has used nothing.
+    /// Reads the clocks of a process. A process that has exited has used nothing.
     pub fn of(pid: u32) -> Self {
         let mut by_thread_ns = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
@@ -80,7 +80,8 @@ impl Threads {
         self.by_thread_ns.values().sum()
     }
 
-    /// What was used since `before`. A thread that ended took its exact figure along; then the ticks must do.
+    /// CPU time used since `before`. If a thread has exited, its exact time is lost and the ticks
+    /// are used instead.
     pub fn since(&self, before: &Self) -> u64 {
         let complete = before.by_thread_ns.keys().all(|tid| self.by_thread_ns.contains_key(tid));
         if !complete || self.by_thread_ns.is_empty() {
@@ -93,13 +94,13 @@ impl Threads {
     }
 }
 
-/// Nanoseconds on a CPU, from the text of a `schedstat`.
+/// Nanoseconds on a CPU, from the contents of a `schedstat`.
 fn parse_schedstat(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// utime + stime in ticks, from the text of a `/proc/PID/stat`. The name before them may contain anything, even
-/// parentheses, so the fields are counted from the last one.
+/// utime + stime in ticks, from the contents of a `/proc/PID/stat`. The process name may contain
+/// any character, even parentheses, so the fields are counted from the last one.
 fn parse_process(text: &str) -> Option<u64> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
@@ -108,7 +109,7 @@ fn parse_process(text: &str) -> Option<u64> {
     Some(utime + stime)
 }
 
-/// Ticks that were not idle, from the text of `/proc/stat`: user, nice, system, irq and softirq.
+/// Non-idle ticks, from the contents of `/proc/stat`: user, nice, system, irq and softirq.
 fn parse_system(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();

@@ -1,7 +1,7 @@
-//! What everyone who measures needs: CPU clocks, context switches, cold caches, other programs, and medians.
+//! Tools for measurements: CPU clocks, context switches, cold caches, other programs, and medians.
 //!
-//! What it is: the ground that the benchmark (`defuse-bench`) and the study (`defuse-study`) share. What it is not: it
-//! has no workload, mounts nothing and reports nothing.
+//! The benchmark (`defuse-bench`) and the study (`defuse-study`) share this crate. It has no
+//! workloads, mounts nothing and reports nothing.
 
 #![forbid(unsafe_code)]
 

@@ -2,19 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A median with its quartiles.
+/// A median and its quartiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The middle value.
+    /// The median.
     pub median: f64,
-    /// A quarter of the values is below.
+    /// The lower quartile.
     pub low: f64,
-    /// A quarter of the values is above.
+    /// The upper quartile.
     pub high: f64,
 }
 
 impl Summary {
-    /// Summarises values; `None` if there is none, or one of them is not finite.
+    /// Summarises values. Returns `None` if there is none, or one of them is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -25,7 +25,7 @@ impl Summary {
         Some(Self { median: at(0.5), low: at(0.25), high: at(0.75) })
     }
 
-    /// Half the distance of the quartiles, relative to the median.
+    /// Half the interquartile range, relative to the median.
     pub fn spread(&self) -> f64 {
         (self.high - self.low) / 2.0 / self.median
     }
@@ -38,7 +38,8 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (place - place.floor())
 }
 
-/// Ratios of values taken in the same round: what slows the machine for a round slows both, and cancels.
+/// Ratios of values measured in the same round. A disturbance of a round slows both values, so the
+/// ratio cancels it.
 pub fn paired_ratios(ours: &[Option<f64>], theirs: &[Option<f64>]) -> Vec<f64> {
     let pairs = ours.iter().zip(theirs);
     pairs
@@ -46,20 +47,20 @@ pub fn paired_ratios(ours: &[Option<f64>], theirs: &[Option<f64>]) -> Vec<f64> {
         .collect()
 }
 
-/// Whether ours is where it must be, against the better peer.
+/// The comparison of our result with the required ratio to the better peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// At or above what is required.
+    /// At or above the required ratio.
     Met,
-    /// Below, but the upper quartile of the rounds reaches it: more rounds would have to decide.
+    /// Below, but the upper quartile of the rounds reaches it: more rounds are needed to decide.
     WithinNoise,
     /// Below.
     Below,
 }
 
 impl Verdict {
-    /// Judges the ratio of ours to the better peer.
+    /// Judges the ratio of our result to the better peer.
     pub fn of(ratio: Summary, required: f64) -> Self {
         if ratio.median >= required {
             Self::Met
@@ -70,7 +71,7 @@ impl Verdict {
         }
     }
 
-    /// The word for tables.
+    /// The verdict as a word, for tables.
     pub fn word(self) -> &'static str {
         match self {
             Self::Met => "met",
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_need_both_of_a_round() {
+    fn ratios_need_both_values_of_a_round() {
         let ours = [Some(2.0), None, Some(9.0)];
         let theirs = [Some(1.0), Some(5.0), Some(3.0)];
         assert_eq!(paired_ratios(&ours, &theirs), [2.0, 3.0]);

@@ -1,20 +1,20 @@
-//! Context switches, as the kernel counts them for each thread.
+//! Context switches, from the kernel's counters of each thread.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// How often threads left their processor.
+/// Number of context switches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switches {
-    /// Because they waited for something.
+    /// Switches because the thread waited.
     pub voluntary: u64,
-    /// Because somebody else was given it.
+    /// Switches because the thread was preempted.
     pub involuntary: u64,
 }
 
 impl Switches {
-    /// Of the living threads of a process; a process that has gone has none. `self` is a name for this one.
+    /// Sums the living threads of a process; 0 if it has exited. `self` names this process.
     pub fn of(process: &str) -> Switches {
         let mut sum = Switches::default();
         for entry in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
@@ -26,7 +26,7 @@ impl Switches {
         sum
     }
 
-    /// Those since `earlier`. A thread that ended meanwhile takes its own along.
+    /// The switches since `earlier`. Those of threads that exited meanwhile are missing.
     pub fn since(&self, earlier: &Switches) -> Switches {
         Switches {
             voluntary: self.voluntary.saturating_sub(earlier.voluntary),
@@ -34,7 +34,7 @@ impl Switches {
         }
     }
 
-    /// From the text of a `/proc/PID/task/TID/status`.
+    /// Parses the contents of a `/proc/PID/task/TID/status`.
     fn parse(text: &str) -> Option<Switches> {
         let field =
             |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok();
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_are_told_apart() {
+    fn voluntary_and_involuntary_switches_are_distinguished() {
         let text = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
         let switches = Switches::parse(text).unwrap();
         assert_eq!(switches, Switches { voluntary: 12, involuntary: 3 });

@@ -10,8 +10,9 @@ use crate::args::Args;
 use crate::command;
 use crate::target::{MOUNT, Role, SOURCE, Spec};
 
-/// defuse as asked for, over /dev/fuse unless it is asked for otherwise, and its variants. A program that is not built is left out with a remark, so that the peers can be
-/// measured alone; one that was named must be there.
+/// defuse with the given options, over /dev/fuse unless they say otherwise, and its variants. If
+/// the program is not built, it is left out with a message, so that the peers can be measured
+/// alone; a program given on the command line must exist.
 pub fn specs(args: &Args) -> Result<Vec<Spec>> {
     let base = join("no_io_uring", args.defuse_options.as_deref().unwrap_or_default());
     let mut wanted = vec![("defuse".to_owned(), base.clone())];
@@ -28,7 +29,7 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-/// An earlier build with the same options, which stands for a peer.
+/// An earlier build with the same options, as a peer.
 fn earlier(program: &Path, options: &str, timeout: u64) -> Result<Spec> {
     if !program.exists() {
         bail!("--before: {} is missing", program.display());
@@ -36,8 +37,8 @@ fn earlier(program: &Path, options: &str, timeout: u64) -> Result<Spec> {
     Ok(spec(program, "defuse-before".to_owned(), Role::Peer, options, timeout))
 }
 
-/// defuse as asked for, but over io_uring. A mount where the kernel does not offer it fails and says how to change that;
-/// `cargo xtask bench` does.
+/// defuse with the given options, over io_uring. If the kernel does not offer it, the mount fails
+/// with a message that says how to enable it; `cargo xtask bench` enables it.
 pub fn over_rings(args: &Args) -> Result<Vec<Spec>> {
     let options = join("io_uring", args.defuse_options.as_deref().unwrap_or_default());
     build(args, vec![("defuse-uring".to_owned(), options)])
@@ -74,7 +75,7 @@ fn spec(program: &Path, name: String, role: Role, options: &str, timeout: u64) -
     Spec { name, role, command: Some(command), version: format!("{version} -o {options}") }
 }
 
-/// The same terms as the peers get.
+/// The same timeouts as the peers.
 fn timeouts(seconds: u64) -> String {
     format!("entry_timeout={seconds},attr_timeout={seconds}")
 }

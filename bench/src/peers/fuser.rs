@@ -1,4 +1,4 @@
-//! The `fuser` crate, through this crate's program `fuser_passthrough`.
+//! The `fuser` crate, by this crate's program `fuser_passthrough`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::program_dir;
 use crate::command;
 use crate::target::{MOUNT, Role, SOURCE, Spec};
 
-/// `fuser-N` with N event loops, or `fuser-N-wb` with the writeback cache as well.
+/// `fuser-N` with N event loops, or `fuser-N-wb` with the write-back cache, too.
 pub fn spec(name: &str, timeout: u64) -> Result<Spec> {
     let (threads, writeback) = parse(name)
         .with_context(|| format!("{name}: fuser-N or fuser-N-wb is expected, N event loops"))?;
@@ -34,7 +34,7 @@ fn parse(name: &str) -> Option<(usize, bool)> {
     number.parse().ok().filter(|&threads| threads > 0).map(|threads| (threads, writeback))
 }
 
-/// Builds the program if cargo can be asked: `cargo run` builds only the one that it runs.
+/// Builds the program, because `cargo run` builds only the program that it runs.
 fn ensure() -> Result<PathBuf> {
     let program = program_dir()?.join("fuser_passthrough");
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
@@ -57,7 +57,7 @@ fn ensure() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The version that the lock file names.
+/// The version in the lock file.
 fn crate_version() -> String {
     let lock = include_str!("../../../Cargo.lock");
     version_in(lock, "fuser").unwrap_or("of an unknown version").to_owned()
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_the_options() {
+    fn names_encode_the_options() {
         assert_eq!(parse("fuser-4"), Some((4, false)));
         assert_eq!(parse("fuser-1-wb"), Some((1, true)));
         assert_eq!(parse("fuser-0"), None);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_file_knows_the_version() {
+    fn the_version_comes_from_the_lock_file() {
         let lock = "[[package]]\nname = \"fuser\"\nversion = \"0.18.0\"\n";
         assert_eq!(version_in(lock, "fuser"), Some("0.18.0"));
         assert_eq!(version_in(lock, "other"), None);

@@ -1,6 +1,7 @@
-//! libfuse's own example `passthrough_hp`, compiled from the Debian source package against the Debian library.
+//! libfuse's example `passthrough_hp`, compiled from the Debian source package with the Debian
+//! library.
 //!
-//! Its source is fetched when the benchmark first needs it, and lies in cargo's target directory only.
+//! The source is downloaded on first use, and is kept in cargo's target directory only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +12,29 @@ use super::program_dir;
 use crate::command;
 use crate::target::{MOUNT, Role, SOURCE, Spec};
 
-/// How the example is compiled.
+/// The way in which the example is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Build {
-    /// As the package's own build compiles it. In 3.14 that leaves the example without extended attributes, because
-    /// the switch for them reaches only the C files: the kernel hears ENOSYS once and never asks again, also not
-    /// before a write.
+    /// Like the build of the package. In 3.14 the example has no extended attributes then, because
+    /// the switch for them reaches only the C files. The kernel gets ENOSYS once and never asks
+    /// again, not even before a write.
     Package,
-    /// With extended attributes, as the example was meant.
+    /// With extended attributes, as the example intends.
     Xattr,
 }
 
-/// What building and running takes.
+/// Packages for building and running it.
 const PACKAGES: [&str; 5] = ["libfuse3-dev", "fuse3", "pkg-config", "g++", "dpkg-dev"];
-/// Where Debian keeps sources of every release.
+/// Servers with the sources of every release.
 const MIRRORS: [(&str, &str, &str); 2] = [
     ("http://deb.debian.org/debian", "", "-updates"),
     ("http://deb.debian.org/debian-security", "-security", ""),
 ];
-/// Flags of the package's own build that change the program.
+/// Flags of the package's build that change the program.
 const FLAGS: [&str; 6] =
     ["-O2", "-g", "-D_REENTRANT", "-DHAVE_CONFIG_H", "-D_GNU_SOURCE", "-fno-strict-aliasing"];
 
-/// The target, after making sure that its program exists.
+/// The target. Builds its program if necessary.
 pub fn spec(build: Build, timeout: u64) -> Result<Spec> {
     let program = ensure(build)?;
     let mut command = vec![program.into(), "--foreground".into()];
@@ -51,7 +52,7 @@ pub fn spec(build: Build, timeout: u64) -> Result<Spec> {
     Ok(Spec { name: name.into(), role: Role::Peer, command: Some(command), version })
 }
 
-/// Installs, fetches and compiles what is missing, and returns the program.
+/// Installs, downloads and compiles missing parts, and returns the program.
 fn ensure(build: Build) -> Result<PathBuf> {
     install_packages()?;
     let version = package_version()?;
@@ -85,7 +86,7 @@ fn install_packages() -> Result<()> {
     let mut args = vec!["install", "-y", "--no-install-recommends"];
     args.extend(missing);
     if command::output("apt-get", &args).is_err() {
-        // A machine that never asked for the package lists has none.
+        // The machine may have no package lists yet.
         command::output("apt-get", &["update"])?;
         command::output("apt-get", &args)?;
     }
@@ -97,7 +98,8 @@ fn package_version() -> Result<String> {
     Ok(version.trim().to_owned())
 }
 
-/// Fetches the source package with an apt configuration of its own: the machine's sources and lists stay as they are.
+/// Downloads the source package with a separate apt configuration. The machine's sources and lists
+/// are not changed.
 fn fetch_source(version: &str, dir: &Path, source: &Path) -> Result<()> {
     eprintln!("fetching the source package fuse3 {version} for the libfuse peer");
     let lists = dir.join("lists");
@@ -110,7 +112,7 @@ fn fetch_source(version: &str, dir: &Path, source: &Path) -> Result<()> {
         format!("Dir::Etc::sourcelist={}", list.display()),
         "Dir::Etc::sourceparts=/dev/null".to_owned(),
         format!("Dir::State::lists={}", lists.display()),
-        // The download user may not be allowed into the target directory.
+        // The download user may not have access to the target directory.
         "APT::Sandbox::User=root".to_owned(),
     ];
     let apt = |what: &[&str]| {
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_of_the_running_release_are_asked_for() {
+    fn sources_of_the_running_release_are_used() {
         assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n"), Some("bookworm"));
         let list = source_list("bookworm");
         assert!(list.contains("debian bookworm main") && list.contains("bookworm-updates main"));

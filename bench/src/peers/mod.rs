@@ -1,4 +1,4 @@
-//! What can be measured: names on the command line become targets, and programs that are missing are built.
+//! The targets: resolves names of the command line, and builds missing programs.
 
 mod defuse;
 mod fuser;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::args::Args;
 use crate::target::{Role, Spec};
 
-/// The targets that the arguments name, each ready to start.
+/// The targets of the command line, each ready to start.
 pub fn specs(args: &Args) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
     for name in &args.targets {
@@ -41,10 +41,10 @@ fn native() -> Spec {
     Spec { name: "native".into(), role: Role::Native, command: None, version }
 }
 
-/// The directory of this program, where cargo puts its fellow programs too.
+/// The directory of this program, which is cargo's directory for all programs.
 fn program_dir() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let dir = program.parent().context("this program lies in no directory")?;
-    // Test programs lie one level deeper.
+    // Test programs are one level deeper.
     Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir }.to_owned())
 }

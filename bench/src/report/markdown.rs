@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{Results, rows};
 
-/// The table as ratios, with what is needed to repeat it.
+/// The table of ratios, with the information needed to repeat the run.
 pub fn render(results: &Results) -> String {
     let mut out = String::from("## Against libfuse and fuser\n\n");
     let _ = writeln!(out, "```\n{}\n```\n", results.command);

@@ -1,4 +1,4 @@
-//! What was measured, and the forms it is shown in.
+//! The results, and their output formats.
 
 mod markdown;
 mod rows;
@@ -17,18 +17,18 @@ use crate::stats::{Summary, Verdict, paired_ratios};
 use crate::target::{Role, Spec};
 use crate::workloads::Case;
 
-/// Everything measured in a run, with what is needed to repeat it.
+/// The results of a run, with the information needed to repeat it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Results {
     /// The command line.
     pub command: String,
     /// Kernel release.
     pub kernel: String,
-    /// Processors.
+    /// Number of processors.
     pub processors: usize,
-    /// What the served directory lay on.
+    /// File system of the served directory.
     pub backing: String,
-    /// Rounds completed.
+    /// Number of completed rounds.
     pub rounds: usize,
     /// Name and version of each target.
     pub targets: Vec<(String, String)>,
@@ -41,46 +41,46 @@ pub struct Results {
 pub struct Cell {
     /// Workload.
     pub workload: String,
-    /// What one operation is.
+    /// Description of one operation.
     pub what: String,
-    /// Application threads.
+    /// Number of application threads.
     pub threads: usize,
-    /// What is required of ours, as a multiple of the better peer.
+    /// Required ratio of our result to the better peer.
     pub required: f64,
     /// One series for each target.
     pub series: Vec<Series>,
 }
 
-/// One target's measurements in a cell, round by round.
+/// The measurements of one target in a cell, by round.
 #[derive(Debug, Clone, Serialize)]
 pub struct Series {
     /// Target.
     pub target: String,
     #[serde(skip)]
     role: Role,
-    /// A round that failed has none.
+    /// `None` for a round that failed.
     pub rounds: Vec<Option<Measurement>>,
-    /// Why a round failed.
+    /// The reason why a round failed.
     pub failure: Option<String>,
 }
 
-/// Ours against the better peer, in one cell.
+/// Comparison of our result with the better peer in one cell.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     /// The better peer.
     pub peer: String,
-    /// Ops/s of ours relative to it.
+    /// Ratio of our ops/s to the peer.
     pub rate: Summary,
-    /// CPU time of application and daemon for an operation relative to it.
+    /// Ratio of the CPU time of application and daemon per operation to the peer.
     pub cpu: Option<Summary>,
-    /// CPU time of the whole system relative to it.
+    /// Ratio of the CPU time of the whole system to the peer.
     pub system: Option<Summary>,
-    /// Whether that is enough.
+    /// The verdict on the ratio.
     pub verdict: Verdict,
 }
 
 impl Results {
-    /// Results still without cells.
+    /// Creates results without cells.
     pub fn new<'a>(args: &Args, specs: impl Iterator<Item = &'a Spec>) -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         Self {
@@ -94,7 +94,7 @@ impl Results {
         }
     }
 
-    /// What failed and why, a line each.
+    /// The failures and their reasons, one per line.
     pub fn failures(&self) -> String {
         let mut out = String::new();
         for cell in &self.cells {
@@ -111,24 +111,25 @@ impl Results {
 }
 
 impl Cell {
-    /// The native directory's series, if it was measured.
+    /// The series of the native directory, if measured.
     pub fn native(&self) -> Option<&Series> {
         self.series.iter().find(|series| series.role == Role::Native)
     }
 
-    /// The peer that did most operations per second, for tables without ours.
+    /// The peer with most operations per second, for tables without our target.
     pub fn better_peer(&self) -> Option<&Series> {
         let peers = self.series.iter().filter(|series| series.role == Role::Peer);
         let rated = peers.filter_map(|peer| Some((peer, peer.rate()?.median)));
         rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(peer, _)| peer)
     }
 
-    /// The first of ours, which the verdict is about; variants after it are shown only.
+    /// Our first target, to which the verdict applies. Its variants are only shown.
     pub fn ours(&self) -> Option<&Series> {
         self.series.iter().find(|series| series.role == Role::Ours)
     }
 
-    /// Ours against the better peer: the one over which ours has the least, taken within the rounds.
+    /// Compares our target with the better peer: the one with the lowest ratio of ours to it, by
+    /// rounds.
     pub fn comparison(&self) -> Option<Comparison> {
         let ours = self.ours()?;
         let peers = self.series.iter().filter(|series| series.role == Role::Peer);
@@ -139,7 +140,7 @@ impl Cell {
         Some(Comparison { peer: peer.target.clone(), rate, cpu, system, verdict })
     }
 
-    /// One line about the round just measured.
+    /// One line about the latest round.
     pub fn latest(&self) -> String {
         let one = |series: &Series| match series.rounds.last() {
             Some(Some(measured)) => format!("{} {:.0}/s", series.target, measured.rate()),
@@ -150,12 +151,13 @@ impl Cell {
 }
 
 impl Series {
-    /// A series without measurements.
+    /// Creates a series without measurements.
     pub fn new(spec: &Spec) -> Self {
         Self { target: spec.name.clone(), role: spec.role, rounds: Vec::new(), failure: None }
     }
 
-    /// Adds a round. A failure is told at once, and does not end the run: other cells may be fine.
+    /// Adds a round. A failure is printed at once and does not end the run, because other cells may
+    /// succeed.
     pub fn push(&mut self, measured: Result<Measurement>) {
         if let Err(error) = &measured {
             eprintln!("{} failed: {error:#}", self.target);
@@ -169,17 +171,17 @@ impl Series {
         self.summary(Measurement::rate)
     }
 
-    /// CPU time of application and daemon for an operation, in microseconds.
+    /// CPU time of application and daemon per operation, in microseconds.
     pub fn cpu_us(&self) -> Option<Summary> {
         self.summary(Measurement::cpu_us)
     }
 
-    /// Ops/s relative to another target.
+    /// Ratio of ops/s to another target.
     pub fn rate_over(&self, other: &Self) -> Option<Summary> {
         self.over(other, Measurement::rate)
     }
 
-    /// CPU time of application and daemon for an operation relative to another target.
+    /// Ratio of the CPU time of application and daemon per operation to another target.
     pub fn cpu_over(&self, other: &Self) -> Option<Summary> {
         self.over(other, Measurement::cpu_us)
     }
@@ -197,7 +199,7 @@ impl Series {
     }
 }
 
-/// Prints the table and writes the files that were asked for.
+/// Prints the table and writes the requested files.
 pub fn publish(results: &Results, args: &Args) -> Result<()> {
     say(&format!("{}{}", table::render(&rows::all(results)), results.failures()))?;
     if let Some(file) = &args.json {
@@ -209,7 +211,8 @@ pub fn publish(results: &Results, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Whether ours never failed and is nowhere below what is required of it. What a peer cannot do is not held against ours.
+/// True if our target never failed and reaches the required ratio in every cell. A failure of a
+/// peer does not matter.
 pub fn acceptable(results: &Results) -> bool {
     let fine = |cell: &Cell| {
         let mut ours = cell.series.iter().filter(|series| series.role == Role::Ours);
@@ -229,7 +232,7 @@ pub fn catalogue() -> String {
     table::render(&rows)
 }
 
-/// Writes to standard output, where a reader who has seen enough is no error.
+/// Writes to standard output. A closed pipe is not an error.
 pub fn say(text: &str) -> Result<()> {
     match std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -241,7 +244,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("write {}", file.display()))
 }
 
-/// The command as somebody would repeat it: the program without the directory it was built in.
+/// The command to repeat the run: the program without its build directory.
 fn command_line() -> String {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words = ["cargo run --release -p defuse-bench --".to_owned()].into_iter().chain(arguments);
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_compared_with_the_better_peer_round_by_round() {
+    fn our_target_is_compared_with_the_better_peer_by_rounds() {
         let results = results();
         let found = results.cells[0].comparison().unwrap();
         assert_eq!(found.peer, "fuser-1");
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_ours_or_no_round_is_not_acceptable() {
+    fn a_failure_of_our_target_or_no_round_is_not_acceptable() {
         let mut failed = results();
         failed.cells[0].series[1].push(Err(anyhow::anyhow!("no")));
         assert!(acceptable(&failed));
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ours_there_is_no_verdict() {
+    fn without_our_target_there_is_no_verdict() {
         let mut results = results();
         results.cells[0].series.pop();
         assert!(results.cells[0].comparison().is_none());

@@ -1,12 +1,12 @@
-//! The table's text, the same for the terminal and for Markdown.
+//! The text of the table, for the terminal and for Markdown.
 
 use super::{Cell, Results, Series};
 use crate::stats::Summary;
 
 /// A heading and one row for each cell.
 ///
-/// A target's column holds its ops/s relative to native, and after the slash its CPU time for an operation relative to
-/// native. Without native the figures are absolute: ops/s and microseconds.
+/// The column of a target has its ops/s relative to native and, after the slash, its CPU time per
+/// operation relative to native. Without native the figures are absolute: ops/s and microseconds.
 pub fn all(results: &Results) -> Vec<Vec<String>> {
     let Some(first) = results.cells.first() else { return Vec::new() };
     let mut heading = vec!["workload".to_owned(), "threads".to_owned()];
@@ -90,7 +90,7 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// Three digits say what a ratio is worth.
+/// Formats a ratio with three digits.
 fn ratio(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_what_the_heading_names() {
+    fn rows_match_the_heading() {
         let rows = all(&results());
         assert_eq!(rows[0].len(), rows[1].len());
         let at = |name: &str| {

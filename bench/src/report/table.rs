@@ -1,6 +1,6 @@
 //! A table for the terminal.
 
-/// Columns as wide as their widest text: the first left-aligned, numbers right-aligned.
+/// Sizes columns by their widest text; the first is left-aligned, numbers are right-aligned.
 pub fn render(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

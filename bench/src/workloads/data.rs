@@ -11,7 +11,7 @@ use super::fileset::{SHARED, data_file};
 use super::{Io, Job, Place, Until};
 use crate::caches;
 
-/// What `O_DIRECT` asks of memory on any device.
+/// The alignment that `O_DIRECT` requires on any device.
 const ALIGNMENT: usize = 4096;
 
 /// One job for each thread.
@@ -29,7 +29,7 @@ pub fn jobs(place: &Place, io: Io) -> Result<Vec<Job>> {
         .collect()
 }
 
-/// Reads a part of a file once, from a cold page cache above and below.
+/// Reads a part of a file once, with a cold page cache in both file systems.
 fn buffered_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
     let name = Path::new(SHARED).join(data_file(thread));
     caches::drop_pages(&place.root.join(&name))?;
@@ -55,7 +55,7 @@ fn direct_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
     }))
 }
 
-/// Writes a new file and closes it: what a cache has put off until the close belongs to the writes.
+/// Writes a new file and closes it, so that delayed writes are included.
 fn buffered_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
     let path = place.root.join(&place.own).join(data_file(thread));
     let fd = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
@@ -71,7 +71,8 @@ fn buffered_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
     }))
 }
 
-/// Overwrites a file that is there in full. It is written below, so that no cache above holds its pages.
+/// Overwrites a complete file. It was written through the lower file system, so that no cache above
+/// has its pages.
 fn direct_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
     let number = if io.shared { 0 } else { thread };
     let name = Path::new(&place.own).join(data_file(number));
@@ -92,12 +93,12 @@ fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
         .with_context(|| format!("open {}", path.display()))
 }
 
-/// Which blocks of a file a thread touches, in which order.
+/// The order in which a thread accesses the blocks of a file.
 struct Blocks {
     count: u64,
     bytes: usize,
     random: bool,
-    /// State of a small generator: the same numbers for every target.
+    /// State of a simple generator: the same numbers for every target.
     seed: u64,
 }
 
@@ -112,7 +113,7 @@ impl Blocks {
         block * self.bytes as u64
     }
 
-    /// xorshift64*: no crate is needed to spread accesses over a file.
+    /// xorshift64*, which spreads accesses well enough without a crate.
     fn random(&mut self) -> u64 {
         self.seed ^= self.seed >> 12;
         self.seed ^= self.seed << 25;

@@ -1,36 +1,37 @@
-//! The files that workloads only read: made once, below all targets, and the same for each of them.
+//! The read-only files of the workloads, created once below all targets.
 
 use std::fs::{self, File};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// How large everything is. Totals are for all threads together, so that more threads do not mean more work.
+/// The sizes of all files. Totals are for all threads together, so that more threads do not mean
+/// more work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fileset {
-    /// Directories of small files.
+    /// Number of directories with small files.
     pub small_dirs: usize,
-    /// Small files in each.
+    /// Number of small files in each.
     pub small_per_dir: usize,
-    /// Directories that are listed.
+    /// Number of directories to list.
     pub list_dirs: usize,
-    /// Names in each.
+    /// Number of names in each.
     pub list_entries: usize,
-    /// Files that a batch creates or unlinks.
+    /// Number of files that a batch creates or unlinks.
     pub batch_files: usize,
-    /// Bytes that a batch of buffered reads or writes moves.
+    /// Bytes that a batch of buffered reads or writes transfers.
     pub stream_bytes: usize,
-    /// Files for reads; at least as many as threads.
+    /// Number of files for reads; at least as many as threads.
     pub data_files: usize,
 }
 
 /// Bytes in a small file.
 pub const SMALL_BYTES: usize = 4 << 10;
-/// Directory of the read-only files in the served directory.
+/// Name of the directory of the read-only files in the served directory.
 pub const SHARED: &str = "shared";
 
 impl Fileset {
-    /// For measuring with up to this many threads.
+    /// Sizes for measurements with up to this many threads.
     pub fn full(threads: usize) -> Self {
         Self {
             small_dirs: 8,
@@ -43,7 +44,7 @@ impl Fileset {
         }
     }
 
-    /// For tests.
+    /// Sizes for tests.
     pub fn tiny(threads: usize) -> Self {
         Self {
             small_dirs: 2,
@@ -56,7 +57,7 @@ impl Fileset {
         }
     }
 
-    /// Makes the read-only files in `data`, the served directory on the backing file system.
+    /// Creates the read-only files in `data`, the served directory on the backing file system.
     pub fn create(&self, data: &Path) -> Result<()> {
         let shared = data.join(SHARED);
         fs::create_dir(&shared).with_context(|| format!("create {}", shared.display()))?;

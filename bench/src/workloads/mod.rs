@@ -1,8 +1,8 @@
 //! The workloads: plain system calls by a few threads, the same for every target.
 //!
-//! A [`Case`] prepares one [`Job`] for each thread, unmeasured; the jobs are then released together and measured. Work
-//! that uses files up (create, unlink, cold caches) comes in batches that are prepared anew until enough time has been
-//! measured; work that can go on does so until the time is over.
+//! A [`Case`] prepares one [`Job`] for each thread, unmeasured. The jobs are then released together
+//! and measured. Workloads that use up files (create, unlink, cold caches) run in batches, each
+//! newly prepared, until enough time has been measured. Other workloads run until the time is over.
 
 mod data;
 mod fileset;
@@ -15,34 +15,34 @@ use anyhow::Result;
 
 pub use fileset::Fileset;
 
-/// What one thread does in one batch; it returns how many operations it did.
+/// The work of one thread in one batch. It returns the number of operations.
 pub type Job = Box<dyn FnOnce(&Until) -> Result<u64> + Send>;
 
-/// When work that can go on stops.
+/// The time at which unlimited work stops.
 #[derive(Debug, Clone, Copy)]
 pub struct Until(pub Instant);
 
 impl Until {
-    /// Whether it is time to stop.
+    /// True if it is time to stop.
     pub fn over(&self) -> bool {
         Instant::now() >= self.0
     }
 }
 
-/// Where a batch works.
+/// The directories of a batch.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// The served directory as the target shows it.
+    /// The served directory as seen through the target.
     pub root: PathBuf,
     /// The same directory on the backing file system.
     pub below: PathBuf,
-    /// Name of a directory in it that belongs to this batch alone, so that nothing about it is cached anywhere.
+    /// Name of a directory in it for this batch alone, so that nothing about it is cached.
     pub own: String,
-    /// Application threads.
+    /// Number of application threads.
     pub threads: usize,
-    /// How large everything is.
+    /// The sizes of all files.
     pub fileset: Fileset,
-    /// Processes of all daemons, to wait for after caches were dropped.
+    /// Process ids of all daemons, to wait for after caches were dropped.
     pub daemons: Vec<u32>,
 }
 
@@ -51,9 +51,9 @@ pub struct Place {
 pub struct Case {
     /// Name on the command line and in the table.
     pub name: &'static str,
-    /// What one operation is.
+    /// Description of one operation.
     pub what: &'static str,
-    /// What is required of defuse, as a multiple of the better peer.
+    /// Required ratio of defuse to the better peer.
     pub required: f64,
     kind: Kind,
 }
@@ -75,7 +75,7 @@ struct Io {
     bytes: usize,
     direct: bool,
     random: bool,
-    /// All threads on one file, rather than each on its own.
+    /// All threads use one file, instead of one file each.
     shared: bool,
 }
 
@@ -131,7 +131,7 @@ impl Case {
         self
     }
 
-    /// Whether the workload says anything new with this many threads.
+    /// True if the workload is meaningful with this number of threads.
     pub fn applies(&self, threads: usize) -> bool {
         threads > 1 || !matches!(self.kind, Kind::Io(Io { shared: true, .. }))
     }
@@ -148,7 +148,7 @@ impl Case {
         }
     }
 
-    /// Removes what a batch left, through the target: so the kernel forgets it too.
+    /// Removes the files of a batch through the target, so that the kernel forgets them, too.
     pub fn clean_up(&self, place: &Place) -> Result<()> {
         let own = place.root.join(&place.own);
         match std::fs::remove_dir_all(&own) {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_the_strict_ones_are_the_issue_s() {
+    fn names_are_unique_and_the_strict_workloads_are_listed() {
         let names: std::collections::BTreeSet<_> = Case::ALL.iter().map(|case| case.name).collect();
         assert_eq!(names.len(), Case::ALL.len());
         let strict: Vec<_> =
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_shares_with_nobody() {
+    fn shared_files_need_several_threads() {
         let shared = Case::ALL.iter().find(|case| case.name == "randread-4k-shared").unwrap();
         assert!(!shared.applies(1) && shared.applies(8));
     }

@@ -11,10 +11,10 @@ use super::fileset::{SHARED, SMALL_BYTES, list_dir, small_dir, small_name};
 use super::{Job, Place, Until};
 use crate::caches;
 
-/// What glibc's readdir asks for at a time.
+/// The buffer size of glibc's readdir.
 const DIRENT_BYTES: usize = 32 << 10;
-/// Names that a thread goes over again and again: few, so that the processor's caches hold what belongs to them, and what
-/// is compared is the way through the kernel rather than where its objects happen to lie.
+/// Number of names that a thread uses repeatedly. They are few, so that their objects stay in the
+/// processor's caches and the comparison measures the path through the kernel.
 const WARM_NAMES: usize = 64;
 
 /// Creates files in one directory for each thread.
@@ -31,7 +31,8 @@ pub fn create(place: &Place, bytes: usize) -> Result<Vec<Job>> {
     (0..place.threads).map(job).collect()
 }
 
-/// Looks small files up by name. Cold, each once after the caches were dropped; warm, again and again.
+/// Looks up small files by name: once each after dropping the caches if `cold`, otherwise
+/// repeatedly.
 pub fn stat(place: &Place, cold: bool) -> Result<Vec<Job>> {
     let one = |file: &PathBuf| {
         rustix::fs::statat(CWD, file, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -62,7 +63,7 @@ pub fn open_read_close(place: &Place, cold: bool) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Unlinks files that were made below, so that the target has not seen them before.
+/// Unlinks files that were created on the lower file system, so that the target does not know them.
 pub fn unlink(place: &Place) -> Result<Vec<Job>> {
     fs::create_dir(place.below.join(&place.own))?;
     let job = |thread: usize| -> Result<Job> {
@@ -80,7 +81,7 @@ pub fn unlink(place: &Place) -> Result<Vec<Job>> {
     (0..place.threads).map(job).collect()
 }
 
-/// Lists directories, and looks every name up if `stat`.
+/// Lists directories, and looks up every name if `stat` is set.
 pub fn readdir(place: &Place, cold: bool, stat: bool) -> Result<Vec<Job>> {
     let shared = place.root.join(SHARED);
     let entries = place.fileset.list_entries;
@@ -98,7 +99,7 @@ pub fn readdir(place: &Place, cold: bool, stat: bool) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Lists one directory and returns how many names it has, `.` and `..` apart.
+/// Lists one directory. Returns the number of names without `.` and `..`.
 fn list(dir: &Path, stat: bool) -> Result<usize> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::empty())?;
@@ -129,8 +130,8 @@ fn create_one(file: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The small files, divided among the threads in runs, so that a directory is one thread's as far as possible. Warm ones
-/// are few.
+/// Divides the small files among the threads in contiguous ranges, so that threads share few
+/// directories. With warm caches there are few files.
 fn small_files(place: &Place, cold: bool) -> Vec<Vec<PathBuf>> {
     let shared = place.root.join(SHARED);
     let all: Vec<_> = (0..place.fileset.small_dirs)
@@ -155,8 +156,8 @@ fn each(files: &[PathBuf], one: impl Fn(&PathBuf) -> Result<()>) -> Result<u64> 
     Ok(files.len() as u64)
 }
 
-/// Does something with every item: once, or until the time is over. What goes on is done once beforehand, because its
-/// point are warm caches.
+/// Runs an operation on every item: once, or until the time is over. In the second case all items
+/// are visited once beforehand, to warm the caches.
 fn repeat(
     items: Vec<PathBuf>,
     once: bool,
@@ -169,7 +170,8 @@ fn repeat(
     Ok(Box::new(move |until: &Until| {
         let mut done = 0;
         while !until.over() {
-            // The clock is read once for a few operations: some of them take no longer than that.
+            // The clock is read once for several operations, because some take no longer than
+            // reading it.
             for _ in 0..16 {
                 let item = &items[done as usize % items.len()];
                 one(item).with_context(|| item.display().to_string())?;

@@ -1,4 +1,4 @@
-//! One cell: a fresh file system, the files of the row, a mount, the workload, and everything that is measured about it.
+//! Measures one cell: a new file system, the files of the row, a mount, and the workload.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -22,23 +22,23 @@ use crate::results::{CpuUse, Measured};
 use crate::sizes::Sizes;
 use crate::throttle::Limits;
 
-/// What the control groups of a study are called, before the number of its process.
+/// Prefix of the names of control groups, before the process id.
 pub const GROUP_PREFIX: &str = "defuse-study-";
 
-/// What all cells of a study share.
+/// State shared by all cells of a study.
 #[derive(Debug)]
 pub struct Bench<'a> {
-    /// What was asked for.
+    /// The options of the study.
     pub options: &'a Options,
     /// The device.
     pub device: Device,
-    /// A directory of its own.
+    /// The working directory.
     pub work: PathBuf,
-    /// Where control groups can be made.
+    /// The control-group hierarchies.
     pub hierarchies: Hierarchies,
-    /// How the kernel's queues are measured.
+    /// The method of measuring the kernel's queues.
     pub kernel: KernelStages,
-    /// Whether the user wants the end.
+    /// Set when the user requests the end.
     pub interrupt: Interrupt,
 }
 
@@ -51,7 +51,7 @@ struct Moment {
 }
 
 impl Bench<'_> {
-    /// Measures one cell. Everything that it makes is gone when it returns, whatever the outcome.
+    /// Measures one cell. Removes everything that it created, even after an error.
     pub fn measure(&mut self, row: u8, config: &Config) -> Result<Measured> {
         let sizes = Sizes::of(row, self.options);
         self.device.format()?;
@@ -158,7 +158,7 @@ impl Bench<'_> {
     }
 
     fn moment(&self, mount: Option<&Mount>, groups: &Groups) -> Result<Moment> {
-        // The question is asked first: answering it costs the daemon time, too.
+        // Taken before the CPU clocks, because answering costs the daemon CPU time.
         let daemon = mount.map(Mount::snapshot).transpose()?.flatten();
         let of_process = || mount.map(|mount| cpu::Threads::of(mount.pid()).total_ns());
         Ok(Moment {
@@ -169,7 +169,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Runs the workload engine in a process of its own, so that it can be in control groups and be killed.
+    /// Runs the workload engine as a separate process, which can be put into control groups and
+    /// killed.
     fn engine(&self, job: &Job, groups: &[PathBuf]) -> Result<Option<Outcome>> {
         let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
         fs::write(&file, serde_json::to_vec(job)?)?;
@@ -193,7 +194,7 @@ impl Bench<'_> {
         Ok(Some(serde_json::from_str(&text).context("what the workload told is not understood")?))
     }
 
-    /// After this long a cell is given up.
+    /// Time limit of a cell.
     fn patience(&self) -> Duration {
         Duration::from_secs(match self.options.scale {
             Scale::Tiny => 120,
@@ -212,13 +213,13 @@ fn sum(a: &DeviceUse, b: &DeviceUse) -> DeviceUse {
     }
 }
 
-/// Pages, dentries and inodes, of the whole machine: there is no narrower way.
+/// Drops pages, dentries and inodes of the whole machine, since the kernel offers no narrower way.
 fn drop_caches() -> Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "3")
         .context("caches could not be dropped: root is needed")
 }
 
-/// Whether a path can be opened, for errors before anything starts.
+/// True if a path can be opened, to report errors before the start.
 pub fn can_open(path: &Path) -> bool {
     File::open(path).is_ok()
 }

@@ -1,7 +1,9 @@
-//! Control groups of one cell: how much memory application and daemon have together, and what CPU time each used.
+//! Control groups of one cell: the memory limit for application and daemon together, and the CPU
+//! time of each.
 //!
-//! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both used as they are found. Sources: the
-//! kernel's `Documentation/admin-guide/cgroup-v1/memory.rst`, `cpuacct.rst` and `cgroup-v2.rst`.
+//! Version 1 (one hierarchy per controller) and version 2 (one for all) are both supported.
+//! Sources: the kernel's `Documentation/admin-guide/cgroup-v1/memory.rst`, `cpuacct.rst` and
+//! `cgroup-v2.rst`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,17 +15,17 @@ use anyhow::{Context, Result};
 
 use crate::throttle::{Limits, Throttle};
 
-/// How often the limit is looked at.
+/// Interval at which the limit is adjusted.
 const FOLLOW: Duration = Duration::from_millis(5);
-/// Room for what is allocated until then.
+/// Reserve for allocations between two adjustments.
 const ROOM: u64 = 64 << 20;
 
-/// Whose process it is.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Who uses the files.
+    /// The process that uses the files.
     Application,
-    /// Who serves them.
+    /// The process that serves the files.
     Daemon,
 }
 
@@ -38,10 +40,10 @@ impl Role {
     }
 }
 
-/// Where control groups can be made on this machine.
+/// The control-group hierarchies of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hierarchies {
-    /// Version 2, with the controllers that it has.
+    /// Version 2, and its controllers.
     unified: Option<(PathBuf, Vec<String>)>,
     memory: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
@@ -49,7 +51,7 @@ pub struct Hierarchies {
 }
 
 impl Hierarchies {
-    /// Looks at what is mounted.
+    /// Detects the mounted hierarchies.
     pub fn detect() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let controllers = |root: &Path| {
@@ -93,7 +95,7 @@ impl Hierarchies {
         controllers.iter().any(|name| name == controller).then_some(root.as_path())
     }
 
-    /// How memory can be limited; `None` where it cannot.
+    /// The cgroup version for limiting memory; `None` if that is not possible.
     pub fn memory_version(&self) -> Option<&'static str> {
         if self.memory.is_some() {
             return Some("cgroup v1");
@@ -101,7 +103,7 @@ impl Hierarchies {
         self.unified_with("memory").map(|_| "cgroup v2")
     }
 
-    /// How a device can be throttled; `None` where it cannot.
+    /// The cgroup version for throttling a device; `None` if that is not possible.
     pub fn throttle_version(&self) -> Option<&'static str> {
         if self.blkio.is_some() {
             return Some("cgroup v1");
@@ -119,15 +121,15 @@ pub struct Groups {
     cpuacct: Option<PathBuf>,
     blkio_root: Option<PathBuf>,
     memory_is_v1: bool,
-    /// The limit to begin with, in bytes; `None` where memory could not be limited.
+    /// The initial limit in bytes; `None` if memory cannot be limited.
     pub limit_bytes: Option<u64>,
-    /// Why it could not.
+    /// The reason why it cannot.
     pub trouble: Option<String>,
 }
 
 impl Groups {
-    /// Makes groups called `name`, with a limit for all processes in them together. Where that cannot be had,
-    /// [`Groups::trouble`] says why, and everything else works all the same.
+    /// Creates groups called `name`, with one limit for all their processes. If memory cannot be
+    /// limited, [`Groups::trouble`] contains the reason, and the rest works without a limit.
     pub fn create(hierarchies: &Hierarchies, name: &str, limit_bytes: Option<u64>) -> Groups {
         let mut groups = Groups {
             folders: Vec::new(),
@@ -143,7 +145,8 @@ impl Groups {
             let wanted =
                 ["memory", "io"].into_iter().filter(|c| controllers.iter().any(|has| has == c));
             for controller in wanted {
-                // Already enabled in most places; where it cannot be, setting the limit says so.
+                // Usually it is enabled already. If it cannot be, setting the limit reports the
+                // error.
                 let _ = fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
             }
             groups.make(root, name).ok()
@@ -182,16 +185,16 @@ impl Groups {
             .with_context(|| format!("cannot set {}", file.display()))
     }
 
-    /// Memory that processes hold for themselves, in bytes, without caches.
+    /// Anonymous memory of the processes in bytes, without caches.
     fn own_bytes(&self) -> Option<u64> {
         let stat = fs::read_to_string(self.memory.as_ref()?.join("memory.stat")).ok()?;
         let key = if self.memory_is_v1 { "total_rss " } else { "anon " };
         stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
     }
 
-    /// Raises the limit where the processes hold more for themselves than the first one allows for, so that it is always at
-    /// least `caches_bytes` and some room more than that, until `ended`. It is never lowered: a hundred threads fill their
-    /// buffers faster than anybody could follow, and would be killed.
+    /// Raises the limit until `ended`, so that it exceeds the processes' anonymous memory by at
+    /// least `caches_bytes` and a reserve. It is never lowered: a hundred threads fill their
+    /// buffers faster than the limit could follow, and would be killed.
     pub fn follow(&self, caches_bytes: u64, ended: &AtomicBool) {
         let Some(mut limit) = self.limit_bytes else { return };
         while !ended.load(Ordering::Relaxed) {
@@ -203,13 +206,13 @@ impl Groups {
         }
     }
 
-    /// The files into which a process writes its number to be in the groups.
+    /// The files to which a process writes its id to join the groups.
     pub fn procs_files(&self, role: Role) -> Vec<PathBuf> {
         let folders = self.folders.iter();
         folders.map(|folder| folder.join(role.folder()).join("cgroup.procs")).collect()
     }
 
-    /// CPU time of all processes that ever had this role, in nanoseconds, also of those that ended.
+    /// CPU time in nanoseconds of all processes of this role, including those that have ended.
     pub fn cpu_ns(&self, role: Role) -> Option<u64> {
         if let Some(folder) = &self.cpuacct {
             let text = fs::read_to_string(folder.join(role.folder()).join("cpuacct.usage")).ok()?;
@@ -219,7 +222,7 @@ impl Groups {
         usage_ns(&fs::read_to_string(folder.join("cpu.stat")).ok()?)
     }
 
-    /// The most memory that was ever in use, in bytes.
+    /// The peak memory usage in bytes.
     pub fn peak_bytes(&self) -> Option<u64> {
         let file = if self.memory_is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
         fs::read_to_string(self.memory.as_ref()?.join(file)).ok()?.trim().parse().ok()
@@ -227,8 +230,9 @@ impl Groups {
 
     /// Throttles a device (`MAJOR:MINOR`) until the result is dropped.
     ///
-    /// In version 1 the limit is that of the root group: write-back is done by kernel threads that are in no group of
-    /// ours. In version 2 write-back belongs to the group whose memory it cleans, so the limit is that of our group.
+    /// In version 1 the limit applies to the root group, because write-back is done by kernel
+    /// threads outside of our groups. In version 2 write-back belongs to the group whose memory it
+    /// cleans, so the limit applies to our group.
     pub fn throttle(&self, device: &str, limits: &Limits) -> Result<Throttle> {
         if let Some(root) = &self.blkio_root {
             return Throttle::v1(root, device, limits);
@@ -247,7 +251,7 @@ impl Drop for Groups {
     }
 }
 
-/// Removes a group with the two in it. Processes that are just ending keep it for a moment.
+/// Removes a group and its two subgroups. It retries while processes are still exiting.
 pub fn remove(folder: &Path) {
     for _ in 0..100 {
         for role in Role::ALL {
@@ -267,7 +271,7 @@ fn usage_ns(text: &str) -> Option<u64> {
     line.trim().parse::<u64>().ok().map(|us| us * 1000)
 }
 
-/// All groups of this kind that were left by a process that is gone: their folders.
+/// The directories of all groups of this kind whose process is gone.
 pub fn left_behind(
     hierarchies: &Hierarchies,
     prefix: &str,
@@ -299,7 +303,7 @@ mod tests {
     const V2: &str = "30 25 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     #[test]
-    fn both_versions_are_recognised() {
+    fn both_cgroup_versions_are_detected() {
         let v1 = Hierarchies::of_mountinfo(V1, |_| Vec::new());
         assert_eq!(
             (v1.memory_version(), v1.throttle_version()),
@@ -316,9 +320,9 @@ mod tests {
         assert_eq!(Hierarchies::of_mountinfo("", all).memory_version(), None);
     }
 
-    /// A directory in place of the kernel's: what is written where is all that this program decides.
+    /// A directory in place of the kernel's: this program only decides which file gets which value.
     #[test]
-    fn version_2_limits_the_group_of_both() {
+    fn version_2_limits_the_common_group() {
         let root = tempfile::tempdir().unwrap();
         let mounts = format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
         let all = |_: &Path| ["io", "memory"].map(str::to_owned).to_vec();
@@ -351,18 +355,18 @@ mod tests {
     }
 
     #[test]
-    fn without_control_groups_the_reason_is_told() {
+    fn without_control_groups_there_is_a_reason() {
         let groups = Groups::create(&Hierarchies::default(), "cell", Some(1));
         assert_eq!(groups.limit_bytes, None);
         assert!(groups.trouble.as_ref().unwrap().starts_with("memory not limited"));
         assert!(groups.throttle("7:1", &Limits::default()).is_err());
     }
 
-    /// The machine's own version 2, alone, as if there were no version 1: what it counts by itself
-    /// (CPU time) needs no controller. Memory and devices are tested with files only where version 1
-    /// has their controllers.
+    /// The machine's version 2 alone, as if there were no version 1. CPU time is counted without a
+    /// controller. Memory and devices are tested with plain files only if version 1 has their
+    /// controllers.
     #[test]
-    fn version_2_counts_the_cpu_time_of_those_that_were_in_the_group() {
+    fn version_2_counts_the_cpu_time_of_ended_processes_of_the_group() {
         let unified =
             Hierarchies { memory: None, cpuacct: None, blkio: None, ..Hierarchies::detect() };
         let name = format!("defuse-study-test-{}", std::process::id());

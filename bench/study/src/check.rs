@@ -1,4 +1,4 @@
-//! What must be there before anything starts, and what an earlier study that was killed left behind.
+//! Checks the requirements before the start, and removes the remains of killed studies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::cgroup::{self, Hierarchies};
 use crate::options::{DeviceChoice, Kind, Options};
 use crate::sizes::Estimate;
 
-/// What the directory of a study is called, before the number of its process.
+/// Prefix of the directory of a study, before the process id.
 const WORK_PREFIX: &str = "defuse-study-";
 const MIB: u64 = 1 << 20;
 
-/// Refuses what cannot work. Nothing has been made by then.
+/// Refuses options that cannot work. Nothing has been created by then.
 pub fn before_start(
     options: &Options,
     estimate: &Estimate,
@@ -52,7 +52,7 @@ pub fn before_start(
     space(&options.out, 64 * MIB, "--out")
 }
 
-/// Whether a directory has room.
+/// Checks that a directory has enough space.
 pub fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
     let stat = rustix::fs::statvfs(dir).with_context(|| {
         format!("{} cannot be used: name another directory with {option}", dir.display())
@@ -69,7 +69,7 @@ pub fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
     Ok(())
 }
 
-/// What everything needs that makes file systems and mounts them.
+/// Checks the requirements for creating and mounting file systems.
 pub fn can_make_and_mount() -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -89,7 +89,7 @@ pub fn can_make_and_mount() -> Result<()> {
     Ok(())
 }
 
-/// Whether a program is there, by its path or in `PATH`. Directories of root's programs are looked at in any case.
+/// True if a program exists, by its path or in `PATH`. The sbin directories are always searched.
 fn find(program: &str) -> bool {
     if program.contains('/') {
         return Path::new(program).is_file();
@@ -99,15 +99,16 @@ fn find(program: &str) -> bool {
     std::env::split_paths(&path).chain(extra).any(|dir| dir.join(program).is_file())
 }
 
-/// Type of the file system that a directory is on, such as `ext4`.
+/// Type of the file system of a directory, such as `ext4`.
 pub fn file_system_of(dir: &Path) -> String {
     let words = ["-n".as_ref(), "-o".as_ref(), "FSTYPE".as_ref(), "-T".as_ref(), dir.as_os_str()];
     let told = command::output("findmnt", &words).unwrap_or_default();
-    // One line for each mount there; the last is on top.
+    // findmnt prints one line for each mount there; the last is on top.
     told.lines().last().map_or_else(|| "unknown".into(), |line| line.trim().to_owned())
 }
 
-/// Removes what a study left whose process was killed: mounts, image, control groups. Returns what it removed.
+/// Removes the remains of a study whose process was killed: mounts, image, control groups. Returns
+/// their paths.
 pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf> {
     let mut removed = cgroup::left_behind(hierarchies, GROUP_PREFIX, is_alive);
     for folder in &removed {
@@ -117,8 +118,8 @@ pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf>
     removed
 }
 
-/// Removes directories of the dead that are called `prefix` and a number, with what is mounted in them. Returns what it
-/// removed.
+/// Removes directories whose name is `prefix` and the id of a process that is gone, including
+/// mounts in them. Returns their paths.
 pub fn clear_directories(work: &Path, prefix: &str) -> Vec<PathBuf> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(work).into_iter().flatten().flatten() {
@@ -136,7 +137,7 @@ pub fn clear_directories(work: &Path, prefix: &str) -> Vec<PathBuf> {
     removed
 }
 
-/// What is mounted below a directory, the latest first.
+/// The mounts below a directory, the latest first.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
@@ -156,12 +157,12 @@ fn is_alive(pid: u32) -> bool {
 pub struct Work(PathBuf);
 
 impl Work {
-    /// Makes it.
+    /// Creates the directory.
     pub fn create(parent: &Path) -> Result<Work> {
         Work::called(parent, WORK_PREFIX)
     }
 
-    /// Makes one that is called `prefix` and the number of this process.
+    /// Creates a directory whose name is `prefix` and the id of this process.
     pub fn called(parent: &Path, prefix: &str) -> Result<Work> {
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| {
@@ -170,7 +171,7 @@ impl Work {
         Ok(Work(dir))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -178,7 +179,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // A mount that could not be undone must not be emptied: its files would be the user's.
+        // If a mount could not be removed, do not delete files: they would be the user's.
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         if table.contains(&*self.0.to_string_lossy()) {
             eprintln!("{} still has a mount below it and stays: see mount(8)", self.0.display());
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_little_room_names_the_place_and_what_to_do() {
+    fn too_little_space_names_the_directory_and_the_next_step() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "--work").unwrap_err().to_string();
         assert!(
@@ -207,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_is_removed_and_what_the_living_have_is_not() {
+    fn only_directories_of_ended_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        // Numbers of processes end below this.
+        // Process ids are below this number.
         let dead = dir.path().join(format!("{WORK_PREFIX}99999999"));
         let alive = dir.path().join(format!("{WORK_PREFIX}{}", std::process::id()));
         for place in [&dead, &alive] {

@@ -1,4 +1,4 @@
-//! The block device of the study: an image file behind a loop device, with a fresh ext4 for every cell.
+//! The block device of the study: an image file on a loop device, with a new ext4 for every cell.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use rustix::fs::FallocateFlags;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a sector in `/sys/block/*/stat`, whatever the device's own.
+/// Sector size in `/sys/block/*/stat`, for all devices.
 const SECTOR: u64 = 512;
 
-/// How far the kernel reads ahead, as for the paper's disks. Newer kernels derive megabytes from what a loop device says of
-/// itself, and 32 of those windows are more than the memory that there is at scale `small`.
+/// Read-ahead as for the paper's disks. Newer kernels derive megabytes from the properties of a
+/// loop device. 32 such windows exceed the available memory at scale `small`.
 const READ_AHEAD_KIB: &str = "128";
 
-/// A loop device and where its file system is mounted. Everything is undone when it is dropped; should this process be
-/// killed, the kernel detaches the device with the last that holds it.
+/// A loop device and the mount of its file system. Dropping it removes both. If this process is
+/// killed, the kernel detaches the device with its last user.
 #[derive(Debug)]
 pub struct Device {
     node: PathBuf,
@@ -29,26 +29,27 @@ pub struct Device {
     _open: File,
 }
 
-/// What a block device has done.
+/// I/O statistics of a block device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceUse {
-    /// Requests to read.
+    /// Number of read requests.
     pub read_requests: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Requests to write.
+    /// Number of write requests.
     pub write_requests: u64,
     /// Bytes written.
     pub write_bytes: u64,
 }
 
 impl Device {
-    /// Makes an image of `bytes` in `work` and a loop device for it, which bypasses the page cache of the image where the
-    /// file system below can do that. File systems on it will have room for `inodes` files.
+    /// Creates an image of `bytes` in `work` and a loop device for it, with direct I/O if the lower
+    /// file system supports it. File systems on it have room for `inodes` files.
     pub fn create(work: &Path, bytes: u64, inodes: u64) -> Result<Device> {
         let (image, mountpoint) = (work.join("image"), work.join("ext4"));
-        // With all of its blocks from the beginning: none is allocated while something is measured, and an image in
-        // memory (tmpfs) is charged to this process and not to the control group of whoever writes to it first.
+        // Allocate all blocks now. Otherwise the measurement includes allocations, and an image in
+        // memory (tmpfs) is charged to the control group that first writes to it instead of to this
+        // process.
         let file = File::create(&image)?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
             .with_context(|| format!("no room for {} MiB at {}", bytes >> 20, image.display()))?;
@@ -62,7 +63,7 @@ impl Device {
         let node = node.context("no loop device could be had: is the module `loop` there?")?;
         let node = PathBuf::from(node.trim());
         let open = File::open(&node).with_context(|| format!("open {}", node.display()));
-        // While it is open this does not detach it, but says that it is to be detached when nobody has it any more.
+        // While the device is open, this marks it to be detached on its last close.
         let marked = command::output("losetup", &["--detach".as_ref(), node.as_os_str()]);
         let open = open?;
         marked?;
@@ -72,18 +73,19 @@ impl Device {
         Ok(Device { node, mountpoint, image, inodes, _open: open })
     }
 
-    /// Makes a new file system, with nothing left to be initialised later, and mounts it.
+    /// Creates a file system without lazy initialisation, and mounts it.
     pub fn format(&mut self) -> Result<()> {
         self.unmount()?;
         let node = self.node.to_string_lossy().into_owned();
         let inodes = self.inodes.to_string();
-        // Without discard the image keeps its blocks, so that later cells do not allocate them again.
+        // Without discard the image keeps its blocks, so that later cells do not allocate them
+        // again.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
         command::output("mkfs.ext4", &["-q", "-F", "-N", &inodes, "-E", options, &node])?;
         self.mount()
     }
 
-    /// Unmounts and mounts, so that nothing of the file system is in memory.
+    /// Unmounts and mounts again, which drops all caches of the file system.
     pub fn remount(&mut self) -> Result<()> {
         self.unmount()?;
         self.mount()
@@ -97,12 +99,12 @@ impl Device {
         Ok(())
     }
 
-    /// Unmounts what is mounted.
+    /// Unmounts the file system, if it is mounted.
     pub fn unmount(&mut self) -> Result<()> {
         for _ in 0..200 {
             match rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty()) {
                 Ok(()) | Err(rustix::io::Errno::INVAL) => return Ok(()),
-                // Whoever has just ended may still hold a file.
+                // A process that has just ended may still hold a file.
                 Err(rustix::io::Errno::BUSY) => sleep(Duration::from_millis(25)),
                 Err(error) => bail!("cannot unmount {}: {error}", self.mountpoint.display()),
             }
@@ -110,23 +112,23 @@ impl Device {
         bail!("{} stays in use: see fuser -vm on it", self.mountpoint.display())
     }
 
-    /// Where the file system is mounted.
+    /// The mount point.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
-    /// Such as `loop3`.
+    /// The device name, such as `loop3`.
     pub fn name(&self) -> String {
         self.node.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// `MAJOR:MINOR`, as control groups want it.
+    /// The device number `MAJOR:MINOR`, as control groups require it.
     pub fn number(&self) -> Result<String> {
         let file = format!("/sys/block/{}/dev", self.name());
         Ok(fs::read_to_string(&file).with_context(|| file.clone())?.trim().to_owned())
     }
 
-    /// What it has done since it is there.
+    /// The I/O since the device was created.
     pub fn used(&self) -> Result<DeviceUse> {
         let file = format!("/sys/block/{}/stat", self.name());
         let text = fs::read_to_string(&file).with_context(|| file.clone())?;
@@ -144,7 +146,8 @@ impl Drop for Device {
 }
 
 impl DeviceUse {
-    /// The text of a `/sys/block/*/stat`; see the kernel's `Documentation/block/stat.rst`.
+    /// Parses the contents of a `/sys/block/*/stat`; see the kernel's
+    /// `Documentation/block/stat.rst`.
     fn parse(text: &str) -> Option<DeviceUse> {
         let fields: Vec<u64> =
             text.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -157,7 +160,7 @@ impl DeviceUse {
         })
     }
 
-    /// What was done since `earlier`.
+    /// The I/O since `earlier`.
     pub fn since(&self, earlier: &DeviceUse) -> DeviceUse {
         DeviceUse {
             read_requests: self.read_requests.saturating_sub(earlier.read_requests),

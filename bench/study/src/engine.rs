@@ -1,4 +1,4 @@
-//! The workload engine as a process of its own: what it is told, what it does, and what it tells.
+//! The workload engine as a separate process: its job, its work, and its outcome.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,40 +14,40 @@ use serde::{Deserialize, Serialize};
 use crate::results::Flowop;
 use crate::rows::Media;
 
-/// Which half of a row.
+/// A phase of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// Makes the files.
+    /// Creates the files.
     Prepare,
-    /// Runs on files that are there.
+    /// Runs on existing files.
     Run,
 }
 
-/// What the engine is told.
+/// The job of the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The row's number.
     pub row: u8,
-    /// Whose amount of work.
+    /// The device whose amount of work is used.
     pub media: Media,
     /// Factor of sizes and counts.
     pub factor: f64,
-    /// Factor of the number of accesses of the random rows, whose files keep `factor`.
+    /// Factor for the number of accesses in the random rows, whose files are scaled by `factor`.
     pub access_factor: f64,
-    /// Where the files are.
+    /// Directory of the files.
     pub dir: PathBuf,
-    /// For random choices.
+    /// Seed of random choices.
     pub seed: u64,
-    /// Which half.
+    /// The phase.
     pub phase: Phase,
 }
 
-/// What the engine tells.
+/// The outcome of the engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How long the run took.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// I/O flow operations.
+    /// Number of I/O flow operations.
     pub operations: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -57,17 +57,17 @@ pub struct Outcome {
     pub flowops: Vec<Flowop>,
     /// CPU time of the run, in nanoseconds.
     pub cpu_ns: u64,
-    /// Bytes of all files of the workload.
+    /// Size of all files of the workload in bytes.
     pub data_bytes: u64,
-    /// What was scaled, in words.
+    /// Descriptions of the changes by scaling.
     pub scaled: Vec<String>,
 }
 
-/// Does a job, and returns what is to be told about it: nothing after making files.
+/// Executes a job. Returns the outcome as JSON, or `None` after creating files.
 ///
 /// # Errors
 ///
-/// A job that cannot be read, and the first failure of the workload.
+/// Fails if the job cannot be read, and with the first failure of the workload.
 pub fn work(job_file: &Path) -> Result<Option<String>> {
     let text = fs::read(job_file).with_context(|| format!("cannot read {}", job_file.display()))?;
     let job: Job = serde_json::from_slice(&text).context("the job is not understood")?;
@@ -90,7 +90,7 @@ pub fn work(job_file: &Path) -> Result<Option<String>> {
     Ok(Some(serde_json::to_string(&outcome(&reports.remove(0), cpu_ns))?))
 }
 
-/// The CPU time when the measured part began.
+/// CPU time at the start of the measured part.
 #[derive(Default)]
 struct Began(AtomicU64);
 
@@ -123,7 +123,8 @@ fn plan(job: &Job) -> Result<Plan> {
         .map_err(|diagnostic| anyhow!("row {}: {diagnostic}", job.row))
 }
 
-/// Numbers of accesses are scaled with the file by the engine; here they get what their own factor differs.
+/// The engine scales numbers of accesses with the file. This applies the quotient to their own
+/// factor.
 fn scale_accesses(variable: &str, factor: f64) -> String {
     let accesses = |name| variable.strip_prefix(name).and_then(|value| value.parse::<f64>().ok());
     for name in ["reads=", "writes="] {
@@ -172,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_accesses_have_a_factor_of_their_own() {
+    fn only_accesses_have_a_separate_factor() {
         assert_eq!(scale_accesses("reads=1000", 0.5), "reads=500");
         assert_eq!(scale_accesses("nthreads=32", 0.5), "nthreads=32");
         assert_eq!(scale_accesses("writes=1", 0.1), "writes=1");
     }
 
     #[test]
-    fn every_row_can_be_planned_and_its_halves_leave_and_find_files() {
+    fn every_row_can_be_planned_and_its_phases_share_files() {
         for row in [1_u8, 9, 17, 21, 29, 38, 39, 41, 43, 44, 45] {
             let dir = tempfile::tempdir().unwrap();
             let file = dir.path().join("job");

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: what runs is ended in order, and what was measured is kept.
+//! Handles Ctrl-C: the running cell is ended in order, and the results are kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Whether a signal has asked for the end.
+/// Set when a signal requests the end.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes SIGINT, SIGTERM and SIGHUP from here on. None of them ends this process any more, however often it comes:
-    /// what is mounted must be unmounted first, which takes seconds.
+    /// Handles SIGINT, SIGTERM and SIGHUP from now on. None of them ends this process any more,
+    /// even if repeated, because mounts must be unmounted first, which takes seconds.
     pub fn catch() -> Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -21,7 +21,7 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Whether it was asked.
+    /// True if the end was requested.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,31 +1,31 @@
-//! The kernel's side of the requests of one cell, where the kernel lets itself be looked into.
+//! Traces the requests of one cell in the kernel, if permitted.
 
 use anyhow::Result;
 use defuse_probe::Snapshot;
 use defuse_trace::{Collector, Kind, Wanted};
 
-/// Whether and how the kernel's queues can be measured.
+/// The method of measuring the kernel's queues, if any.
 #[derive(Debug, Clone)]
 pub struct KernelStages {
     wanted: bool,
     told: String,
 }
 
-/// One cell's worth of looking; ends when it is dropped.
+/// Traces one cell until it is dropped.
 #[derive(Default)]
 pub struct Watch(Option<(u32, Collector)>);
 
-/// What was seen.
+/// The measurements in the kernel.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Requests by type and queue.
     pub snapshot: Option<Snapshot>,
-    /// What could not be counted.
+    /// Measurements that were lost.
     pub remarks: Vec<String>,
 }
 
 impl KernelStages {
-    /// Tries once, so that the reason is known before anything starts.
+    /// Tries to trace, so that a reason against it is known before the start.
     pub fn probe(wanted: bool) -> KernelStages {
         if !wanted {
             return KernelStages { wanted, told: "not measured, as was asked".into() };
@@ -45,12 +45,12 @@ impl KernelStages {
         }
     }
 
-    /// In words.
+    /// A description of the method.
     pub fn describe(&self) -> String {
         self.told.clone()
     }
 
-    /// Begins to look at a connection.
+    /// Starts tracing a connection.
     pub fn watch(&self, connection: u32) -> Result<Watch> {
         if !self.wanted {
             return Ok(Watch::default());
@@ -61,7 +61,7 @@ impl KernelStages {
 }
 
 impl Watch {
-    /// Ends, and tells what was seen.
+    /// Stops tracing, and returns the measurements.
     pub fn end(self) -> Result<Seen> {
         let Some((connection, mut collector)) = self.0 else { return Ok(Seen::default()) };
         let snapshot = Some(collector.snapshot(connection)?);

@@ -1,13 +1,15 @@
-//! The study of 45 workloads, and advice about anybody's own command: what does user space cost here?
+//! The study of 45 workloads, and advice about the user's own command: it measures the cost of user
+//! space on this machine.
 //!
-//! What it is: the procedure of *To FUSE or Not to FUSE* (FAST '17) in one call ([`run()`]): for each row and configuration
-//! a fresh ext4 on a device made for the purpose, the files of the row, a mount, the workload, and throughput, latency,
-//! CPU time, requests and device traffic of it ([`results`]); tables and a report of them ([`report`]); and the same
-//! questions asked about a command of the user ([`advise`]). Beside it the tables of *Direct-FUSE* (ROSS '18), for programs that
-//! reach a file system without the kernel ([`direct`]).
+//! [`run()`] follows the procedure of *To FUSE or Not to FUSE* (FAST '17). For each row and
+//! configuration it creates an ext4 on a new device and the files of the row, mounts, and runs the
+//! workload. It measures throughput, latency, CPU time, requests and device traffic ([`results`]).
+//! [`report`] makes tables and a report of them, and [`advise`] measures a command of the user.
+//! [`direct`] has the tables of *Direct-FUSE* (ROSS '18), for programs that use a file system
+//! without the kernel.
 //!
-//! What it is not: it serves no file system and knows no frontend or backend. What is compared is mounted by running the
-//! program that mounts it, our own included.
+//! This crate serves no file system and knows no frontend or backend. It mounts each configuration
+//! by running a program, for defuse, too.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A mount of one configuration, made by running the program that mounts, as a user would.
+//! A mount of one configuration, created by running the mounting program, as a user would.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,27 +15,27 @@ use rustix::mount::UnmountFlags;
 use crate::options::{Config, Kind};
 use crate::process::{Process, Start};
 
-/// How long mounting may take.
+/// Time limit for mounting.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(15);
-/// How long a daemon may write after the unmount.
+/// Time limit for a daemon to write back after the unmount.
 const END_PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where and how to mount.
+/// The paths of a mount.
 #[derive(Debug)]
 pub struct Place<'a> {
-    /// The directory that is served.
+    /// The served directory.
     pub source: &'a Path,
-    /// Where it is mounted; is made if it is not there.
+    /// The mount point, which is created if it does not exist.
     pub mountpoint: &'a Path,
-    /// This program.
+    /// The path of this program.
     pub program: &'a Path,
-    /// For logs and sockets.
+    /// Directory for logs and sockets.
     pub work: &'a Path,
     /// The control groups of the daemon.
     pub groups: &'a [PathBuf],
 }
 
-/// Something mounted; unmounted and ended when dropped.
+/// A mount. Dropping it unmounts and stops the daemon.
 #[derive(Debug)]
 pub struct Mount {
     mountpoint: PathBuf,
@@ -47,13 +47,13 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts; `None` for the native directory, which needs no mount.
+    /// Mounts. Returns `None` for the native directory, which needs no mount.
     pub fn start(config: &Config, place: &Place<'_>) -> Result<Option<Mount>> {
         let Some(words) = command_line(config, place) else { return Ok(None) };
         fs::create_dir_all(place.mountpoint)?;
         let log = place.work.join(format!("{}.log", config.name));
         let runtime = place.work.join("run");
-        // Daemons trust no directory that others may write.
+        // Daemons refuse a directory that others can write to.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime)?;
         let start = Start {
             name: &config.name,
@@ -81,14 +81,14 @@ impl Mount {
         while Instant::now() < end {
             if let Some(connection) = connection(&self.mountpoint) {
                 self.is_mounted = true;
-                // Ours answers questions a moment after it is mounted.
+                // The control socket of defuse appears shortly after the mount.
                 let socket = self.work.join(format!("run/{connection}.sock"));
                 if !self.ours || socket.exists() {
                     return Ok(());
                 }
             }
             match self.daemon.ended() {
-                // One that goes into the background may mount just before it ends.
+                // A program that daemonizes may exit just after it has mounted.
                 Some(status) if status.success() && connection(&self.mountpoint).is_some() => {
                     continue;
                 }
@@ -107,12 +107,13 @@ impl Mount {
         connection(&self.mountpoint)
     }
 
-    /// The process that was started.
+    /// The id of the started process.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// What the daemon has measured; `None` for other people's. What the last close sets off is waited for.
+    /// The statistics of the daemon; `None` for other programs. Waits for the requests that the
+    /// last close causes.
     pub fn snapshot(&self) -> Result<Option<Snapshot>> {
         if !self.ours {
             return Ok(None);
@@ -131,7 +132,7 @@ impl Mount {
         Ok(Some(serde_json::from_str(&text).context("the daemon's statistics are not understood")?))
     }
 
-    /// Unmounts, and waits until the daemon has ended.
+    /// Unmounts, and waits until the daemon has exited.
     pub fn end(mut self) -> Result<()> {
         self.unmount();
         let waited = self.daemon.wait(END_PATIENCE, &Default::default());
@@ -144,7 +145,7 @@ impl Mount {
         if !std::mem::take(&mut self.is_mounted) {
             return;
         }
-        // A file that is just being released makes the first attempts fail.
+        // A file that is still being released makes the first attempts fail.
         for _ in 0..100 {
             let outcome = rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty());
             if outcome != Err(rustix::io::Errno::BUSY) {
@@ -153,7 +154,7 @@ impl Mount {
             sleep(Duration::from_millis(20));
         }
         if let Some(connection) = connection(&self.mountpoint) {
-            // Whoever is stuck in there is freed by the abort.
+            // The abort releases processes that wait for the mount.
             let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
             if rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH).is_err() {
                 let _ = command::output(
@@ -175,7 +176,7 @@ impl Drop for Mount {
     }
 }
 
-/// The command that mounts, with its places filled in.
+/// The command for mounting, with its paths filled in.
 fn command_line(config: &Config, place: &Place<'_>) -> Option<Vec<OsString>> {
     match &config.kind {
         Kind::Native => None,
@@ -198,7 +199,8 @@ fn command_line(config: &Config, place: &Place<'_>) -> Option<Vec<OsString>> {
     }
 }
 
-/// The minor number of what is mounted there, which for FUSE is the number of the connection; `None` where nothing is.
+/// The device minor of the mount, which for FUSE is the connection number; `None` if nothing is
+/// mounted.
 fn connection(mountpoint: &Path) -> Option<u32> {
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
     connection_in(&table, mountpoint)
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn other_programs_get_the_directories() {
+    fn other_programs_get_the_directories_as_arguments() {
         let config = Config::custom("x=bindfs -f --opt={source} {mountpoint}").unwrap();
         let place = Place {
             source: Path::new("/s p"),

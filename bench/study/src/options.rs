@@ -1,4 +1,4 @@
-//! What is asked for: rows, configurations, device, scale.
+//! The options of a study: rows, configurations, device, scale.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::rows::Media;
 
-/// How large a row is.
+/// The size of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// Under a second a cell: for request counts, not for speed.
+    /// Under a second per cell: for request counts, not for speed.
     Tiny,
-    /// About 5 seconds a cell.
+    /// About 5 seconds per cell.
     Small,
     /// As published: 60 GiB of data, and hours.
     Paper,
@@ -40,29 +40,30 @@ impl FromStr for Scale {
     }
 }
 
-/// How a configuration reaches the files.
+/// The way in which a configuration accesses the files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind", content = "how")]
 pub enum Kind {
     /// The directory on ext4 itself.
     Native,
-    /// A mount of this program, with these arguments after source and mount point.
+    /// A mount by this program, with these arguments after source and mount point.
     Defuse(Vec<String>),
-    /// Any program that mounts, as words; `{source}` and `{mountpoint}` stand for the directories.
+    /// Any mounting program, as words. `{source}` and `{mountpoint}` are replaced by the
+    /// directories.
     Command(Vec<String>),
 }
 
-/// One of the things that are compared.
+/// A configuration to compare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     /// Its name in results.
     pub name: String,
-    /// How it reaches the files.
+    /// The way in which it accesses the files.
     #[serde(flatten)]
     pub kind: Kind,
 }
 
-/// The terms of the paper: the kernel asks again after a second.
+/// The timeouts of the paper: the kernel revalidates after a second.
 const PAPER_TIMEOUTS: &str = "entry_timeout=1,attr_timeout=1,negative_timeout=0";
 
 impl Config {
@@ -71,14 +72,15 @@ impl Config {
         Config { name: "native".into(), kind: Kind::Native }
     }
 
-    /// Whether its daemon holds a descriptor for every inode that the kernel knows: the paper's file systems do.
+    /// True if its daemon holds a descriptor for every inode that the kernel knows, as the paper's
+    /// file systems do.
     pub fn holds_inodes_open(&self) -> bool {
         matches!(&self.kind, Kind::Defuse(words) if words
             .windows(2)
             .any(|pair| pair[0] == "--profile" && ["base", "opt"].contains(&pair[1].as_str())))
     }
 
-    /// A configuration that has a name of its own.
+    /// A predefined configuration.
     pub fn named(name: &str) -> Result<Config, String> {
         let mount = |words: &[&str]| Kind::Defuse(words.iter().map(|&word| word.into()).collect());
         let kind = match name {
@@ -95,7 +97,8 @@ impl Config {
         Ok(Config { name: name.to_owned(), kind })
     }
 
-    /// Understands `NAME=COMMAND`. A command that begins with `-` is taken for options of `defuse mount`.
+    /// Parses `NAME=COMMAND`. A command that begins with `-` is a list of options for `defuse
+    /// mount`.
     pub fn custom(text: &str) -> Result<Config, String> {
         let Some((name, command)) = text.split_once('=') else {
             return Err(format!(
@@ -123,7 +126,8 @@ impl Config {
     }
 }
 
-/// Words of a command line, with quotes and backslashes as in a shell, and nothing else of a shell.
+/// Splits a command line into words, with quotes and backslashes as in a shell, and no other shell
+/// syntax.
 pub fn split_words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut chars = text.chars();
@@ -149,12 +153,12 @@ pub fn split_words(text: &str) -> Result<Vec<String>, String> {
     if words.is_empty() { Err("the command is empty".into()) } else { Ok(words) }
 }
 
-/// Which device is emulated.
+/// The emulated device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The block device as fast as it is.
+    /// The block device at full speed.
     None,
-    /// Throttled to the figures of one of the paper's devices.
+    /// Throttled to the speed of one of the paper's devices.
     Emulated(Media),
 }
 
@@ -171,32 +175,32 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Everything that was asked for.
+/// All options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Rows, in their order.
+    /// Rows, in order.
     pub rows: Vec<u8>,
-    /// How large they are.
+    /// Their size.
     pub scale: Scale,
-    /// What is compared. The first one called `native` is the measure of the others.
+    /// The configurations to compare. The first one called `native` is the reference.
     pub configs: Vec<Config>,
-    /// How often each cell is measured.
+    /// Number of runs of each cell.
     pub runs: u32,
     /// The device.
     pub device: DeviceChoice,
-    /// Where results go.
+    /// Directory of the results.
     pub out: PathBuf,
-    /// Where the image of the file system lies meanwhile.
+    /// Directory for the image of the file system during the study.
     pub work: PathBuf,
-    /// For the random choices of workloads.
+    /// Seed of the workloads' random choices.
     pub seed: u64,
-    /// Goes on with the results that are in `out`.
+    /// Continue with the results in `out`.
     pub resume: bool,
-    /// This program, which mounts and runs workloads.
+    /// The path of this program, which mounts and runs workloads.
     pub program: PathBuf,
-    /// Whether the kernel's queues are measured too, where that is permitted.
+    /// Measure the kernel's queues, too, if permitted.
     pub kernel_stages: bool,
-    /// How many descriptors a daemon may have (the hard limit, `RLIMIT_NOFILE`).
+    /// Hard limit on descriptors of a daemon (`RLIMIT_NOFILE`).
     pub open_files: u64,
 }
 
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_mount_what_is_measured() {
+    fn commands_contain_the_mount_options() {
         let config = Config::custom("bind=bindfs -f '{source}' {mountpoint}").unwrap();
         let Kind::Command(words) = config.kind else { panic!() };
         assert_eq!(words, ["bindfs", "-f", "{source}", "{mountpoint}"]);

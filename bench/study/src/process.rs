@@ -1,4 +1,4 @@
-//! Child processes: started in their control groups, waited for with a limit, ended by their number.
+//! Child processes: started in control groups, awaited with a time limit, and killed by id.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -12,15 +12,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::interrupt::Interrupt;
 
-/// How often a child is looked at.
+/// Interval at which a child is polled.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a shell does to be in its groups before it becomes the program: there is then no moment in which the program is
-/// outside of them.
+/// The shell joins the groups before it executes the program, so that the program is never outside
+/// of them.
 const ENTER: &str =
     "for file in $DEFUSE_STUDY_GROUPS; do echo $$ > \"$file\" || exit 125; done; exec \"$@\"";
 
-/// A process that is killed, if it still runs, when this is dropped.
+/// A process that is killed, if still running, when this value is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -28,27 +28,27 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// How to start one.
+/// How to start a process.
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// For messages.
+    /// Its name in messages.
     pub name: &'a str,
     /// Program and arguments.
     pub words: &'a [OsString],
-    /// Files into which it writes its number.
+    /// Files to which it writes its process id.
     pub groups: &'a [PathBuf],
-    /// Where its standard error goes, and its standard output if that has no file of its own.
+    /// File for its standard error, and for its standard output unless `output` is set.
     pub log: &'a Path,
-    /// Where its standard output goes.
+    /// File for its standard output.
     pub output: Option<&'a Path>,
-    /// Further variables of its environment.
+    /// Additional environment variables.
     pub env: &'a [(&'a str, OsString)],
-    /// Where it works.
+    /// Its working directory.
     pub dir: Option<&'a Path>,
 }
 
 impl Process {
-    /// Starts a process in a process group of its own, so that Ctrl-C is for this program alone.
+    /// Starts a process in its own process group, so that Ctrl-C reaches only this program.
     pub fn start(start: &Start<'_>) -> Result<Process> {
         let log = File::create(start.log)
             .with_context(|| format!("cannot write {}", start.log.display()))?;
@@ -76,17 +76,17 @@ impl Process {
         Ok(Process { child, name: start.name.to_owned(), log: start.log.to_owned() })
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits for its end, which must be a success, until `patience` is over or the user wants the end.
+    /// Waits for it to exit successfully, until `patience` is over or the user requests the end.
     pub fn finish(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<()> {
         let status = self.wait(patience, interrupt)?;
         if !status.success() {
@@ -95,7 +95,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for its end, whatever it is.
+    /// Waits for it to exit with any status.
     pub fn wait(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<ExitStatus> {
         let end = Instant::now() + patience;
         loop {
@@ -116,7 +116,7 @@ impl Process {
         }
     }
 
-    /// The end of what it wrote to its log.
+    /// The end of its log.
     pub fn said(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let tail =
@@ -124,7 +124,8 @@ impl Process {
         if tail.is_empty() { "(nothing)".into() } else { tail }
     }
 
-    /// Kills it. One that cannot die (it waits for a file system that does not answer) is left to its end.
+    /// Kills it. A process that cannot be killed (it waits for a file system that does not answer)
+    /// is left alone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let end = Instant::now() + Duration::from_secs(5);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_what_was_said() {
+    fn a_failure_includes_the_output() {
         let dir = tempfile::tempdir().unwrap();
         let mut process = start(dir.path(), "echo no room >&2; exit 3");
         let error = process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap_err();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_end_is_killed() {
+    fn a_process_that_does_not_end_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let mut process = start(dir.path(), "exec sleep 1000");
         assert!(process.finish(Duration::ZERO, &Interrupt::default()).is_err());
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn its_groups_know_it_before_it_is_the_program() {
+    fn a_process_joins_its_groups_before_it_executes_the_program() {
         let dir = tempfile::tempdir().unwrap();
         let groups = [dir.path().join("a"), dir.path().join("b")];
         let words = ["sh", "-c", "echo $$"].map(OsString::from);

@@ -1,5 +1,5 @@
-//! What a study measured: the file `results.json`. Its fields are documented in docs/study.md; [`SCHEMA`] changes when
-//! their meaning does.
+//! The results of a study in the file `results.json`. docs/study.md documents its fields;
+//! [`SCHEMA`] changes when their meaning does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,70 +14,70 @@ use crate::options::{Config, Scale};
 use crate::rows::Media;
 use crate::throttle::Limits;
 
-/// What a version says of a build without optimisation.
+/// Marks the version of a build without optimisation.
 pub const NOT_OPTIMISED: &str = "(not optimised)";
 
-/// Which meaning the fields have.
+/// The version of the format.
 pub const SCHEMA: &str = "defuse-study/1";
 /// The name of the file in the directory of results.
 pub const FILE: &str = "results.json";
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: String,
-    /// The version of this program, with [`NOT_OPTIMISED`] where that is so.
+    /// The version of this program, with [`NOT_OPTIMISED`] if it is not.
     pub program: String,
-    /// When it began, in milliseconds since 1970 UTC.
+    /// Start time in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
-    /// How large rows were.
+    /// Size of the rows.
     pub scale: Scale,
-    /// For the random choices of workloads.
+    /// Seed of the workloads' random choices.
     pub seed: u64,
-    /// How often each cell was to be measured.
+    /// Number of planned runs of each cell.
     pub runs: u32,
     /// Numbers of the rows.
     pub rows: Vec<u8>,
-    /// What was compared.
+    /// The configurations.
     pub configs: Vec<Config>,
     /// The device.
     pub device: DeviceFacts,
-    /// How memory was limited.
+    /// The method of limiting memory.
     pub memory: String,
-    /// How the kernel's queues were measured, or why not.
+    /// The method of measuring the kernel's queues, or the reason why they were not measured.
     pub kernel_stages: String,
-    /// Whether it ended before everything was measured.
+    /// It ended before everything was measured.
     pub interrupted: bool,
-    /// What was measured, in the order in which it was.
+    /// The measurements, in order.
     pub cells: Vec<Cell>,
 }
 
 /// A machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// The processor's name.
     pub cpu: String,
-    /// How many processors there are.
+    /// Number of processors.
     pub cpus: u64,
-    /// Memory, in bytes.
+    /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// The block device that was measured on.
+/// The block device of the measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// In words; an emulated one is called that.
+    /// A description, which says if it is emulated.
     pub description: String,
-    /// Which device was emulated; none where the loop device was as fast as it is.
+    /// The emulated device; `None` for the loop device at full speed.
     pub emulated: Option<Media>,
     /// Its limits.
     pub limits: Option<Limits>,
-    /// The type of the file system that holds its image.
+    /// Type of the file system that holds the image.
     pub image_on: String,
 }
 
@@ -88,20 +88,20 @@ pub struct Cell {
     pub row: u8,
     /// The configuration's name.
     pub config: String,
-    /// Counted from 1.
+    /// The run, counted from 1.
     pub run: u32,
-    /// What was measured.
+    /// The measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
-    /// Why nothing was.
+    /// The reason why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What was measured in a cell. All figures are of the run alone, without making files.
+/// The measurement of a cell. All figures are of the run alone, without the creation of files.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
     /// I/O flow operations, as the paper counts them.
     pub operations: u64,
@@ -113,24 +113,24 @@ pub struct Measured {
     pub flowops: Vec<Flowop>,
     /// CPU time.
     pub cpu: CpuUse,
-    /// The block device from beginning to end.
+    /// I/O of the block device during the run.
     pub device: DeviceUse,
-    /// The same with what was written out after the end.
+    /// I/O including write-back after the end.
     pub device_synced: DeviceUse,
-    /// What the daemon measured; none for native and for other programs.
+    /// Statistics of the daemon; `None` for native and for other programs.
     pub daemon: Option<Snapshot>,
-    /// What the kernel measured in its queues; none for native, and where that is not permitted.
+    /// Statistics of the kernel's queues; `None` for native, and without permission.
     pub kernel: Option<Snapshot>,
-    /// What application and daemon together may have beyond their own (anonymous) memory, in bytes: caches of data, names
-    /// and inodes. None where it could not be limited.
+    /// Limit on the memory of application and daemon together beyond their anonymous memory, in
+    /// bytes: caches of data, names and inodes. `None` if it could not be limited.
     pub memory_limit_bytes: Option<u64>,
-    /// The most that they used.
+    /// Peak memory usage in bytes.
     pub memory_peak_bytes: Option<u64>,
-    /// Bytes of the files that the workload began with.
+    /// Size of the workload's initial files in bytes.
     pub data_bytes: u64,
-    /// What the scale changed in the workload, in words.
+    /// Descriptions of the changes by scaling.
     pub scaled: Vec<String>,
-    /// What else is to be known, such as that memory was not limited.
+    /// Remarks, for example that memory was not limited.
     pub remarks: Vec<String>,
 }
 
@@ -139,45 +139,45 @@ pub struct Measured {
 pub struct Flowop {
     /// Its name in the workload.
     pub name: String,
-    /// What it does, such as `read` or `createfile`.
+    /// The kind of operation, such as `read` or `createfile`.
     pub kind: String,
-    /// How often it was done.
+    /// Number of operations.
     pub count: u64,
-    /// Bytes that it moved.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// How long it took, in nanoseconds.
+    /// Mean latency in nanoseconds.
     pub mean_ns: f64,
-    /// Half of them took no longer.
+    /// Median latency in nanoseconds.
     pub p50_ns: u64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of the latency in nanoseconds.
     pub p99_ns: u64,
-    /// The longest.
+    /// Maximum latency in nanoseconds.
     pub max_ns: u64,
 }
 
 /// CPU time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuUse {
-    /// Of the application.
+    /// CPU time of the application.
     pub app_ns: u64,
-    /// Of the daemon; none for native.
+    /// CPU time of the daemon; `None` for native.
     pub daemon_ns: Option<u64>,
-    /// Of everything on the machine that is not idle, in steps of 10 ms.
+    /// Non-idle CPU time of the whole machine, in steps of 10 ms.
     pub system_ns: u64,
 }
 
 impl Measured {
-    /// Throughput.
+    /// Throughput in operations per second.
     pub fn ops_per_s(&self) -> f64 {
         self.operations as f64 / self.seconds.max(1e-9)
     }
 
-    /// Some time for each operation, in microseconds.
+    /// A time per operation, in microseconds.
     pub fn us_per_op(&self, ns: u64) -> f64 {
         ns as f64 / 1e3 / self.operations.max(1) as f64
     }
 
-    /// Requests by type, as the daemon counted them, or else the kernel; empty for native.
+    /// Requests by type, as counted by the daemon, or else by the kernel; empty for native.
     pub fn requests(&self) -> BTreeMap<&'static str, u64> {
         let stages = [(&self.daemon, Stage::User), (&self.kernel, Stage::Total)];
         let found =
@@ -187,7 +187,7 @@ impl Measured {
         of_stage.map(|stats| (stats.op.name(), stats.latency.count)).collect()
     }
 
-    /// How many requests of one type there were.
+    /// Number of requests of one type.
     pub fn request_count(&self, op: Op) -> u64 {
         self.requests().get(op.name()).copied().unwrap_or(0)
     }
@@ -200,13 +200,13 @@ impl Measured {
 }
 
 impl Results {
-    /// What was measured of a row in a configuration, in the order of runs.
+    /// The measurements of a row in a configuration, in the order of runs.
     pub fn measured(&self, row: u8, config: &str) -> Vec<&Measured> {
         let cells = self.cells.iter().filter(|cell| cell.row == row && cell.config == config);
         cells.filter_map(|cell| cell.measured.as_ref()).collect()
     }
 
-    /// Whether a cell need not be measured again.
+    /// True if a cell need not be measured again.
     pub fn has(&self, row: u8, config: &str, run: u32) -> bool {
         let mut cells = self.cells.iter();
         cells.any(|cell| {
@@ -214,7 +214,7 @@ impl Results {
         })
     }
 
-    /// Puts in a cell, in place of what was tried before.
+    /// Adds a cell, in place of an earlier attempt.
     pub fn put(&mut self, cell: Cell) {
         self.cells
             .retain(|old| (old.row, &old.config, old.run) != (cell.row, &cell.config, cell.run));
@@ -242,13 +242,13 @@ impl Results {
         serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
     }
 
-    /// Writes the results into a directory; a reader sees the old ones or the new ones, never a part.
+    /// Writes the results into a directory, atomically for readers.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_atomically(&dir.join(FILE), &serde_json::to_vec(self)?)
     }
 }
 
-/// Replaces a file so that no reader ever sees a part of it.
+/// Replaces a file atomically for readers.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let temporary = path.with_extension("tmp");
     let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
@@ -256,7 +256,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub fn this() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

@@ -1,8 +1,9 @@
-//! The 45 rows, and what was published about them.
+//! The 45 rows, and the published results.
 //!
-//! Source of `data/fast17-table3.csv` and `data/fast17-request-counts.csv`: table 3 of Vangoor, Tarasov, Zadok, *To FUSE or
-//! Not to FUSE: Performance of User-Space File Systems* (FAST '17), and the raw results that its authors published with
-//! their code: mean of three runs, requests by type and queue on Linux 4.1.
+//! `data/fast17-table3.csv` and `data/fast17-request-counts.csv` come from table 3 of Vangoor,
+//! Tarasov, Zadok, *To FUSE or Not to FUSE: Performance of User-Space File Systems* (FAST '17), and
+//! from the raw results that its authors published with their code: means of three runs, requests
+//! by type and queue on Linux 4.1.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -13,7 +14,7 @@ const TABLE: &str = include_str!("../data/fast17-table3.csv");
 const REQUESTS: &str = include_str!("../data/fast17-request-counts.csv");
 const GIB: u64 = 1 << 30;
 
-/// A kind of device: the two that were published, which are also the two that are emulated.
+/// A kind of device: the two of the paper, which can be emulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Media {
@@ -33,7 +34,7 @@ impl Media {
     }
 }
 
-/// The two configurations that were published.
+/// The two configurations of the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stackfs {
     /// One thread, WRITE of 4 KiB, no write-back, no splice.
@@ -78,7 +79,8 @@ impl Class {
     /// All, best first.
     pub const ALL: [Class; 4] = [Class::Green, Class::Yellow, Class::Orange, Class::Red];
 
-    /// The class of a change in per cent. One that is on a limit is in the worse class, as published (row 39).
+    /// The class of a change in per cent. A value on a limit is in the worse class, as published
+    /// (row 39).
     pub fn of(change_pct: f64) -> Class {
         match change_pct {
             change if change > -5.0 => Class::Green,
@@ -88,7 +90,7 @@ impl Class {
         }
     }
 
-    /// The paper's mark.
+    /// The mark of the paper.
     pub fn mark(self) -> char {
         match self {
             Class::Green => '+',
@@ -98,7 +100,7 @@ impl Class {
         }
     }
 
-    /// Its colour, as a word.
+    /// The colour as a word.
     pub fn name(self) -> &'static str {
         match self {
             Class::Green => "green",
@@ -109,7 +111,7 @@ impl Class {
     }
 }
 
-/// What a workload does, as the paper groups its results.
+/// A family of workloads, as the paper groups its results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     /// Rows 1 to 12.
@@ -157,7 +159,7 @@ impl Family {
         }
     }
 
-    /// What it is called.
+    /// The name of the family.
     pub fn name(self) -> &'static str {
         match self {
             Family::SequentialReads => "sequential reads",
@@ -177,13 +179,13 @@ impl Family {
 pub struct Row {
     /// 1 to 45.
     pub number: u8,
-    /// Such as `seq-rd-4KB-1th-1f`.
+    /// The name, such as `seq-rd-4KB-1th-1f`.
     pub name: String,
     hdd: Published,
     ssd: Published,
 }
 
-/// What was published about a row on one device.
+/// The published results of a row on one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Published {
     /// Throughput of Ext4, in flow operations per second.
@@ -207,16 +209,16 @@ impl Published {
 /// Published requests of one type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedRequests {
-    /// Such as `LOOKUP`.
+    /// The type, such as `LOOKUP`.
     pub op: String,
-    /// How many went through the background queue.
+    /// Number of requests through the background queue.
     pub background: u64,
-    /// How many went through the pending queue: all.
+    /// Number of requests through the pending queue, which is all of them.
     pub pending: u64,
 }
 
 impl Row {
-    /// All 45, in their order.
+    /// All 45 rows, in order.
     pub fn all() -> &'static [Row] {
         static ROWS: LazyLock<Vec<Row>> =
             LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
@@ -228,7 +230,7 @@ impl Row {
         Row::all().get(usize::from(number).checked_sub(1)?)
     }
 
-    /// What was published for a device.
+    /// The published results for a device.
     pub fn published(&self, media: Media) -> &Published {
         match media {
             Media::Hdd => &self.hdd,
@@ -241,7 +243,7 @@ impl Row {
         Family::of(self.number)
     }
 
-    /// Flow operations of one published run. Every row is a fixed amount of work.
+    /// Number of flow operations of one published run. Every row is a fixed amount of work.
     pub fn published_operations(&self, media: Media) -> u64 {
         let hdd = media == Media::Hdd;
         let place = usize::from(self.number.saturating_sub(1) % 4);
@@ -296,7 +298,7 @@ impl Row {
         REQUESTS.lines().filter_map(|line| parse_requests(line.strip_prefix(&prefix)?)).collect()
     }
 
-    /// What the authors called the run.
+    /// The authors' name of the run.
     fn run_name(&self, media: Media) -> String {
         let files = if media == Media::Hdd { "2Mf" } else { "4Mf" };
         match self.number {
@@ -323,7 +325,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Understands `1-4,37,45`: the numbers in their order, each once.
+/// Parses `1-4,37,45`: the numbers in their order, each once.
 pub fn parse_numbers(text: &str) -> Result<Vec<u8>, String> {
     let mut numbers = Vec::new();
     for part in text.split(',').map(str::trim) {
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_classes_of_the_published_table_are_counted_as_published() {
+    fn class_counts_match_the_published_table() {
         assert_eq!(counts(Media::Hdd, Stackfs::Base), [23, 7, 9, 6]);
         assert_eq!(counts(Media::Hdd, Stackfs::Opt), [29, 10, 4, 2]);
         assert_eq!(counts(Media::Ssd, Stackfs::Base), [27, 5, 6, 7]);

@@ -1,4 +1,4 @@
-//! The study: all cells, configuration after configuration, and their results written down as they come.
+//! The study: runs all cells, and writes their results as they come.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,14 +17,15 @@ use crate::rows::Row;
 use crate::sizes::{self, Estimate, Sizes};
 use crate::throttle::{self, Limits};
 
-/// Runs what was asked for and writes the results into its directory, cell by cell. `tell` gets lines of progress.
+/// Runs the study and writes the results into its directory, cell by cell. `tell` receives lines of
+/// progress.
 ///
-/// After a signal, the cell that was under way is given up, and what was measured before is the result.
+/// After a signal, the current cell is dropped, and the previous measurements are the result.
 ///
 /// # Errors
 ///
-/// What is missing, before anything starts; a directory that cannot be written. A cell that fails is a result, and the
-/// study goes on.
+/// Fails if a requirement is missing, before the start, or if the directory cannot be written. A
+/// failed cell is a result, and the study continues.
 pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let hierarchies = Hierarchies::detect();
     let estimate = Estimate::of(options);
@@ -46,7 +47,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     Ok(results)
 }
 
-/// Empty results, or those that are gone on with.
+/// Empty results, or those to continue with.
 fn beginning(
     options: &Options,
     hierarchies: &Hierarchies,
@@ -152,8 +153,8 @@ fn introduce(
     }
 }
 
-/// Run by run, row by row, and in these configuration by configuration: what is compared lies close together in time.
-/// The first configuration of a row changes with the run, so that none profits from its place.
+/// Run by run, row by row, and configuration by configuration, so that compared cells are close in
+/// time. The first configuration of a row changes with the run, so that the order favours none.
 fn plan(options: &Options) -> Vec<(u32, u8, &Config)> {
     let mut cells = Vec::new();
     for run in 1..=options.runs {
@@ -189,7 +190,7 @@ fn all_cells(
             results.interrupted = true;
             break;
         }
-        // The last one may leave less than nothing, by rounding.
+        // Rounding may make the rest negative.
         left = (left - expected(*row)).max(0.0);
         let remaining = left * begun.elapsed().as_secs_f64() / (all - left).max(1e-3);
         tell(&progress(place + 1, cells.len(), *row, config, &outcome, remaining));
@@ -230,7 +231,7 @@ fn progress(
     )
 }
 
-/// Seconds in words.
+/// A duration as text.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_alternate_and_take_turns_in_being_first() {
+    fn configurations_alternate_and_the_first_one_changes() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
         let order: Vec<_> =
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_not_overwritten_and_only_the_same_study_is_gone_on_with() {
+    fn results_are_not_overwritten_and_only_the_same_study_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         let mut options = options(dir.path());
         let (hierarchies, kernel) = (Hierarchies::default(), KernelStages::probe(false));

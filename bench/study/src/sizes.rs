@@ -1,4 +1,4 @@
-//! How large a row is at a scale, how much memory it gets, and what that will take.
+//! The size of a row at a scale, its memory, and its estimated duration.
 
 use std::path::Path;
 
@@ -10,37 +10,37 @@ const MIB: u64 = 1 << 20;
 /// The paper's data and memory (section 4).
 const PAPER_DATA: u64 = 60 << 30;
 const PAPER_MEMORY: u64 = 4 << 30;
-/// How long a cell at scale `small` would take on the paper's machine, natively.
+/// Native duration of a cell at scale `small` on the paper's machine.
 const SMALL_SECONDS: f64 = 4.0;
-/// What the kernel needs for the processes beside caches of data: their programs, which are files too, and tables. It does
-/// not shrink with the data.
+/// Memory that the kernel needs for the processes beside data caches: their programs, which are
+/// files, too, and tables. It does not shrink with the data.
 const PROCESSES: u64 = 24 * MIB;
 /// Factor of scale `tiny`: 4 MiB of 60 GiB.
 const TINY: f64 = 1.0 / 16384.0;
 /// Factor of the file of the random rows at scale `small`: 480 MiB.
 const SMALL_FILE: f64 = 1.0 / 128.0;
-/// Seconds of making a file system, mounting and ending, in a cell.
+/// Seconds per cell for creating a file system, mounting and unmounting.
 const AROUND_SECONDS: f64 = 2.0;
 
-/// Sizes of one row.
+/// The sizes of one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sizes {
     /// Factor of all sizes and counts.
     pub factor: f64,
     /// Factor of the number of accesses of the random rows.
     pub access_factor: f64,
-    /// What caches may take, with what the kernel holds for the processes.
+    /// Limit on caches, including kernel memory for the processes.
     pub caches_bytes: u64,
-    /// Memory of application and daemon together, to begin with.
+    /// Initial memory limit of application and daemon together.
     pub memory_limit_bytes: u64,
 }
 
 impl Sizes {
     /// The sizes of row `number`.
     ///
-    /// Scale `small` makes each row so small that it would take the paper's machine four seconds: rows differ in how long
-    /// they were published to run, from 2 to 55 minutes. Rows of random accesses get their four seconds by fewer accesses
-    /// to a file that is as large as that of the sequential ones, so that it stays large against the memory.
+    /// Scale `small` reduces each row to four seconds on the paper's machine. The published
+    /// durations differ, from 2 to 55 minutes. Rows of random accesses do fewer accesses to a file
+    /// as large as that of the sequential rows, so that it remains large compared with the memory.
     pub fn of(number: u8, options: &Options) -> Sizes {
         let media = media(options);
         let access_factor = match options.scale {
@@ -64,7 +64,7 @@ impl Sizes {
         }
     }
 
-    /// What the engine is told.
+    /// The job of the engine.
     pub fn job(&self, row: u8, dir: &Path, phase: Phase, options: &Options) -> Job {
         Job {
             row,
@@ -78,25 +78,25 @@ impl Sizes {
     }
 }
 
-/// The largest factor at which the files that a row makes can all be open in a daemon that holds them so: all
-/// configurations make as many.
+/// The largest factor at which a daemon can hold all files of a row open. All configurations create
+/// the same number.
 fn most_created(number: u8, options: &Options) -> f64 {
     let creates = Family::of(number) == Family::Creates;
     if !creates || !options.configs.iter().any(Config::holds_inodes_open) {
         return f64::INFINITY;
     }
-    // The rest is for everything else that a daemon has open, and for directories.
+    // The rest is for other descriptors of a daemon, and for directories.
     options.open_files as f64 * 0.8 / files(number, 1.0) as f64
 }
 
-/// How long a row was published to run natively.
+/// The published native duration of a row.
 fn published_seconds(number: u8, media: Media) -> f64 {
     Row::get(number).map_or(1.0, |row| {
         row.published_operations(media) as f64 / row.published(media).native_ops_per_s
     })
 }
 
-/// Whose amounts of work are used.
+/// The device whose amounts of work are used.
 fn media(options: &Options) -> Media {
     match options.device {
         DeviceChoice::Emulated(media) => media,
@@ -104,7 +104,8 @@ fn media(options: &Options) -> Media {
     }
 }
 
-/// Buffers of the application's threads, roughly: what they really take is seen when they run.
+/// Rough size of the buffers of the application's threads; the actual size is measured during the
+/// run.
 fn buffers(number: u8) -> u64 {
     let io_bytes = [4 << 10, 32 << 10, 128 << 10, MIB][usize::from(number.saturating_sub(1) % 4)];
     match number {
@@ -116,25 +117,25 @@ fn buffers(number: u8) -> u64 {
     }
 }
 
-/// What a study will need.
+/// The estimated requirements of a study.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// Roughly how long it takes.
+    /// Approximate duration in seconds.
     pub seconds: f64,
     /// Size of the image, most of which will be used.
     pub image_bytes: u64,
-    /// How many files there can be at once.
+    /// Maximum number of files.
     pub inodes: u64,
 }
 
 impl Estimate {
-    /// For everything that was asked for.
+    /// The estimate for all cells.
     pub fn of(options: &Options) -> Estimate {
         let sizes = || options.rows.iter().map(|&row| (row, Sizes::of(row, options)));
         let files = sizes().map(|(row, sizes)| files(row, sizes.factor)).max().unwrap_or(0);
         let data = sizes().map(|(row, sizes)| data(row, sizes.factor)).max().unwrap_or(0);
         let inodes = 16_384 + files + files / 4;
-        // Inodes, journal, directories, and room that ext4 keeps for root.
+        // Inodes, journal, directories, and space that ext4 reserves for root.
         let image_bytes = (data + data / 4 + inodes * 512 + 512 * MIB).next_multiple_of(MIB);
         let cells = f64::from(options.runs) * options.configs.len() as f64;
         let seconds = sizes().map(|(row, sizes)| cells * seconds(row, &sizes, options)).sum();
@@ -142,14 +143,14 @@ impl Estimate {
     }
 }
 
-/// Seconds of one cell.
+/// Duration of one cell in seconds.
 pub fn seconds(row: u8, sizes: &Sizes, options: &Options) -> f64 {
     let published = published_seconds(row, media(options));
     // Half of the configurations are slower than native, some rows by a factor of five.
     AROUND_SECONDS + sizes.access_factor * published * 1.6 + data(row, sizes.factor) as f64 / 400e6
 }
 
-/// Files of a row.
+/// Number of files of a row.
 fn files(row: u8, factor: f64) -> u64 {
     let paper = match row {
         37..=38 | 41..=42 => 4_000_000,
@@ -162,7 +163,7 @@ fn files(row: u8, factor: f64) -> u64 {
     ((f64::from(paper) * factor) as u64).max(1_000)
 }
 
-/// Bytes of data that a row has at once.
+/// Size of the data of a row in bytes.
 fn data(row: u8, factor: f64) -> u64 {
     let one = match Family::of(row) {
         Family::Creates | Family::SmallFileReads | Family::Deletes => 4_096,
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_files_are_made_than_can_be_open() {
+    fn no_more_files_are_created_than_can_be_open() {
         let mut options = options(Scale::Small);
         let all = Sizes::of(37, &options);
         assert!(files(37, all.factor) > 20_000);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_size_is_estimated_as_published() {
+    fn the_estimate_of_the_published_size_matches() {
         let estimate = Estimate::of(&options(Scale::Paper));
         assert!(estimate.image_bytes > 60 << 30);
         assert!(estimate.inodes > 4_000_000);

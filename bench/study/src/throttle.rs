@@ -1,7 +1,9 @@
-//! Emulated devices: a loop device that the block layer's throttle holds to the figures of the paper's devices.
+//! Emulated devices: a loop device that the block layer throttles to the speed of the paper's
+//! devices.
 //!
-//! Throttling limits bytes and requests per second. It adds no time to a single request below those limits, so an
-//! emulated disk has no seeks: what depends on the order of requests, or on how many are in flight, cannot be shown.
+//! Throttling limits bytes and requests per second. It adds no latency to a request below those
+//! limits, so an emulated disk has no seeks. Effects of the order of requests, or of the number in
+//! flight, cannot be shown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,28 +15,29 @@ use crate::rows::Media;
 
 const MIB: u64 = 1 << 20;
 
-/// Limits of a device; 0 for none.
+/// The limits of a device; 0 for none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bytes read in a second.
+    /// Bytes read per second.
     pub read_bps: u64,
-    /// Bytes written in a second.
+    /// Bytes written per second.
     pub write_bps: u64,
-    /// Requests to read in a second.
+    /// Read requests per second.
     pub read_iops: u64,
-    /// Requests to write in a second.
+    /// Write requests per second.
     pub write_iops: u64,
 }
 
 impl Limits {
-    /// What the paper's device did under native Ext4 (table 3).
+    /// The throughput of the paper's device with native Ext4 (table 3).
     ///
-    /// SSD: 120 MiB/s of sequential reads (rows 1 to 4), 129 MiB/s of sequential writes (rows 21 to 28), 25,000 random
-    /// reads a second by 32 threads (row 17), 16,200 random writes (row 33).
+    /// SSD: 120 MiB/s of sequential reads (rows 1 to 4), 129 MiB/s of sequential writes (rows 21 to
+    /// 28), 25,000 random reads per second by 32 threads (row 17), 16,200 random writes (row 33).
     ///
-    /// HDD: 150 and 144 MiB/s (rows 1 and 21). Its 243 to 572 random reads a second (rows 13 and 17) would hold
-    /// sequential ones, in requests of 128 KiB, to 30 to 70 MiB/s. So there are as many requests a second as full
-    /// bandwidth needs at 128 KiB, and small random ones get a thirtieth of the bandwidth.
+    /// HDD: 150 and 144 MiB/s (rows 1 and 21). Its 243 to 572 random reads per second (rows 13 and
+    /// 17) would limit sequential reads, in requests of 128 KiB, to 30 to 70 MiB/s. The limit is
+    /// therefore the number of requests that full bandwidth needs at 128 KiB, and small random
+    /// requests get a thirtieth of the bandwidth.
     pub fn of(media: Media) -> Limits {
         match media {
             Media::Ssd => Limits {
@@ -62,7 +65,7 @@ impl Limits {
     }
 }
 
-/// What a throttled device is called wherever it is named.
+/// The description of a throttled device.
 pub fn describe(media: Media) -> String {
     let limits = Limits::of(media);
     format!(
@@ -75,14 +78,14 @@ pub fn describe(media: Media) -> String {
     )
 }
 
-/// Limits that hold until this is dropped.
+/// Limits that apply until this value is dropped.
 #[derive(Debug)]
 pub struct Throttle {
     undo: Vec<(PathBuf, String)>,
 }
 
 impl Throttle {
-    /// By the files of a version 1 group.
+    /// Uses the files of a version 1 group.
     pub(crate) fn v1(folder: &Path, device: &str, limits: &Limits) -> Result<Throttle> {
         let mut throttle = Throttle { undo: Vec::new() };
         for (file, _, limit) in limits.fields() {
@@ -94,7 +97,7 @@ impl Throttle {
         Ok(throttle)
     }
 
-    /// By `io.max` of a version 2 group.
+    /// Uses `io.max` of a version 2 group.
     pub(crate) fn v2(folder: &Path, device: &str, limits: &Limits) -> Result<Throttle> {
         let (mut on, mut off) = (device.to_owned(), device.to_owned());
         for (_, key, limit) in limits.fields() {
@@ -118,7 +121,7 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         for (file, off) in &self.undo {
-            // The group may have gone, and with it the limit.
+            // The group may have been removed, and with it the limit.
             let _ = fs::write(file, off);
         }
     }
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_1_sets_a_file_a_limit_and_takes_them_back() {
+    fn version_1_writes_one_file_per_limit_and_removes_them() {
         let root = tempfile::tempdir().unwrap();
         let limits = Limits { read_iops: 0, ..Limits::of(Media::Ssd) };
         let throttle = Throttle::v1(root.path(), "7:3", &limits).unwrap();
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emulated_device_is_called_emulated() {
+    fn an_emulated_device_is_described_as_such() {
         assert!(describe(Media::Hdd).starts_with("emulated HDD"));
     }
 

@@ -1,4 +1,4 @@
-//! The report and the tables of `defuse bench direct`, from figures that were made up.
+//! The report and the tables of `defuse bench direct`, from invented figures.
 
 mod browser;
 
@@ -10,7 +10,8 @@ use defuse_study::direct::worker::Op;
 use defuse_study::direct::{Scale, html, table};
 use defuse_study::results::Machine;
 
-/// Results in which the mount takes 10 us, native 1 us and direct `direct_ns` for a call, whatever its size.
+/// Results in which a call takes 10 us on the mount, 1 us natively and `direct_ns` with direct, for
+/// any size.
 fn results(direct_ns: u64) -> Results {
     let names = ["native", "mount", "libfuse", "direct", "served", "memory", "client", "dummy"];
     let target = |name: &str| Target { name: name.into(), how: "a <way> & \"quotes\"".into() };
@@ -104,7 +105,7 @@ fn outcome(results: &Results, what: &str) -> Outcome {
 }
 
 #[test]
-fn goals_are_met_by_who_is_fast_and_missed_by_who_is_not() {
+fn goals_are_met_by_fast_and_missed_by_slow_results() {
     let (fast, slow) = (results(300), results(2_000));
     for what in [
         "4K write of a new file, direct against the mount",
@@ -123,9 +124,9 @@ fn goals_are_met_by_who_is_fast_and_missed_by_who_is_not() {
 }
 
 #[test]
-fn ratios_are_of_the_same_round() {
+fn ratios_are_taken_within_rounds() {
     let mut results = results(500);
-    // A round in which everything took four times as long changes no ratio.
+    // A round in which everything took four times as long does not change ratios.
     results.cells.iter_mut().filter(|cell| cell.round == 2).for_each(|cell| cell.ns *= 4);
     let case = Case { table: Table::Memory, lower: Lower::Tmpfs, op: Op::Read, block: 4096 };
     let speed = results.speed(case, "memory", "native").unwrap();
@@ -164,7 +165,7 @@ fn the_report_is_one_file_with_a_text_for_every_plot() {
 }
 
 #[test]
-fn a_browser_draws_every_plot_within_360_pixels_without_a_complaint() {
+fn a_browser_draws_every_plot_within_360_pixels_without_errors() {
     let least = Least { plots: 6 + 20 + 4 + 16 + 2, bars: 27 * 9 + 2 * 42, sections: 7 };
     draws_everything_within_360_pixels(&html(&results(300)), &least);
 }

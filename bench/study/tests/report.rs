@@ -1,4 +1,4 @@
-//! The report of a study: one file, complete, and drawn by a real browser.
+//! The report of a study: one complete file, drawn by a real browser.
 
 mod browser;
 
@@ -9,7 +9,7 @@ use defuse_study::report;
 use defuse_study::results::*;
 use defuse_study::rows::{Media, Row};
 
-/// Results of all rows, made up: each figure is another one, so that a mix-up would show.
+/// Invented results of all rows. All figures differ, so that a mix-up is detected.
 fn results() -> Results {
     let configs = ["native", "base", "opt"].map(|name| Config::named(name).unwrap()).to_vec();
     let mut cells = Vec::new();
@@ -115,7 +115,7 @@ fn the_report_is_one_file_with_every_row_and_a_text_for_every_plot() {
     assert!(html.contains("&lt;angles&gt; &amp; &quot;quotes&quot;") && !html.contains("<angles>"));
 }
 
-/// Labels of what is no plot.
+/// Labels of elements that are not plots.
 fn extra(html: &str) -> usize {
     html.matches("<nav aria-label").count()
         + html.matches("role=\"region\" aria-label").count()
@@ -162,7 +162,7 @@ fn runs_that_overlap_with_native_ones_are_called_noise() {
 }
 
 #[test]
-fn results_survive_being_written_and_another_schema_is_refused() {
+fn results_survive_a_round_trip_and_another_schema_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let results = results();
     results.write(dir.path()).unwrap();
@@ -174,7 +174,7 @@ fn results_survive_being_written_and_another_schema_is_refused() {
 }
 
 #[test]
-fn a_browser_draws_every_plot_within_360_pixels_without_a_complaint() {
+fn a_browser_draws_every_plot_within_360_pixels_without_errors() {
     let least = Least { plots: 45 * 6 + 1, bars: 2 * 45 * 6, sections: 8 };
     draws_everything_within_360_pixels(&report::html(&results()), &least);
 }

@@ -1,8 +1,8 @@
-//! What the engine itself costs: reads and writes of 4 KiB through it, and in a plain loop.
+//! Measures the overhead of the engine: reads and writes of 4 KiB through it, and in a plain loop.
 //!
-//! `cargo run --release -p defuse-wml --example overhead -- DIR` measures on a file in DIR, in
-//! turns, and prints nanoseconds for each operation and the ratio of the medians. Pin it:
-//! `taskset -c 1 chrt -f 10`.
+//! `cargo run --release -p defuse-wml --example overhead -- DIR` measures alternately on a file in
+//! DIR. It prints nanoseconds per operation and the ratio of the medians. Pin it with `taskset -c 1
+//! chrt -f 10`.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -37,7 +37,7 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Nanoseconds for each operation of the engine.
+/// Nanoseconds per operation of the engine.
 fn engine(dir: &str, kind: &str) -> Result<f64, Box<dyn Error>> {
     let text = format!(
         "set mode quit alldone
@@ -56,11 +56,11 @@ fn engine(dir: &str, kind: &str) -> Result<f64, Box<dyn Error>> {
     Ok(reports[0].seconds * 1e9 / operations as f64)
 }
 
-/// The same operations with nothing around them but a cheap choice of the offset.
+/// The same operations in a loop with only a cheap choice of the offset.
 fn plain_loop(dir: &Path, write: bool) -> Result<f64, Box<dyn Error>> {
     let path = dir.join("overhead/00000001/00000001");
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    // On a page of its own like that of the engine: copying depends on that.
+    // Page-aligned like the buffer of the engine, because the speed of copying depends on it.
     let mut memory = vec![1u8; 2 * IO];
     let skip = memory.as_ptr().align_offset(IO);
     let buffer = &mut memory[skip..skip + IO];

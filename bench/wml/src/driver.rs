@@ -1,4 +1,4 @@
-//! The seam: what flowops ask of a file system.
+//! The interface between flowops and a file system.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,41 +9,41 @@ use rustix::io::retry_on_intr;
 
 use crate::plan::OpenFlags;
 
-/// How a file is opened.
+/// Access mode of open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// For reading.
+    /// Open for reading.
     pub read: bool,
-    /// For writing.
+    /// Open for writing.
     pub write: bool,
-    /// Made where it does not exist (O_CREAT without O_EXCL).
+    /// Create the file if it does not exist (O_CREAT without O_EXCL).
     pub create: bool,
 }
 
-/// How much a file system holds, in bytes.
+/// Capacity of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// All that it can hold.
+    /// Total size.
     pub total: u64,
-    /// What is free of it.
+    /// Available space.
     pub available: u64,
 }
 
-/// What flowops ask of a file system. The engine knows nothing else of it.
+/// The operations that flowops need of a file system. The engine uses nothing else.
 ///
-/// Each method is one system call (or what a file system without a kernel does instead), except
-/// where it says otherwise. All threads of a run call it at once. Errors are those of the call.
+/// Each method is one system call (or its equivalent without the kernel), except where it says
+/// otherwise. All threads of a run call it concurrently. Errors are those of the call.
 pub trait Driver: Sync {
-    /// An open file with a position of its own. Dropping it closes it.
+    /// An open file with its own position. Dropping it closes it.
     type File: Send;
 
-    /// open(2). Mode 0666 before the umask.
+    /// open(2), with mode 0666 before the umask.
     fn open(&self, path: &Path, access: Access, flags: OpenFlags) -> io::Result<Self::File>;
-    /// read(2) at the position, which moves. 0 is the end of the file.
+    /// read(2) at the file position, which advances. 0 means the end of the file.
     fn read(&self, file: &mut Self::File, data: &mut [u8]) -> io::Result<usize>;
     /// pread(2).
     fn read_at(&self, file: &mut Self::File, data: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// write(2) at the position, which moves. May write less.
+    /// write(2) at the file position, which advances. May write less.
     fn write(&self, file: &mut Self::File, data: &[u8]) -> io::Result<usize>;
     /// pwrite(2). May write less.
     fn write_at(&self, file: &mut Self::File, data: &[u8], offset: u64) -> io::Result<usize>;
@@ -57,7 +57,7 @@ pub trait Driver: Sync {
     fn size_of(&self, file: &mut Self::File) -> io::Result<u64>;
     /// ftruncate(2).
     fn truncate(&self, file: &mut Self::File, size: u64) -> io::Result<()>;
-    /// Lets the page cache forget the file: posix_fadvise(2). Only a hint.
+    /// Drops the pages of the file from the page cache, posix_fadvise(2). A hint only.
     fn forget_pages(&self, file: &mut Self::File);
     /// stat(2): the size in bytes.
     fn stat(&self, path: &Path) -> io::Result<u64>;
@@ -67,17 +67,17 @@ pub trait Driver: Sync {
     fn mkdir(&self, path: &Path) -> io::Result<()>;
     /// rmdir(2).
     fn rmdir(&self, path: &Path) -> io::Result<()>;
-    /// statvfs(2); `None` where it is not known.
+    /// statvfs(2); `None` if unknown.
     fn room(&self, path: &Path) -> io::Result<Option<Room>> {
         let _ = path;
         Ok(None)
     }
-    /// Calls `each` with every entry but `.` and `..`, and whether it is a directory: open(2),
-    /// getdents64(2) until there are none, close(2).
+    /// Calls `each` with every entry except `.` and `..`, and true if it is a directory: open(2),
+    /// getdents64(2) until the end, close(2).
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()>;
 }
 
-/// The driver that asks the kernel.
+/// The driver that makes system calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemCalls;
 
@@ -144,7 +144,7 @@ impl Driver for SystemCalls {
     }
 
     fn forget_pages(&self, file: &mut OwnedFd) {
-        // A file system may have no page cache; then there is nothing to forget.
+        // A file system without a page cache has nothing to drop.
         let _ = fs::fadvise(&*file, 0, None, fs::Advice::DontNeed);
     }
 
@@ -169,7 +169,7 @@ impl Driver for SystemCalls {
         let found = fs::statvfs(path)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         let room = Room { total: bytes(found.f_blocks), available: bytes(found.f_bavail) };
-        // Some file systems, such as those of other machines, say nothing.
+        // Some file systems, such as network file systems, do not report it.
         Ok((room.total > 0).then_some(room))
     }
 

@@ -1,12 +1,13 @@
 //! A runner for the workload language of Filebench 1.5 (WML).
 //!
-//! What it is: a parser that says what is wrong and where before anything is run; the language's
-//! file sets and flowops with the semantics of Filebench; and measurement of each flowop. The
-//! workloads of *To FUSE or Not to FUSE* (FAST '17) and the four personalities of UHSFS come with
-//! it. docs/workloads.md explains the language and where this differs from Filebench.
+//! This crate has a parser that reports errors with their position before anything runs, the file
+//! sets and flowops of the language with the semantics of Filebench, and measurements of each
+//! flowop. It includes the workloads of *To FUSE or Not to FUSE* (FAST '17) and the four
+//! personalities of UHSFS. docs/workloads.md explains the language and the differences to
+//! Filebench.
 //!
-//! What it is not: it knows no frontend and no backend. What a workload does goes through
-//! [`Driver`]; [`SystemCalls`] is the one that asks the kernel, and the program has one for a file
+//! It knows no frontend and no backend. A workload accesses files through a [`Driver`].
+//! [`SystemCalls`] is the driver that uses the kernel; the program has another one for a file
 //! system in its own process.
 //!
 //! ```no_run

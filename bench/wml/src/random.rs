@@ -3,7 +3,7 @@
 use rand::Rng;
 use rand_distr::{Distribution, Exp, Gamma, LogNormal, Normal, Triangular, Uniform, Weibull};
 
-/// The generator of everything random. The same seed gives the same numbers on every machine.
+/// The generator of all random numbers. The same seed gives the same numbers on every machine.
 pub type Generator = rand_xoshiro::Xoshiro256PlusPlus;
 
 /// The generator of stream `stream` of a run with `seed`.
@@ -12,10 +12,10 @@ pub fn generator(seed: u64, stream: u64) -> Generator {
     Generator::seed_from_u64(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// How the values of a random variable are spread.
+/// The distribution of a random variable.
 #[derive(Clone, Debug)]
 pub enum Shape {
-    /// Evenly, from the lower bound up to the upper one.
+    /// Uniform, from the lower to the upper bound.
     Uniform(f64, Uniform<f64>),
     /// Gamma, shifted by an offset.
     Gamma(f64, f64, Gamma<f64>),
@@ -36,20 +36,20 @@ pub enum Shape {
 /// A random variable of a workload file.
 #[derive(Clone, Debug)]
 pub struct RandomVariable {
-    /// How its values are spread.
+    /// The distribution of its values.
     pub shape: Shape,
-    /// What is smaller becomes this.
+    /// Smaller values become this.
     pub min: Option<f64>,
-    /// What is larger becomes this.
+    /// Larger values become this.
     pub max: Option<f64>,
-    /// Values are rounded to the nearest multiple of this; 0 means not at all.
+    /// Values are rounded to the nearest multiple of this; 0 for no rounding.
     pub round: f64,
-    /// Every value is multiplied by this, before it is rounded.
+    /// Every value is multiplied by this before rounding.
     pub factor: f64,
 }
 
 impl RandomVariable {
-    /// One of `shape`, without bounds.
+    /// A variable of `shape`, without bounds.
     pub fn new(shape: Shape) -> Self {
         RandomVariable { shape, min: None, max: None, round: 0.0, factor: 1.0 }
     }
@@ -80,7 +80,7 @@ impl RandomVariable {
         if self.round > 0.0 { (value / self.round).round() * self.round } else { value }
     }
 
-    /// The mean of the distribution, bounds and rounding aside.
+    /// The mean of the distribution, without bounds and rounding.
     pub fn mean(&self) -> f64 {
         let mean = match &self.shape {
             Shape::Uniform(mean, _)
@@ -104,27 +104,27 @@ impl RandomVariable {
     }
 }
 
-/// A number that is fixed or random.
+/// A fixed or random number.
 #[derive(Clone, Debug)]
 pub enum Amount {
-    /// Always the same.
+    /// A fixed number.
     Fixed(u64),
-    /// A new one each time.
+    /// A new value for each use.
     Random(std::sync::Arc<RandomVariable>),
 }
 
 impl Amount {
-    /// The number, or the next one.
+    /// The fixed number, or the next random one.
     #[inline]
     pub fn get(&self, random: &mut Generator) -> u64 {
         match self {
             Amount::Fixed(number) => *number,
-            // Negative values and what is no number become 0.
+            // Negative values and NaN become 0.
             Amount::Random(variable) => variable.sample(random) as u64,
         }
     }
 
-    /// The number, or the mean of all.
+    /// The fixed number, or the mean.
     pub fn mean(&self) -> f64 {
         match self {
             Amount::Fixed(number) => *number as f64,
@@ -132,7 +132,7 @@ impl Amount {
         }
     }
 
-    /// The number where it is fixed.
+    /// The number, if it is fixed.
     pub fn fixed(&self) -> Option<u64> {
         match self {
             Amount::Fixed(number) => Some(*number),

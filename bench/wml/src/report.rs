@@ -14,27 +14,27 @@ pub struct FlowopReport {
     pub name: String,
     /// Its kind.
     pub kind: &'static str,
-    /// Whether it is part of the summary.
+    /// It is included in the summary.
     pub io: bool,
-    /// How often it was done.
+    /// Number of operations.
     pub operations: u64,
-    /// The same in a second.
+    /// Operations per second.
     pub operations_per_second: f64,
-    /// How many bytes of data it moved.
+    /// Bytes of data transferred.
     pub bytes: u64,
-    /// The same in a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
     /// The mean latency in ns.
     pub mean_ns: u64,
-    /// Half of all were not slower; in ns.
+    /// Median latency in ns.
     pub p50_ns: u64,
-    /// 99 of 100 were not slower; in ns.
+    /// 99th percentile of the latency in ns.
     pub p99_ns: u64,
-    /// The fastest, in ns.
+    /// Minimum latency in ns.
     pub min_ns: u64,
-    /// The slowest, in ns.
+    /// Maximum latency in ns.
     pub max_ns: u64,
-    /// Counts by powers of two of ns, where the file says `enable lathist`.
+    /// Counts by powers of two of ns, if the file contains `enable lathist`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(u64, u64)>,
 }
@@ -60,34 +60,34 @@ impl FlowopReport {
     }
 }
 
-/// What is counted for a run as a whole.
+/// Totals of a run.
 pub(crate) struct Totals {
     pub cpu_ns: u64,
     pub threads: u64,
 }
 
-/// The result of one `run`, or of a period of it.
+/// The result of one `run`, or of one of its periods.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport {
     /// The name of the workload.
     pub workload: String,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// How many threads there were.
+    /// Number of threads.
     pub threads: u64,
-    /// What everything random began with.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// What scaling has changed.
+    /// The changes by scaling.
     pub scaling: Scaling,
-    /// How many bytes all files have when all exist.
+    /// Average size of all files together when all exist, in bytes.
     pub data_bytes: u64,
     /// All I/O flowops together.
     pub total: FlowopReport,
-    /// How many of those read data.
+    /// Number of operations that read data.
     pub reads: u64,
-    /// How many wrote data.
+    /// Number of operations that wrote data.
     pub writes: u64,
-    /// CPU time of the threads for each I/O operation, in ns; 0 for a period.
+    /// CPU time of the threads per I/O operation, in ns; 0 for a period.
     pub cpu_ns_per_operation: u64,
     /// Each flowop, in the order of the file.
     pub flowops: Vec<FlowopReport>,

@@ -1,12 +1,12 @@
-//! The workloads that come with the program, and the 45 rows of *To FUSE or Not to FUSE*
-//! (FAST '17, table 3) as these with variables.
+//! The built-in workloads, and the 45 rows of *To FUSE or Not to FUSE* (FAST '17, table 3), which
+//! are these workloads with variables.
 
-/// A workload that comes with the program.
+/// A built-in workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Builtin {
-    /// Its name: that of its file without `.f`.
+    /// Its name, which is that of its file without `.f`.
     pub name: &'static str,
-    /// What it does, in a few words.
+    /// A short description.
     pub about: &'static str,
     /// Its file.
     pub text: &'static str,
@@ -14,7 +14,7 @@ pub struct Builtin {
 
 macro_rules! builtins {
     ($($name:literal: $about:literal,)*) => {
-        /// All workloads that come with the program.
+        /// All built-in workloads.
         const BUILTINS: &[Builtin] = &[$(Builtin {
             name: $name,
             about: $about,
@@ -40,7 +40,7 @@ builtins! {
     "webproxy": "a web proxy of 10,000 files, for a minute",
 }
 
-/// All workloads that come with the program.
+/// All built-in workloads.
 pub fn builtins() -> &'static [Builtin] {
     BUILTINS
 }
@@ -50,7 +50,7 @@ pub fn builtin(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
 }
 
-/// The device that a row was measured on, for which it has more or less work.
+/// The device of a row, on which its amount of work depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// A disk.
@@ -66,14 +66,14 @@ pub struct Row {
     pub number: u32,
     /// Its name in the table.
     pub name: &'static str,
-    /// The workload that it is.
+    /// Its workload.
     pub workload: &'static str,
     /// Variables of the workload, as `NAME=VALUE`.
     pub variables: &'static [&'static str],
-    /// Further ones on a disk. Of rows 44 and 45 only the amount of work on a solid state drive is
-    /// known; a disk gets the same.
+    /// Further variables on a disk. For rows 44 and 45, only the amount of work on a solid state
+    /// drive is known, and is used for a disk, too.
     pub hdd: &'static [&'static str],
-    /// Further ones on a solid state drive.
+    /// Further variables on a solid state drive.
     pub ssd: &'static [&'static str],
 }
 

@@ -1,8 +1,8 @@
-//! Counts and latencies. One thread writes, others may read at any time; nobody waits.
+//! Counts and latencies. One thread writes, others may read at any time without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Buckets for each power of two: a latency is known to about 3 %.
+/// Buckets per power of two, which gives latencies to about 3 %.
 const SUB: u64 = 32;
 const SUB_BITS: u32 = SUB.trailing_zeros();
 /// Latencies from 2^40 ns (18 minutes) on share the last bucket.
@@ -21,7 +21,7 @@ fn bucket_of(ns: u64) -> usize {
     ((power - SUB_BITS + 1) as usize) * SUB as usize + within as usize
 }
 
-/// The shortest latency of a bucket, and how many ns it covers.
+/// The lower bound of a bucket, and its width in ns.
 fn bounds(bucket: usize) -> (u64, u64) {
     let (row, within) = (bucket as u64 / SUB, bucket as u64 % SUB);
     if row == 0 {
@@ -31,7 +31,7 @@ fn bounds(bucket: usize) -> (u64, u64) {
     ((SUB + within) << shift, 1 << shift)
 }
 
-/// What one thread has measured of one flowop.
+/// The measurements of one thread for one flowop.
 pub(crate) struct Cell {
     count: AtomicU64,
     bytes: AtomicU64,
@@ -41,7 +41,7 @@ pub(crate) struct Cell {
     buckets: Box<[AtomicU64]>,
 }
 
-/// Adds without a locked instruction: only one thread writes.
+/// Adds without a locked instruction, because only one thread writes.
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -81,7 +81,7 @@ impl Cell {
         self.bytes.load(Relaxed)
     }
 
-    /// Adds what is here to `sum`.
+    /// Adds the measurements to `sum`.
     pub fn add_to(&self, sum: &mut Histogram) {
         sum.count += self.count();
         sum.bytes += self.bytes();
@@ -94,14 +94,14 @@ impl Cell {
     }
 }
 
-/// Latencies of many operations, with 32 buckets for each power of two.
+/// Latencies of many operations, with 32 buckets per power of two.
 #[derive(Clone, Debug)]
 pub struct Histogram {
-    /// How many operations.
+    /// Number of operations.
     pub count: u64,
-    /// How many bytes of data they moved.
+    /// Bytes of data transferred.
     pub bytes: u64,
-    /// All latencies together, in ns.
+    /// Sum of all latencies, in ns.
     pub sum_ns: u64,
     min_ns: u64,
     max_ns: u64,
@@ -116,7 +116,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds another one.
+    /// Adds another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         self.count += other.count;
         self.bytes += other.bytes;
@@ -128,8 +128,7 @@ impl Histogram {
         }
     }
 
-    /// What came after `earlier`, of the same operations. Shortest and longest are bounds of
-    /// buckets then.
+    /// The operations after `earlier`. Minimum and maximum are then bounds of buckets.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut span = Histogram {
             count: self.count.saturating_sub(earlier.count),
@@ -151,22 +150,22 @@ impl Histogram {
         span
     }
 
-    /// The mean in ns; 0 where there is none.
+    /// The mean in ns; 0 if there is none.
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
     }
 
-    /// The shortest in ns; 0 where there is none.
+    /// The minimum in ns; 0 if there is none.
     pub fn min_ns(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min_ns }
     }
 
-    /// The longest in ns; 0 where there is none.
+    /// The maximum in ns; 0 if there is none.
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The latency in ns that a share `p` (0 to 1) of all stayed below, to about 3 %.
+    /// The percentile `p` (0 to 1) in ns, to about 3 %.
     pub fn percentile_ns(&self, p: f64) -> u64 {
         let wanted = (p.clamp(0.0, 1.0) * self.count as f64).ceil().max(1.0) as u64;
         let mut before = 0;
@@ -180,8 +179,8 @@ impl Histogram {
         self.max_ns
     }
 
-    /// Counts for each power of two of ns, from 1 ns on, without the empty ones: the shortest
-    /// latency of the power, and how many there were.
+    /// Counts for each power of two of ns, without empty ones: the lower bound, and the number of
+    /// latencies.
     pub fn powers(&self) -> Vec<(u64, u64)> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         for (bucket, &count) in self.buckets.iter().enumerate().filter(|(_, count)| **count > 0) {

@@ -1,11 +1,11 @@
-//! What is wrong is named with file, line and column, and nothing is run or created.
+//! Errors are reported with file, line and column, and nothing is run or created.
 
 mod common;
 
 use defuse_wml::{Options, load};
 use proptest::prelude::*;
 
-/// A whole workload, in which a test changes one piece.
+/// A complete workload, of which each test changes one part.
 const GOOD: &str = "set $dir=/tmp
 set $n=10
 define fileset name=s,path=$dir,entries=$n,size=4k,prealloc
@@ -29,7 +29,7 @@ fn mistake(text: &str) -> String {
 }
 
 #[test]
-fn each_mistake_is_told_with_its_place_and_what_was_expected() {
+fn each_error_has_its_position_and_the_expected_text() {
     assert!(load(GOOD, "w.f", &Options::default()).is_ok());
     for (old, new, place, words) in [
         ("run 1", "rum 1", "w.f:13:1", "did you mean run?"),
@@ -137,7 +137,7 @@ fn nothing_is_created_when_a_later_line_is_wrong() {
 }
 
 #[test]
-fn variables_of_the_command_line_must_be_ones_that_the_file_sets() {
+fn variables_of_the_command_line_must_be_set_in_the_file() {
     let with = |text: &str| {
         let options = Options { variables: vec![text.to_owned()], ..Options::default() };
         load(GOOD, "w.f", &options)
@@ -150,7 +150,7 @@ fn variables_of_the_command_line_must_be_ones_that_the_file_sets() {
 }
 
 #[test]
-fn a_scale_that_is_none_is_refused() {
+fn an_invalid_scale_is_refused() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let options = Options { scale, ..Options::default() };
         assert!(load(GOOD, "w.f", &options).is_err(), "{scale}");
@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn no_change_of_a_good_text_makes_it_panic(
+    fn no_change_of_a_valid_text_makes_the_parser_panic(
         at in 0..GOOD.len(),
         length in 0usize..20,
         new in "[a-z0-9$={}(),\"# \n-]{0,8}",

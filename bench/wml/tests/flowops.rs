@@ -1,11 +1,11 @@
-//! What each flowop does to files, and what it counts.
+//! The effect of each flowop on files, and its counts.
 
 mod common;
 
 use common::{files, one_thread, run, try_run};
 use defuse_wml::RunReport;
 
-/// Runs one thread on one set, and gives what it counted and the files that are there then.
+/// Runs one thread on one set. Returns its counts and the sizes of the files afterwards.
 fn did(set: &str, flowops: &str) -> (RunReport, Vec<u64>) {
     let dir = tempfile::tempdir().unwrap();
     let report = run(dir.path(), &one_thread(set, flowops));
@@ -59,7 +59,7 @@ fn createfile_makes_files_that_do_not_exist_and_their_directories() {
 }
 
 #[test]
-fn read_goes_on_where_it_was_and_begins_anew_at_the_end() {
+fn read_continues_at_its_position_and_restarts_at_the_end() {
     let (report, _) = did(
         "entries=1,size=10k,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\nflowop read name=r,fd=1,iosize=4k,iters=5",
@@ -69,7 +69,7 @@ fn read_goes_on_where_it_was_and_begins_anew_at_the_end() {
 }
 
 #[test]
-fn io_on_a_closed_descriptor_opens_a_file_which_counts() {
+fn io_on_a_closed_descriptor_opens_a_file_and_counts_it() {
     let (report, _) =
         did("entries=1,size=8k,prealloc", "flowop read name=r,filesetname=s,iosize=4k,fd=3");
     assert_eq!(count(&report, "r"), (2, 4096));
@@ -81,12 +81,12 @@ fn random_reads_never_reach_beyond_the_end() {
         "entries=1,size=10k,prealloc",
         "flowop read name=r,filesetname=s,random,iosize=4k,iters=200",
     );
-    // Offsets are 0 and 4096, so that each of them reads all it wants.
+    // Offsets are 0 and 4096, so that each read is complete.
     assert_eq!(count(&report, "r"), (201, 200 * 4096));
 }
 
 #[test]
-fn writes_go_on_where_they_were_and_random_ones_stay_within_the_file() {
+fn writes_continue_at_their_position_and_random_ones_stay_within_the_file() {
     let open = "flowop openfile name=o,filesetname=s,fd=1\n";
     let (report, sizes) = did(
         "entries=1,size=8k,prealloc",
@@ -106,7 +106,7 @@ fn a_working_set_bounds_random_offsets() {
         "entries=1,size=0,prealloc",
         "flowop write name=w,filesetname=s,random,workingset=64k,iosize=4k,iters=500",
     );
-    // Offsets are rounded down, so that the last place is found almost never, as in Filebench.
+    // Offsets are rounded down, so that the last one is almost never used, as in Filebench.
     assert!([60 << 10, 64 << 10].contains(&sizes[0]), "{sizes:?}");
 }
 
@@ -170,7 +170,7 @@ fn random_appends_write_less_than_their_size_and_count_when_they_write_nothing()
 }
 
 #[test]
-fn deletefile_deletes_in_rotation_or_what_its_descriptor_has() {
+fn deletefile_deletes_in_rotation_or_the_file_of_its_descriptor() {
     let (report, sizes) =
         did("entries=5,size=1,prealloc", "flowop deletefile name=d,filesetname=s,iters=3");
     assert_eq!((count(&report, "d"), sizes.len()), ((3, 0), 2));
@@ -205,7 +205,7 @@ fn statfile_and_fsync_and_fsyncset_count() {
 }
 
 #[test]
-fn directories_are_made_removed_and_listed() {
+fn directories_are_created_removed_and_listed() {
     let dir = tempfile::tempdir().unwrap();
     let text = one_thread(
         "entries=3,size=0,dirwidth=3,leafdirs=4,prealloc=0",
@@ -237,7 +237,7 @@ fn opennext_uses_one_descriptor_after_the_other() {
         "entries=4,size=4k,prealloc",
         "flowop read name=r,filesetname=s,opennext,iosize=4k,iters=8",
     );
-    // Four are opened, and each is read twice: the second time at its end.
+    // Four are opened, and each is read twice, the second time at its end.
     assert_eq!(count(&report, "r"), (12, 4 * 4096));
 }
 
@@ -268,7 +268,7 @@ fn hog_and_delay_are_no_io() {
 }
 
 #[test]
-fn a_semaphore_lets_as_many_through_as_were_posted() {
+fn a_semaphore_passes_as_many_as_were_posted() {
     let dir = tempfile::tempdir().unwrap();
     let text = "set mode quit firstdone
         define fileset name=s,path=$dir,entries=100,size=10
@@ -293,7 +293,7 @@ fn a_semaphore_lets_as_many_through_as_were_posted() {
 }
 
 #[test]
-fn a_wakeup_wakes_who_blocks() {
+fn a_wakeup_wakes_blocked_threads() {
     let dir = tempfile::tempdir().unwrap();
     let text = "set mode quit alldone
         define fileset name=nothing,path=$dir,entries=1
@@ -339,7 +339,7 @@ fn rate_limits_wait_for_events_and_do_nothing_without() {
     let free = run(dir.path(), &text);
     assert_eq!(free.flowop("l").unwrap().operations, 0);
     let limited = run(dir.path(), &format!("eventgen rate=50\n{text}"));
-    // 90 operations at 50 a second; the first second's events may be there from the beginning.
+    // 90 operations at 50 a second; the events of the first second may be available at once.
     assert!(limited.flowop("l").unwrap().operations > 10);
     assert!(limited.seconds > 0.5 && limited.seconds > free.seconds, "{}", limited.seconds);
 }

@@ -1,4 +1,4 @@
-//! What workload files of other people use: each statement and attribute that no other test is about.
+//! Statements and attributes in existing workload files that no other test covers.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn operations(report: &RunReport, name: &str) -> u64 {
 }
 
 #[test]
-fn set_may_calculate_with_two_numbers() {
+fn set_evaluates_an_operation_on_two_numbers() {
     for (expression, value) in
         [("$n * $m", 600), ("$n + 5", 25), ("$n - $m", 0), ("$m / 4", 7), ("2k*3", 6144), ("7", 7)]
     {
@@ -30,16 +30,16 @@ fn set_may_calculate_with_two_numbers() {
         );
         match load(&text, "test.f", &Options::default()) {
             Ok(plan) => assert_eq!(plan.data_bytes(), value, "{expression}"),
-            // A size is not negative; the place is that of the attribute and not of the sum.
+            // A size cannot be negative; the position is that of the attribute, not of the sum.
             Err(wrong) => assert!(value == 0 && wrong.to_string().contains("-10"), "{wrong}"),
         }
     }
-    // A path that begins with a slash is no division.
+    // A path that begins with a slash is not a division.
     assert_eq!(plan("set $dir=/tmp\nset $n=3\n").filesets.len(), 0);
 }
 
 #[test]
-fn a_file_for_the_prompt_runs_when_it_is_told_for_how_long() {
+fn a_file_for_the_prompt_runs_if_a_duration_is_given() {
     let text = "set $dir=/nowhere
         define fileset name=s,path=$dir,entries=2,size=1,prealloc
         define process name=p { thread name=t { flowop statfile name=st,filesetname=s } }
@@ -55,7 +55,7 @@ fn a_file_for_the_prompt_runs_when_it_is_told_for_how_long() {
     let text = text.replace("/nowhere", &dir.path().display().to_string());
     let reports = execute(&with(&text, Some(1)), &SystemCalls, Settings::default(), &()).unwrap();
     assert!(reports.len() == 1 && operations(&reports[0], "st") > 0);
-    // One that runs by itself does it once.
+    // A file with a run statement runs once.
     let own = format!("{text}run 1\n");
     let reports = execute(&with(&own, Some(1)), &SystemCalls, Settings::default(), &()).unwrap();
     assert_eq!(reports.len(), 1);
@@ -65,7 +65,7 @@ fn a_file_for_the_prompt_runs_when_it_is_told_for_how_long() {
 fn a_wakeup_that_comes_just_before_the_block_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     // Two threads hand a token to each other. Nothing slows them down, so each often wakes the
-    // other before that one blocks.
+    // other before it blocks.
     let text = "set mode quit firstdone
         define process name=p {
             thread name=a {
@@ -98,7 +98,7 @@ fn lathist_gives_every_flowop_its_histogram() {
 }
 
 #[test]
-fn readonly_and_writeonly_say_how_files_are_opened() {
+fn readonly_and_writeonly_determine_how_files_are_opened() {
     let dir = tempfile::tempdir().unwrap();
     for (access, flowop, fails) in [
         ("readonly", "write", true),
@@ -122,18 +122,18 @@ fn readonly_and_writeonly_say_how_files_are_opened() {
 }
 
 #[test]
-fn a_trusted_tree_is_taken_as_it_is() {
+fn a_trusted_tree_is_not_checked() {
     let dir = tempfile::tempdir().unwrap();
     let body = "flowop statfile name=st,filesetname=s,iters=4";
     run(dir.path(), &one_thread("entries=4,size=2k,prealloc", body));
     let made = files(dir.path());
-    // Other sizes than the plan's are not noticed, and the files are the same.
+    // Sizes that differ from the plan are not noticed, and the files are kept.
     let path = made[0].0.clone();
     std::fs::write(&path, b"longer than nothing").unwrap();
     let report = run(dir.path(), &one_thread("entries=4,size=2k,prealloc,trusttree", body));
     assert_eq!(operations(&report, "st"), 4);
     assert_eq!(std::fs::read(&path).unwrap(), b"longer than nothing");
-    // With `reuse` sizes are looked at.
+    // With `reuse`, sizes are checked.
     run(dir.path(), &one_thread("entries=4,size=2k,prealloc,reuse", body));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2048);
 }
@@ -159,7 +159,7 @@ fn depths_and_sizes_come_from_their_distributions() {
     assert!(different.len() > 25, "{different:?}");
 }
 
-/// Asks the kernel, and counts the hints to the page cache and to read-ahead.
+/// Makes system calls, and counts the hints to the page cache and to read-ahead.
 #[derive(Default)]
 struct Counting {
     forgotten: AtomicU64,
@@ -222,7 +222,7 @@ impl Driver for Counting {
 }
 
 #[test]
-fn hints_to_the_page_cache_are_given_where_the_file_says_so() {
+fn hints_to_the_page_cache_are_given_if_the_file_says_so() {
     let dir = tempfile::tempdir().unwrap();
     for (cached, flag, forgotten, no_readahead) in [
         ("cached=true", "noreadahead", 0, 3),
@@ -244,7 +244,7 @@ fn hints_to_the_page_cache_are_given_where_the_file_says_so() {
 }
 
 #[test]
-fn limits_of_rates_count_their_target_only() {
+fn rate_limits_count_their_target_only() {
     let dir = tempfile::tempdir().unwrap();
     let with = |limit: &str| {
         let text = format!(
@@ -262,13 +262,13 @@ fn limits_of_rates_count_their_target_only() {
     for limit in ["iopslimit", "bwlimit", "opslimit"] {
         let report = with(limit);
         assert!(operations(&report, "r") >= 70, "{limit}");
-        // 70 events at 40 a second, of which a second's worth may be there at once.
+        // 70 events at 40 a second, of which those of one second may be available at once.
         assert!(report.seconds > 0.5 && report.seconds < 50.0, "{limit}: {}", report.seconds);
     }
 }
 
 #[test]
-fn statements_of_the_prompt_do_what_they_say() {
+fn statements_of_the_prompt_work() {
     let dir = tempfile::tempdir().unwrap();
     let text = "define fileset name=s,path=$dir,entries=2,size=1,prealloc
         define process name=p { thread name=t { flowop statfile name=st,filesetname=s

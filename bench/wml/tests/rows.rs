@@ -1,4 +1,4 @@
-//! The 45 rows and the personalities, at a tiny scale: each does exactly the work it should.
+//! The 45 rows and the personalities at a tiny scale: each does exactly the work it should.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn operations(report: &RunReport, name: &str) -> u64 {
     report.flowop(name).unwrap_or_else(|| panic!("no {name}")).operations
 }
 
-/// `threads` and the bytes of one I/O, as the name of a row tells them.
+/// The number of threads and the I/O size in the name of a row.
 fn of_name(row: &Row) -> (u64, u64) {
     let threads = if row.name.contains("32th") { 32 } else { 1 };
     let sizes =
@@ -46,7 +46,7 @@ fn there_are_45_rows_with_the_work_of_the_table() {
         assert_eq!(row.number, number);
         let workload = builtin(row.workload).unwrap();
         for device in [Device::Hdd, Device::Ssd] {
-            // That they can be loaded at full size shows that sizes fit each other.
+            // Loading at full size proves that the sizes are consistent.
             plan(workload, row.variables_on(device), dir, 1.0);
         }
     }
@@ -91,7 +91,7 @@ fn sequential_writes_write_every_byte_of_every_file() {
 }
 
 #[test]
-fn random_rows_do_their_share_of_operations_in_every_thread() {
+fn in_random_rows_every_thread_does_its_share_of_operations() {
     let (mut most, mut least) = (0, u64::MAX);
     for row in ROWS.iter().filter(|row| row.workload.starts_with("rnd")) {
         let (threads, iosize) = of_name(row);
@@ -110,7 +110,7 @@ fn random_rows_do_their_share_of_operations_in_every_thread() {
 }
 
 #[test]
-fn many_files_are_created_written_and_closed_exactly_once() {
+fn every_file_of_many_is_created_written_and_closed_exactly_once() {
     for name in ["files-cr-1th", "files-cr-32th"] {
         let (plan, report) = run(Row::named(name).unwrap());
         let files = plan.filesets[0].entries;
@@ -133,7 +133,7 @@ fn many_files_are_deleted_exactly_once() {
 }
 
 #[test]
-fn reading_many_files_ends_at_the_wanted_count() {
+fn reading_many_files_ends_at_the_given_count() {
     let (_, report) = run(Row::named("files-rd-1th").unwrap());
     // 4,000,000 / 10,000; open, read, close and the count itself are 4 operations.
     assert_eq!(operations(&report, "finish"), 101);
@@ -145,7 +145,7 @@ fn reading_many_files_ends_at_the_wanted_count() {
 }
 
 #[test]
-fn servers_end_at_the_wanted_count_and_do_what_they_should() {
+fn servers_end_at_the_given_count_and_do_the_expected_work() {
     for (name, wanted, threads) in
         [("file-server", 300, 50), ("mail-server", 700, 16), ("web-server", 800, 100)]
     {

@@ -1,4 +1,4 @@
-//! When runs end, what is repeatable, and what is never touched.
+//! The end of runs, repeatability, and files that a run must not touch.
 
 mod common;
 
@@ -44,13 +44,13 @@ fn firstdone_ends_when_one_thread_has_ended() {
 }
 
 #[test]
-fn without_a_mode_it_is_an_error_to_find_no_file() {
+fn without_a_mode_a_flowop_without_a_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let failure = try_run(dir.path(), &deleting("", "run 10")).unwrap_err().to_string();
     assert!(failure.contains("found no file") && failure.contains("alldone"), "{failure}");
 }
 
-/// One thread that stats a file forever.
+/// Threads that stat a file forever.
 const FOREVER: &str = "define fileset name=s,path=$dir,entries=3,size=1,prealloc
     define process name=p,instances=2 { thread name=t,instances=2 {
         flowop statfile name=st,filesetname=s,iters=1000000000 } }\n";
@@ -67,7 +67,7 @@ fn a_time_ends_a_run_even_in_the_middle_of_iterations() {
 }
 
 #[test]
-fn a_timeout_ends_what_has_no_time() {
+fn a_timeout_ends_a_run_without_a_duration() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("set $dir=\"{}\"\n{FOREVER}run\n", dir.path().display());
     let plan = load(&text, "t.f", &Options::default()).unwrap();
@@ -102,7 +102,7 @@ fn listened(text: &str) -> (Listener, Vec<RunReport>) {
 }
 
 #[test]
-fn periods_begin_anew_when_they_are_negative() {
+fn statistics_restart_in_each_period_if_it_is_negative() {
     let (anew, reports) = listened(&format!("{FOREVER}psrun -1 3\n"));
     let total = reports[0].total.operations;
     let periods = anew.periods.into_inner().unwrap();
@@ -120,7 +120,7 @@ fn echo_shows_variables_and_quit_ends_the_file() {
 }
 
 #[test]
-fn finishonbytes_ends_when_more_than_its_value_was_moved() {
+fn finishonbytes_ends_when_more_bytes_than_its_value_were_transferred() {
     let dir = tempfile::tempdir().unwrap();
     let text = "define fileset name=s,path=$dir,entries=1,size=0,prealloc
         define process name=p { thread name=t {
@@ -134,7 +134,7 @@ fn finishonbytes_ends_when_more_than_its_value_was_moved() {
 }
 
 #[test]
-fn finishoncount_looks_at_its_target_only() {
+fn finishoncount_counts_its_target_only() {
     let dir = tempfile::tempdir().unwrap();
     let text = "define fileset name=s,path=$dir,entries=1,size=1,prealloc
         define process name=p { thread name=t {
@@ -169,7 +169,7 @@ fn the_same_seed_gives_the_same_files_and_another_one_does_not() {
 }
 
 #[test]
-fn reused_files_get_the_wanted_size_and_others_are_made_anew() {
+fn reused_files_get_the_planned_size_and_others_are_created_again() {
     let dir = tempfile::tempdir().unwrap();
     let set = |more: &str| one_thread(&format!("entries=4,{more},prealloc"), "flowop hog value=1");
     run(dir.path(), &set("size=100"));
@@ -184,7 +184,7 @@ fn reused_files_get_the_wanted_size_and_others_are_made_anew() {
 }
 
 #[test]
-fn a_directory_with_something_else_in_it_is_not_touched() {
+fn a_directory_with_other_files_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     let mine = dir.path().join("s/00000001/precious");
     std::fs::create_dir_all(mine.parent().unwrap()).unwrap();
@@ -210,7 +210,7 @@ fn a_failing_flowop_ends_the_run_and_is_named_with_its_file() {
 }
 
 #[test]
-fn commands_of_the_shell_run_when_they_are_allowed() {
+fn shell_commands_run_if_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let made = dir.path().join("made");
     let text = format!("system \"touch {}\"\nsystem \"exit 3\"\n", made.display());
@@ -244,7 +244,7 @@ fn scaling_keeps_proportions_and_never_sizes_of_io() {
 }
 
 #[test]
-fn files_that_cannot_fit_are_refused_before_any_is_made() {
+fn files_that_cannot_fit_are_refused_before_any_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let text = |size: &str| {
         format!(
@@ -260,7 +260,7 @@ fn files_that_cannot_fit_are_refused_before_any_is_made() {
     assert!(failure.contains("nothing was made"), "{failure}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     try_run(dir.path(), &text("1k")).unwrap();
-    // Those that are there make room for themselves; a larger size still has none.
+    // Existing files free their space; a larger size still does not fit.
     try_run(dir.path(), &text("1k")).unwrap();
     let before = files(dir.path());
     assert!(try_run(dir.path(), &text("8t")).is_err());

@@ -1,11 +1,12 @@
-//! reads, writes and syncs that finish later
+//! asynchronous reads, writes and syncs
 //!
-//! A context takes operations from any thread and does them on threads of its own, several at a time
-//! and in no order. What has finished is told by an event, collected with defuse_aio_getevents(), or
-//! by a callback. The memory of an operation, and what its vectors point to, has to stay until then;
-//! the vectors themselves, and the descriptor, only until defuse_aio_submit() returns. A context has
-//! at most `capacity` operations that are under way or whose events are not collected yet.
-//! Contexts are not carried over a fork(2) (EINVAL in the child).
+//! A context accepts operations from any thread. It executes them on its own threads, several at a
+//! time and in no particular order. A completed operation is reported by an event, which
+//! defuse_aio_getevents() returns, or by a callback. The memory of an operation, including the
+//! memory that its vectors point to, must stay valid until then. The vectors themselves and the
+//! descriptor are only needed until defuse_aio_submit() returns. A context has room for `capacity`
+//! operations that are in progress or whose events were not collected yet. A child process of
+//! fork(2) cannot use its parent's contexts (EINVAL).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
@@ -27,24 +28,24 @@ pub const DEFUSE_AIO_WRITE: u32 = 1;
 pub const DEFUSE_AIO_READV: u32 = 2;
 /// Write the `count` vectors (`struct iovec`) at `buf`.
 pub const DEFUSE_AIO_WRITEV: u32 = 3;
-/// As fsync(2), for what has finished before.
+/// Like fsync(2), for operations that have completed before.
 pub const DEFUSE_AIO_FSYNC: u32 = 4;
-/// As fdatasync(2), for what has finished before.
+/// Like fdatasync(2), for operations that have completed before.
 pub const DEFUSE_AIO_FDATASYNC: u32 = 5;
 
-/// How an operation ended.
+/// The result of an operation.
 #[allow(non_camel_case_types)]
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct defuse_aio_event {
-    /// What the operation had.
+    /// The `data` of the operation.
     pub data: u64,
-    /// The number of bytes, or the number of an error, negative: -EIO, or -ECANCELED.
+    /// The number of bytes, or a negative error number such as -EIO, or -ECANCELED.
     pub result: i64,
 }
 
-/// Is told of the end, on a thread of the context, and should return soon: it must not wait for events
-/// nor destroy the context (EDEADLK).
+/// Called at the end of an operation, on a thread of the context. It should return soon. It must
+/// not wait for events or destroy the context (EDEADLK).
 #[allow(non_camel_case_types)]
 pub type defuse_aio_callback = Option<extern "C" fn(event: *const defuse_aio_event)>;
 
@@ -53,19 +54,19 @@ pub type defuse_aio_callback = Option<extern "C" fn(event: *const defuse_aio_eve
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct defuse_aio_op {
-    /// DEFUSE_AIO_READ and so on.
+    /// DEFUSE_AIO_READ or another of the operations.
     pub opcode: u32,
     /// A descriptor of the library.
     pub fd: c_int,
-    /// Memory, or an array of `struct iovec`.
+    /// A buffer, or an array of `struct iovec`.
     pub buf: *mut c_void,
-    /// Bytes, or vectors.
+    /// Number of bytes, or of vectors.
     pub count: usize,
-    /// In bytes from the start of the file; -1 for the position.
+    /// Offset in the file in bytes; -1 for the file position.
     pub offset: i64,
-    /// Comes back in the event.
+    /// Returned in the event.
     pub data: u64,
-    /// Is called at the end, and no event kept for defuse_aio_getevents(); or NULL.
+    /// Called at the end instead of adding an event for defuse_aio_getevents(); or NULL.
     pub callback: defuse_aio_callback,
 }
 
@@ -76,18 +77,18 @@ const _: () = {
     assert!(offset_of!(defuse_aio_op, offset) == 24 && offset_of!(defuse_aio_op, callback) == 40);
 };
 
-/// Makes a context for `capacity` operations (1 to 65,536), which does up to `threads` of them at a
-/// time (1 to 1024; 0 for twice the number of processors, but at least 4). Threads are started when
-/// they are needed. Returns its number.
+/// Creates a context for `capacity` operations (1 to 65,536), which executes up to `threads` of
+/// them at a time (1 to 1024; 0 for twice the number of processors, but at least 4). Threads are
+/// started on demand. Returns the number of the context.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_create(capacity: c_uint, threads: c_uint) -> c_int {
     call(|s| Ok(s.contexts.create(capacity as usize, threads as usize)?))
 }
 
-/// Starts `count` operations. Returns how many were started; -1 where not even the first one was:
-/// EAGAIN where there is no room, EBADF, EINVAL, EFAULT. An error of an operation that was started
-/// comes with its event.
+/// Starts `count` operations. Returns the number of operations started. If not even the first could
+/// be started, returns -1 with EAGAIN (no room), EBADF, EINVAL or EFAULT. The error of an operation
+/// that was started is in its event.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c_int) -> c_int {
@@ -108,7 +109,7 @@ pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c
     })
 }
 
-/// How C is told.
+/// Wraps a C callback.
 fn then(callback: defuse_aio_callback) -> Option<Then<i64>> {
     let callback = callback?;
     Some(Box::new(move |data, outcome| {
@@ -122,7 +123,7 @@ fn ended(moved: Result<usize>) -> i64 {
     moved.map_or_else(|stop| failed(stop.errno()), |count| count as i64)
 }
 
-/// What an operation does, with all that it needs.
+/// The work of an operation, with everything that it needs.
 fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
     let file = s.file(op.fd)?.to_arc();
     let at = position(op.offset)?;
@@ -130,7 +131,7 @@ fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
     let several = || {
         let vectors = Vectors::at(op.buf.cast());
         let count = i32::try_from(op.count).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: the operation says how many there are.
+        // SAFETY: the operation states the number of vectors.
         unsafe { vectors.of(count) }
     };
     let flags = IoFlags::default();
@@ -158,9 +159,8 @@ fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
     })
 }
 
-/// Collects up to `max` events. Waits until there are at least `min`, or until `timeout` is over, or
-/// for as long as it takes where that is NULL. Returns how many there were. Signals do not end the
-/// wait.
+/// Collects up to `max` events. Waits until there are at least `min`, or until `timeout` is over; a
+/// NULL timeout waits without limit. Returns the number of events. Signals do not end the wait.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_getevents(
@@ -195,24 +195,25 @@ fn duration(time: libc::timespec) -> Result<std::time::Duration> {
     }
 }
 
-/// A descriptor of the kernel for poll(2), select(2) and epoll(7): it can be read from while there are
-/// events to collect. It belongs to the context, and is neither to be read nor closed.
+/// A kernel descriptor for poll(2), select(2) and epoll(7), which is readable while there are
+/// events to collect. It belongs to the context; callers must neither read nor close it.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_eventfd(aio: c_int) -> c_int {
     call(|s| Ok(s.contexts.get(aio)?.eventfd().as_raw_fd()))
 }
 
-/// Takes an operation with this `data` back that has not begun: its end is told, with -ECANCELED.
-/// EINPROGRESS where it has begun (its end will be told as ever), ENOENT where there is none.
+/// Cancels an operation with this `data` that has not begun. Its event reports -ECANCELED. Fails
+/// with EINPROGRESS if it has begun (its end is reported as usual), and with ENOENT if there is
+/// none.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_cancel(aio: c_int, data: u64) -> c_int {
     done(|s| Ok(s.contexts.get(aio)?.cancel(data)?))
 }
 
-/// Takes all operations back that have not begun, waits for the end of the others, and gives the
-/// context up with the events that nobody collected. Callbacks are called.
+/// Cancels all operations that have not begun, waits for the others, and frees the context with its
+/// remaining events. Callbacks are called.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_destroy(aio: c_int) -> c_int {

@@ -1,7 +1,7 @@
 //! change modes, owners and times
 //!
-//! Permissions are checked as the kernel checks them, against the credentials that the process had at
-//! its first call of the library.
+//! Permissions are checked as in the kernel, against the credentials that the process had at its
+//! first call of the library.
 
 use std::ffi::c_int;
 
@@ -11,22 +11,22 @@ use defuse_fs::Errno;
 use crate::memory::{In, Text};
 use crate::state::{State, call, done, follows};
 
-/// Changes permission bits, chmod(2).
+/// Changes the permission bits, chmod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chmod(path: Text, mode: libc::mode_t) -> c_int {
     done(|s| s.client.chmod(&s.task, At::Cwd, path.get()?, mode, true))
 }
 
-/// Changes permission bits of an open file, fchmod(2).
+/// Changes the permission bits of an open file, fchmod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchmod(fd: c_int, mode: libc::mode_t) -> c_int {
     done(|s| s.client.fchmod(&s.task, &*s.file(fd)?, mode))
 }
 
-/// Changes permission bits, fchmodat(2), with AT_SYMLINK_NOFOLLOW (EOPNOTSUPP for a link) and
-/// AT_EMPTY_PATH.
+/// Changes the permission bits, fchmodat(2), with AT_SYMLINK_NOFOLLOW (EOPNOTSUPP for a symbolic
+/// link) and AT_EMPTY_PATH.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchmodat(
@@ -48,14 +48,14 @@ fn owner(uid: libc::uid_t, gid: libc::gid_t) -> Owner {
     Owner { uid: given(uid), gid: given(gid) }
 }
 
-/// Changes owner and group, chown(2); -1 leaves one as it is.
+/// Changes owner and group, chown(2); -1 leaves an id unchanged.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
     done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), true))
 }
 
-/// Changes owner and group of a link itself, lchown(2).
+/// Changes owner and group of a symbolic link, lchown(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lchown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
@@ -85,7 +85,7 @@ pub extern "C" fn defuse_fchownat(
     })
 }
 
-/// The new times: that of access, then that of modification; now for NULL.
+/// The new timestamps: access, then modification. NULL means now.
 fn times(values: &In<libc::timespec>) -> Result<Times> {
     if values.is_null() {
         return Ok(Times::NOW);
@@ -94,9 +94,9 @@ fn times(values: &In<libc::timespec>) -> Result<Times> {
     Ok(Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?)
 }
 
-/// Changes times, utimensat(2): two `times`, that of access and that of modification, with UTIME_NOW
-/// and UTIME_OMIT; the present for NULL. A NULL `path` means the open file `dir`. With
-/// AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+/// Changes timestamps, utimensat(2). `times` has two values, access and modification, which may be
+/// UTIME_NOW or UTIME_OMIT; NULL sets both to the current time. A NULL `path` means the open file
+/// `dir`. Supports AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_utimensat(
@@ -114,7 +114,7 @@ pub extern "C" fn defuse_utimensat(
     })
 }
 
-/// Changes times of an open file, futimens(3).
+/// Changes the timestamps of an open file, futimens(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_futimens(fd: c_int, values: In<libc::timespec>) -> c_int {
@@ -128,8 +128,8 @@ fn change_times(s: &State, fd: c_int, values: &In<libc::timespec>, flags: c_int)
     s.client.futimens(&s.task, &*s.file(fd)?, times(values)?)
 }
 
-/// Sets the mask of permission bits that new files do not get, and returns the one before, umask(2):
-/// for the calls of the library alone. At first it is the one of the process.
+/// Sets the file mode creation mask and returns the previous one, umask(2). It applies to the calls
+/// of the library only, and is initially that of the process.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_umask(mask: libc::mode_t) -> libc::mode_t {

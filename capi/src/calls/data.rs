@@ -1,8 +1,8 @@
 //! read and write
 //!
-//! The bytes go between the caller's memory and the file system, without a copy in between and
-//! without a lock that two open files share. Nothing is cached. Reads and writes of one open file at
-//! its position come one after the other, as POSIX wants it.
+//! Data is transferred directly between the caller's memory and the file system. There is no copy
+//! in between, no lock that two open files share, and no cache. Reads and writes at the position of
+//! one open file are serialized, as POSIX requires.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,17 +12,17 @@ use defuse_fs::Errno;
 use crate::memory::{Bytes, Out, Room, Vectors};
 use crate::state::{call, count};
 
-/// An offset of C. `EINVAL` where it is negative.
+/// An offset from C. Fails with `EINVAL` if it is negative.
 pub(super) fn offset(offset: libc::off_t) -> Result<u64> {
     Ok(u64::try_from(offset).map_err(|_| Errno::EINVAL)?)
 }
 
-/// An offset of C, of which -1 is the position of the file.
+/// An offset from C, where -1 means the file position.
 pub(super) fn position(at: libc::off_t) -> Result<Option<u64>> {
     if at == -1 { Ok(None) } else { offset(at).map(Some) }
 }
 
-/// Reads at the position, and moves it, read(2).
+/// Reads at the file position and advances it, read(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_read(fd: c_int, mut buf: Room<c_void>, size: usize) -> libc::ssize_t {
@@ -32,7 +32,7 @@ pub extern "C" fn defuse_read(fd: c_int, mut buf: Room<c_void>, size: usize) -> 
     })
 }
 
-/// Writes at the position, and moves it, write(2); with O_APPEND at the end.
+/// Writes at the file position and advances it, write(2); with O_APPEND, at the end.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_write(fd: c_int, buf: Bytes<c_void>, size: usize) -> libc::ssize_t {
@@ -57,7 +57,7 @@ pub extern "C" fn defuse_pread(
     })
 }
 
-/// Writes at `at`, pwrite(2); with O_APPEND at the end all the same, as on Linux.
+/// Writes at `at`, pwrite(2). As on Linux, a file with O_APPEND is written at its end.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwrite(
@@ -102,21 +102,21 @@ fn write_pieces(
     })
 }
 
-/// Reads into several pieces of memory at the position, readv(2).
+/// Reads into several buffers at the file position, readv(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_readv(fd: c_int, iov: Vectors, length: c_int) -> libc::ssize_t {
     read_pieces(fd, (iov, length), || Ok(None), 0)
 }
 
-/// Writes several pieces of memory at the position, writev(2).
+/// Writes several buffers at the file position, writev(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_writev(fd: c_int, iov: Vectors, length: c_int) -> libc::ssize_t {
     write_pieces(fd, (iov, length), || Ok(None), 0)
 }
 
-/// Reads into several pieces of memory at `at`, preadv(2).
+/// Reads into several buffers at `at`, preadv(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_preadv(
@@ -128,7 +128,7 @@ pub extern "C" fn defuse_preadv(
     read_pieces(fd, (iov, length), || offset(at).map(Some), 0)
 }
 
-/// Writes several pieces of memory at `at`, pwritev(2).
+/// Writes several buffers at `at`, pwritev(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwritev(
@@ -140,8 +140,8 @@ pub extern "C" fn defuse_pwritev(
     write_pieces(fd, (iov, length), || offset(at).map(Some), 0)
 }
 
-/// As defuse_preadv(), with flags (RWF_NOWAIT and so on), preadv2(2): an offset of -1 is the
-/// position.
+/// Like defuse_preadv(), with flags (such as RWF_NOWAIT), preadv2(2). An offset of -1 means the
+/// file position.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_preadv2(
@@ -154,8 +154,8 @@ pub extern "C" fn defuse_preadv2(
     read_pieces(fd, (iov, length), || position(at), flags)
 }
 
-/// As defuse_pwritev(), with flags (RWF_APPEND, RWF_DSYNC and so on), pwritev2(2): an offset of -1 is
-/// the position.
+/// Like defuse_pwritev(), with flags (such as RWF_APPEND and RWF_DSYNC), pwritev2(2). An offset of
+/// -1 means the file position.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwritev2(
@@ -168,7 +168,8 @@ pub extern "C" fn defuse_pwritev2(
     write_pieces(fd, (iov, length), || position(at), flags)
 }
 
-/// Moves the position, lseek(2): `whence` is SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA or SEEK_HOLE.
+/// Sets the file position, lseek(2). `whence` is SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA or
+/// SEEK_HOLE.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lseek(fd: c_int, by: libc::off_t, whence: c_int) -> libc::off_t {
@@ -178,9 +179,9 @@ pub extern "C" fn defuse_lseek(fd: c_int, by: libc::off_t, whence: c_int) -> lib
     })
 }
 
-/// Copies up to `size` bytes from one open file to another one, copy_file_range(2), also between
-/// mounts of different types. Where an offset is given, it moves and the position does not. `flags`
-/// has to be 0.
+/// Copies up to `size` bytes from one open file to another, copy_file_range(2), also between mounts
+/// of different types. An offset that is given is advanced in place of the file position. `flags`
+/// must be 0.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_copy_file_range(

@@ -1,7 +1,7 @@
 //! read directories
 //!
-//! A stream may be used by several threads, one at a time; what defuse_readdir() returns stays until
-//! its next call on the same stream.
+//! Several threads may use a stream, one at a time. The result of defuse_readdir() is valid until
+//! the next call on the same stream.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_long};
@@ -13,19 +13,19 @@ use defuse_fs::{DirItem, DirSink, Entry, Errno};
 use crate::memory::{Handle, Text, zeroed};
 use crate::state::{State, call, done};
 
-/// A directory that is being read: what DIR is for opendir(3).
+/// A directory stream, like DIR of opendir(3).
 #[allow(non_camel_case_types)]
 pub struct defuse_dir {
     fd: c_int,
     reading: Mutex<Reading>,
 }
 
-/// Entries that are read at a time.
+/// Number of entries that are read at a time.
 const AT_ONCE: usize = 256;
 
 struct Reading {
     ahead: VecDeque<DirEntry>,
-    /// After the last entry that was returned.
+    /// The position after the last entry returned.
     position: u64,
     shown: Box<libc::dirent>,
 }
@@ -36,7 +36,7 @@ impl defuse_dir {
     }
 }
 
-/// Opens a directory to be read, opendir(3). NULL where that fails.
+/// Opens a directory stream, opendir(3). Returns NULL on failure.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_opendir(path: Text) -> *mut defuse_dir {
@@ -47,8 +47,8 @@ pub extern "C" fn defuse_opendir(path: Text) -> *mut defuse_dir {
     })
 }
 
-/// Makes a stream of a descriptor, which belongs to the stream from then on, fdopendir(3). NULL with
-/// ENOTDIR where it is no directory.
+/// Makes a stream of a descriptor, which then belongs to the stream, fdopendir(3). Returns NULL
+/// with ENOTDIR if it is no directory.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fdopendir(fd: c_int) -> *mut defuse_dir {
@@ -58,7 +58,7 @@ pub extern "C" fn defuse_fdopendir(fd: c_int) -> *mut defuse_dir {
 fn stream(s: &State, fd: c_int) -> Result<*mut defuse_dir> {
     let dir = s.file(fd)?;
     let position = dir.position();
-    // What is no directory is refused here.
+    // Fails if it is no directory.
     s.client.seek_dir(&dir, position)?;
     if dir.is_path() {
         return Err(Errno::EBADF.into());
@@ -68,8 +68,8 @@ fn stream(s: &State, fd: c_int) -> Result<*mut defuse_dir> {
     Ok(Handle::give(defuse_dir { fd, reading }))
 }
 
-/// The next entry, "." and ".." among them, readdir(3). NULL at the end, with `errno` as it was, and
-/// where reading fails.
+/// Returns the next entry, including "." and "..", readdir(3). Returns NULL at the end, with
+/// `errno` unchanged, and on failure.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_readdir(dir: Handle<defuse_dir>) -> *mut libc::dirent {
@@ -118,21 +118,21 @@ impl DirSink for Ahead<'_> {
     }
 }
 
-/// Where the stream stands, telldir(3).
+/// The position of the stream, telldir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_telldir(dir: Handle<defuse_dir>) -> c_long {
     call(|_| Ok(dir.get()?.reading().position as c_long))
 }
 
-/// Goes to a place that defuse_telldir() told, seekdir(3).
+/// Sets the position to a result of defuse_telldir(), seekdir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_seekdir(dir: Handle<defuse_dir>, place: c_long) {
     done(|s| seek(s, dir.get()?, place as u64));
 }
 
-/// Goes back to the start, and sees what has changed since, rewinddir(3).
+/// Sets the position to the start and re-reads the directory, rewinddir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_rewinddir(dir: Handle<defuse_dir>) {
@@ -147,7 +147,8 @@ fn seek(s: &State, dir: &defuse_dir, place: u64) -> Result<()> {
     Ok(())
 }
 
-/// The descriptor of a stream, dirfd(3): for the calls with a directory, not to be closed.
+/// The descriptor of a stream, dirfd(3). It can be used as a directory argument, and must not be
+/// closed.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_dirfd(dir: Handle<defuse_dir>) -> c_int {

@@ -1,9 +1,9 @@
 //! lock files
 //!
-//! Locks hold among all users of the file system that keeps them: a passthrough and memory keep none
-//! themselves, so theirs hold within this process. Record locks by F_SETLK belong to the process, so
-//! that the threads of one process never wait for each other; those by F_OFD_SETLK, and flock(2)'s,
-//! belong to the open file. See defuse_fcntl(3) for record locks.
+//! Locks apply among all users of the file system that keeps them. Passthrough and memory keep none
+//! themselves, so their locks apply within this process. Record locks by F_SETLK belong to the
+//! process, so that its threads never wait for each other. Locks by F_OFD_SETLK and flock(2) belong
+//! to the open file. See defuse_fcntl(3) for record locks.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::memory::Out;
 use crate::state::{State, done};
 
-/// Locks the whole of an open file, flock(2): `operation` is LOCK_SH, LOCK_EX or LOCK_UN, with
-/// LOCK_NB to fail with EWOULDBLOCK and not to wait.
+/// Locks the whole of an open file, flock(2). `operation` is LOCK_SH, LOCK_EX or LOCK_UN. With
+/// LOCK_NB it fails with EWOULDBLOCK instead of waiting.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_flock(fd: c_int, operation: c_int) -> c_int {
@@ -32,8 +32,8 @@ pub extern "C" fn defuse_flock(fd: c_int, operation: c_int) -> c_int {
     })
 }
 
-/// Locks `length` bytes from the position on for the process, lockf(3): `command` is F_LOCK, F_TLOCK,
-/// F_ULOCK or F_TEST.
+/// Locks `length` bytes from the file position on for the process, lockf(3). `command` is F_LOCK,
+/// F_TLOCK, F_ULOCK or F_TEST.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lockf(fd: c_int, command: c_int, length: libc::off_t) -> c_int {
@@ -57,9 +57,9 @@ pub extern "C" fn defuse_lockf(fd: c_int, command: c_int, length: libc::off_t) -
     })
 }
 
-/// What stands behind the dots of fcntl(2): a number, or a pointer to a lock.
+/// The variable argument of fcntl(2): a number, or a pointer to a lock.
 ///
-/// C passes it like a named argument, in the ABIs of Linux that are listed here.
+/// In the ABIs of Linux listed here, C passes it like a named argument.
 #[repr(transparent)]
 pub struct Argument(Out<libc::flock>);
 
@@ -69,13 +69,13 @@ const _: () = assert!(
 );
 
 impl Argument {
-    /// As the number that it is then: an `int`, of which the upper half may be anything.
+    /// The argument as a number: an `int`, whose upper half is undefined.
     pub fn number(&self) -> c_int {
         self.0.address() as c_int
     }
 }
 
-/// A command of fcntl(2) for record locks.
+/// Executes a command of fcntl(2) for record locks.
 pub(super) fn record(
     state: &State,
     file: &Arc<Description>,
@@ -113,7 +113,7 @@ pub(super) fn record(
     Ok(0)
 }
 
-/// What `F_GETLK` answers to `asked`.
+/// The result of `F_GETLK` for `asked`.
 fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
     let Some(found) = found else {
         return libc::flock { l_type: libc::F_UNLCK as i16, ..asked };
@@ -129,7 +129,7 @@ fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> lib
     }
 }
 
-/// Takes a lock; with `wait`, as soon as it can be had, or a signal comes.
+/// Sets a lock. If `wait` is set, waits until it is available, or until a signal arrives.
 fn take(
     state: &State,
     file: &Arc<Description>,
@@ -141,13 +141,13 @@ fn take(
     if !wait || at_once != Err(Stop::Errno(Errno::EAGAIN)) {
         return at_once;
     }
-    // A condition variable would sleep through signals, poll(2) does not.
+    // A condition variable does not return on a signal; poll(2) does.
     let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let ended = Arc::new(ended.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?);
     let (answers, answer) = std::sync::mpsc::channel();
     let tell = Arc::clone(&ended);
     let callback = Box::new(move |result: Result<usize, Errno>, _: Vec<u8>| {
-        // Whoever waits is there until it has the answer.
+        // The receiver exists until it has the answer.
         let _ = answers.send(result);
         let _ = rustix::io::write(&*tell, &1u64.to_ne_bytes());
     });

@@ -1,11 +1,12 @@
 //! map files into memory
 //!
-//! Where the file system gives the descriptor of a file's bytes (a passthrough does), a mapping is
-//! the kernel's. Otherwise it is a copy: a shared one is written back by defuse_msync(),
-//! defuse_munmap() and at a regular end of the program, whole pages, up to the end of the file.
-//! Mappings of one part of a file see each other at once; others see what was there when they were
-//! made, and reads see what was written back. What is mapped without PROT_WRITE is not written back,
-//! also after mprotect(2). Memory that was mapped here is unmapped here, and not by munmap(2).
+//! If the file system provides the descriptor of a file's data (as a passthrough does), the mapping
+//! is the kernel's. Otherwise it is a copy. A shared copy is written back by defuse_msync(),
+//! defuse_munmap() and at a regular exit of the program, in whole pages up to the end of the file.
+//! Mappings of the same part of a file share their memory. Other mappings contain the data of the
+//! time when they were made, and reads return data after it was written back. A mapping without
+//! PROT_WRITE is not written back, even after mprotect(2). Mappings of this library must be
+//! unmapped by it, not by munmap(2).
 
 use std::ffi::{c_int, c_void};
 
@@ -13,16 +14,17 @@ use crate::mappings::Wanted;
 use crate::memory::Room;
 use crate::state::{call, done};
 
-/// The value of a mapping that has failed, `MAP_FAILED`.
+/// The return value of a failed mapping, `MAP_FAILED`.
 struct Address(*mut c_void);
 
 impl crate::state::Returned for Address {
     const FAILED: Address = Address(libc::MAP_FAILED);
 }
 
-/// Maps `length` bytes of an open file from `at` on, mmap(2); `address` is a wish. MAP_FAILED with
-/// `errno`: EACCES, EBADF, EINVAL (also for MAP_ANONYMOUS and MAP_FIXED, which are for mmap(2)
-/// itself), ENODEV, ENOMEM. The descriptor may be closed afterwards.
+/// Maps `length` bytes of an open file from `at` on, mmap(2). `address` is a hint. Returns
+/// MAP_FAILED with `errno` on failure: EACCES, EBADF, EINVAL (also for MAP_ANONYMOUS and MAP_FIXED,
+/// for which mmap(2) itself can be used), ENODEV or ENOMEM. The descriptor may be closed
+/// afterwards.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mmap(
@@ -43,14 +45,15 @@ pub extern "C" fn defuse_mmap(
     mapped.0
 }
 
-/// Unmaps, munmap(2); what is shared is written back first, and stays where it is when that fails.
+/// Unmaps memory, munmap(2). A shared mapping is written back first; if that fails, it stays
+/// mapped.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_munmap(address: Room<c_void>, length: usize) -> c_int {
     done(|s| s.mappings.unmap(s, address.start().addr(), length))
 }
 
-/// Writes a shared mapping back, msync(2); with MS_SYNC the data is durable then.
+/// Writes a shared mapping back, msync(2). With MS_SYNC the data is durable afterwards.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_msync(address: Room<c_void>, length: usize, flags: c_int) -> c_int {

@@ -1,5 +1,5 @@
-//! The exported functions: each turns what C gave into a call of the client. A file is a family, and
-//! a manual page: its first line is the page's title, what follows the description.
+//! The exported functions, which convert C arguments to calls of the client. Each file is a family
+//! with one manual page: its first line is the title, the rest is the description.
 
 #![allow(unsafe_code)]
 

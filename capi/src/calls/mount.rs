@@ -1,8 +1,8 @@
 //! mount file systems into this process
 //!
-//! A mount belongs to the process that made it: no other process sees it, and it ends with the
-//! process. Any number of file systems of any types can be mounted at once. The target is an
-//! absolute path, which need not exist, or a name with a colon ("mem:"), below which files are
+//! A mount belongs to the process that made it: other processes do not see it, and it ends with the
+//! process. Any number of file systems of any type can be mounted at once. The target is an
+//! absolute path, which need not exist, or a name with a colon ("mem:"); files below it are
 //! "mem:/a/b". The source is "memory:", "passthrough:DIR", "socket:PATH" or "fuse:COMMAND", with
 //! options after commas ("memory:,size=1G,ro").
 
@@ -17,9 +17,9 @@ use crate::explain::{self, explained};
 use crate::memory::{Room, Text};
 use crate::state::{State, call, done};
 
-/// Mounts `source` on `target`. 0, or -1 with `errno`: EINVAL for a source or target that means
-/// nothing, EBUSY where a mount is there already, EIO where the file system could not be made;
-/// defuse_last_error() says more.
+/// Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
+/// target, EBUSY if the target is a mount already, EIO if the file system could not be created.
+/// defuse_last_error() returns the details.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mount(target: Text, source: Text) -> c_int {
@@ -31,7 +31,7 @@ pub extern "C" fn defuse_mount(target: Text, source: Text) -> c_int {
 
 fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
     let mut settings = Settings::default();
-    // The threads are the application's, so nothing of them may stay changed.
+    // The threads belong to the application, so their credentials must be restored.
     settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
     let made = defuse_compose::open_text(OsStr::from_bytes(source), settings);
     let (source, settings, fs) = made.map_err(|error| {
@@ -48,8 +48,8 @@ fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
     explained("mount", target, mounted.map(drop).map_err(Into::into))
 }
 
-/// Takes the mount on `target` away. EBUSY while files of it are open or working directories in it,
-/// unless it is to be detached `lazily`; EINVAL where nothing is mounted there.
+/// Unmounts the file system on `target`. Unless it is detached `lazily`, fails with EBUSY while it
+/// has open files or working directories. Fails with EINVAL if nothing is mounted there.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_unmount(target: Text, lazily: c_int) -> c_int {
@@ -60,10 +60,10 @@ pub extern "C" fn defuse_unmount(target: Text, lazily: c_int) -> c_int {
     })
 }
 
-/// What was measured on the mount on `target`, as JSON with a NUL at its end: for each operation how
-/// often it ran, how often it failed, how many bytes it moved, and a histogram of its latency in
-/// nanoseconds. Returns the length without the NUL; ERANGE where the buffer is too small, EINVAL
-/// where nothing is mounted there.
+/// Returns the statistics of the mount on `target`, as JSON with a final NUL: for each operation
+/// the number of calls, errors and bytes, and a histogram of its latency in nanoseconds. Returns
+/// the length without the NUL. Fails with ERANGE if the buffer is too small, and with EINVAL if
+/// nothing is mounted there.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statistics(
@@ -82,7 +82,7 @@ pub extern "C" fn defuse_statistics(
     })
 }
 
-/// Puts a text with a NUL at its end; its length without. `ERANGE`.
+/// Copies a text and a final NUL. Returns the length without the NUL. Fails with `ERANGE`.
 pub(super) fn fill_text(room: &mut [u8], text: &[u8]) -> Result<isize> {
     let place = room.get_mut(..=text.len()).ok_or(Errno::ERANGE)?;
     place[..text.len()].copy_from_slice(text);
@@ -90,16 +90,16 @@ pub(super) fn fill_text(room: &mut [u8], text: &[u8]) -> Result<isize> {
     Ok(text.len() as isize)
 }
 
-/// Why the last mounting, unmounting, opening or question for statistics of this thread failed: a
-/// text that names the object and says what to do next. It is never NULL, empty before the first
-/// failure, and stays until the next one; `errno` has the number.
+/// Describes the last failure of this thread to mount, unmount, open or read statistics: a text
+/// that names the object and the next step. It is never NULL, empty before the first failure, and
+/// valid until the next one. `errno` has the error number.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_last_error() -> *const c_char {
     explain::last()
 }
 
-/// The version of the library that runs, such as "0.1.0".
+/// The version of the running library, such as "0.1.0".
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_version() -> *const c_char {

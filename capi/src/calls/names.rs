@@ -1,7 +1,7 @@
-//! make, move and remove names
+//! create, rename and remove names
 //!
-//! Renames and links stay within one mount (EXDEV). Symbolic links may lead anywhere; one that leads
-//! out of all mounts gives EXDEV when it is followed.
+//! Renames and hard links stay within one mount (EXDEV). Symbolic links may lead anywhere;
+//! following one that leads out of all mounts fails with EXDEV.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -13,14 +13,14 @@ use crate::state::{Start, call, count, done};
 
 const CWD: c_int = libc::AT_FDCWD;
 
-/// Makes a directory, mkdir(2).
+/// Creates a directory, mkdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mkdir(path: Text, mode: libc::mode_t) -> c_int {
     defuse_mkdirat(CWD, path, mode)
 }
 
-/// Makes a directory, mkdirat(2).
+/// Creates a directory, mkdirat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mkdirat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
@@ -30,14 +30,14 @@ pub extern "C" fn defuse_mkdirat(dir: c_int, path: Text, mode: libc::mode_t) -> 
     })
 }
 
-/// Makes a file, fifo, socket or device, mknod(2).
+/// Creates a file, fifo, socket or device, mknod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mknod(path: Text, mode: libc::mode_t, device: libc::dev_t) -> c_int {
     defuse_mknodat(CWD, path, mode, device)
 }
 
-/// Makes a file, fifo, socket or device, mknodat(2).
+/// Creates a file, fifo, socket or device, mknodat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mknodat(
@@ -52,21 +52,21 @@ pub extern "C" fn defuse_mknodat(
     })
 }
 
-/// Makes a fifo, mkfifo(3). It can be listed and removed, but not opened (ENXIO).
+/// Creates a fifo, mkfifo(3). It can be listed and removed, but not opened (ENXIO).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mkfifo(path: Text, mode: libc::mode_t) -> c_int {
     defuse_mkfifoat(CWD, path, mode)
 }
 
-/// Makes a fifo, mkfifoat(3).
+/// Creates a fifo, mkfifoat(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mkfifoat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
     defuse_mknodat(dir, path, mode & 0o7777 | libc::S_IFIFO, 0)
 }
 
-/// Removes a name that is not a directory's, unlink(2).
+/// Removes the name of a file that is no directory, unlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_unlink(path: Text) -> c_int {
@@ -95,7 +95,7 @@ pub extern "C" fn defuse_unlinkat(dir: c_int, path: Text, flags: c_int) -> c_int
     })
 }
 
-/// Removes a name, of a file or of an empty directory, remove(3).
+/// Removes a file or an empty directory, remove(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_remove(path: Text) -> c_int {
@@ -108,21 +108,21 @@ pub extern "C" fn defuse_remove(path: Text) -> c_int {
     })
 }
 
-/// Moves a name, rename(2).
+/// Renames a file, rename(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_rename(from: Text, to: Text) -> c_int {
     defuse_renameat2(CWD, from, CWD, to, 0)
 }
 
-/// Moves a name, renameat(2).
+/// Renames a file, renameat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_renameat(from_dir: c_int, from: Text, to_dir: c_int, to: Text) -> c_int {
     defuse_renameat2(from_dir, from, to_dir, to, 0)
 }
 
-/// Moves a name, renameat2(2), with RENAME_NOREPLACE, RENAME_EXCHANGE and RENAME_WHITEOUT.
+/// Renames a file, renameat2(2), with RENAME_NOREPLACE, RENAME_EXCHANGE and RENAME_WHITEOUT.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_renameat2(
@@ -139,15 +139,15 @@ pub extern "C" fn defuse_renameat2(
     })
 }
 
-/// Gives a file another name, link(2).
+/// Creates a hard link, link(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_link(from: Text, to: Text) -> c_int {
     defuse_linkat(CWD, from, CWD, to, 0)
 }
 
-/// Gives a file another name, linkat(2), with AT_SYMLINK_FOLLOW and AT_EMPTY_PATH, by which a file
-/// without a name (O_TMPFILE) gets one.
+/// Creates a hard link, linkat(2), with AT_SYMLINK_FOLLOW and AT_EMPTY_PATH. The latter gives an
+/// unnamed file (O_TMPFILE) a name.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_linkat(
@@ -171,14 +171,14 @@ pub extern "C" fn defuse_linkat(
     })
 }
 
-/// Makes a symbolic link with the text `target`, symlink(2).
+/// Creates a symbolic link with the text `target`, symlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_symlink(target: Text, path: Text) -> c_int {
     defuse_symlinkat(target, CWD, path)
 }
 
-/// Makes a symbolic link with the text `target`, symlinkat(2).
+/// Creates a symbolic link with the text `target`, symlinkat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_symlinkat(target: Text, dir: c_int, path: Text) -> c_int {
@@ -188,14 +188,14 @@ pub extern "C" fn defuse_symlinkat(target: Text, dir: c_int, path: Text) -> c_in
     })
 }
 
-/// The text of a symbolic link, without a NUL at its end, readlink(2).
+/// Reads a symbolic link, without a final NUL, readlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_readlink(path: Text, buf: Room<c_char>, size: usize) -> libc::ssize_t {
     defuse_readlinkat(CWD, path, buf, size)
 }
 
-/// The text of a symbolic link, readlinkat(2): with an empty path, of the link that is open as `dir`.
+/// Reads a symbolic link, readlinkat(2). With an empty path, reads the link that is open as `dir`.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_readlinkat(
@@ -218,8 +218,8 @@ pub extern "C" fn defuse_readlinkat(
     })
 }
 
-/// The path without links, `.` and `..`, realpath(3): in `resolved`, which has room for PATH_MAX
-/// bytes, or for NULL in memory that the caller frees with free(3).
+/// Returns the path without links, `.` and `..`, realpath(3): in `resolved`, which has room for
+/// PATH_MAX bytes, or if that is NULL, in memory that the caller frees with free(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_realpath(path: Text, mut resolved: Room<c_char>) -> *mut c_char {
@@ -228,7 +228,7 @@ pub extern "C" fn defuse_realpath(path: Text, mut resolved: Room<c_char>) -> *mu
         if resolved.start().is_null() {
             return allocated(&full);
         }
-        // SAFETY: that much room the caller has to give.
+        // SAFETY: the caller must provide this much room.
         let room = unsafe { resolved.of(libc::PATH_MAX as usize) }?;
         let fits = super::mount::fill_text(room, &full);
         fits.map_err(|_| Errno::ENAMETOOLONG)?;

@@ -1,9 +1,9 @@
 //! open, duplicate and close files
 //!
-//! Descriptors are numbers of a table of the library, the lowest free one first. They mean nothing to
-//! the calls without the prefix, nor the descriptors of the kernel to these. Duplicates share
-//! position and flags. Fifos, sockets and devices can be opened with O_PATH alone (ENXIO). Where
-//! opening fails, defuse_last_error(3) says more than `errno`.
+//! Descriptors are numbers of a table of the library, the lowest free one first. They are invalid
+//! for calls without the prefix, as the kernel's descriptors are for these calls. Duplicates share
+//! file position and flags. Fifos, sockets and devices can only be opened with O_PATH (otherwise
+//! ENXIO). If opening fails, defuse_last_error(3) returns the details.
 
 use std::ffi::{c_int, c_ulong, c_void};
 
@@ -15,21 +15,21 @@ use crate::explain::explained;
 use crate::memory::{In, Room, Text};
 use crate::state::{State, call, done};
 
-/// Opens a file, open(2). `mode` counts with O_CREAT and O_TMPFILE.
+/// Opens a file, open(2). `mode` is used with O_CREAT and O_TMPFILE.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_open(path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
     call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
 }
 
-/// Opens a file, openat(2): `dir` is a descriptor of the library, or AT_FDCWD.
+/// Opens a file, openat(2). `dir` is a descriptor of the library, or AT_FDCWD.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_openat(dir: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
     call(|state| open(state, dir, path.get()?, flags, mode))
 }
 
-/// Makes a file and opens it for writing, creat(2).
+/// Creates a file and opens it for writing, creat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_creat(path: Text, mode: libc::mode_t) -> c_int {
@@ -53,9 +53,9 @@ fn open_how(state: &State, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
     state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
 }
 
-/// Opens a file with restrictions of the walk, openat2(2): `how` is a `struct open_how` of
-/// <linux/openat2.h>, `size` its size. EINVAL for bits that it does not know and for another size,
-/// EXDEV, ELOOP and EAGAIN as its manual page has them.
+/// Opens a file with restrictions on path resolution, openat2(2). `how` is a `struct open_how` of
+/// <linux/openat2.h>, and `size` its size. Fails with EINVAL for unknown bits and for another size,
+/// and with EXDEV, ELOOP and EAGAIN as described in its manual page.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_openat2(
@@ -91,14 +91,14 @@ pub(super) fn close(state: &State, fd: c_int) -> Result<()> {
     Ok(state.descriptors.remove(fd)?.close(&state.task)?)
 }
 
-/// Another descriptor of the same open file, dup(2).
+/// Returns another descriptor of the same open file, dup(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_dup(fd: c_int) -> c_int {
     call(|state| state.give(state.file(fd)?.to_arc(), false))
 }
 
-/// The descriptor `to` of the same open file, dup2(2): what it was before, is closed.
+/// Makes `to` a descriptor of the same open file, dup2(2). If it was open before, it is closed.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_dup2(fd: c_int, to: c_int) -> c_int {
@@ -108,7 +108,8 @@ pub extern "C" fn defuse_dup2(fd: c_int, to: c_int) -> c_int {
     })
 }
 
-/// As defuse_dup2(), with O_CLOEXEC where `flags` have it; EINVAL where both are the same, dup3(2).
+/// Like defuse_dup2(), with O_CLOEXEC if `flags` contain it, dup3(2). Fails with EINVAL if both
+/// descriptors are the same.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
@@ -122,16 +123,17 @@ fn duplicate(state: &State, fd: c_int, to: c_int, flags: c_int) -> Result<c_int>
     let file = state.file(fd)?.to_arc();
     let flags = FdFlags { cloexec: flags & libc::O_CLOEXEC != 0 };
     if let Some(before) = state.descriptors.replace(to, file, flags)? {
-        // As dup2(2): what closing it says, is lost.
+        // As in dup2(2), an error of the close is lost.
         let _ = before.close(&state.task);
     }
     Ok(to)
 }
 
-/// Flags and record locks of an open file, fcntl(2): F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD,
-/// F_GETFL, F_SETFL with a number, F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK,
-/// F_OFD_SETLKW with a pointer to a `struct flock`. EINVAL for anything else. A signal ends the wait
-/// for a lock with EINTR, whether or not its handler was installed with SA_RESTART.
+/// Controls flags and record locks of an open file, fcntl(2). Supports F_DUPFD, F_DUPFD_CLOEXEC,
+/// F_GETFD, F_SETFD, F_GETFL and F_SETFL with a number, and F_GETLK, F_SETLK, F_SETLKW,
+/// F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW with a pointer to a `struct flock`. Fails with EINVAL
+/// for other commands. A signal ends the wait for a lock with EINTR, even if its handler was
+/// installed with SA_RESTART.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argument) -> c_int {
@@ -161,9 +163,9 @@ pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argum
     })
 }
 
-/// Device control, ioctl(2), where the file system knows the request: ENOTTY otherwise. As many bytes go
-/// in and come out as the request's number says (see `_IOC` in <linux/ioctl.h>). FIOCLEX and FIONCLEX
-/// are fcntl's F_SETFD.
+/// Controls a device, ioctl(2). Fails with ENOTTY if the file system does not know the request. The
+/// request number defines how many bytes are read and written (see `_IOC` in <linux/ioctl.h>).
+/// FIOCLEX and FIONCLEX work like F_SETFD of fcntl.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_ioctl(fd: c_int, request: c_ulong, mut argument: Room<c_void>) -> c_int {
@@ -174,13 +176,13 @@ pub extern "C" fn defuse_ioctl(fd: c_int, request: c_ulong, mut argument: Room<c
             state.descriptors.set_flags(fd, FdFlags { cloexec })?;
             return Ok(0);
         }
-        // Only the lower half of the number counts, as in the kernel.
+        // Only the lower half of the number is used, as in the kernel.
         let cmd = request as u32;
         let (size, goes_in, comes_out) =
             (cmd >> 16 & 0x3fff, cmd & 1 << 30 != 0, cmd & 1 << 31 != 0);
         let (arg, size) = (argument.start().addr() as u64, size as usize);
         let given: &[u8] = match goes_in {
-            // SAFETY: the number of the request is what C says of the length.
+            // SAFETY: the request number is C's statement of the length.
             true => unsafe { argument.of(size) }?,
             false => &[],
         };
@@ -189,7 +191,7 @@ pub extern "C" fn defuse_ioctl(fd: c_int, request: c_ulong, mut argument: Room<c
         let args = IoctlArgs { cmd, arg, input: given, output_len, dir, compat32: false };
         let reply = state.client.ioctl(&state.task, &file, &args)?;
         let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
-        // SAFETY: no more than the number of the request says.
+        // SAFETY: no more than the request number states.
         unsafe { argument.of(out.len()) }?.copy_from_slice(out);
         Ok(reply.result)
     })

@@ -1,7 +1,7 @@
-//! ask for attributes, permissions and space
+//! attributes, permissions and space
 //!
-//! The structures are those of the C library. `st_dev` is a number of the library's own, another one
-//! for each mount.
+//! The structures are those of the C library. `st_dev` is a number of the library, different for
+//! each mount.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,28 +11,28 @@ use defuse_fs::{Errno, StatFs, Timestamp};
 use crate::memory::{Out, Text, zeroed};
 use crate::state::{State, done, follows};
 
-/// Attributes of what `path` leads to, stat(2).
+/// Returns the attributes of a file, stat(2). Follows symbolic links.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_stat(path: Text, out: Out<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, true)?)))
 }
 
-/// Attributes of a link itself, lstat(2).
+/// Returns the attributes of a file or symbolic link, lstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lstat(path: Text, out: Out<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, false)?)))
 }
 
-/// Attributes of an open file, fstat(2).
+/// Returns the attributes of an open file, fstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstat(fd: c_int, out: Out<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.fstat(&s.task, &*s.file(fd)?)?)))
 }
 
-/// Attributes, fstatat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
+/// Returns attributes, fstatat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatat(
@@ -44,8 +44,8 @@ pub extern "C" fn defuse_fstatat(
     done(|s| out.put(c_stat(&find(s, dir, path.get()?, flags)?)))
 }
 
-/// Attributes, statx(2). All that are known are given, whatever `mask` asks for; AT_STATX_FORCE_SYNC
-/// and AT_STATX_DONT_SYNC change nothing.
+/// Returns attributes, statx(2). All known attributes are returned, whatever `mask` requests.
+/// AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC have no effect.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statx(
@@ -120,14 +120,15 @@ fn c_statx(stat: &Stat) -> libc::statx {
     out
 }
 
-/// Whether the real user may do what `mode` says with a file (R_OK, W_OK, X_OK, F_OK), access(2).
+/// Checks whether the real user has the access `mode` to a file (R_OK, W_OK, X_OK, F_OK),
+/// access(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_access(path: Text, mode: c_int) -> c_int {
     done(|s| may(s, libc::AT_FDCWD, path.get()?, mode, 0))
 }
 
-/// Whether a file may be used, faccessat(2): with AT_EACCESS by the effective user, and with
+/// Checks access to a file, faccessat(2), with AT_EACCESS (for the effective user),
 /// AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
@@ -143,38 +144,38 @@ fn may(s: &State, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<
     s.client.access(&s.task, start.at(), path, Access::from_bits(mode), how)
 }
 
-/// Space and inodes of the file system of `path`, statvfs(3).
+/// Returns space and inodes of the file system of `path`, statvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statvfs(path: Text, out: Out<libc::statvfs>) -> c_int {
     done(|s| out.put(Space::of_path(s, path.get()?)?.statvfs()))
 }
 
-/// Space and inodes of the file system of an open file, fstatvfs(3).
+/// Returns space and inodes of the file system of an open file, fstatvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatvfs(fd: c_int, out: Out<libc::statvfs>) -> c_int {
     done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statvfs()))
 }
 
-/// As defuse_statvfs(), in the form of statfs(2); the type is that of FUSE, 0x65735546.
+/// Like defuse_statvfs(), in the format of statfs(2). The type is that of FUSE, 0x65735546.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statfs(path: Text, out: Out<libc::statfs64>) -> c_int {
     done(|s| out.put(Space::of_path(s, path.get()?)?.statfs()))
 }
 
-/// As defuse_fstatvfs(), in the form of fstatfs(2).
+/// Like defuse_fstatvfs(), in the format of fstatfs(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatfs(fd: c_int, out: Out<libc::statfs64>) -> c_int {
     done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statfs()))
 }
 
-// The same structure, but that this one has its flags.
+// The structures are the same, except that this one has its flags.
 const _: () = assert!(size_of::<libc::statfs64>() == size_of::<libc::statfs>());
 
-/// What a file system says of itself, and what its mount is like.
+/// The space of a file system, and the flags of its mount.
 struct Space {
     stat: StatFs,
     device: u64,
@@ -207,7 +208,7 @@ impl Space {
 
     fn statfs(&self) -> libc::statfs64 {
         const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-        // ST_VALID: the flags say something.
+        // ST_VALID: the flags are valid.
         const VALID: i64 = 0x20;
         let (stat, mut out) = (&self.stat, zeroed::<libc::statfs64>());
         out.f_type = FUSE_SUPER_MAGIC;

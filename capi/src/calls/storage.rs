@@ -1,6 +1,6 @@
-//! set lengths, allocate space, and make data durable
+//! set sizes, allocate space, and make data durable
 //!
-//! Nothing is held back in this process: what these calls do, the file system does.
+//! Nothing is cached in this process, so these calls go to the file system.
 
 use std::ffi::c_int;
 
@@ -9,21 +9,22 @@ use defuse_fs::Errno;
 use crate::memory::Text;
 use crate::state::{done, number};
 
-/// Sets the length of a file, truncate(2).
+/// Sets the size of a file, truncate(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_truncate(path: Text, length: libc::off_t) -> c_int {
     done(|s| s.client.truncate(&s.task, defuse_direct::At::Cwd, path.get()?, length))
 }
 
-/// Sets the length of an open file, ftruncate(2).
+/// Sets the size of an open file, ftruncate(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_ftruncate(fd: c_int, length: libc::off_t) -> c_int {
     done(|s| s.client.ftruncate(&s.task, &*s.file(fd)?, length))
 }
 
-/// Allocates, punches holes and so on, fallocate(2): EOPNOTSUPP where the file system cannot.
+/// Allocates space, punches holes and so on, fallocate(2). Fails with EOPNOTSUPP if the file system
+/// does not support it.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fallocate(
@@ -35,16 +36,16 @@ pub extern "C" fn defuse_fallocate(
     done(|s| s.client.fallocate(&s.task, &*s.file(fd)?, mode as u32, (at, length)))
 }
 
-/// Allocates space, posix_fallocate(3): returns 0 or the number of the error, and leaves `errno`
-/// alone. What the file system cannot allocate (EOPNOTSUPP) is not written as zeros instead.
+/// Allocates space, posix_fallocate(3). Returns 0 or the error number, and leaves `errno`
+/// unchanged. If the file system does not support it (EOPNOTSUPP), no zeros are written instead.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_posix_fallocate(fd: c_int, at: libc::off_t, length: libc::off_t) -> c_int {
     number(|s| s.client.fallocate(&s.task, &*s.file(fd)?, 0, (at, length)))
 }
 
-/// Says how the data will be used, posix_fadvise(2): returns 0, or EBADF or EINVAL, and leaves
-/// `errno` alone. As nothing is cached, there is nothing to do for it.
+/// Announces the use of data, posix_fadvise(2). Returns 0, EBADF or EINVAL, and leaves `errno`
+/// unchanged. It has no effect, because nothing is cached.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_posix_fadvise(
@@ -75,14 +76,14 @@ pub extern "C" fn defuse_fdatasync(fd: c_int) -> c_int {
     done(|s| s.client.fsync(&s.task, &*s.file(fd)?, true))
 }
 
-/// Makes everything durable in the file system of an open file, syncfs(2).
+/// Makes all changes to the file system of an open file durable, syncfs(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_syncfs(fd: c_int) -> c_int {
     done(|s| s.client.syncfs(&s.task, &*s.file(fd)?))
 }
 
-/// Makes everything durable in all mounts of this process, sync(2).
+/// Makes all changes to all mounts of this process durable, sync(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_sync() {

@@ -1,7 +1,7 @@
 //! the working directory
 //!
-//! The calls of the library have a working directory of their own, which is that of the process until
-//! it is changed. The kernel's stays where it is.
+//! The calls of the library have their own working directory, which is that of the process until it
+//! is changed. They do not change the kernel's.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,22 +12,23 @@ use super::mount::fill_text;
 use crate::memory::{Room, Text, allocated};
 use crate::state::{call, done};
 
-/// Goes to a directory of a mount, chdir(2).
+/// Changes the working directory to a directory of a mount, chdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chdir(path: Text) -> c_int {
     done(|s| s.client.chdir(&s.task, path.get()?))
 }
 
-/// Goes to an open directory, fchdir(2).
+/// Changes the working directory to an open directory, fchdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchdir(fd: c_int) -> c_int {
     done(|s| s.client.fchdir(&s.task, &*s.file(fd)?))
 }
 
-/// The path of the working directory, getcwd(3): `buf`, or for NULL memory that the caller frees with
-/// free(3). NULL with ERANGE where `size` is too small, ENOENT where the directory was removed.
+/// Returns the path of the working directory, getcwd(3): in `buf`, or if that is NULL, in memory
+/// that the caller frees with free(3). Returns NULL with ERANGE if `size` is too small, and with
+/// ENOENT if the directory was removed.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_getcwd(mut buf: Room<c_char>, size: usize) -> *mut c_char {

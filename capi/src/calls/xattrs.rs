@@ -1,8 +1,8 @@
 //! extended attributes
 //!
-//! Names are in the namespaces of xattr(7), with the rules that the kernel has for each. A size of 0
-//! asks how much room is needed; ERANGE says that there is too little. EOPNOTSUPP where the file
-//! system has no such attributes, ENODATA where there is none of that name.
+//! Names are in the namespaces of xattr(7), with the kernel's rules for each. A size of 0 queries
+//! the required size; ERANGE means that the buffer is too small. EOPNOTSUPP means that the file
+//! system has no such attributes, ENODATA that there is none of that name.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -12,7 +12,7 @@ use defuse_fs::{Errno, SetXattrFlags, Xattr};
 use crate::memory::{Bytes, Room, Text};
 use crate::state::{count, done};
 
-/// Puts a value where C wants it; its length.
+/// Copies a value to C and returns its length.
 fn give(room: &mut [u8], value: Xattr) -> Result<usize> {
     let value = match value {
         Xattr::Size(size) => return Ok(size as usize),
@@ -66,7 +66,7 @@ fn set_flags(flags: c_int) -> Result<SetXattrFlags> {
     Ok(SetXattrFlags { create, replace, ..SetXattrFlags::default() })
 }
 
-/// The value of an attribute, getxattr(2).
+/// Returns the value of an attribute, getxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_getxattr(
@@ -78,7 +78,7 @@ pub extern "C" fn defuse_getxattr(
     get((path, true), name, (value, size))
 }
 
-/// The value of an attribute of a link itself, lgetxattr(2).
+/// Returns the value of an attribute of a symbolic link, lgetxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lgetxattr(
@@ -90,7 +90,7 @@ pub extern "C" fn defuse_lgetxattr(
     get((path, false), name, (value, size))
 }
 
-/// The value of an attribute of an open file, fgetxattr(2).
+/// Returns the value of an attribute of an open file, fgetxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fgetxattr(
@@ -119,7 +119,7 @@ pub extern "C" fn defuse_setxattr(
     set((path, true), name, (value, size), flags)
 }
 
-/// Sets an attribute of a link itself, lsetxattr(2).
+/// Sets an attribute of a symbolic link, lsetxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lsetxattr(
@@ -149,21 +149,21 @@ pub extern "C" fn defuse_fsetxattr(
     })
 }
 
-/// The names of all attributes, each with a NUL at its end, listxattr(2).
+/// Lists the names of all attributes, each with a final NUL, listxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_listxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
     list((path, true), (names, size))
 }
 
-/// The names of all attributes of a link itself, llistxattr(2).
+/// Lists the names of all attributes of a symbolic link, llistxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_llistxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
     list((path, false), (names, size))
 }
 
-/// The names of all attributes of an open file, flistxattr(2).
+/// Lists the names of all attributes of an open file, flistxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_flistxattr(
@@ -185,7 +185,7 @@ pub extern "C" fn defuse_removexattr(path: Text, name: Text) -> c_int {
     done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, true), name.get()?))
 }
 
-/// Removes an attribute of a link itself, lremovexattr(2).
+/// Removes an attribute of a symbolic link, lremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lremovexattr(path: Text, name: Text) -> c_int {

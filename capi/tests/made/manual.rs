@@ -2,7 +2,7 @@
 
 use super::{Family, Item, items};
 
-/// A page: the name of its file, and its text.
+/// A page: its file name and its text.
 pub type Page = (String, String);
 
 /// A page for each family, and the overview.
@@ -12,7 +12,7 @@ pub fn pages(families: &[Family]) -> Vec<Page> {
     pages
 }
 
-/// The name of a family's page. That of "mount" is also the name of a function, as it should be.
+/// The name of a family's page. That of "mount" is intentionally also the name of a function.
 fn title(family: &Family) -> String {
     format!("defuse_{}", family.name)
 }
@@ -34,7 +34,7 @@ fn functions(items: &[Item]) -> impl Iterator<Item = (&str, &Item)> {
 fn page(family: &Family, families: &[Family]) -> Page {
     let (title, items) = (title(family), items(&family.declarations));
     let mut names: Vec<&str> = functions(&items).map(|(name, _)| name).collect();
-    // The page's own name, by which it is found, comes first.
+    // The name of the page, by which man finds it, comes first.
     names.retain(|name| *name != title);
     names.insert(0, &title);
     let mut text = head(&title, &names, &family.title);
@@ -86,7 +86,7 @@ fn types(items: &[Item]) -> String {
     text
 }
 
-/// A definition with each comment in one line.
+/// A definition with each comment on one line.
 fn compact(code: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut comment: Option<Vec<&str>> = None;
@@ -157,7 +157,7 @@ fn see_also(names: impl Iterator<Item = String>) -> String {
     format!(".SH SEE ALSO\n{}\n", names.join(" ,\n"))
 }
 
-/// Text with a request for each paragraph.
+/// The text with a request for each paragraph.
 fn paragraphs<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> String {
     let mut text = String::new();
     for line in lines {
@@ -172,7 +172,7 @@ fn paragraphs<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> String {
     text
 }
 
-/// A line of text: no character of it means anything to troff.
+/// Escapes a line of text for troff.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-").replace('`', "");
     match line.starts_with(['.', '\'']) {

@@ -1,5 +1,5 @@
-//! The header and the manual pages, made of `src/calls/`: cbindgen says each family in C, and both
-//! are put together of that.
+//! Generates the header and the manual pages from `src/calls/`: cbindgen translates each family to
+//! C, and both are composed of the result.
 
 pub mod manual;
 
@@ -22,32 +22,32 @@ const FAMILIES: [&str; 13] = [
     "aio",
 ];
 
-/// The folder of the crate.
+/// The directory of the crate.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
 }
 
-/// Some functions that belong together, with their types.
+/// A family of functions, with their types.
 pub struct Family {
     pub name: &'static str,
-    /// One line.
+    /// The title, one line.
     pub title: String,
-    /// Paragraphs.
+    /// The description, in paragraphs.
     pub about: String,
-    /// As cbindgen says it.
+    /// The output of cbindgen.
     pub declarations: String,
 }
 
-/// Something that a header has, in its order.
+/// An item of a header.
 pub struct Item {
-    /// What its comment says, in lines.
+    /// The lines of its comment.
     pub comment: Vec<String>,
-    /// Declaration, definition or constant.
+    /// A declaration, definition or constant.
     pub code: String,
 }
 
 impl Item {
-    /// The name, where it is a function.
+    /// The name, if it is a function.
     pub fn function(&self) -> Option<&str> {
         let before = self.code.split('(').next().filter(|_| self.code.contains('('))?;
         let name = before.rsplit([' ', '*']).next()?;
@@ -71,7 +71,7 @@ fn family(name: &'static str) -> Family {
     Family { name, title, about: about.trim().to_owned(), declarations }
 }
 
-/// The pointers that C gives, in place of the types that wrap them.
+/// Replaces the wrapper types by the C pointers that they stand for.
 fn pointers(source: &str) -> String {
     let mut source =
         source.replace(": Text", ": *const c_char").replace("locks::Argument", "usize");
@@ -209,8 +209,8 @@ DEFUSE_ASSERT(offsetof(defuse_aio_op, callback) == 40);
 #endif /* DEFUSE_H */
 ";
 
-/// The version script: what the shared library exports, and nothing else. A function that comes later
-/// gets a node of its own there.
+/// The version script, which lists the exported symbols. A function added later gets a new version
+/// node.
 pub fn version_script(families: &[Family]) -> String {
     let mut names: Vec<String> = families
         .iter()

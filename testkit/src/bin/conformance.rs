@@ -1,8 +1,8 @@
-//! Runs suites on mounts of the program and on native ext4 beside them, and prints a table.
+//! Runs suites on mounts of the program and on native ext4, and prints a table.
 //!
-//! `conformance [--quick] [--suite NAME]... [--configs NAME,NAME*...]`. Exits with 0 where nothing
-//! fails that native ext4 and the table of exclusions do not have, 1 otherwise, 2 for a wrong command
-//! line or where nothing can be mounted.
+//! `conformance [--quick] [--suite NAME]... [--configs NAME,NAME*...]`. Exits with 0 if all
+//! failures also occur on native ext4 or are in the table of exclusions, 1 otherwise, and 2 for a
+//! wrong command line or if mounting is not possible.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Runs the POSIX cases in a directory: `posix_cases DIRECTORY [FILTER]`. For file systems that are
-//! reached otherwise than by a mount, such as a program's own (`defuse run`).
+//! Runs the POSIX cases in a directory: `posix_cases DIRECTORY [FILTER]`. For file systems without
+//! a mount, such as in a program under `defuse run`.
 
 use std::path::Path;
 use std::process::ExitCode;

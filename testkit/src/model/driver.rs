@@ -1,4 +1,4 @@
-//! Runs a sequence on both sides and compares.
+//! Runs a sequence of operations on both sides and compares the results.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -14,7 +14,7 @@ use defuse_fs::{
 use super::reference::{Id, Model, Node, ROOT};
 use super::{Missing, Op, SpecialKind};
 
-/// The umask of the rest is 0; this is who calls.
+/// The caller of all operations.
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 
 /// Runs `ops` on `fs`, which must be empty.
@@ -26,14 +26,14 @@ pub(super) fn run(fs: &dyn FileSystem, ops: &[Op], missing: Missing) -> Result<(
     driver.finish().context("at the end")
 }
 
-/// An inode that we have looked up.
+/// An inode that was looked up.
 struct Known {
     ino: Ino,
     id: Id,
     lookups: u64,
 }
 
-/// A file that we have opened.
+/// A file that was opened.
 struct Handle {
     file: File,
     id: Id,
@@ -46,7 +46,7 @@ struct Driver<'a> {
     known: Vec<Known>,
     handles: Vec<Handle>,
     missing: Missing,
-    /// Frontends pass `O_TRUNC` only to a file system that says it handles it.
+    /// The file system declares that open truncates; only then frontends pass `O_TRUNC`.
     truncates: bool,
 }
 
@@ -70,8 +70,8 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// True where both failed alike or the step is not compared; the values of a success go to the
-    /// caller.
+    /// True if both failed in the same way or the step is not compared. The caller compares the
+    /// values of a success.
     fn same<T: Debug, U: Debug>(
         &self,
         real: Answer<T>,
@@ -84,7 +84,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// True where the file system has no such operation and need not.
+    /// True if the file system does not implement the operation and need not.
     fn lacks<T>(&self, real: &Answer<T>) -> bool {
         self.missing == Missing::Allowed && matches!(real, Err(Errno::ENOSYS | Errno::EOPNOTSUPP))
     }
@@ -94,7 +94,7 @@ impl<'a> Driver<'a> {
         (known.ino, known.id)
     }
 
-    /// A directory where there is one among the known, and there is: the root.
+    /// A known directory. There is always one: the root.
     fn dir(&self, pick: usize) -> (Ino, Id) {
         let dirs: Vec<_> =
             self.known.iter().filter(|known| self.model.nodes[known.id].is_dir()).collect();
@@ -107,7 +107,7 @@ impl<'a> Driver<'a> {
         Some((handle.file, handle.id))
     }
 
-    /// Counts the lookup that came with `entry` and compares what it says.
+    /// Counts the lookup of `entry` and compares its attributes.
     fn looked_up(&mut self, entry: &Entry, id: Id) -> Result<()> {
         match self.known.iter_mut().find(|known| known.ino == entry.ino) {
             Some(known) => {
@@ -177,7 +177,7 @@ impl<'a> Driver<'a> {
             }
             Op::LookupParent { dir } => {
                 let (ino, id) = self.dir(dir);
-                // What the parent of a removed directory is, nobody says.
+                // The parent of a removed directory is unspecified.
                 if self.model.nodes[id].names == 0 {
                     return Ok(());
                 }
@@ -207,7 +207,7 @@ impl<'a> Driver<'a> {
                 let (old, new, flags) = (text(old), text(new), u32::from(flags));
                 let places = ((from, component(old)), (to, component(new)));
                 let real = fs.rename(&cx, places.0, places.1, RenameFlags(flags));
-                // Where flags are not supported they are refused as unknown ones are.
+                // A file system without support for flags refuses them like unknown flags.
                 let refused = real == Err(Errno::EINVAL) && flags != 0;
                 if self.lacks(&real) || (refused && self.missing == Missing::Allowed) {
                     return Ok(());
@@ -236,7 +236,7 @@ impl<'a> Driver<'a> {
             }
             Op::Mkdir { dir, name, perm } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
-                // Linux lets mkdir set no more than these, so frontends ask for no more.
+                // Linux ignores all other bits in mkdir, so frontends do not request them.
                 let perm = perm & 0o1777;
                 let node = Node::new(FileKind::Directory, perm.into());
                 let model = self.model.make(id, name, node);
@@ -257,7 +257,7 @@ impl<'a> Driver<'a> {
             }
             Op::Tmpfile { dir, exclusive } => {
                 let (ino, id) = self.dir(dir);
-                // Which error a removed directory gives, differs between kernels.
+                // The error for a removed directory differs between kernels.
                 if self.model.nodes[id].names == 0 {
                     return Ok(());
                 }
@@ -324,8 +324,8 @@ impl<'a> Driver<'a> {
             }
             Op::Forget { node } => {
                 let at = node % self.known.len();
-                // The root is never forgotten, and an open file keeps its lookup, as the kernel
-                // would.
+                // The root is never forgotten, and an open file keeps its lookup count, as in the
+                // kernel.
                 let open = self.handles.iter().any(|handle| handle.id == self.known[at].id);
                 if at != 0 && !open {
                     let known = self.known.swap_remove(at);
@@ -350,7 +350,7 @@ impl<'a> Driver<'a> {
         match *op {
             Op::Write { handle, offset, length, byte, append } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
-                // Bytes that differ from place to place show when they land in the wrong one.
+                // Bytes that depend on the offset reveal data at a wrong place.
                 let data: Vec<u8> = (0..length).map(|i| byte ^ (i % 251) as u8).collect();
                 let flags = if append { OpenFlags::APPEND } else { 0 } | OpenFlags::RDWR;
                 let args = WriteArgs {
@@ -415,8 +415,8 @@ impl<'a> Driver<'a> {
         self.check_attr(to.0.ino, to.1)
     }
 
-    /// Where data ends and holes begin is the file system's choice, but what it calls a hole must
-    /// be zero, and the end of the file counts as one.
+    /// The file system chooses where data ends and holes begin, but a hole must contain zeros, and
+    /// the end of the file counts as a hole.
     fn seek(&self, file: File, id: Id, offset: u64, hole: bool) -> Result<()> {
         let bytes = &self.model.nodes[id].bytes;
         let whence = if hole { Whence::Hole } else { Whence::Data };
@@ -449,7 +449,7 @@ impl<'a> Driver<'a> {
             Op::Readdir { dir } => {
                 let (ino, id) = self.dir(dir);
                 match self.same_listing(ino, id) {
-                    // What getdents itself answers for a directory that was removed.
+                    // This is the result of getdents for a removed directory.
                     Err(error)
                         if self.model.nodes[id].names == 0
                             && error.downcast_ref() == Some(&Errno::ENOENT) =>
@@ -533,7 +533,7 @@ impl<'a> Driver<'a> {
                     clear_sgid: false,
                 };
                 let real = fs.setxattr(&cx, ino, key, &value, set);
-                // Both at once make no sense, and nobody says which error comes first.
+                // Both flags at once are invalid, and it is unspecified which error comes first.
                 if self.lacks(&real) || flags == 3 {
                     ensure!(flags != 3 || real.is_err(), "create and replace at once");
                     return Ok(());
@@ -588,7 +588,7 @@ impl<'a> Driver<'a> {
         let dir = File { ino, fh: opened.fh };
         let mut listing = Listing::default();
         loop {
-            // Few at a time, so that going on from a position is tested too.
+            // Few entries at a time, to test that a listing continues from a position.
             listing.room = 3;
             let from = listing.last;
             self.fs.readdir(&self.cx, dir, from, &mut DirBuf::new(&mut listing))?;
@@ -608,7 +608,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Gives back everything and compares the whole tree.
+    /// Releases everything and compares the whole tree.
     fn finish(mut self) -> Result<()> {
         for handle in &self.handles {
             let size = self.model.nodes[handle.id].bytes.len();
@@ -620,7 +620,7 @@ impl<'a> Driver<'a> {
             self.check_attr(known.ino, known.id)?;
             self.fs.forget(known.ino, known.lookups);
         }
-        // All lookups are kept until the end, because only they keep a number as it is.
+        // All lookups are kept until the end, because only they keep inode numbers constant.
         let mut seen = BTreeMap::new();
         let mut looked_up = Vec::new();
         let same = self.same_tree(Ino::ROOT, ROOT, &mut seen, &mut looked_up);

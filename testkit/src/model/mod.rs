@@ -1,8 +1,8 @@
-//! Random operations on a reference model and on a real file system, compared step by step.
+//! Compares random operations on a reference model and on a real file system, step by step.
 //!
-//! The driver speaks the contract directly, so no kernel is needed. It keeps the books of lookups
-//! and open handles as a frontend would, gives all of them back at the end, and then compares the
-//! whole tree: names, attributes, contents and extended attributes.
+//! The driver calls the contract directly, so no kernel is needed. It tracks lookup counts and open
+//! handles like a frontend, releases all of them at the end, and then compares the whole tree:
+//! names, attributes, contents and extended attributes.
 
 mod driver;
 mod op;
@@ -15,23 +15,22 @@ use std::sync::Arc;
 use defuse_fs::FileSystem;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
-/// How [`check`] treats what the file system does not have.
+/// The treatment of missing operations in [`check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// `ENOSYS` and `EOPNOTSUPP` are taken for an answer, and the step is left out of the model.
+    /// `ENOSYS` and `EOPNOTSUPP` are accepted, and the step is skipped in the model.
     Allowed,
-    /// They are failures like any other: for a file system that claims to have everything.
+    /// They are failures, for a file system that claims to be complete.
     Refused,
 }
 
-/// Runs sequences of random operations on file systems that `make` makes, empty each time, and
-/// panics with the smallest sequence that shows a difference.
-///
-/// `PROPTEST_CASES` sets the number of sequences; 300 where it is not set.
+/// Runs sequences of random operations on the file systems that `make` creates, each empty.
+/// `PROPTEST_CASES` sets the number of sequences, 300 by default.
 ///
 /// # Panics
 ///
-/// Where the file system and the model differ, with the shrunk sequence.
+/// Panics if the file system and the model differ, with the smallest sequence that shows the
+/// difference.
 pub fn check(missing: Missing, make: impl Fn() -> Arc<dyn FileSystem>) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -46,8 +45,8 @@ pub fn check(missing: Missing, make: impl Fn() -> Arc<dyn FileSystem>) {
     }
 }
 
-/// Runs one sequence, such as one that [`check`] found: for regression tests. The error says which
-/// step differs and how.
+/// Runs one sequence, such as one found by [`check`], for regression tests. The error describes the
+/// step that differs.
 pub fn replay(missing: Missing, fs: &dyn FileSystem, ops: &[Op]) -> anyhow::Result<()> {
     driver::run(fs, ops, missing)
 }

@@ -1,10 +1,10 @@
-//! The operations, and how random ones are made.
+//! The operations, and the generation of random ones.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// One step. Inodes, handles and names are picked by number, modulo how many there are, so that
-/// every step of a shrunk sequence still means something.
+/// One step. Inodes, handles and names are selected by number, modulo their count, so that every
+/// step of a shrunk sequence is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
@@ -37,7 +37,7 @@ pub enum Op {
     RemoveXattr { node: usize, name: u8 },
 }
 
-/// What [`Op::Mknod`] makes.
+/// The type of node that [`Op::Mknod`] creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum SpecialKind {
@@ -47,7 +47,7 @@ pub enum SpecialKind {
     Device,
 }
 
-/// Offsets that lie in few pages, and often on or beside their borders, where mistakes live.
+/// Offsets in few pages, often at or near their boundaries, where errors are likely.
 fn offset() -> impl Strategy<Value = u32> + Clone {
     prop_oneof![
         0..5000u32,
@@ -67,7 +67,7 @@ pub(crate) fn sequence() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn names() -> impl Strategy<Value = Op> {
-    // Few names and few directories, so that they collide.
+    // Few names and few directories, so that operations collide.
     let (dir, node, name, perm) = (0..8usize, 0..8usize, 0..6u8, 0..0o10000u16);
     let place = (dir.clone(), name.clone());
     prop_oneof![

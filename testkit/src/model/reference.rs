@@ -1,10 +1,10 @@
-//! The model: maps and vectors, no cleverness. Inodes are never freed.
+//! The reference model: simple maps and vectors. Inodes are never freed.
 
 use std::collections::BTreeMap;
 
 use defuse_fs::{Errno, Fallocate, FileKind, RenameFlags, Result};
 
-/// Number of an inode of the model: its place in the list.
+/// The number of an inode of the model: its index in the list.
 pub(super) type Id = usize;
 pub(super) const ROOT: Id = 0;
 
@@ -18,7 +18,7 @@ pub(super) struct Node {
     pub gid: u32,
     pub names: u32,
     pub rdev: u64,
-    /// Bytes of a file, or the target of a symbolic link.
+    /// The data of a file, or the target of a symbolic link.
     pub bytes: Vec<u8>,
     pub children: BTreeMap<Vec<u8>, Id>,
     pub parent: Id,
@@ -90,7 +90,7 @@ impl Model {
         Ok(id)
     }
 
-    /// A node with what its directory hands down, but without a name.
+    /// Creates an unnamed node with the attributes that it inherits from its directory.
     pub fn make_nameless(&mut self, dir: Id, mut node: Node) -> Result<Id> {
         let parent = self.live_dir(dir)?;
         if parent.perm & 0o2000 != 0 {
@@ -233,7 +233,7 @@ impl Model {
 
     pub fn copy(&mut self, src: (Id, usize), dst: (Id, usize), len: usize) -> Result<usize> {
         let data = self.read(src.0, src.1, len).to_vec();
-        // Only what is there to be copied can overlap, as on Linux.
+        // As on Linux, only existing data can overlap.
         if src.0 == dst.0 && src.1.abs_diff(dst.1) < data.len() {
             return Err(Errno::EINVAL);
         }

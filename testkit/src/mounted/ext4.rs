@@ -1,4 +1,4 @@
-//! ext4 of our own, on a loop device.
+//! A new ext4 file system on a loop device.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,20 +6,20 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// An ext4 file system that nobody else uses: the reference, and what passthrough serves.
+/// An ext4 file system for one test: the reference, and the source of passthrough.
 pub struct Ext4 {
     path: PathBuf,
     image: PathBuf,
 }
 
 impl Ext4 {
-    /// Makes one of `bytes` (a sparse image) with room for `inodes`, and mounts it on `path`, which
-    /// is made.
+    /// Creates a file system of `bytes` (a sparse image) with room for `inodes`, and mounts it on
+    /// `path`, which is created.
     pub fn new(path: &Path, bytes: u64, inodes: u64) -> Result<Ext4> {
         let image = path.with_extension("image");
         std::fs::create_dir_all(path)?;
         std::fs::File::create(&image)?.set_len(bytes)?;
-        // Nothing here outlives a crash of the machine, so there is no journal to pay for.
+        // Nothing here must survive a crash of the machine, so there is no journal.
         let mut mkfs = Command::new("mkfs.ext4");
         mkfs.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-N"]);
         succeed(mkfs.arg(inodes.to_string()).arg(&image))?;
@@ -30,7 +30,7 @@ impl Ext4 {
         Ok(ext4)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -38,13 +38,13 @@ impl Ext4 {
 
 impl Drop for Ext4 {
     fn drop(&mut self) {
-        // The loop device goes with the mount; mount(8) set it up so.
+        // mount(8) has set up the loop device to be freed with the mount.
         let _ = unmount(&self.path, UnmountFlags::DETACH);
         let _ = std::fs::remove_file(&self.image);
     }
 }
 
-/// Runs a command, which must succeed; what it said is in the error.
+/// Runs a command, which must succeed. The error contains its output.
 pub(crate) fn succeed(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("{name} cannot be run"))?;

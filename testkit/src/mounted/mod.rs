@@ -1,7 +1,7 @@
-//! Mounts of the real program, and native ext4 beside them as the reference.
+//! Mounts of the real program, and native ext4 as the reference.
 //!
-//! The server is a process of its own, as users have it. Everything is unmounted and removed when
-//! it is dropped, also by a failed assertion.
+//! The server is a separate process, as for users. Everything is unmounted and removed when
+//! dropped, also after a failed assertion.
 
 mod ext4;
 mod program;
@@ -22,10 +22,10 @@ pub(crate) use ext4::succeed;
 pub use program::program;
 pub(crate) use program::root;
 
-/// How long a mount may take to appear, and a server to end.
+/// Time limit for a mount to appear, and for a server to exit.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Why nothing can be mounted here, or `None` where it can.
+/// The reason why mounting is not possible here; `None` if it is.
 pub fn why_not() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root may mount for other users");
@@ -34,7 +34,7 @@ pub fn why_not() -> Option<&'static str> {
     device.err().map(|_| "there is no /dev/fuse")
 }
 
-/// A directory for one run, in memory where there is `/dev/shm`: what is measured is never a disk.
+/// A directory for one run, in memory if there is `/dev/shm`, so that no disk is involved.
 pub fn scratch() -> Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     let builder = builder.prefix("defuse-testkit-");
@@ -44,7 +44,7 @@ pub fn scratch() -> Result<TempDir> {
     }
 }
 
-/// A mount that `defuse mount` serves in the foreground of a process of ours.
+/// A mount that `defuse mount` serves in the foreground of a child process.
 pub struct Mount {
     path: PathBuf,
     server: Child,
@@ -52,8 +52,9 @@ pub struct Mount {
     reaped: bool,
 }
 
-/// Whether mounts travel over io_uring is never left to chance: over /dev/fuse, unless the variable
-/// `DEFUSE_TRANSPORT` is `io_uring`. Profiles say it themselves, and the arguments of a test prevail.
+/// The option for the transport, so that it is always defined: /dev/fuse, unless the variable
+/// `DEFUSE_TRANSPORT` is `io_uring`. Profiles define it themselves, and the arguments of a test
+/// take precedence.
 fn transport(args: &[&str]) -> &'static [&'static str] {
     match std::env::var_os("DEFUSE_TRANSPORT") {
         _ if args.contains(&"--profile") => &[],
@@ -62,7 +63,7 @@ fn transport(args: &[&str]) -> &'static [&'static str] {
     }
 }
 
-/// Whether mounts can travel over io_uring: `echo 1 > /sys/module/fuse/parameters/enable_uring`.
+/// True if mounts can use io_uring: `echo 1 > /sys/module/fuse/parameters/enable_uring`.
 pub fn has_rings() -> bool {
     let parameter = "/sys/module/fuse/parameters/enable_uring";
     fs::read_to_string(parameter).is_ok_and(|text| text.trim() == "Y")
@@ -74,13 +75,13 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// With the log of the program.
+    /// The error contains the log of the program.
     pub fn new(source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
         let mut command = Command::new(program()?);
         Mount::by(&mut command, source, place, args)
     }
 
-    /// As [`Mount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
+    /// Like [`Mount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
     pub fn under(prefix: &[&str], source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
         let mut command = Command::new(prefix[0]);
         command.args(&prefix[1..]).arg(program()?);
@@ -124,17 +125,17 @@ impl Mount {
         &self.path
     }
 
-    /// The process that serves it.
+    /// The process id of the server.
     pub fn pid(&self) -> u32 {
         self.server.id()
     }
 
-    /// What the program has logged.
+    /// The log of the program.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends the server as a crash would; the mount stays, and is dead.
+    /// Kills the server, as in a crash. The mount remains, without a server.
     pub fn kill(&mut self) -> Result<()> {
         self.server.kill()?;
         self.server.wait()?;
@@ -142,7 +143,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Unmounts, and waits for the server, which must succeed.
+    /// Unmounts, and waits for the server to exit successfully.
     pub fn end(mut self) -> Result<()> {
         unmount(&self.path, UnmountFlags::empty())?;
         if !self.wait_for_server()? {
@@ -151,7 +152,7 @@ impl Mount {
         Ok(())
     }
 
-    /// False where it does not end.
+    /// Returns false if it does not exit.
     fn wait_for_server(&mut self) -> Result<bool> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
@@ -168,7 +169,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Once it is done, the path belongs to whatever the mount had covered.
+        // After a successful unmount, the path refers to the directory below.
         let _ = unmount(&self.path, UnmountFlags::DETACH);
         if self.reaped || self.wait_for_server().unwrap_or(true) {
             return;

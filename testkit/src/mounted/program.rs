@@ -1,4 +1,4 @@
-//! Where the program `defuse` is.
+//! Finds the program `defuse`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
 
-/// The built program, which is built first where it is out of date: a package's tests are not given
-/// the programs of another one. `DEFUSE_PROGRAM` names another.
+/// The built program. It is built first if it is out of date, because the tests of a package do not
+/// get the programs of another one. `DEFUSE_PROGRAM` selects another program.
 pub fn program() -> Result<&'static Path> {
     static PROGRAM: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
     let found = PROGRAM.get_or_init(|| find().map_err(|error| format!("{error:#}")));

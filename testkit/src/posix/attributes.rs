@@ -29,16 +29,16 @@ case_table! { "attributes";
     names_move_the_times_of_their_directory,
     truncate_moves_the_times,
     a_new_file_has_the_time_of_now,
-    statx_knows_the_time_of_birth,
-    blocks_tell_the_space_in_use,
+    statx_reports_the_birth_time,
+    blocks_report_the_space_in_use,
     link_counts_of_directories_count_subdirectories,
-    all_that_stat_says_is_the_same_by_name_and_by_descriptor,
-    statfs_tells_space_and_the_longest_name,
+    stat_is_the_same_by_name_and_by_descriptor,
+    statfs_reports_space_and_the_longest_name,
     space_is_given_back,
     inode_numbers_differ,
 }
 
-/// Waits for as long as the coarsest clock that file systems use for times takes.
+/// Waits for one tick of the coarsest clock that file systems use for timestamps.
 pub(super) fn tick() {
     thread::sleep(Duration::from_millis(15));
 }
@@ -225,7 +225,7 @@ fn a_new_file_has_the_time_of_now(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn statx_knows_the_time_of_birth(dir: &Dir) -> Result<()> {
+fn statx_reports_the_birth_time(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let born = statx(dir.fd(), "a", AtFlags::SYMLINK_NOFOLLOW, flags)?;
@@ -241,7 +241,7 @@ fn statx_knows_the_time_of_birth(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn blocks_tell_the_space_in_use(dir: &Dir) -> Result<()> {
+fn blocks_report_the_space_in_use(dir: &Dir) -> Result<()> {
     let fd = dir.file("a", &[1; 100_000])?;
     rustix::fs::fsync(&fd)?;
     let full = dir.stat("a")?;
@@ -264,7 +264,7 @@ fn link_counts_of_directories_count_subdirectories(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn all_that_stat_says_is_the_same_by_name_and_by_descriptor(dir: &Dir) -> Result<()> {
+fn stat_is_the_same_by_name_and_by_descriptor(dir: &Dir) -> Result<()> {
     let fd = dir.file("a", b"bytes")?;
     let (by_name, by_fd) = (dir.stat("a")?, fstat(&fd)?);
     ensure!(by_name.st_ino == by_fd.st_ino && by_name.st_dev == by_fd.st_dev);
@@ -274,7 +274,7 @@ fn all_that_stat_says_is_the_same_by_name_and_by_descriptor(dir: &Dir) -> Result
     Ok(())
 }
 
-fn statfs_tells_space_and_the_longest_name(dir: &Dir) -> Result<()> {
+fn statfs_reports_space_and_the_longest_name(dir: &Dir) -> Result<()> {
     let stat = fstatvfs(dir.fd())?;
     ensure!(stat.f_namemax == 255, "names of {} bytes", stat.f_namemax);
     ensure!(stat.f_bsize > 0 && stat.f_frsize > 0 && stat.f_blocks >= stat.f_bfree);
@@ -288,14 +288,14 @@ fn space_is_given_back(dir: &Dir) -> Result<()> {
     rustix::fs::fsync(&fd)?;
     let full = fstatvfs(dir.fd())?;
     let unit = before.f_frsize;
-    // Others may use the same file system meanwhile; half of the size is enough to see.
+    // Others may use the same file system meanwhile, so half of the size is accepted.
     if (before.f_bfree.saturating_sub(full.f_bfree)) * unit < 2 << 20 {
         return Err(Skip("free space does not show what is written".into()).into());
     }
     dir.unlink("a")?;
     drop(fd);
     rustix::fs::syncfs(dir.fd())?;
-    // A frontend may release the file a moment after close.
+    // A frontend may release the file shortly after close.
     for _ in 0..200 {
         if fstatvfs(dir.fd())?.f_bfree > full.f_bfree + (2 << 20) / unit {
             return Ok(());

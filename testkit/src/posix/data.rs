@@ -1,4 +1,4 @@
-//! Bytes: read(2), write(2), ftruncate(2), lseek(2), fallocate(2), copy_file_range(2), mmap(2).
+//! Data: read(2), write(2), ftruncate(2), lseek(2), fallocate(2), copy_file_range(2), mmap(2).
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -15,7 +15,7 @@ use super::dir::{Dir, Skip, fails, read_all, read_at, supported, write_all};
 use super::sys::Map;
 
 case_table! { "data";
-    what_is_written_is_read,
+    written_data_is_read_back,
     writes_land_at_any_offset_and_length,
     reading_past_the_end_gives_nothing,
     a_gap_reads_as_zeros,
@@ -26,9 +26,9 @@ case_table! { "data";
     the_position_follows_reads_and_writes,
     append_always_writes_at_the_end,
     append_can_be_switched_on_and_off,
-    many_who_append_lose_nothing,
+    concurrent_appends_lose_nothing,
     two_descriptors_see_each_others_writes,
-    a_descriptor_for_reading_cannot_write_and_the_reverse,
+    a_read_only_descriptor_cannot_write_and_vice_versa,
     reading_a_directory_is_refused,
     a_write_of_nothing_changes_nothing,
     a_large_file_survives_being_closed,
@@ -50,12 +50,12 @@ case_table! { "data";
     sendfile_reads_the_file,
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on the offset.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8 | 1).collect()
 }
 
-fn what_is_written_is_read(dir: &Dir) -> Result<()> {
+fn written_data_is_read_back(dir: &Dir) -> Result<()> {
     let bytes = pattern(10_000);
     dir.file("a", &bytes)?;
     ensure!(dir.read("a")? == bytes);
@@ -168,7 +168,7 @@ fn append_can_be_switched_on_and_off(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn many_who_append_lose_nothing(dir: &Dir) -> Result<()> {
+fn concurrent_appends_lose_nothing(dir: &Dir) -> Result<()> {
     const EACH: usize = 100;
     dir.file("a", b"")?;
     thread::scope(|scope| {
@@ -203,7 +203,7 @@ fn two_descriptors_see_each_others_writes(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_descriptor_for_reading_cannot_write_and_the_reverse(dir: &Dir) -> Result<()> {
+fn a_read_only_descriptor_cannot_write_and_vice_versa(dir: &Dir) -> Result<()> {
     dir.file("a", b"x")?;
     fails(write(dir.open("a", OFlags::RDONLY)?, b"y"), Errno::BADF)?;
     fails(read(dir.open("a", OFlags::WRONLY)?, &mut [0; 1]), Errno::BADF)
@@ -417,7 +417,7 @@ fn direct_io_and_cached_io_agree(dir: &Dir) -> Result<()> {
         Err(Errno::INVAL) => return Err(Skip("no O_DIRECT here".into()).into()),
         other => other?,
     };
-    // Memory, offset and length have to be multiples of the block size.
+    // Memory, offset and length must be multiples of the block size.
     let mut memory = vec![0; 3 * BLOCK];
     let start = memory.as_ptr().align_offset(BLOCK);
     let buffer = &mut memory[start..start + BLOCK];

@@ -1,4 +1,4 @@
-//! The directory in which a case runs, and short ways to call the system.
+//! The directory of a case, and short forms of system calls.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use rustix::fs::{
 };
 use rustix::{fs, io};
 
-/// An empty directory of its own for one case. All names are relative to it, through a descriptor,
-/// so that a case can also run as a user who may not search the directories above.
+/// An empty directory for one case. All names are relative to its descriptor, so that a case can
+/// also run as a user without search permission to the parent directories.
 pub struct Dir {
     path: PathBuf,
     fd: OwnedFd,
 }
 
-/// The error of a case that cannot run here: the reason. Not a failure.
+/// The reason why a case cannot run here, as an error. Not a failure.
 #[derive(Debug)]
 pub struct Skip(pub String);
 
@@ -32,7 +32,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Anything that has an errno, to compare it.
+/// An error with an errno that can be compared.
 pub(super) trait HasErrno {
     fn errno(&self) -> Option<i32>;
 }
@@ -49,7 +49,7 @@ impl HasErrno for std::io::Error {
     }
 }
 
-/// Succeeds where `result` is the error `wanted`.
+/// Succeeds if `result` is the error `wanted`.
 pub(super) fn fails<T, E: HasErrno + fmt::Debug>(
     result: std::result::Result<T, E>,
     wanted: io::Errno,
@@ -61,7 +61,7 @@ pub(super) fn fails<T, E: HasErrno + fmt::Debug>(
     }
 }
 
-/// Turns an error that says "not here" into a [`Skip`] that names `what`.
+/// Converts an error that means "not supported" to a [`Skip`] for `what`.
 pub(super) fn supported<T>(result: io::Result<T>, what: &str) -> Result<T> {
     match result {
         Err(io::Errno::OPNOTSUPP | io::Errno::NOSYS) => Err(Skip(format!("no {what} here")).into()),
@@ -69,8 +69,8 @@ pub(super) fn supported<T>(result: io::Result<T>, what: &str) -> Result<T> {
     }
 }
 
-/// Runs `run` as another user, who has no capabilities and no groups but `gid` and `groups`, in a
-/// thread of its own: on Linux the credentials of a thread are its own.
+/// Calls `run` as another user without capabilities, with the groups `gid` and `groups`, on a new
+/// thread: on Linux each thread has its own credentials.
 pub(super) fn as_user<T: Send>(
     uid: u32,
     gid: u32,
@@ -95,7 +95,7 @@ pub(super) fn mode(bits: u32) -> Mode {
 }
 
 impl Dir {
-    /// Makes the directory `path` with permissions for everybody.
+    /// Creates the directory `path` with permissions for all users.
     pub fn new(path: &Path) -> Result<Dir> {
         let show = || path.display().to_string();
         fs::mkdirat(CWD, path, mode(0o777)).with_context(show)?;
@@ -105,7 +105,7 @@ impl Dir {
         Ok(Dir { path: path.to_owned(), fd })
     }
 
-    /// The path of `name` in it.
+    /// The path of `name` in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -122,12 +122,12 @@ impl Dir {
         fs::openat(&self.fd, name, flags | OFlags::CLOEXEC, mode(bits))
     }
 
-    /// Succeeds where `name` can be opened.
+    /// Succeeds if `name` can be opened.
     pub(super) fn opens(&self, name: &str, flags: OFlags) -> Result<()> {
         Ok(self.open(name, flags).map(drop)?)
     }
 
-    /// Makes a file that holds `bytes`; returns it open for reading and writing.
+    /// Creates a file with the contents `bytes`. Returns it open for reading and writing.
     pub(super) fn file(&self, name: &str, bytes: &[u8]) -> Result<OwnedFd> {
         let fd = self.open(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         write_all(&fd, 0, bytes)?;
@@ -193,19 +193,19 @@ impl Dir {
         fs::chmodat(&self.fd, name, mode(bits), AtFlags::empty())
     }
 
-    /// lchown(2); `None` keeps what is.
+    /// lchown(2); `None` leaves an id unchanged.
     pub(super) fn chown(&self, name: &str, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
         fs::chownat(&self.fd, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// utimensat(2) with access and modification time, not following a link.
+    /// utimensat(2) with access and modification time, without following a link.
     pub(super) fn utimens(&self, name: &str, atime: Timespec, mtime: Timespec) -> io::Result<()> {
         let times = Timestamps { last_access: atime, last_modification: mtime };
         fs::utimensat(&self.fd, name, &times, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// The names in the directory `name`, without `.` and `..`; fails where one comes twice.
+    /// The names in the directory `name`, without `.` and `..`. Fails if a name occurs twice.
     pub(super) fn names(&self, name: &str) -> Result<BTreeSet<String>> {
         let fd = self.open(name, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let listed = list(&fd)?;
@@ -220,16 +220,16 @@ impl Dir {
     }
 }
 
-/// One entry as getdents(2) gives it.
+/// One entry from getdents(2).
 pub(super) struct Listed {
     pub name: String,
     pub kind: FileType,
     pub ino: u64,
-    /// Where the listing goes on after it.
+    /// The position after this entry.
     pub next: u64,
 }
 
-/// Everything from where `fd` is to the end.
+/// All entries from the position of `fd` to the end.
 pub(super) fn list(fd: &OwnedFd) -> Result<Vec<Listed>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut listing = RawDir::new(fd, &mut buffer);
@@ -257,7 +257,7 @@ pub(super) fn write_all(fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Up to `len` bytes at `offset`.
+/// Reads up to `len` bytes at `offset`.
 pub(super) fn read_at(fd: &OwnedFd, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0xee; len];
     let mut done = 0;
@@ -271,7 +271,7 @@ pub(super) fn read_at(fd: &OwnedFd, offset: u64, len: usize) -> Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// All bytes of a file.
+/// Reads a whole file.
 pub(super) fn read_all(fd: &OwnedFd) -> Result<Vec<u8>> {
     let size = fs::fstat(fd)?.st_size as usize;
     read_at(fd, 0, size + 1)

@@ -12,9 +12,9 @@ case_table! { "dirs";
     an_empty_directory_lists_dot_and_dot_dot,
     types_and_numbers_agree_with_stat,
     many_entries_are_each_listed_once,
-    every_position_leads_to_what_follows_it,
-    rewinding_shows_what_is_new,
-    what_stays_is_listed_once_while_others_come_and_go,
+    a_listing_continues_from_every_position,
+    rewinding_shows_new_names,
+    lasting_names_are_listed_once_while_others_come_and_go,
     removing_while_listing_empties_the_directory,
     a_removed_name_is_not_listed,
 }
@@ -56,7 +56,7 @@ fn many_entries_are_each_listed_once(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn every_position_leads_to_what_follows_it(dir: &Dir) -> Result<()> {
+fn a_listing_continues_from_every_position(dir: &Dir) -> Result<()> {
     for i in 0..300 {
         dir.mknod(&format!("f{i}"), FileType::RegularFile, 0)?;
     }
@@ -73,7 +73,7 @@ fn every_position_leads_to_what_follows_it(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn rewinding_shows_what_is_new(dir: &Dir) -> Result<()> {
+fn rewinding_shows_new_names(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     let fd = dir.open(".", LIST)?;
     ensure!(list(&fd)?.len() == 3 && list(&fd)?.is_empty());
@@ -85,7 +85,7 @@ fn rewinding_shows_what_is_new(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn what_stays_is_listed_once_while_others_come_and_go(dir: &Dir) -> Result<()> {
+fn lasting_names_are_listed_once_while_others_come_and_go(dir: &Dir) -> Result<()> {
     for i in 0..400 {
         dir.mknod(&format!("stay{i}"), FileType::RegularFile, 0)?;
         dir.mknod(&format!("go{i}"), FileType::RegularFile, 0)?;

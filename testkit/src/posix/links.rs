@@ -18,8 +18,8 @@ case_table! { "links";
     a_thousand_links_are_counted,
     a_symbolic_link_leads_to_its_target,
     a_dangling_link_can_be_read_and_its_target_created,
-    readlink_refuses_what_is_no_link,
-    readlink_cuts_off_at_the_room_there_is,
+    readlink_refuses_files_that_are_no_link,
+    readlink_truncates_to_the_buffer,
     a_target_of_4095_bytes_is_kept,
     loops_give_eloop,
     nofollow_refuses_a_link_at_the_end,
@@ -123,14 +123,14 @@ fn a_dangling_link_can_be_read_and_its_target_created(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn readlink_refuses_what_is_no_link(dir: &Dir) -> Result<()> {
+fn readlink_refuses_files_that_are_no_link(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     fails(readlinkat(dir.fd(), "a", Vec::new()), Errno::INVAL)?;
     fails(readlinkat(dir.fd(), ".", Vec::new()), Errno::INVAL)?;
     fails(readlinkat(dir.fd(), "b", Vec::new()), Errno::NOENT)
 }
 
-fn readlink_cuts_off_at_the_room_there_is(dir: &Dir) -> Result<()> {
+fn readlink_truncates_to_the_buffer(dir: &Dir) -> Result<()> {
     dir.symlink("target", "l")?;
     let mut room = [0u8; 3];
     let count = rustix::fs::readlinkat_raw(dir.fd(), "l", &mut room[..])?;

@@ -1,4 +1,4 @@
-//! Locks: fcntl(2) of a process and of an open file, flock(2).
+//! Locks: fcntl(2) for a process and for an open file, flock(2).
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -22,7 +22,7 @@ case_table! { "locks";
     the_end_of_a_process_drops_its_locks,
     a_wait_ends_when_the_lock_is_dropped,
     a_wait_is_ended_by_a_signal,
-    a_circle_of_waits_gives_edeadlk,
+    a_cycle_of_waits_gives_edeadlk,
     locks_of_open_files_conflict_within_a_process,
     the_lock_of_an_open_file_is_dropped_with_its_last_descriptor,
     flock_conflicts_between_open_files,
@@ -35,7 +35,7 @@ case_table! { "locks";
 
 const RDWR: OFlags = OFlags::RDWR;
 
-/// The errno that `run` gives in another process, 0 for success.
+/// The errno of `run` in another process, 0 for success.
 fn elsewhere(run: impl FnOnce() -> std::io::Result<()>) -> Result<i32> {
     let status = |result: std::io::Result<()>| match result {
         Ok(()) => 0,
@@ -117,7 +117,7 @@ fn closing_any_descriptor_drops_the_locks_of_the_process(dir: &Dir) -> Result<()
 fn the_end_of_a_process_drops_its_locks(dir: &Dir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     ensure!(elsewhere(|| write_lock(&fd, 0, 0))? == 0);
-    // The last close of a process may be finished a moment after it has ended.
+    // The last close of a process may complete shortly after its exit.
     for _ in 0..50 {
         if write_lock(&fd, 0, 0).is_ok() {
             return Ok(());
@@ -148,13 +148,13 @@ fn a_wait_is_ended_by_a_signal(dir: &Dir) -> Result<()> {
         lock(&fd, LockCommand::SetWait, LockKind::Write, 0, 0)
     };
     ensure!(elsewhere(wait)? == Errno::INTR.raw_os_error());
-    // Nothing of the wait is left.
+    // No part of the wait remains.
     lock(&fd, LockCommand::Set, LockKind::Unlock, 0, 0)?;
     ensure!(elsewhere(|| write_lock(&fd, 0, 0))? == 0);
     Ok(())
 }
 
-fn a_circle_of_waits_gives_edeadlk(dir: &Dir) -> Result<()> {
+fn a_cycle_of_waits_gives_edeadlk(dir: &Dir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     write_lock(&fd, 0, 1)?;
     let child = Child::start(|| {
@@ -186,7 +186,7 @@ fn locks_of_open_files_conflict_within_a_process(dir: &Dir) -> Result<()> {
     Ok(ofd_lock(&two, LockKind::Read, 5)?)
 }
 
-/// Known to fail through FUSE where locks are forwarded and someone else has the file open: Linux
+/// Fails through FUSE if locks are forwarded and another process has the file open, because Linux
 /// does not tell the server that such a lock ends.
 fn the_lock_of_an_open_file_is_dropped_with_its_last_descriptor(dir: &Dir) -> Result<()> {
     let (one, two) = (dir.file("a", b"")?, dir.open("a", RDWR)?);

@@ -1,11 +1,11 @@
-//! POSIX conformance through plain system calls, on any directory.
+//! POSIX conformance by plain system calls on any directory.
 //!
-//! Each [`Case`] runs in a new empty [`Dir`] and proves one promise of the manual pages. The suite
-//! is proven itself on tmpfs and ext4 (see `tests/posix_native.rs`), so a failure on another file
-//! system is that file system's.
+//! Each [`Case`] runs in a new empty [`Dir`] and checks one statement of the manual pages. The
+//! suite itself is validated on tmpfs and ext4 (see `tests/posix_native.rs`), so a failure on
+//! another file system is that file system's error.
 //!
-//! Everything runs in one thread, and the umask of the process is 0 meanwhile; do not run it beside
-//! other work in the same process that makes files.
+//! All cases run on one thread with the umask 0. Do not run them while other threads of the process
+//! create files.
 
 mod attributes;
 mod data;
@@ -30,14 +30,14 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 
-/// One promise and its proof.
+/// One statement and its check.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// `group::what`, unique.
     pub name: &'static str,
-    /// Only root can run it (it takes other users' identities, or makes devices).
+    /// Only root can run it (it changes users, or creates devices).
     pub needs_root: bool,
-    /// The proof. A [`Skip`] as its error means that it cannot run here.
+    /// The check. A [`Skip`] as its error means that it cannot run here.
     pub run: fn(&Dir) -> anyhow::Result<()>,
 }
 
@@ -78,18 +78,18 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     .flatten()
 }
 
-/// How a case went.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The promise holds.
+    /// The statement holds.
     Passed,
-    /// It does not; how.
+    /// It does not hold, with details.
     Failed(String),
-    /// It could not be tried; why.
+    /// It could not be checked, with the reason.
     Skipped(String),
 }
 
-/// How all cases went.
+/// The results of all cases.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Name, outcome and duration, in the order of the table.
@@ -97,13 +97,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// The names of the cases that failed.
+    /// The names of the failed cases.
     pub fn failed(&self) -> Vec<&'static str> {
         let failed = self.outcomes.iter().filter(|one| matches!(one.1, Outcome::Failed(_)));
         failed.map(|one| one.0).collect()
     }
 
-    /// How many passed, failed and were skipped.
+    /// The numbers of passed, failed and skipped cases.
     pub fn counts(&self) -> (usize, usize, usize) {
         let count = |wanted: fn(&Outcome) -> bool| {
             self.outcomes.iter().filter(|one| wanted(&one.1)).count()
@@ -130,14 +130,14 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs every case whose name contains `filter` in a new directory below `dir`, and prints how each
-/// one went as soon as it is known (so that one that hangs can be seen).
+/// Runs every case whose name contains `filter` in a new directory below `dir`, and prints each
+/// result at once, so that a hanging case is visible.
 pub fn run(dir: &Path, filter: &str) -> Report {
     run_except(dir, filter, &|_| None)
 }
 
-/// As [`run`], without the cases for which `excluded` has a reason: some would wait for ever where
-/// the promise does not hold.
+/// Like [`run`], without the cases for which `excluded` returns a reason. Some of them would wait
+/// for ever.
 pub fn run_except(
     dir: &Path,
     filter: &str,
@@ -179,7 +179,7 @@ fn run_case(path: &Path, case: &Case) -> Outcome {
         },
         Err(_) => Outcome::Failed("panicked".into()),
     };
-    // That everything can be removed is a promise too.
+    // Everything must be removable, too.
     match std::fs::remove_dir_all(path) {
         Err(error) if outcome == Outcome::Passed => {
             Outcome::Failed(format!("what it left cannot be removed: {error}"))

@@ -1,4 +1,4 @@
-//! Making, finding and removing names: open(2), mkdir(2), unlink(2), rmdir(2).
+//! Creation, lookup and removal of names: open(2), mkdir(2), unlink(2), rmdir(2).
 
 use anyhow::{Result, ensure};
 use rustix::fs::{FileType, OFlags};
@@ -9,10 +9,10 @@ use super::dir::{Dir, fails, read_at, write_all};
 
 case_table! { "names";
     a_new_file_is_empty_and_can_be_opened_again,
-    exclusive_creation_refuses_what_is_there,
-    creation_opens_what_is_there_and_keeps_its_bytes,
+    exclusive_creation_refuses_an_existing_file,
+    creation_opens_an_existing_file_and_keeps_its_data,
     truncation_at_open_empties_the_file,
-    a_name_that_is_not_there_gives_enoent,
+    a_missing_name_gives_enoent,
     a_file_in_the_middle_of_a_path_gives_enotdir,
     a_slash_after_a_file_gives_enotdir,
     a_name_of_255_bytes_works_and_of_256_does_not,
@@ -44,7 +44,7 @@ fn a_new_file_is_empty_and_can_be_opened_again(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn exclusive_creation_refuses_what_is_there(dir: &Dir) -> Result<()> {
+fn exclusive_creation_refuses_an_existing_file(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.mkdir("d")?;
     dir.symlink("nowhere", "l")?;
@@ -54,7 +54,7 @@ fn exclusive_creation_refuses_what_is_there(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn creation_opens_what_is_there_and_keeps_its_bytes(dir: &Dir) -> Result<()> {
+fn creation_opens_an_existing_file_and_keeps_its_data(dir: &Dir) -> Result<()> {
     dir.file("a", b"bytes")?;
     let ino = dir.stat("a")?.st_ino;
     drop(dir.open("a", NEW)?);
@@ -69,7 +69,7 @@ fn truncation_at_open_empties_the_file(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_name_that_is_not_there_gives_enoent(dir: &Dir) -> Result<()> {
+fn a_missing_name_gives_enoent(dir: &Dir) -> Result<()> {
     fails(dir.open("a", OFlags::RDONLY), Errno::NOENT)?;
     fails(dir.stat("a"), Errno::NOENT)?;
     fails(dir.unlink("a"), Errno::NOENT)?;
@@ -193,7 +193,7 @@ fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &Dir) -> Re
     dir.rmdir("d")?;
     let made = rustix::fs::openat(&fd, "a", NEW, super::dir::mode(0o600));
     fails(made, Errno::NOENT)?;
-    // The kernel itself answers ENOENT where it knows that the directory is gone.
+    // The kernel itself returns ENOENT if it knows that the directory was removed.
     match super::dir::list(&fd) {
         Err(error) if error.downcast_ref() == Some(&Errno::NOENT) => Ok(()),
         listed => {

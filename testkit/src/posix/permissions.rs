@@ -1,4 +1,4 @@
-//! Who may do what, and what is cleared when someone does: access(2), inode(7), path_resolution(7).
+//! Permissions, and bits that operations clear: access(2), inode(7), path_resolution(7).
 
 use anyhow::{Result, ensure};
 use rustix::fs::{Access, AtFlags, OFlags, accessat, ftruncate};
@@ -9,25 +9,25 @@ use super::dir::{Dir, Skip, as_user, fails, mode, write_all};
 
 case_table! { "permissions";
     the_umask_takes_bits_away,
-    root a_new_file_belongs_to_its_maker,
+    root a_new_file_belongs_to_its_creator,
     root owner_group_and_others_have_their_own_bits,
     root supplementary_groups_count,
     root a_directory_needs_search_to_be_crossed_and_read_to_be_listed,
-    root making_and_removing_names_needs_write,
+    root creating_and_removing_names_needs_write_permission,
     root only_the_owner_changes_the_mode,
-    root only_root_gives_files_away,
-    root an_owner_may_change_the_group_to_one_of_his_own,
+    root only_root_may_change_the_owner,
+    root an_owner_may_change_the_group_to_one_of_their_groups,
     root set_times_needs_owner_or_write,
     root a_sticky_directory_protects_names_of_others,
     root set_group_id_is_inherited,
     root writing_by_another_clears_set_user_id,
-    root what_root_creates_with_set_user_id_keeps_it_when_root_writes,
+    root a_set_user_id_file_of_root_keeps_the_bit_when_root_writes,
     root a_member_who_writes_keeps_set_group_id_without_execution,
     root truncating_by_another_clears_set_user_id,
     root chown_clears_set_user_id,
     root chmod_by_one_outside_the_group_clears_set_group_id,
-    root access_answers_for_the_real_user,
-    root root_may_do_everything_but_execute_what_nobody_may,
+    root access_checks_the_real_user,
+    root root_may_do_everything_except_execute_files_without_execute_bits,
     root an_open_file_outlives_its_permissions,
     root trusted_attributes_are_for_root_only,
 }
@@ -47,7 +47,7 @@ fn the_umask_takes_bits_away(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_new_file_belongs_to_its_maker(dir: &Dir) -> Result<()> {
+fn a_new_file_belongs_to_its_creator(dir: &Dir) -> Result<()> {
     as_user(USER, 6000, &[], || {
         dir.open("a", NEW)?;
         dir.mkdir("d")?;
@@ -63,7 +63,7 @@ fn a_new_file_belongs_to_its_maker(dir: &Dir) -> Result<()> {
 fn owner_group_and_others_have_their_own_bits(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(6000))?;
-    // The first class that fits decides, even where a later one would grant more.
+    // The first matching class decides, even if a later one grants more.
     dir.chmod("a", 0o046)?;
     as_user(USER, 6000, &[], || fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS))?;
     as_user(OTHER, 6000, &[], || {
@@ -97,7 +97,7 @@ fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &Dir) -> Re
     })
 }
 
-fn making_and_removing_names_needs_write(dir: &Dir) -> Result<()> {
+fn creating_and_removing_names_needs_write_permission(dir: &Dir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"")?;
     dir.mkdir("d/s")?;
@@ -121,7 +121,7 @@ fn only_the_owner_changes_the_mode(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn only_root_gives_files_away(dir: &Dir) -> Result<()> {
+fn only_root_may_change_the_owner(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || {
@@ -130,7 +130,7 @@ fn only_root_gives_files_away(dir: &Dir) -> Result<()> {
     })
 }
 
-fn an_owner_may_change_the_group_to_one_of_his_own(dir: &Dir) -> Result<()> {
+fn an_owner_may_change_the_group_to_one_of_their_groups(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[6000], || Ok(dir.chown("a", None, Some(6000))?))?;
@@ -185,7 +185,7 @@ fn set_group_id_is_inherited(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// A set-user-id file that everybody may write.
+/// A set-user-id file with write permission for all users.
 fn set_user_id_file(dir: &Dir, bits: u32) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.chown("a", Some(USER), Some(USER))?;
@@ -202,8 +202,9 @@ fn writing_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// A passthrough let the kernel write such a file past it, without the privilege that keeps the bit.
-fn what_root_creates_with_set_user_id_keeps_it_when_root_writes(dir: &Dir) -> Result<()> {
+/// A passthrough let the kernel write such a file directly, without the privilege that keeps the
+/// bit.
+fn a_set_user_id_file_of_root_keeps_the_bit_when_root_writes(dir: &Dir) -> Result<()> {
     let umask = rustix::process::umask(mode(0));
     let file = dir.open_mode("a", NEW, 0o6755);
     rustix::process::umask(umask);
@@ -212,7 +213,8 @@ fn what_root_creates_with_set_user_id_keeps_it_when_root_writes(dir: &Dir) -> Re
     Ok(())
 }
 
-/// Without group execution the bit means nothing for programs (setattr_should_drop_sgid of Linux).
+/// Without group execution the bit has no meaning for programs (`setattr_should_drop_sgid()` of
+/// Linux).
 fn a_member_who_writes_keeps_set_group_id_without_execution(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
@@ -238,7 +240,7 @@ fn chown_clears_set_user_id(dir: &Dir) -> Result<()> {
     set_user_id_file(dir, 0o6775)?;
     dir.chown("a", Some(OTHER), None)?;
     ensure!(dir.perm("a")? == 0o775, "{:o}", dir.perm("a")?);
-    // Without group-execute the bit does not mean set-group-id.
+    // Without group execution the bit does not mean set-group-id.
     dir.chmod("a", 0o6745)?;
     dir.chown("a", Some(USER), None)?;
     ensure!(dir.perm("a")? == 0o2745, "{:o}", dir.perm("a")?);
@@ -259,7 +261,7 @@ fn chmod_by_one_outside_the_group_clears_set_group_id(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn access_answers_for_the_real_user(dir: &Dir) -> Result<()> {
+fn access_checks_the_real_user(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chmod("a", 0o754)?;
     let may = |access| accessat(dir.fd(), "a", access, AtFlags::empty());
@@ -271,7 +273,7 @@ fn access_answers_for_the_real_user(dir: &Dir) -> Result<()> {
     })
 }
 
-fn root_may_do_everything_but_execute_what_nobody_may(dir: &Dir) -> Result<()> {
+fn root_may_do_everything_except_execute_files_without_execute_bits(dir: &Dir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     dir.chmod("a", 0)?;

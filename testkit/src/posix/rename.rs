@@ -16,14 +16,14 @@ case_table! { "rename";
     a_full_directory_cannot_be_replaced,
     a_directory_cannot_move_below_itself,
     an_ancestor_cannot_be_replaced,
-    onto_itself_nothing_happens,
-    onto_another_name_of_the_same_file_nothing_happens,
-    what_is_not_there_cannot_move,
+    renaming_onto_itself_has_no_effect,
+    renaming_onto_another_name_of_the_same_file_has_no_effect,
+    a_missing_name_cannot_be_renamed,
     dot_and_dot_dot_cannot_move,
     the_link_counts_of_both_parents_follow,
     dot_dot_of_a_moved_directory_follows,
     noreplace_refuses_a_name_that_is_taken,
-    exchange_swaps_two_of_any_kind,
+    exchange_swaps_files_of_any_type,
     flags_that_contradict_are_refused,
     root a_whiteout_is_left,
     a_symbolic_link_itself_moves,
@@ -101,7 +101,7 @@ fn an_ancestor_cannot_be_replaced(dir: &Dir) -> Result<()> {
     fails(dir.rename("d/e/f", "d/e"), Errno::NOTEMPTY)
 }
 
-fn onto_itself_nothing_happens(dir: &Dir) -> Result<()> {
+fn renaming_onto_itself_has_no_effect(dir: &Dir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.mkdir("d")?;
     dir.rename("a", "a")?;
@@ -110,7 +110,7 @@ fn onto_itself_nothing_happens(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn onto_another_name_of_the_same_file_nothing_happens(dir: &Dir) -> Result<()> {
+fn renaming_onto_another_name_of_the_same_file_has_no_effect(dir: &Dir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.mkdir("d")?;
     dir.link("a", "b")?;
@@ -121,7 +121,7 @@ fn onto_another_name_of_the_same_file_nothing_happens(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn what_is_not_there_cannot_move(dir: &Dir) -> Result<()> {
+fn a_missing_name_cannot_be_renamed(dir: &Dir) -> Result<()> {
     dir.file("b", b"")?;
     fails(dir.rename("a", "b"), Errno::NOENT)?;
     fails(dir.rename("b", "d/b"), Errno::NOENT)?;
@@ -158,7 +158,7 @@ fn dot_dot_of_a_moved_directory_follows(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Flags that a file system does not know give `EINVAL`.
+/// A file system refuses unknown flags with `EINVAL`; the case is skipped then.
 fn with_flags(dir: &Dir, old: &str, new: &str, flags: RenameFlags) -> Result<()> {
     match dir.rename_with(old, new, flags) {
         Err(Errno::INVAL | Errno::NOSYS) => Err(Skip(format!("no {flags:?} here")).into()),
@@ -176,7 +176,7 @@ fn noreplace_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn exchange_swaps_two_of_any_kind(dir: &Dir) -> Result<()> {
+fn exchange_swaps_files_of_any_type(dir: &Dir) -> Result<()> {
     dir.file("a", b"a")?;
     dir.mkdir("d")?;
     dir.mkdir("d/s")?;

@@ -1,4 +1,4 @@
-//! Devices, fifos, sockets, and files without a name: mknod(2), `O_TMPFILE`, `O_PATH`.
+//! Devices, fifos, sockets, and unnamed files: mknod(2), `O_TMPFILE`, `O_PATH`.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,8 +12,8 @@ use super::case_table;
 use super::dir::{Dir, Skip, fails, read_at, write_all};
 
 case_table! { "special";
-    mknod_makes_fifos_sockets_and_files,
-    root mknod_makes_devices_with_their_numbers,
+    mknod_creates_fifos_sockets_and_files,
+    root mknod_creates_devices_with_their_numbers,
     root a_device_can_be_opened,
     a_fifo_passes_bytes,
     a_socket_can_be_bound_and_connected,
@@ -23,7 +23,7 @@ case_table! { "special";
     o_path_leads_to_a_file_without_opening_it,
 }
 
-fn mknod_makes_fifos_sockets_and_files(dir: &Dir) -> Result<()> {
+fn mknod_creates_fifos_sockets_and_files(dir: &Dir) -> Result<()> {
     for (name, kind) in
         [("p", FileType::Fifo), ("s", FileType::Socket), ("f", FileType::RegularFile)]
     {
@@ -36,7 +36,7 @@ fn mknod_makes_fifos_sockets_and_files(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn mknod_makes_devices_with_their_numbers(dir: &Dir) -> Result<()> {
+fn mknod_creates_devices_with_their_numbers(dir: &Dir) -> Result<()> {
     for (name, kind, dev) in [
         ("c", FileType::CharacterDevice, makedev(1, 3)),
         ("b", FileType::BlockDevice, makedev(300, 70000)),
@@ -79,7 +79,7 @@ fn a_fifo_passes_bytes(dir: &Dir) -> Result<()> {
 fn a_socket_can_be_bound_and_connected(dir: &Dir) -> Result<()> {
     let path = dir.path("s");
     let listener = match UnixListener::bind(&path) {
-        // The path of a socket has 108 bytes.
+        // The path of a socket is limited to 108 bytes.
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
             return Err(Skip("the path is too long for a socket".into()).into());
         }

@@ -1,11 +1,11 @@
-//! System calls that have no safe wrapper: record locks, mappings, and a child process.
+//! System calls without a safe wrapper: record locks, mappings, and a child process.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
-/// The commands of fcntl(2) that lock.
+/// The lock commands of fcntl(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockCommand {
     Set,
@@ -36,7 +36,7 @@ fn flock(kind: LockKind, start: i64, len: i64) -> libc::flock {
     }
 }
 
-/// Locks `len` bytes from `start`, 0 for all that follow, fcntl(2).
+/// Locks `len` bytes from `start`, where 0 means to the end, fcntl(2).
 pub(super) fn lock(
     fd: impl AsFd,
     command: LockCommand,
@@ -55,7 +55,7 @@ pub(super) fn lock(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What stands against a lock (`F_GETLK`): start, length and process; `None` where nothing does.
+/// The lock that conflicts (`F_GETLK`): start, length and process; `None` if there is none.
 pub(super) fn test_lock(
     fd: impl AsFd,
     kind: LockKind,
@@ -72,12 +72,12 @@ pub(super) fn test_lock(
     Ok((!free).then_some((lock.l_start, lock.l_len, lock.l_pid)))
 }
 
-/// A child process that runs a function and exits with what it returns.
+/// A child process that runs a function and exits with its result.
 pub(crate) struct Child(libc::pid_t);
 
 impl Child {
-    /// Starts it. Other threads do not exist in the child, so `run` should do little more than
-    /// system calls; 255 stands for a panic.
+    /// Starts the process. Other threads do not exist in the child, so `run` should make little
+    /// more than system calls. A panic exits with 255.
     pub fn start(run: impl FnOnce() -> u8) -> io::Result<Child> {
         // SAFETY: the child runs `run` and leaves by `_exit`, so no destructor and no exit handler
         // of the parent runs twice; glibc keeps its allocator usable across fork.
@@ -85,7 +85,7 @@ impl Child {
             0 => {
                 let run = std::panic::AssertUnwindSafe(run);
                 let status = std::panic::catch_unwind(run).unwrap_or(255);
-                // SAFETY: ends this process; nothing is touched after it.
+                // SAFETY: ends this process; nothing is accessed after it.
                 unsafe { libc::_exit(status.into()) }
             }
             pid if pid > 0 => Ok(Child(pid)),
@@ -93,12 +93,12 @@ impl Child {
         }
     }
 
-    /// Waits for the end; the exit status, or an error where a signal ended it.
+    /// Waits for the exit. Returns the exit status, or an error if a signal ended the process.
     pub fn wait(self) -> io::Result<u8> {
         let mut status = 0;
         loop {
-            // SAFETY: `status` outlives the call, and the process is a child of ours that was not
-            // waited for, because this method consumes it.
+            // SAFETY: `status` outlives the call, and the process is a child that was not waited
+            // for, because this method consumes it.
             if unsafe { libc::waitpid(self.0, &raw mut status, 0) } == self.0 {
                 break;
             }
@@ -114,13 +114,13 @@ impl Child {
     }
 }
 
-/// Lets `SIGALRM` interrupt this process after `milliseconds`, without restarting system calls. For
-/// a child process only: handler and timer belong to the whole process.
+/// Makes `SIGALRM` interrupt this process after `milliseconds`, without restarting system calls.
+/// For a child process only: handler and timer belong to the whole process.
 pub(super) fn interrupt_after(milliseconds: i64) {
     extern "C" fn nothing(_: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;
-    // SAFETY: a zeroed sigaction is valid; the handler does nothing, which is safe in a signal; all
-    // structures outlive the calls.
+    // SAFETY: a zeroed sigaction is valid; the handler does nothing, which is safe in a signal
+    // handler; all structures outlive the calls.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;
@@ -131,14 +131,14 @@ pub(super) fn interrupt_after(milliseconds: i64) {
     }
 }
 
-/// A mapping of a file, mmap(2). Accesses copy, so no reference into shared memory exists.
+/// A mapping of a file, mmap(2). Accesses copy, so there is no reference into shared memory.
 pub(crate) struct Map {
     start: *mut u8,
     len: usize,
 }
 
 impl Map {
-    /// Maps the first `len` bytes of `fd`; writable, and shared or private.
+    /// Maps the first `len` bytes of `fd` writable, shared or private.
     pub fn new(fd: impl AsFd, len: usize, shared: bool) -> io::Result<Map> {
         let flags = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -151,19 +151,21 @@ impl Map {
         Ok(Map { start: start.cast(), len })
     }
 
-    /// How many bytes are mapped.
+    /// Number of bytes mapped.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// A copy of `len` bytes at `offset`. Must lie in a page that the file reaches (else SIGBUS).
+    /// Copies `len` bytes at `offset`, which must be in a page that the file reaches (otherwise
+    /// SIGBUS).
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len);
-        // SAFETY: in bounds by the assertion; volatile, because the file may change beside us.
+        // SAFETY: in bounds by the assertion; volatile, because the file may change concurrently.
         (offset..offset + len).map(|at| unsafe { self.start.add(at).read_volatile() }).collect()
     }
 
-    /// Stores `bytes` at `offset`. Must lie in a page that the file reaches (else SIGBUS).
+    /// Stores `bytes` at `offset`, which must be in a page that the file reaches (otherwise
+    /// SIGBUS).
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len);
         for (at, &byte) in bytes.iter().enumerate() {

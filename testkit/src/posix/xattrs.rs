@@ -1,4 +1,4 @@
-//! Extended attributes and access control lists: xattr(7), acl(5).
+//! Extended attributes and ACLs: xattr(7), acl(5).
 
 use anyhow::{Result, ensure};
 use rustix::fs::{
@@ -159,7 +159,8 @@ const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const NOBODY: u32 = u32::MAX;
 
-/// A list: tag (1 owner, 2 user, 4 owning group, 8 group, 16 mask, 32 other), permissions, id.
+/// An ACL of entries: tag (1 owner, 2 user, 4 owning group, 8 group, 16 mask, 32 other),
+/// permissions, id.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut bytes = 2u32.to_le_bytes().to_vec();
     for &(tag, perm, id) in entries {

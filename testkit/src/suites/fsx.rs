@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Stage, Tally, tools};
 
-/// What is done, by name.
+/// The sets of operations, by name.
 #[rustfmt::skip]
 const SETS: &[(&str, &str)] = &[
     ("read and write", "

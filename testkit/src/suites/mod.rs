@@ -1,6 +1,6 @@
-//! Suites that run on a mounted file system, on every configuration and on native ext4 beside it.
+//! Suites that run on a mounted file system, on every configuration and on native ext4.
 //!
-//! A case that fails where native ext4 does not is a bug, unless [`exclusions`] has a reason.
+//! A case that fails but passes on native ext4 is a bug, unless [`exclusions`] has a reason.
 
 pub mod exclusions;
 pub mod exercise;
@@ -23,7 +23,7 @@ pub use stage::{CONFIGS, Config, NATIVE, RUNS, SERVED, Stage};
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
-    /// The crate `pjdfstest`: POSIX by its text, as root and as other users.
+    /// The crate `pjdfstest`: POSIX as specified, as root and as other users.
     Pjdfstest,
     /// The crate `fsx`: random operations on one file.
     Fsx,
@@ -31,14 +31,14 @@ pub enum Suite {
     Posix,
     /// git, sqlite3, make, tar, rsync and Python's own tests.
     Programs,
-    /// Random operations on one file: see [`exercise`].
+    /// Random operations on one file; see [`exercise`].
     File,
-    /// Random operations of several processes on a tree: see [`exercise`].
+    /// Random operations of several processes on a tree; see [`exercise`].
     Tree,
 }
 
 impl Suite {
-    /// All of them, with the names that the command line takes.
+    /// All suites, with their names on the command line.
     pub const ALL: [(&'static str, Suite); 6] = [
         ("pjdfstest", Suite::Pjdfstest),
         ("fsx", Suite::Fsx),
@@ -53,12 +53,12 @@ impl Suite {
         Suite::ALL.iter().find(|(_, suite)| *suite == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether it is run on the configurations without a mount too.
+    /// True if it also runs on configurations without a mount.
     pub fn runs_in_process(self) -> bool {
         matches!(self, Suite::Pjdfstest | Suite::Posix | Suite::File | Suite::Tree)
     }
 
-    /// True where it is run on `config`.
+    /// True if it runs on `config`.
     pub fn runs_on(self, config: &Config) -> bool {
         match config.backend {
             Backend::Run(_) if *config == SERVED => matches!(self, Suite::File | Suite::Tree),
@@ -67,11 +67,11 @@ impl Suite {
         }
     }
 
-    /// Gets what the suite needs, where it is missing.
+    /// Installs the requirements of the suite.
     ///
     /// # Errors
     ///
-    /// Where it cannot be had, for want of a network most likely.
+    /// Fails if a requirement is not available, most likely because there is no network.
     pub fn install(self) -> Result<()> {
         match self {
             Suite::Pjdfstest => tools::install("pjdfstest", "0.2.2").map(drop),
@@ -94,14 +94,14 @@ impl Suite {
     }
 }
 
-/// How the cases of a suite went.
+/// The results of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// How many passed.
+    /// Number of passed cases.
     pub passed: usize,
-    /// Those that could not be tried, each with the reason.
+    /// The skipped cases, with their reasons.
     pub skipped: Vec<(String, String)>,
-    /// Those that failed, each with what was seen.
+    /// The failed cases, with details.
     pub failed: Vec<(String, String)>,
 }
 
@@ -114,7 +114,7 @@ impl Tally {
         }
     }
 
-    /// How many there were.
+    /// Number of cases.
     pub fn cases(&self) -> usize {
         self.passed + self.skipped.len() + self.failed.len()
     }
@@ -131,11 +131,11 @@ pub struct Row {
     pub config: &'static str,
     /// The suite.
     pub suite: Suite,
-    /// How it went.
+    /// The results.
     pub tally: Tally,
-    /// The failures that neither native ext4 nor the table of exclusions has.
+    /// The failures that occur neither on native ext4 nor in the table of exclusions.
     pub unexpected: Vec<(String, String)>,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
 }
 
@@ -155,15 +155,15 @@ impl fmt::Display for Row {
     }
 }
 
-/// The head of the table of [`Row`]s. `known` are failures that native ext4 or the table of
-/// exclusions has too.
+/// The heading of the table of [`Row`]s. `known` counts failures that also occur on native ext4 or
+/// are in the table of exclusions.
 pub const HEAD: &str = "suite      configuration              passed failed skipped  known    time";
 
-/// Runs `suite` on native ext4 and on `configs`; `seen` is called for each row as it is there.
+/// Runs `suite` on native ext4 and on `configs`. Calls `seen` for each row when it is complete.
 ///
 /// # Errors
 ///
-/// Where something could not be run at all.
+/// Fails if a suite could not run at all.
 pub fn run(
     suite: Suite,
     configs: &[&'static Config],
@@ -201,20 +201,20 @@ fn unexpected(
         Some(native) => {
             !native.has_failed(case) && exclusions::reason(suite, config.name, case).is_none()
         }
-        // Native ext4 is right by definition, and the exercisers are of our own.
+        // Native ext4 is correct by definition, except for our own exercisers, which it validates.
         None => matches!(suite, Suite::File | Suite::Tree),
     };
     tally.failed.iter().filter(is_new).cloned().collect()
 }
 
-/// The POSIX cases in `dir`, a directory of the configuration `config`: for a process of its own
-/// (`conformance --cases`), which alone has the files.
+/// Runs the POSIX cases in `dir`, a directory of the configuration `config`, for a separate process
+/// (`conformance --cases`) that alone has the files.
 pub fn posix_cases(dir: &Path, config: &str) {
     crate::posix::run_except(dir, "", &|case| exclusions::hangs(Suite::Posix, config, case));
 }
 
-/// Runs them in such a process. It has to be this very program, built for speed: in a debug build of
-/// `rustix` no system call tells its number, so that none is served.
+/// Runs them in such a process. It must be this program in a release build: in a debug build of
+/// `rustix`, the numbers of system calls cannot be read, so that none is served.
 fn posix_in_process(stage: &Stage) -> Result<Tally> {
     let mut command = stage.command(&std::env::current_exe()?)?;
     command.arg("--cases").arg(stage.path()).arg(stage.config().name);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Stage, Tally, tools};
 
-/// Everything that Linux has. Debian has the users, and none of them must be made.
+/// Enables all features of Linux. The users exist on Debian.
 const SETTINGS: &str = r#"
 [features]
 posix_fallocate = {}
@@ -23,8 +23,8 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 naptime = 0.01
 "#;
 
-/// Remounting is the kernel's business (`-i`): mount(8) would call a helper, which cannot do it. What
-/// has just been closed may still be on its way out, so it is tried again for a while.
+/// Remounts through the kernel (`-i`), because mount(8) would call a helper that cannot do it. It
+/// retries for a while, because files that were just closed may still be being released.
 const MOUNT: &str = "#!/bin/sh
 tries=0
 until /bin/mount -i \"$@\"; do
@@ -34,8 +34,8 @@ until /bin/mount -i \"$@\"; do
 done
 ";
 
-/// Runs all of it. Cases that remount run in processes of their own: some of the others leave files
-/// open in the suite's process, with which nothing can be remounted.
+/// Runs the whole suite. Cases that remount run in separate processes, because others leave files
+/// open in the process of the suite, which prevents a remount.
 pub(super) fn run(stage: &Stage) -> Result<Tally> {
     let place = stage.beside("pjdfstest")?;
     let all = place.join("all.toml");
@@ -54,7 +54,7 @@ pub(super) fn run(stage: &Stage) -> Result<Tally> {
     tally.skipped = skipped;
     for (case, _) in Vec::<(String, String)>::from_iter(again) {
         let mut command = suite(stage, &place)?;
-        // It prints names without their beginning, but compares the whole.
+        // It prints names without their prefix, but compares the whole.
         let whole = format!("pjdfstest::tests::{case}");
         let output = command.arg("-c").arg(&remounting).args(["-e", &whole]).output()?;
         let before = tally.cases();
@@ -74,7 +74,7 @@ fn suite(stage: &Stage, place: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// A `PATH` that has our `mount` before the others.
+/// A `PATH` in which our `mount` comes first.
 fn with_mount(place: &Path) -> Result<String> {
     let program = place.join("mount");
     if !program.exists() {
@@ -85,7 +85,7 @@ fn with_mount(place: &Path) -> Result<String> {
     Ok(format!("{}:{path}", place.display()))
 }
 
-/// Reads lines of a name and `ok`, `FAILED` or `skipped`, with the reason on the line below.
+/// Parses lines of a name and `ok`, `FAILED` or `skipped`, with the reason on the next line.
 fn read(output: &str, tally: &mut Tally) {
     let mut lines = output.lines().peekable();
     while let Some(line) = lines.next() {

@@ -1,4 +1,4 @@
-//! Real programs, which use a file system as people do.
+//! Real programs that use a file system.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ pub(super) const PACKAGES: &[(&str, &str)] = &[
     ("python3", "python3"),
 ];
 
-/// The tests of Python that are about files.
+/// Python's tests about files.
 const PYTHON: &[&str] = &["test_shutil", "test_mmap", "test_os", "test_tarfile"];
 
 type Check = fn(&Bench) -> Result<()>;
@@ -36,14 +36,14 @@ const CHECKS: &[(&str, Check)] = &[
     ("rsync", rsync),
 ];
 
-/// A directory on the file system under test, one beside it, and how much is wanted.
+/// A directory on the file system under test, one beside it, and the amount of work.
 struct Bench {
     dir: PathBuf,
     beside: PathBuf,
     quick: bool,
 }
 
-/// Each program is a case, and so is each test of Python's.
+/// Each program is a case, and so is each of Python's tests.
 pub(super) fn run(stage: &Stage, quick: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     for (number, (name, check)) in CHECKS.iter().enumerate() {
@@ -79,7 +79,7 @@ fn tree(dir: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// A tree with everything that an archive keeps.
+/// A tree with every property that an archive keeps.
 fn rich_tree(dir: &Path, count: usize) -> Result<()> {
     tree(dir, count)?;
     shell(
@@ -96,7 +96,7 @@ fn rich_tree(dir: &Path, count: usize) -> Result<()> {
     .map(drop)
 }
 
-/// Names, types, modes, owners, sizes, links and times to the nanosecond.
+/// Names, types, modes, owners, sizes, links and timestamps in nanoseconds.
 fn listing(dir: &Path) -> Result<String> {
     let format = r"%p %y %m %U %G %s %n %l %T@\0";
     shell(dir, &format!("find . ! -type d -printf '{format}' | sort -z"))
@@ -104,7 +104,7 @@ fn listing(dir: &Path) -> Result<String> {
 
 fn same(left: &Path, right: &Path) -> Result<()> {
     let mut diff = Command::new("diff");
-    // diff cannot compare what is neither a file nor a directory nor a link; `listing` does.
+    // diff compares only files, directories and links; `listing` compares the rest.
     diff.args(["-r", "--no-dereference", "--exclude=fifo", "--exclude=null"]);
     succeed(diff.arg(left).arg(right))?;
     let (left, right) = (listing(left)?, listing(right)?);
@@ -232,7 +232,7 @@ fn rsync(bench: &Bench) -> Result<()> {
     same(&outside, &back)
 }
 
-/// Each failed test of Python's is a case; the tests of a module that pass are counted.
+/// Each failed Python test is a case; the passed tests of a module are counted.
 fn python(stage: &Stage, modules: &[&str], tally: &mut Tally) -> Result<()> {
     let Some(python) = python_with_tests() else {
         let why = "no Python with the package `test` (libpython3.*-testsuite)".to_owned();
@@ -267,7 +267,7 @@ fn python_with_tests() -> Option<&'static str> {
     })
 }
 
-/// The tests after `FAIL:` and `ERROR:` in what unittest prints.
+/// The tests after `FAIL:` and `ERROR:` in the output of unittest.
 fn failures(said: &str) -> BTreeSet<String> {
     let named = |line: &str| {
         let rest = line.strip_prefix("FAIL: ").or_else(|| line.strip_prefix("ERROR: "))?;
@@ -276,7 +276,7 @@ fn failures(said: &str) -> BTreeSet<String> {
     said.lines().filter_map(named).collect()
 }
 
-/// From `Ran 323 tests in 6.5s`.
+/// The number in `Ran 323 tests in 6.5s`.
 fn count(said: &str) -> usize {
     let ran = said.lines().find_map(|line| line.strip_prefix("Ran "));
     ran.and_then(|rest| rest.split(' ').next()?.parse().ok()).unwrap_or(0)

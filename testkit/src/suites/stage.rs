@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::mounted::{Ext4, Mount, program, scratch};
 
-/// What serves the files.
+/// The server of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// ext4 itself.
@@ -18,17 +18,17 @@ pub enum Backend {
     Passthrough,
     /// `defuse mount memory:`.
     Memory,
-    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4: no mount, each
-    /// program of a suite has the files in its own process.
+    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4. There is no
+    /// mount; each program of a suite has the files in its own process.
     Run(&'static str),
 }
 
 /// A file system with its options.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Config {
-    /// As the table and the command line have it.
+    /// Its name in the table and on the command line.
     pub name: &'static str,
-    /// What serves it.
+    /// The server.
     pub backend: Backend,
     /// Arguments of `defuse mount` or `defuse run`.
     pub args: &'static [&'static str],
@@ -43,7 +43,7 @@ use Backend::{Memory, Passthrough, Run};
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
 
-/// All others.
+/// All other configurations.
 #[rustfmt::skip]
 pub static CONFIGS: &[Config] = &[
     config("passthrough", Passthrough, &[]),
@@ -65,28 +65,29 @@ pub static CONFIGS: &[Config] = &[
     config("memory-io_uring", Memory, &["-o", "io_uring"]),
 ];
 
-/// Those without a mount.
+/// The configurations without a mount.
 pub static RUNS: &[Config] = &[
     config("run-passthrough", Run("passthrough:SOURCE"), &[]),
     config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
     config("run-memory", Run("memory:"), &[]),
 ];
 
-/// One more without a mount, for the exercisers: the run serves the files to all of its programs.
+/// One more without a mount, for the exercisers: the parent of the run serves the files to all of
+/// its programs.
 pub static SERVED: Config =
     config("run-passthrough-served", Run("passthrough:SOURCE"), &["--fork", "server"]);
 
-/// Where the files of [`RUNS`] are: nothing is there for all others.
+/// The path of the files of [`RUNS`], which does not exist for other programs.
 const TARGET: &str = "/defuse-suite";
 
-/// A mounted configuration, empty at first. All of it goes away when it is dropped.
+/// A mounted configuration, initially empty. Everything is removed when it is dropped.
 pub struct Stage {
     config: &'static Config,
     mount: Option<Mount>,
     /// The mount of `defuse run`.
     run: Option<OsString>,
     lower: Option<Ext4>,
-    // Last, because the others are in it.
+    // Dropped last, because the others are in it.
     place: TempDir,
 }
 
@@ -124,17 +125,17 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The directory of ext4 that is served, where there is one.
+    /// The served directory of ext4, if there is one.
     pub fn source(&self) -> Option<PathBuf> {
         let served = self.mount.is_some() || self.run.is_some();
         self.lower.as_ref().filter(|_| served).map(|lower| lower.path().join("source"))
     }
 
-    /// Unmounts it, where there is a mount. What was written is below then.
+    /// Unmounts, if there is a mount. Written data is then below.
     ///
     /// # Errors
     ///
-    /// Where the server does not end as it should.
+    /// Fails if the server does not exit successfully.
     pub fn unmount(&mut self) -> Result<()> {
         self.mount.take().map_or(Ok(()), Mount::end)
     }
@@ -143,7 +144,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// With the log of the program.
+    /// The error contains the log of the program.
     pub fn mount_again(&mut self) -> Result<()> {
         if let (false, Some(source)) = (self.is_in_process(), self.source_below()) {
             let mut text = OsString::from("passthrough:");
@@ -172,7 +173,7 @@ impl Stage {
         }
     }
 
-    /// True where only programs started by [`command`](Stage::command) have the files.
+    /// True if only programs started by [`command`](Stage::command) have the files.
     pub fn is_in_process(&self) -> bool {
         self.run.is_some()
     }
@@ -181,7 +182,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// Where defuse cannot be built.
+    /// Fails if defuse cannot be built.
     pub fn command(&self, name: &Path) -> Result<Command> {
         let Some(mount) = &self.run else { return Ok(Command::new(name)) };
         let mut command = Command::new("timeout");
@@ -190,7 +191,7 @@ impl Stage {
         Ok(command)
     }
 
-    /// A directory beside it, on another file system.
+    /// A directory on another file system.
     pub fn beside(&self, name: &str) -> Result<PathBuf> {
         let path = self.place.path().join(name);
         std::fs::create_dir_all(&path)?;

@@ -1,4 +1,4 @@
-//! Getting programs that a suite needs, only where they are missing.
+//! Installs the programs that a suite needs, if they are missing.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::mounted::{root, succeed};
 
-/// Where an installed tool is.
+/// The path of an installed tool.
 pub(super) fn path(name: &str) -> PathBuf {
     tools().join("bin").join(name)
 }
@@ -25,13 +25,13 @@ pub(super) fn install(name: &str, version: &str) -> Result<PathBuf> {
     println!("installing {name} {version}");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["install", "--quiet", "--version", version, "--root"]).arg(tools()).arg(name);
-    // One target directory for all tools: they share most of what they depend on.
+    // One target directory for all tools, because they share most dependencies.
     cargo.env("CARGO_TARGET_DIR", tools().join("build"));
     succeed(&mut cargo).with_context(|| format!("{name} cannot be installed"))?;
     Ok(program)
 }
 
-/// An error that names the Debian packages of programs that are missing. `cargo xtask test` installs them.
+/// Fails with the Debian packages of missing programs. `cargo xtask test` installs them.
 pub(super) fn packages(needed: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> = needed
         .iter()

@@ -1,4 +1,4 @@
-//! The calls by the kernel.
+//! The calls, made through the kernel.
 
 use std::fmt::Write as _;
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use super::ops::{Op, PATHS, TARGETS, XATTRS, acl};
 
 type Result<T> = std::result::Result<T, Errno>;
 
-/// Runs `ops` in `root` on a thread of its own that has become `who`; the answers as text.
+/// Runs `ops` in `root` on a new thread with the credentials `who`. Returns the results as text.
 pub fn run(root: &Path, who: &Credentials, ops: &[Op]) -> Vec<String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let root = rustix::fs::open(root, flags, Mode::empty()).unwrap();
@@ -30,7 +30,7 @@ pub fn run(root: &Path, who: &Credentials, ops: &[Op]) -> Vec<String> {
     })
 }
 
-/// Of this thread alone, which ends soon.
+/// Changes the credentials of this thread only, which ends soon.
 fn become_user(who: &Credentials) {
     let groups: Vec<_> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
     let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
@@ -245,7 +245,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// There is no truncateat(2): the directory of descriptors stands in.
+    /// There is no truncateat(2), so this goes through the directory of descriptors.
     fn truncate(&self, path: &str, length: i64) -> String {
         if path.is_empty() {
             return format!("error {}", if length < 0 { 22 } else { 2 });
@@ -302,8 +302,8 @@ impl Kernel<'_> {
     }
 }
 
-/// truncate(2), which rustix has not: by a shell of one's own it would be another process, so a
-/// descriptor is opened as the call would look at the file.
+/// truncate(2), which rustix lacks. A shell would be another process, so this opens a descriptor
+/// with the checks of the call.
 fn nix_truncate(path: &std::ffi::CStr, length: i64) -> Result<()> {
     let stat = rustix::fs::stat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -320,7 +320,7 @@ fn seek(file: &OwnedFd, offset: i64, whence: u32) -> String {
     if stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory) {
         return String::new();
     }
-    // An offset before the start is something that the safe wrapper cannot say for these.
+    // The safe wrapper cannot express a negative offset for these.
     let to = match whence {
         0 if offset < 0 => {
             return path_or(file, 22);
@@ -336,7 +336,7 @@ fn seek(file: &OwnedFd, offset: i64, whence: u32) -> String {
     text(rustix::fs::seek(file, to))
 }
 
-/// The error that a call gives, unless the file is open with `O_PATH`.
+/// The error of a call, unless the file is open with `O_PATH`.
 fn path_or(file: &OwnedFd, errno: i32) -> String {
     let path = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::PATH));
     format!("error {}", if path { 9 } else { errno })

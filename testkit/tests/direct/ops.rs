@@ -1,9 +1,9 @@
-//! The calls, and how random ones are made.
+//! The calls, and the generation of random ones.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// One call. Paths and open files are picked by number.
+/// One call. Paths and open files are selected by number.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
     Open {
@@ -18,11 +18,11 @@ pub enum Op {
         flags: u32,
         mode: u32,
     },
-    /// One more descriptor of an open file: both have one position.
+    /// Another descriptor of an open file; both share one position.
     Dup {
         file: usize,
     },
-    /// `O_APPEND` is set or taken away.
+    /// Sets or clears `O_APPEND`.
     Append {
         file: usize,
         on: bool,
@@ -172,7 +172,7 @@ pub enum Op {
     },
 }
 
-/// Paths that meet each other: through links, `..`, slashes at the end, and what is no directory.
+/// Paths that interfere: through links, `..`, trailing slashes, and files that are no directory.
 pub const PATHS: &[&str] = &[
     "a",
     "b",
@@ -348,7 +348,7 @@ fn attributes() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An access list that gives the group `GROUP` of the tests `perm`.
+/// An ACL that gives the tests' group `GROUP` the permissions `perm`.
 pub fn acl(perm: u8) -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (0x01, 6, u32::MAX),
@@ -366,7 +366,7 @@ pub fn acl(perm: u8) -> Vec<u8> {
     bytes
 }
 
-/// What both sides begin with.
+/// An item of the initial tree of both sides.
 pub struct Item {
     pub path: &'static str,
     pub what: What,
@@ -395,7 +395,7 @@ pub const USER: u32 = 5000;
 pub const GROUP: u32 = 6000;
 pub const EXTRA: u32 = 6001;
 
-/// The tree, in the order in which it is made.
+/// The initial tree, in the order of creation.
 pub const ITEMS: &[Item] = &[
     item("", What::Dir, 0o777, 0, 0),
     item("d", What::Dir, 0o777, 0, 0),

@@ -1,4 +1,4 @@
-//! The calls by the in-process client.
+//! The calls, made through the in-process client.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use defuse_fs::{FileKind, FileSystem, RenameFlags, SetTime, SetXattrFlags, Times
 
 use super::ops::{ITEMS, Op, PATHS, TARGETS, What, XATTRS, acl};
 
-/// Runs `ops` as `who` on the file systems of `mounts`, the first of which is at `t:`; the answers as
-/// text, and the tree at the end.
+/// Runs `ops` as `who` on the file systems of `mounts`, the first of which is at `t:`. Returns the
+/// results as text, and the final tree.
 pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, String) {
     let client = Client::new(Options::default());
     for mounted in mounts {
@@ -38,11 +38,11 @@ pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, S
     (answers, tree)
 }
 
-/// A file system that calls go to.
+/// A file system under test.
 pub struct Mounted {
     pub target: &'static str,
     pub fs: Arc<dyn FileSystem>,
-    /// It is to get the tree that the other side begins with.
+    /// It gets the same initial tree as the other side.
     pub is_empty: bool,
 }
 
@@ -69,7 +69,7 @@ fn prepare(client: &Client, target: &str) {
     }
 }
 
-/// Every path with attributes and contents, in the form of the other side's.
+/// Every path with attributes and contents, in the format of the other side.
 fn tree(client: &Client, top: &Task) -> String {
     let mut out = String::new();
     let mut dirs = vec![String::new()];
@@ -194,7 +194,7 @@ impl<'a> Ours<'a> {
                 }
                 let file = self.files.remove(file % self.files.len());
                 if self.files.iter().any(|other| Arc::ptr_eq(other, &file)) {
-                    // Another descriptor has it: the number alone goes.
+                    // Another descriptor refers to it, so only this one is removed.
                     return "()".to_owned();
                 }
                 text(file.close(task).map_err(Stop::from))
@@ -217,7 +217,7 @@ impl<'a> Ours<'a> {
             }
             Op::Seek { file, offset, whence } => {
                 let file = file!(file);
-                // Positions in a directory mean something to its file system alone.
+                // Only the file system can interpret positions in a directory.
                 if file.kind() == defuse_fs::FileKind::Directory {
                     return String::new();
                 }

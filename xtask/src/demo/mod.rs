@@ -1,10 +1,10 @@
-//! `cargo xtask demo`: real programs on a native directory, on mounts of it, and on it within their own process, side by
-//! side.
+//! `cargo xtask demo`: real programs on a native directory, on mounts of it, and on it within their
+//! own process, side by side.
 //!
-//! One directory is mounted in every profile of `defuse mount passthrough:`, so that all see the
-//! same files of the same lower file system, whose cache is warm. The mounts are made anew for
-//! every round, so what the kernel caches of them is cold at first and grows from program to
-//! program, as it does in life. Targets take turns at each program.
+//! One directory is mounted with every profile of `defuse mount passthrough:`. All targets thus use
+//! the same files of the same lower file system, whose cache is warm. Every round makes new mounts,
+//! so the kernel's cache of a mount is cold at first and fills from program to program, as in
+//! normal use. Targets take turns for each program.
 
 mod place;
 mod programs;
@@ -24,7 +24,7 @@ use place::Place;
 use programs::{Job, PROGRAMS};
 use report::{Measured, Report};
 
-/// What the demo runs.
+/// Tools that the demo needs.
 pub const TOOLS: &[Tool] = &[
     Tool::package("git", "git"),
     Tool::package("grep", "grep"),
@@ -32,13 +32,13 @@ pub const TOOLS: &[Tool] = &[
     Tool::package("tar", "tar"),
 ];
 
-/// Where programs run: natively, on mounts in the profiles of these names, and under `defuse run`.
+/// The targets of the programs: native, mounts with these profiles, and `defuse run`.
 pub const TARGETS: [&str; 5] = [NATIVE, "default", "base", "opt", DIRECT];
 
 /// The directory itself.
 const NATIVE: &str = "native";
 
-/// `defuse run`: no mount, and the same programs.
+/// `defuse run`: the same programs without a mount.
 const DIRECT: &str = "direct";
 
 /// The targets that are mounts.
@@ -46,24 +46,24 @@ fn profiles() -> impl Iterator<Item = &'static str> {
     TARGETS.into_iter().filter(|&target| is_mount(target))
 }
 
-/// Whether requests come to a daemon there.
+/// True if a daemon serves the target.
 fn is_mount(target: &str) -> bool {
     target != NATIVE && target != DIRECT
 }
 
-/// After so much time in programs no further round begins.
+/// No further round begins after this time in programs.
 const ENOUGH: Duration = Duration::from_secs(55);
 
 /// Run tar, grep, git and sqlite3 on a directory, on mounts of it, and under `defuse run`
 #[derive(clap::Args)]
 pub struct DemoArgs {
-    /// Rounds at most; no further one begins after about a minute
+    /// Maximum number of rounds; no round begins after about a minute
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The size of the tree at most, in MB
+    /// Maximum size of the tree, in MB
     #[arg(long, default_value_t = 100, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     size: u64,
-    /// Where the files are put meanwhile [default: the directory of temporary files]
+    /// Directory for the files during the demo [default: the directory of temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Write the results to this file, too
@@ -71,7 +71,7 @@ pub struct DemoArgs {
     json: Option<PathBuf>,
 }
 
-/// The demo as a step of the tests.
+/// The demo as a test step.
 pub fn check() -> Result<()> {
     run(&DemoArgs { rounds: 1, size: 100, dir: None, json: None })
 }
@@ -85,7 +85,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
         bail!("{} is missing: {}", tool.name, tool.by_hand());
     }
-    // With the library that `defuse run` loads into programs.
+    // This also builds the library that `defuse run` loads into programs.
     command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
     let program = command::target_dir()?.join("release/defuse");
     let begun = Instant::now();
@@ -110,7 +110,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     report.check()
 }
 
-/// Mounts everything, runs every program on every target once, and unmounts.
+/// Mounts all targets, runs every program once on every target, and unmounts.
 fn run_round(
     round: usize,
     children: &Children,
@@ -124,7 +124,7 @@ fn run_round(
     println!("round {}:", round + 1);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for turn in 0..TARGETS.len() {
-            // Another target begins each time, so that nobody always runs after the same one.
+            // Another target begins each time, so that the order does not favour one.
             let target = (turn + number + round) % TARGETS.len();
             let name = TARGETS[target];
             let mut job = Job::new(children, place, name)?;

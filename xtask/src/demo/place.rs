@@ -1,4 +1,4 @@
-//! The directory in which everything happens, and its mounts. Nothing of either is left behind.
+//! The directory of the demo, and its mounts. Both are removed at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::statistics::Requests;
 use crate::command;
 
-/// A temporary directory: `source` is what is mounted, `mnt/PROFILE` are the mounts.
+/// A temporary directory: `source` is mounted on each `mnt/PROFILE`.
 pub struct Place {
     dir: PathBuf,
     program: PathBuf,
@@ -17,9 +17,9 @@ pub struct Place {
 }
 
 impl Place {
-    /// A new one below `parent`; `program` is defuse.
+    /// Creates a directory below `parent`; `program` is defuse.
     pub fn new(parent: &Path, program: PathBuf) -> Result<Place> {
-        // Without symbolic links, as the table of mounts has it.
+        // Without symbolic links, as in the table of mounts.
         let parent = parent.canonicalize().with_context(|| parent.display().to_string())?;
         let dir = tempfile::Builder::new().prefix("defuse-demo-").tempdir_in(&parent);
         let dir = dir.with_context(|| parent.display().to_string())?.keep();
@@ -29,7 +29,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Something in it.
+    /// A path in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -39,17 +39,17 @@ impl Place {
         self.path("source")
     }
 
-    /// The same directory as programs of a target see it. That of `defuse run` is there for them alone.
+    /// The directory as programs of a target see it. With `defuse run` only they see it.
     pub fn root(&self, target: &str) -> PathBuf {
         if target == super::NATIVE { self.source() } else { self.path("mnt").join(target) }
     }
 
-    /// The same as we see it.
+    /// The directory of a target as this process sees it.
     pub fn real_root(&self, target: &str) -> PathBuf {
         if super::is_mount(target) { self.root(target) } else { self.source() }
     }
 
-    /// A program on a target, which begins in `directory`; its arguments are to be added.
+    /// A program on a target, started in `directory`. The caller adds its arguments.
     pub fn program(&self, target: &str, program: &str, directory: Option<&Path>) -> Command {
         if target != super::DIRECT {
             let mut command = Command::new(program);
@@ -71,12 +71,12 @@ impl Place {
         fs::create_dir_all(&root)?;
         let mut mount = self.defuse(&["mount", "--profile", profile]);
         mount.arg(format!("passthrough:{}", source.display())).arg(root);
-        // Before it is tried, because a failure may come late.
+        // Recorded first, because the mount may exist even after a failure.
         self.mounted.push(profile);
         command::output(&mut mount).map(drop)
     }
 
-    /// What has been asked of a mount so far; nothing where there is none.
+    /// The statistics of a mount so far; empty for targets without a mount.
     pub fn statistics(&self, target: &str) -> Result<Requests> {
         if !super::is_mount(target) {
             return Ok(Requests::default());
@@ -85,7 +85,7 @@ impl Place {
         Requests::parse(&command::output(stat.arg(self.root(target)))?)
     }
 
-    /// Unmounts everything and removes what the programs have made.
+    /// Unmounts everything and removes the files that the programs created.
     pub fn end_round(&mut self) -> Result<()> {
         while let Some(profile) = self.mounted.last().copied() {
             let root = self.root(profile);
@@ -96,14 +96,14 @@ impl Place {
         fs::remove_dir_all(&own).with_context(|| own.display().to_string())
     }
 
-    /// Removes everything. Dropping does the same, but tells nobody of a failure.
+    /// Removes everything. Dropping does the same but ignores errors.
     pub fn close(mut self) -> Result<()> {
         self.clean_up()
     }
 
     fn defuse(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        // A registry of its own keeps the demo apart from other mounts.
+        // A separate registry keeps the demo apart from other mounts.
         command.args(arguments).env("DEFUSE_RUNTIME_DIR", self.path("run"));
         command
     }
@@ -121,7 +121,7 @@ impl Place {
             return Ok(());
         }
         if is_mounted_below(&self.dir) {
-            // Removing would go through the mount.
+            // Removing would delete files through the mount.
             bail!("something is still mounted below {}: it is left there", self.dir.display());
         }
         fs::remove_dir_all(&self.dir).with_context(|| self.dir.display().to_string())
@@ -136,7 +136,7 @@ impl Drop for Place {
     }
 }
 
-/// Whether something is mounted at `path` or below it. Where that cannot be known, it may be.
+/// True if something is mounted at `path` or below it, or if that is unknown.
 fn is_mounted_below(path: &Path) -> bool {
     let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return true };
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_is_seen() {
+    fn mounts_below_a_path_are_detected() {
         assert!(is_mounted_below(Path::new("/proc")));
         assert!(!is_mounted_below(Path::new("/proc/self/fdinfo")));
     }

@@ -1,4 +1,4 @@
-//! The programs of the demo. A further one is one entry in [`PROGRAMS`].
+//! The programs of the demo. A new program is an entry in [`PROGRAMS`].
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,21 +12,21 @@ use super::place::Place;
 use crate::children::{Children, Printed};
 use crate::command;
 
-/// Transactions of the database, each a few rows.
+/// Transactions of the database, each of a few rows.
 const TRANSACTIONS: usize = 4000;
 
-/// A program, and what is done around it.
+/// A program of the demo.
 pub struct Program {
     /// Its name in the tables.
     pub name: &'static str,
-    /// Runs it on one target. What it returns must be the same on every target.
+    /// Runs it on one target. Its result must be the same on every target.
     pub run: fn(&mut Job<'_>) -> Result<String>,
-    /// Looks at what it made, and removes what takes much room. Neither timed nor counted; what it
-    /// returns must be the same on every target, too.
+    /// Checks the files that it made, and removes large ones. It is neither timed nor counted; its
+    /// result must be the same on every target.
     pub finish: Option<fn(&Job<'_>) -> Result<String>>,
 }
 
-/// All of them, in the order in which they run.
+/// All programs, in the order in which they run.
 pub const PROGRAMS: &[Program] = &[
     Program { name: "tar to a pipe", run: tar_to_a_pipe, finish: None },
     Program { name: "tar to a file", run: tar_to_a_file, finish: Some(remove_tar) },
@@ -39,24 +39,24 @@ pub const PROGRAMS: &[Program] = &[
 
 /// One program on one target.
 pub struct Job<'a> {
-    /// How long its programs ran.
+    /// Running time of its programs.
     pub elapsed: Duration,
     children: &'a Children,
     place: &'a Place,
     target: &'static str,
-    /// The directory of all, as programs of the target see it.
+    /// The shared directory, as programs of the target see it.
     root: PathBuf,
-    /// A directory of the target's own in there.
+    /// The directory of this target in it.
     own: PathBuf,
-    /// The same as we see it.
+    /// The directory of this target, as this process sees it.
     real_own: PathBuf,
-    /// Outside of all targets.
+    /// A file outside of all targets.
     errors: PathBuf,
     script: PathBuf,
 }
 
 impl<'a> Job<'a> {
-    /// A job on a target.
+    /// Creates a job on a target.
     pub fn new(children: &'a Children, place: &'a Place, target: &'static str) -> Result<Job<'a>> {
         let root = place.root(target);
         let own = root.join("own").join(target);
@@ -70,12 +70,12 @@ impl<'a> Job<'a> {
         Ok(Job { elapsed, children, place, target, root, own, real_own, errors, script })
     }
 
-    /// A program, to be run in `directory`.
+    /// A program to run in `directory`.
     fn program(&self, program: &str, directory: Option<&Path>) -> Command {
         self.place.program(self.target, program, directory)
     }
 
-    /// Runs a program, whose time counts, and returns what it printed.
+    /// Runs a program, adds its running time, and returns its output.
     fn run(&mut self, command: &mut Command) -> Result<Printed> {
         command.env("LC_ALL", "C");
         let (printed, took) = self.children.run(command, &self.errors)?;
@@ -84,7 +84,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A pipe, because tar does not read anything where its output is /dev/null.
+/// Through a pipe, because tar reads no files if its output is /dev/null.
 fn tar_to_a_pipe(job: &mut Job<'_>) -> Result<String> {
     let mut tar = job.program("tar", None);
     tar.arg("-C").arg(&job.root).args(["-cf", "-", "tree"]);
@@ -113,12 +113,12 @@ fn grep(job: &mut Job<'_>) -> Result<String> {
     Ok(format!("{} bytes", printed.bytes))
 }
 
-/// Git with a repository of the target's own, over the files that all targets share.
+/// git with a repository per target, on the files that all targets share.
 fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
     let mut git = job.program("git", Some(&job.root.join("subset")));
     git.arg("-c").arg("gc.auto=0").args(arguments);
     git.env("GIT_DIR", job.own.join("git")).env("GIT_WORK_TREE", job.root.join("subset"));
-    // Nothing of the user's, and the same commit on every target.
+    // No settings of the user, and the same commit on every target.
     git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
     for who in ["AUTHOR", "COMMITTER"] {
         git.env(format!("GIT_{who}_NAME"), "demo")
@@ -130,7 +130,7 @@ fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
 
 fn git_add(job: &mut Job<'_>) -> Result<String> {
     job.run(&mut git(job, &["init", "--quiet"]))?;
-    // Also what the files' own projects ignore.
+    // Includes files that the projects ignore.
     job.run(&mut git(job, &["add", "--all", "--force"]))?;
     Ok(String::new())
 }
@@ -160,7 +160,7 @@ fn sqlite(job: &mut Job<'_>) -> Result<String> {
     Ok(text.trim().replace('\n', " "))
 }
 
-/// A load of short transactions, as programs make it, and a sum over all of it.
+/// A load of short transactions, as programs make it, and a sum over all rows.
 fn load() -> String {
     let mut sql = String::from(
         "PRAGMA journal_mode=WAL;\nPRAGMA synchronous=NORMAL;\n\

@@ -1,4 +1,4 @@
-//! What was measured, as tables and as JSON.
+//! Prints the measurements as tables and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +12,11 @@ use super::{TARGETS, is_mount};
 
 /// One run of a program on a target.
 pub struct Measured {
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What it came to, which has to be the same everywhere.
+    /// The result, which must be the same on every target.
     pub said: String,
-    /// What the mount was asked meanwhile.
+    /// The requests to the mount during the run.
     pub requests: Requests,
 }
 
@@ -32,7 +32,7 @@ impl Report {
         self.runs.entry((program, target)).or_default().push(measured);
     }
 
-    /// An error where a program came to something else on a mount.
+    /// Fails if a program had a different result on a mount.
     pub fn check(&self) -> Result<()> {
         for (&(program, target), runs) in &self.runs {
             let Some(native) = self.runs.get(&(program, 0)).and_then(|runs| runs.first()) else {
@@ -46,7 +46,7 @@ impl Report {
         Ok(())
     }
 
-    /// Everything, for programs.
+    /// All results as JSON.
     pub fn json(&self) -> serde_json::Value {
         let row = |(&(program, target), runs): (&(usize, usize), &Vec<Measured>)| {
             let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
@@ -66,8 +66,8 @@ impl Report {
         median(runs.iter().map(|run| run.seconds).collect())
     }
 
-    /// How many times as long as natively, the median over the rounds. Taken within each round,
-    /// because what disturbs a machine disturbs neighbours alike.
+    /// The duration relative to the native directory, as the median over the rounds. Ratios are
+    /// taken within a round, because disturbances affect neighbouring runs alike.
     fn ratio(&self, program: usize, target: usize) -> Option<f64> {
         let (native, runs) = (self.runs.get(&(program, 0))?, self.runs.get(&(program, target))?);
         median(runs.iter().zip(native).map(|(run, native)| run.seconds / native.seconds).collect())
@@ -95,7 +95,7 @@ impl Report {
         Ok(())
     }
 
-    /// The requests of one program, the most frequent operation first.
+    /// Prints the requests of one program, the most frequent operation first.
     fn write_requests(&self, f: &mut fmt::Formatter<'_>, program: usize) -> fmt::Result {
         let targets = mounts();
         let count = |target: usize, op: &str| {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_an_even_number_lies_between_two() {
+    fn the_median_of_an_even_number_lies_between_two() {
         assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
         assert_eq!(median(vec![5.0, 1.0, 3.0]), Some(3.0));
         assert_eq!(median(Vec::new()), None);

@@ -1,4 +1,4 @@
-//! How many requests a mount has had, by operation, as `defuse stat --json` tells.
+//! The number of requests to a mount by operation, from `defuse stat --json`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads what `defuse stat --json` prints.
+    /// Parses the output of `defuse stat --json`.
     pub fn parse(json: &str) -> Result<Requests> {
         let value: serde_json::Value = serde_json::from_str(json).context("defuse stat --json")?;
         let ops = value["ops"].as_array().context("defuse stat --json has no `ops`")?;
@@ -25,7 +25,7 @@ impl Requests {
         Ok(Requests { counts })
     }
 
-    /// What is new since `earlier`.
+    /// The requests since `earlier`.
     pub fn since(&self, earlier: &Requests) -> Requests {
         let new = |(op, count): (&String, &u64)| {
             let before = earlier.counts.get(op).copied().unwrap_or(0);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_new_is_counted() {
+    fn only_new_requests_are_counted() {
         let stat = |reads: u64| {
             let json = r#"{"ops":[{"op":"READ","stage":"user","count":COUNT},
                 {"op":"READ","stage":"pending","count":9},{"op":"OPEN","stage":"user","count":1}]}"#;

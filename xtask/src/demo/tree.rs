@@ -1,4 +1,4 @@
-//! The tree that the programs work on: real files of this machine.
+//! The tree that the programs use: real files of this machine.
 
 use std::fmt;
 use std::fs;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use super::place::Place;
 use crate::children::Children;
 
-/// Bytes of the part that git works on.
+/// Size in bytes of the part that git uses.
 const SUBSET: u64 = 12_000_000;
 
-/// What was copied.
+/// The copied tree.
 pub struct Tree {
     from: PathBuf,
     all: Size,
@@ -42,8 +42,8 @@ impl fmt::Display for Tree {
     }
 }
 
-/// Copies the largest tree that is at hand, up to `limit` bytes, to `tree` in the source, and a
-/// part of it to `subset`.
+/// Copies the largest available tree, up to `limit` bytes, to `tree` in the source, and a part of
+/// it to `subset`.
 pub fn copy(children: &Children, place: &Place, limit: u64) -> Result<Tree> {
     let largest = candidates().into_iter().max_by_key(|dir| measure(dir).bytes.min(limit));
     let from = largest.context("neither cargo's sources nor /usr/include are there")?;
@@ -65,12 +65,12 @@ pub fn copy(children: &Children, place: &Place, limit: u64) -> Result<Tree> {
     };
     let all = copy(&from, &tree, limit)?;
     let subset = copy(&tree, &subset, SUBSET)?;
-    // What is written back later would slow down whoever runs then.
+    // Write back now, so that it does not slow down later programs.
     children.run(Command::new("sync").arg("-f").arg(place.source()), &place.path("errors"))?;
     Ok(Tree { from, all, subset })
 }
 
-/// Directories with many real files.
+/// Directories that usually have many real files.
 fn candidates() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(home);
@@ -86,7 +86,7 @@ fn sorted(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Files below `path` (or itself), without following symbolic links.
+/// Number and size of the files below `path` (or of `path`), without following symbolic links.
 fn measure(path: &Path) -> Size {
     let Ok(data) = path.symlink_metadata() else { return Size::default() };
     if !data.is_dir() {

@@ -1,8 +1,8 @@
-//! `cargo xtask fresh`: both commands of the README on a Debian that has nothing yet.
+//! `cargo xtask fresh`: runs both commands of the README on a minimal Debian.
 //!
-//! What it is: a minimal root made by mmdebstrap(1), in namespaces of its own, with a clean clone of what
-//! is committed. What it is not: a container. Of this machine it has the Rust toolchain and what cargo
-//! has downloaded (to read), its settings of the network, and its kernel.
+//! It creates a minimal root with mmdebstrap(1) in separate namespaces, and clones the committed
+//! state into it. It is not a container: it uses the Rust toolchain of this machine, its downloaded
+//! crates (read-only), its network settings, and its kernel.
 
 mod release;
 mod root;
@@ -19,40 +19,41 @@ use crate::suite;
 use release::Release;
 use root::Root;
 
-/// What making a root needs.
+/// Tools for creating a root.
 pub const TOOLS: &[Tool] = &[
     Tool::package("mmdebstrap", "mmdebstrap"),
     Tool::package("util-linux", "unshare"),
     Tool::package("git", "git"),
 ];
 
-/// The releases that are known to work.
+/// The supported releases.
 const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 
-/// What a person installs first: a C compiler, and the certificates that cargo wants for a download.
+/// The packages that a user installs first: a C compiler, and the certificates that cargo needs for
+/// downloads.
 const FIRST: &str = "gcc,libc6-dev,ca-certificates";
 
 /// Both commands of the README.
 const COMMANDS: [&[&str]; 2] = [&["demo"], &["test"]];
 
-/// Run both commands of the README on a minimal Debian, from a clean clone of what is committed
+/// Run both commands of the README on a minimal Debian, from a clean clone of the committed state
 #[derive(clap::Args)]
 pub struct FreshArgs {
     /// The release [default: that of this machine]
     #[arg(long, value_parser = RELEASES)]
     release: Option<String>,
-    /// Only ask the package lists of the release for every package of the tables
+    /// Only look up every package of the tables in the package lists of the release
     #[arg(long)]
     resolve: bool,
-    /// Where the root is made [default: the directory of temporary files]
+    /// Directory for the root [default: the directory of temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// What `cargo xtask` is told instead of `demo` and `test`, after `--`: `-- test structure`
+    /// Arguments of `cargo xtask` instead of `demo` and `test`, after `--`: `-- test structure`
     #[arg(last = true)]
     command: Vec<String>,
 }
 
-/// Runs the commands, or asks for the packages.
+/// Runs the commands, or looks up the packages.
 pub fn run(args: &FreshArgs) -> Result<()> {
     let release = Release::find(args.release.as_deref().unwrap_or(&own_release()))?;
     if args.resolve {
@@ -71,7 +72,7 @@ pub fn run(args: &FreshArgs) -> Result<()> {
     run_in(&release, &dir, &[&words])
 }
 
-/// The step of the tests: every package in all releases, and the commands in one.
+/// The test step: looks up the packages in all releases, and runs the commands in one.
 pub fn check() -> Result<()> {
     for name in RELEASES {
         resolve(&Release::find(name)?)?;
@@ -91,7 +92,7 @@ fn run_in(release: &Release, dir: &std::path::Path, commands: &[&[&str]]) -> Res
     Ok(())
 }
 
-/// Asks the lists of a release for every package, as if none were installed.
+/// Looks up every package in the lists of a release, as if none were installed.
 fn resolve(release: &Release) -> Result<()> {
     let place = root::place(&std::env::temp_dir())?;
     let apt = Apt::of_empty_machine().with_options(release.apt_options(place.path())?);
@@ -103,7 +104,7 @@ fn resolve(release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// The release of this machine where it is one of those, otherwise the first.
+/// The release of this machine if it is supported, otherwise the first.
 fn own_release() -> String {
     let own = release::codename().unwrap_or_default();
     RELEASES.into_iter().find(|name| *name == own).unwrap_or(RELEASES[0]).to_owned()

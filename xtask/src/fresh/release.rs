@@ -1,4 +1,4 @@
-//! A release of Debian, from the mirrors and by the settings of this machine's apt: none is named here.
+//! A release of Debian. Mirrors and settings come from the apt of this machine; none is built in.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use crate::apt::{self, Apt};
 use crate::command;
 
-/// What apt is asked of its sources, a line for each list.
+/// The format for the list of apt's sources, one line per list.
 const FORMAT: &str = "$(CREATED_BY)\t$(ORIGIN)\t$(REPO_URI)\t$(CODENAME)\t$(COMPONENT)";
 
-/// The settings of apt.conf(5) that reach a mirror: proxies, certificates, clocks, patience.
+/// The settings of apt.conf(5) for access to a mirror: proxies, certificates, clocks, timeouts.
 const SETTINGS: [&str; 6] = [
     "Acquire::http",
     "Acquire::https",
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 6] = [
     "Acquire::Max-FutureTime",
 ];
 
-/// A release, with where it comes from.
+/// A release, and its sources.
 #[derive(Debug)]
 pub struct Release {
     name: String,
@@ -37,13 +37,13 @@ impl Release {
     ///
     /// # Errors
     ///
-    /// Where this machine's apt knows no mirror of Debian.
+    /// Fails if apt on this machine has no mirror of Debian.
     pub fn find(name: &str) -> Result<Release> {
         ensure!(apt::is_there(), "there is no apt, whose mirror and settings are used");
         let own = codename().context("/etc/os-release names no release")?;
         let mut sources = sources(&targets()?, &own, name);
         if sources.is_empty() {
-            // Whose mirror it is, apt knows from the lists.
+            // apt knows the origin of a mirror only from its lists.
             Apt::of_this_machine().update()?;
             sources = self::sources(&targets()?, &own, name);
         }
@@ -52,7 +52,7 @@ impl Release {
         Ok(Release { name: name.to_owned(), sources, settings: settings(&dump) })
     }
 
-    /// Its name.
+    /// The name of the release.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,12 +62,12 @@ impl Release {
         &self.sources
     }
 
-    /// Lines of apt.conf(5) by which this machine reaches a mirror.
+    /// The lines of apt.conf(5) that this machine needs to access a mirror.
     pub fn settings(&self) -> &str {
         &self.settings
     }
 
-    /// Options of an apt that has the lists of this release alone, below `dir`.
+    /// Options for an apt that has only the lists of this release, below `dir`.
     pub fn apt_options(&self, dir: &Path) -> Result<Vec<String>> {
         for made in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(made))?;
@@ -82,7 +82,7 @@ impl Release {
             format!("Dir::State={dir}/state"),
             format!("Dir::Cache={dir}/cache"),
             "APT::Sandbox::User=root".to_owned(),
-            // Another release may be one that the options of this one would remove packages for.
+            // The machine's default release could make apt remove packages.
             "APT::Default-Release=".to_owned(),
         ])
     }
@@ -99,7 +99,7 @@ fn targets() -> Result<String> {
     command::output(Command::new("apt-get").args(["indextargets", "--format", FORMAT]))
 }
 
-/// Lines of sources.list(5) for `release`, from the lists of the release `own`.
+/// Lines of sources.list(5) for `release`, made from the lists of the release `own`.
 fn sources(targets: &str, own: &str, release: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for target in targets.lines() {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_a_mirror_is_taken_over_and_nothing_else() {
+    fn only_settings_for_access_to_a_mirror_are_copied() {
         let dump = "APT::Architecture \"amd64\";\nAcquire::Check-Date \"false\";\n\
             Acquire::http::Proxy \"http://127.0.0.1:3142\";\nAcquire::Languages \"none\";\n";
         let expected =

@@ -1,4 +1,4 @@
-//! The root of a system of its own: made, entered, and removed.
+//! The root of a minimal system: created, entered, and removed.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -13,27 +13,27 @@ use super::release::Release;
 use crate::children::Children;
 use crate::command;
 
-/// Makes namespaces the system's, and enters it.
+/// Sets up the namespaces of the system, and enters it.
 const ENTER: &str = include_str!("enter.sh");
 
-/// Namespaces of its own: what is mounted in them, and what runs in them, ends with the first process.
+/// Separate namespaces: their mounts and processes end with the first process.
 const NAMESPACES: [&str; 6] =
     ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--mount-proc"];
 
-/// The certificates that this machine trusts, where Debian has them.
+/// The certificates that this machine trusts, at Debian's path.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Where they are in the root, which has some of its own.
+/// Their path in the root, which has certificates of its own.
 const OUR_CERTIFICATES: &str = "/opt/certificates.crt";
 
-/// A system in a directory, which is removed when this is dropped.
+/// A system in a directory, which is removed when this value is dropped.
 pub struct Root {
     place: TempDir,
     toolchain: PathBuf,
     registry: Option<PathBuf>,
 }
 
-/// A temporary directory that other users may enter: apt downloads as one.
+/// A temporary directory that other users may search, because apt downloads as another user.
 pub fn place(parent: &Path) -> Result<TempDir> {
     let place = tempfile::Builder::new().prefix("defuse-fresh-").tempdir_in(parent);
     let place = place.with_context(|| parent.display().to_string())?;
@@ -42,7 +42,8 @@ pub fn place(parent: &Path) -> Result<TempDir> {
 }
 
 impl Root {
-    /// Makes one below `parent`, with the essential packages and `packages`, and clones the project into it.
+    /// Creates a root below `parent` with the essential packages and `packages`, and clones the
+    /// project into it.
     pub fn make(
         children: &Children,
         release: &Release,
@@ -66,7 +67,7 @@ impl Root {
         Ok(root)
     }
 
-    /// Runs a command of the project in it.
+    /// Runs a command of the project in the root.
     pub fn xtask(&self, children: &Children, words: &[&str]) -> Result<()> {
         let mut command = self.in_namespaces("sh");
         command.args(["-c", ENTER, "enter"]).arg(self.dir()).arg(&self.toolchain);
@@ -76,7 +77,7 @@ impl Root {
         children.show(&mut command)
     }
 
-    /// Removes it. Dropping does the same, but tells nobody of a failure.
+    /// Removes the root. Dropping does the same but ignores errors.
     pub fn remove(self) -> Result<()> {
         let dir = self.place.path().display().to_string();
         self.place.close().context(dir)
@@ -96,13 +97,13 @@ impl Root {
         command
     }
 
-    /// Gives it the network of this machine: names, certificates, and where cargo finds its registry.
+    /// Sets up network access as on this machine: host names, certificates, and cargo's registry.
     fn connect(&self) -> Result<()> {
         let copy = |from: &Path, to: &str| -> Result<()> {
             let to = self.dir().join(to.trim_start_matches('/'));
             if let (true, Some(parent)) = (from.exists(), to.parent()) {
                 fs::create_dir_all(parent)?;
-                // What a package put there may be a link to somewhere else.
+                // A package may have put a link to another place here.
                 let _ = fs::remove_file(&to);
                 fs::copy(from, &to).with_context(|| from.display().to_string())?;
             }
@@ -115,7 +116,8 @@ impl Root {
         config.map_or(Ok(()), |config| copy(&config, "/root/.cargo/config.toml"))
     }
 
-    /// What a login has, the settings of the network, and `CI`: nothing may be left out here.
+    /// The environment of a login, the network settings, and `CI`, because no test may be left out
+    /// here.
     fn environment(&self) -> Vec<(OsString, OsString)> {
         let path = "/opt/rust/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         let own = [("PATH", path), ("HOME", "/root"), ("LANG", "C.UTF-8"), ("CI", "1")];
@@ -133,7 +135,7 @@ impl Root {
     }
 }
 
-/// True for a variable that says how to reach the network. None of them is a secret.
+/// True for a variable with network settings. None of them is a secret.
 fn is_of_network(name: &str) -> bool {
     let starts = ["CARGO_HTTP_", "CARGO_NET_", "CARGO_SOURCE_"];
     let proxy = name.to_ascii_lowercase().ends_with("_proxy");
@@ -153,7 +155,7 @@ fn cargo_home() -> Option<PathBuf> {
     named.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))
 }
 
-/// What cargo has downloaded here.
+/// The crates that cargo has downloaded on this machine.
 fn registry() -> Option<PathBuf> {
     cargo_home().map(|home| home.join("registry")).filter(|registry| registry.is_dir())
 }
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_network_s_variables_go_along_and_secrets_do_not() {
+    fn network_variables_are_passed_on_and_secrets_are_not() {
         for name in ["http_proxy", "HTTPS_PROXY", "no_proxy", "CARGO_NET_OFFLINE"] {
             assert!(is_of_network(name), "{name}");
         }
@@ -172,7 +174,7 @@ mod tests {
         }
     }
 
-    /// A root is some gigabytes, and Ctrl-C is usual.
+    /// A root has several gigabytes, and users press Ctrl-C.
     #[test]
     fn a_place_is_gone_when_it_is_dropped() {
         let place = place(&std::env::temp_dir()).unwrap();

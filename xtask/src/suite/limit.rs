@@ -1,5 +1,5 @@
-//! An end for steps that hang: what they started is named and killed, so that the step fails and the
-//! others have their turn.
+//! A time limit for steps. It prints the processes of a hanging step and kills them, so that the
+//! step fails and the others can run.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,14 +8,14 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Watches over one step until it is dropped.
+/// Limits the time of one step until it is dropped.
 pub struct Limit {
     done: Option<Sender<()>>,
     watcher: Option<JoinHandle<()>>,
 }
 
 impl Limit {
-    /// After `time`, everything that this process has started is killed.
+    /// Kills all descendants of this process after `time`.
     pub fn new(step: &'static str, time: Duration) -> Self {
         let (done, end) = channel();
         let watcher = std::thread::spawn(move || {
@@ -38,7 +38,7 @@ impl Drop for Limit {
 }
 
 fn kill_descendants() {
-    // What is killed first cannot start more: parents before children.
+    // Kills parents before their children, so that they cannot start more.
     for pid in descendants(std::process::id(), &parents()) {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&words).replace('\0', " ");
@@ -53,7 +53,7 @@ fn parents() -> HashMap<u32, u32> {
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let parent = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // After the name, which may have anything in it, come the state and the parent.
+        // State and parent follow the name, which may contain any character.
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
     };
     numbers.filter_map(|pid| Some((pid, parent(pid)?))).collect()
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descendants_are_children_and_theirs() {
+    fn descendants_include_grandchildren() {
         let parents = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 9)]);
         let mut found = descendants(2, &parents);
         found.sort_unstable();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_killed_and_what_ends_is_not() {
+    fn a_hanging_step_is_killed_and_a_finished_one_is_not() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let limit = Limit::new("a test", Duration::from_millis(50));
         assert!(!child.wait().unwrap().success());

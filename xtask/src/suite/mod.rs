@@ -19,18 +19,18 @@ use steps::{Run, STEPS, Step, When};
 pub struct TestArgs {
     /// Only these steps
     steps: Vec<String>,
-    /// Long steps too
+    /// Include long steps
     #[arg(long, conflicts_with = "steps")]
     full: bool,
-    /// List the steps, and leave
+    /// List the steps, and exit
     #[arg(long)]
     list: bool,
 }
 
-/// What a step of every run may take. The longest takes a third of it on a loaded machine.
+/// Time limit of a regular step. The longest takes a third of it on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(25 * 60);
 
-/// What became of a step.
+/// The result of a step.
 enum Outcome {
     Passed,
     Failed(String),
@@ -43,7 +43,7 @@ struct Report {
     took: Duration,
 }
 
-/// Runs the steps that are asked for, all of them even where one fails.
+/// Runs the requested steps, all of them even if one fails.
 pub fn run(args: &TestArgs) -> Result<ExitCode> {
     if args.list {
         list();
@@ -61,7 +61,7 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     Ok(if failed || incomplete { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// True where `CI` is set to something that says yes: then nothing may be left out that can be had.
+/// True if `CI` is set to a true value. Then only parts that this kernel cannot do may be left out.
 fn is_strict(ci: Option<&str>) -> bool {
     ci.is_some_and(|value| !["", "0", "false"].contains(&value))
 }
@@ -84,7 +84,7 @@ fn choose(args: &TestArgs) -> Result<Vec<&'static Step>> {
     args.steps.iter().map(find).collect()
 }
 
-/// Installs what the steps need, and says what will be left out.
+/// Installs the tools that the steps need, and prints what will be left out.
 fn prepare(steps: &[&Step], parts: &mut Parts) {
     let mut tools: Vec<Tool> = Vec::new();
     for tool in steps.iter().flat_map(|step| step.tools) {
@@ -173,7 +173,7 @@ fn summarize(reports: &[Report]) {
     println!("{passed} passed, {} failed", failed.len());
 }
 
-/// The last lines: what was left out, and what that means.
+/// Prints the last lines: the parts that were left out, and the consequence.
 fn say_left_out(parts: &Parts, strict: bool) {
     let not_here = parts.left_out(false);
     if !not_here.is_empty() {
@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn every_step_has_a_name_of_its_own() {
+    fn every_step_has_a_unique_name() {
         for (place, step) in STEPS.iter().enumerate() {
             assert!(!STEPS[..place].iter().any(|other| other.name == step.name), "{}", step.name);
         }
     }
 
     #[test]
-    fn packages_are_told_from_components_of_the_toolchain() {
+    fn packages_and_toolchain_components_are_distinguished() {
         let names = steps::all_packages();
         assert!(names.contains(&"libpython3.*-testsuite") && names.contains(&"git"), "{names:?}");
         assert!(!names.contains(&"rustfmt"), "{names:?}");
@@ -220,7 +220,7 @@ mod tests {
 
     /// A run in which one unknown package name had left out a third of the tests was green.
     #[test]
-    fn what_is_left_out_fails_the_run_where_ci_is_set() {
+    fn left_out_parts_fail_the_run_if_ci_is_set() {
         assert!(is_strict(Some("true")) && is_strict(Some("1")));
         assert!(!is_strict(None) && !is_strict(Some("")) && !is_strict(Some("false")));
     }

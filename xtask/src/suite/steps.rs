@@ -1,4 +1,4 @@
-//! The table of steps. A further one is one entry.
+//! The table of test steps. A new step is one entry.
 
 use anyhow::{Result, ensure};
 
@@ -7,20 +7,20 @@ use crate::packages::Tool;
 use crate::parts::Parts;
 use crate::{apt, bpf, demo, fresh, fuzz, rings, runs};
 
-/// When a step runs unless it is named.
+/// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Always: together these decide whether a change lands, within a quarter of an hour.
+    /// Always. Together these decide whether a change lands, within a quarter of an hour.
     Always,
     /// With `--full`.
     Full,
 }
 
-/// What a step does.
+/// The action of a step.
 pub enum Run {
     /// Cargo, with these arguments, in the root of the project.
     Cargo(&'static [&'static str]),
-    /// A function, which is told where to note what it leaves out.
+    /// A function, which records the parts that it leaves out.
     Call(fn(&mut Parts) -> Result<()>),
 }
 
@@ -28,15 +28,15 @@ pub enum Run {
 pub struct Step {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it checks, in one line.
+    /// A description of what it checks, in one line.
     pub what: &'static str,
     /// When it runs.
     pub when: When,
-    /// What is installed first. Without a tool that has no `part` the step is skipped.
+    /// Tools to install first. The step is skipped without a tool that has no `part`.
     pub tools: &'static [Tool],
-    /// Variables that its cargo gets.
+    /// Environment variables for cargo.
     pub env: &'static [(&'static str, &'static str)],
-    /// What it does.
+    /// The action.
     pub run: Run,
 }
 
@@ -58,7 +58,7 @@ const fn full(
     Step { name, what, when: When::Full, tools, env: &[], run: Run::Call(call) }
 }
 
-/// What the tests use where it is there, and leave out where it is not.
+/// Tools that tests use if installed, and otherwise leave out the parts that need them.
 const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
     Tool::package_for("fuse3", "fusermount3", "mounts of other users than root, mount.fuse3(8)"),
@@ -195,7 +195,7 @@ pub fn all_packages() -> Vec<&'static str> {
     names
 }
 
-/// Asks apt for every package of the tables, as if none were installed.
+/// Looks up every package of the tables with apt, as if none were installed.
 fn check_packages(parts: &mut Parts) -> Result<()> {
     if !apt::is_there() {
         parts.not_here("there is no apt to ask for packages");
@@ -204,7 +204,7 @@ fn check_packages(parts: &mut Parts) -> Result<()> {
     let (apt, names) = (Apt::of_empty_machine(), all_packages());
     let mut asked = apt.not_installable(&names);
     if asked.is_err() {
-        // A fresh machine has no lists.
+        // A new machine has no package lists.
         Apt::of_this_machine().update()?;
         asked = apt.not_installable(&names);
     }

@@ -1,4 +1,5 @@
-//! Between the system's `stat` and the crate's attributes, and between both kinds of error number.
+//! Conversions between `stat` and the attributes of the fuser crate, and between their error
+//! numbers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +11,7 @@ pub fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_i32(error.raw_os_error())
 }
 
-/// Attributes as the kernel is told them, for the node number it knows the file by.
+/// The attributes for the kernel, with the node number by which it knows the file.
 pub fn from_stat(node: u64, stat: &Stat) -> FileAttr {
     FileAttr {
         ino: INodeNo(node),
@@ -31,7 +32,7 @@ pub fn from_stat(node: u64, stat: &Stat) -> FileAttr {
     }
 }
 
-/// The crate's file type; what the system does not name is a regular file, as in the crate's own examples.
+/// The file type. An unknown type becomes a regular file, as in the examples of the crate.
 pub fn kind(file_type: rustix::fs::FileType) -> FileType {
     use rustix::fs::FileType as Raw;
     match file_type {
@@ -45,7 +46,7 @@ pub fn kind(file_type: rustix::fs::FileType) -> FileType {
     }
 }
 
-/// A time for `utimensat`, where nothing given means "leave it".
+/// A time for `utimensat`; `None` leaves it unchanged.
 pub fn timespec(time: Option<TimeOrNow>) -> Timespec {
     match time {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },

@@ -1,4 +1,4 @@
-//! The `Filesystem` of the crate over system calls, one short method each.
+//! Implements the `Filesystem` trait of the crate by system calls, with one short method each.
 
 use std::ffi::OsStr;
 use std::io;
@@ -24,14 +24,14 @@ use crate::tables::{Handles, Inode, Inodes, OpenDir, Sharded, Stream, with_buffe
 const ROOT: u64 = 1;
 const ZERO: Generation = Generation(0);
 
-/// What the command line decides.
+/// Settings from the command line.
 #[derive(Debug, Clone, Copy)]
 pub struct Tuning {
-    /// How long the kernel may keep entries and attributes.
+    /// Validity time of entries and attributes.
     pub timeout: Duration,
-    /// Ask for the writeback cache.
+    /// Request the write-back cache.
     pub writeback: bool,
-    /// Ask for `HANDLE_KILLPRIV_V2`: the system calls below clear the bits themselves.
+    /// Request `HANDLE_KILLPRIV_V2`: the system calls below clear the bits themselves.
     pub killpriv: bool,
     /// Serve extended attributes.
     pub xattr: bool,
@@ -49,7 +49,7 @@ pub struct Passthrough {
 type Result<T> = std::result::Result<T, Errno>;
 
 impl Passthrough {
-    /// A file system whose root is `source`.
+    /// Creates a file system with the root `source`.
     pub fn new(source: &Path, tuning: Tuning) -> io::Result<Self> {
         let root = sys::open(source, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
         let inodes = Inodes::new();
@@ -66,7 +66,7 @@ impl Passthrough {
         self.files.get(fh.0).ok_or(Errno::EBADF)
     }
 
-    /// Finds a name and counts the lookup.
+    /// Looks up a name and counts the lookup.
     fn enter(&self, parent: &Inode, name: &OsStr) -> Result<FileAttr> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         let fd = sys::openat(&parent.fd, name, flags, Mode::empty()).map_err(errno)?;
@@ -81,7 +81,7 @@ impl Passthrough {
         Ok(from_stat(ino.0, &stat))
     }
 
-    /// The daemon creates as root, so the caller must be made the owner.
+    /// Makes the caller the owner, because the daemon creates files as root.
     fn give_to_caller(&self, req: &Request, parent: &Inode, name: &OsStr) -> Result<()> {
         if req.uid() == 0 && req.gid() == 0 {
             return Ok(());
@@ -110,7 +110,7 @@ impl Passthrough {
         FileHandle(fh)
     }
 
-    /// Cached pages outlive a close exactly as long as attributes may be kept at all.
+    /// Cached pages may outlive a close if attributes may be cached at all.
     fn open_flags(&self) -> FopenFlags {
         if self.tuning.timeout.is_zero() {
             FopenFlags::empty()
@@ -119,8 +119,8 @@ impl Passthrough {
         }
     }
 
-    /// Flags for the file below. With the writeback cache the kernel must be able to read what it fills up, and it
-    /// does the appending itself.
+    /// Flags for the lower file. With the write-back cache the kernel must be able to read partly
+    /// written pages, and handles O_APPEND itself.
     fn flags_below(&self, flags: i32) -> OFlags {
         let mut flags = OFlags::from_bits_retain(flags as u32);
         if self.tuning.writeback {
@@ -132,7 +132,7 @@ impl Passthrough {
         flags - OFlags::NOFOLLOW
     }
 
-    /// Hands entries from `offset` on to `add`, which says whether the reply is full.
+    /// Passes entries from `offset` on to `add`, which returns true if the reply is full.
     fn each_entry(
         &self,
         fh: FileHandle,
@@ -156,7 +156,7 @@ impl Passthrough {
         Ok(())
     }
 
-    /// Applies what setattr asks, one system call for each kind of change.
+    /// Applies a setattr, with one system call for each kind of change.
     fn change(&self, ino: INodeNo, fh: Option<FileHandle>, change: &Change) -> Result<FileAttr> {
         let inode = self.inode(ino)?;
         let path = proc_path(&inode);
@@ -182,7 +182,7 @@ impl Passthrough {
     }
 }
 
-/// The parts of a setattr that this file system serves.
+/// The parts of a setattr that this file system supports.
 struct Change {
     mode: Option<u32>,
     uid: Option<u32>,
@@ -191,13 +191,13 @@ struct Change {
     times: Option<Timestamps>,
 }
 
-/// The name by which an `O_PATH` descriptor is reopened.
+/// The path by which an `O_PATH` descriptor is reopened.
 fn proc_path(inode: &Inode) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", inode.fd.as_raw_fd())
 }
 
-/// Sends the value through `ok` or the error through the reply's own method.
+/// Sends the value through `ok`, or the error through the method of the reply.
 macro_rules! answer {
     ($reply:ident, $result:expr, $ok:expr) => {
         match $result {
@@ -433,7 +433,8 @@ impl Filesystem for Passthrough {
             if !direct {
                 return rustix::io::pwrite(&*file, data, offset).map_err(errno);
             }
-            // The crate hands out the data where it lies behind the request's header: not aligned for O_DIRECT.
+            // The crate passes the data as it follows the request's header, which is not aligned
+            // for O_DIRECT.
             with_buffer(data.len(), |buffer| {
                 buffer.copy_from_slice(data);
                 rustix::io::pwrite(&*file, buffer, offset).map_err(errno)
@@ -442,7 +443,8 @@ impl Filesystem for Passthrough {
         answer!(reply, written, |r: ReplyWrite, size| r.written(size as u32));
     }
 
-    // `flush` stays the crate's own ENOSYS: the kernel then stops asking, and nothing is buffered here.
+    // `flush` keeps the default ENOSYS of the crate: the kernel then stops sending it, and nothing
+    // is buffered here.
 
     fn release(
         &self,
@@ -514,10 +516,10 @@ impl Filesystem for Passthrough {
         let done = self.inode(ino).and_then(|parent| {
             self.each_entry(fh, offset, |entry| {
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
-                // The kernel looks `.` and `..` up itself: they count as no lookup.
+                // The kernel resolves `.` and `..` itself, so they do not count as lookups.
                 let dots = matches!(name.as_bytes(), b"." | b"..");
                 let found = if dots { self.stat(ino) } else { self.enter(&parent, name) };
-                // A name that has gone since is left out, as a later readdir would.
+                // A name removed meanwhile is left out, as in a later readdir.
                 let Ok(attr) = found else { return false };
                 let (node, next) = (attr.ino, entry.offset() as u64);
                 let full = reply.add(node, next, name, &self.tuning.timeout, &attr, ZERO);

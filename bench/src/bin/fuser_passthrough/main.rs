@@ -1,9 +1,10 @@
-//! A directory served through the `fuser` crate: the peer that a Rust programmer would write today.
+//! A directory served with the `fuser` crate: the peer that a Rust programmer would write today.
 //!
-//! It is meant as a fair opponent, so it does what the crate makes possible without tricks: real descriptors for open
-//! files, one `O_PATH` descriptor per inode, kernel caching as long as the timeouts allow, READDIRPLUS, parallel
-//! directory operations and several event loops. What the crate leaves off by default stays off unless asked for:
-//! the writeback cache, `HANDLE_KILLPRIV_V2` and one `/dev/fuse` descriptor per thread.
+//! It is meant as a fair competitor, so it uses the features of the crate without tricks. It has
+//! real descriptors for open files, one `O_PATH` descriptor per inode, kernel caching as long as
+//! the timeouts allow, READDIRPLUS, parallel directory operations and several event loops. Features
+//! that the crate leaves off by default stay off unless requested: the write-back cache,
+//! `HANDLE_KILLPRIV_V2`, and one `/dev/fuse` descriptor per thread.
 
 #![forbid(unsafe_code)]
 
@@ -24,31 +25,32 @@ use crate::filesystem::{Passthrough, Tuning};
 struct Args {
     /// Directory to serve.
     source: PathBuf,
-    /// Where to mount it.
+    /// Mount point.
     mountpoint: PathBuf,
-    /// Event loops; the crate's own default is 1.
+    /// Number of event loops; the default of the crate is 1.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// How long the kernel may keep entries and attributes, in seconds.
+    /// Validity time of entries and attributes, in seconds.
     #[arg(long, default_value_t = 86400)]
     timeout: u64,
-    /// Give each event loop a /dev/fuse descriptor of its own.
+    /// Give each event loop its own /dev/fuse descriptor.
     #[arg(long)]
     clone_fd: bool,
-    /// Let the kernel collect writes (off by default in the crate).
+    /// Enable the write-back cache (off by default in the crate).
     #[arg(long)]
     writeback: bool,
-    /// Ask for HANDLE_KILLPRIV_V2 (off by default in the crate).
+    /// Request HANDLE_KILLPRIV_V2 (off by default in the crate).
     #[arg(long)]
     killpriv: bool,
-    /// Answer extended attribute requests with ENOSYS, as a file system does that does not implement them.
+    /// Answer extended attribute requests with ENOSYS, like a file system that does not implement
+    /// them.
     #[arg(long)]
     no_xattr: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // Modes arrive with the caller's umask applied already.
+    // Modes already include the caller's umask.
     rustix::process::umask(rustix::fs::Mode::empty());
     let tuning = Tuning {
         timeout: Duration::from_secs(args.timeout),

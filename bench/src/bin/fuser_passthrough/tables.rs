@@ -1,6 +1,7 @@
-//! The tables of a passthrough file system: inodes the kernel knows, files and directories it has open.
+//! The tables of a passthrough file system: inodes known to the kernel, and open files and
+//! directories.
 //!
-//! Both are sharded, so that event loops do not meet on one lock.
+//! Both are sharded, so that event loops do not contend for one lock.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,18 +11,18 @@ use std::sync::{Arc, Mutex, RwLock};
 
 const SHARDS: usize = 16;
 
-/// A map from numbers to shared values, in shards.
+/// A sharded map from numbers to shared values.
 pub struct Sharded<T> {
     shards: [RwLock<HashMap<u64, Arc<T>>>; SHARDS],
 }
 
 impl<T> Sharded<T> {
-    /// An empty map.
+    /// Creates an empty map.
     pub fn new() -> Self {
         Self { shards: std::array::from_fn(|_| RwLock::new(HashMap::new())) }
     }
 
-    /// The shard that holds a key, for what must happen under its lock.
+    /// The shard of a key, for operations under its lock.
     pub fn shard(&self, key: u64) -> &RwLock<HashMap<u64, Arc<T>>> {
         &self.shards[key as usize % SHARDS]
     }
@@ -36,15 +37,15 @@ impl<T> Sharded<T> {
         self.shard(key).write().unwrap().insert(key, Arc::new(value));
     }
 
-    /// Removes a value; it lives on until its last user is done.
+    /// Removes a value. It is dropped when its last user is done.
     pub fn remove(&self, key: u64) {
         let removed = self.shard(key).write().unwrap().remove(&key);
-        // Closing a descriptor is a system call: not under the lock.
+        // Dropping may close a descriptor, a system call, so it happens outside of the lock.
         drop(removed);
     }
 }
 
-/// A file that the kernel knows, held by an `O_PATH` descriptor so that its number cannot be reused meanwhile.
+/// A file known to the kernel. The `O_PATH` descriptor prevents that its inode number is reused.
 pub struct Inode {
     /// Descriptor opened with `O_PATH`.
     pub fd: OwnedFd,
@@ -52,7 +53,7 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// An inode that has been looked up once.
+    /// Creates an inode with a lookup count of one.
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, lookups: AtomicU64::new(1) }
     }
@@ -62,7 +63,7 @@ impl Inode {
 pub type Inodes = Sharded<Inode>;
 
 impl Inodes {
-    /// Counts a lookup of the file behind `fd`; the descriptor is kept if the file was not known.
+    /// Counts a lookup of the file of `fd`. Keeps the descriptor if the file was not known.
     pub fn remember(&self, node: u64, fd: OwnedFd) {
         let shard = self.shard(node);
         if let Some(known) = shard.read().unwrap().get(&node) {
@@ -80,11 +81,11 @@ impl Inodes {
         }
     }
 
-    /// Takes lookups back, and closes the inode when none is left.
+    /// Decreases the lookup count, and closes the inode when it reaches 0.
     pub fn forget(&self, node: u64, lookups: u64) {
         let mut shard = self.shard(node).write().unwrap();
         let Some(inode) = shard.get(&node) else { return };
-        // The root is never forgotten, whatever the kernel says on unmount.
+        // The root is never forgotten, in spite of the kernel's forget on unmount.
         if inode.lookups.fetch_sub(lookups, Ordering::Relaxed) != lookups || node == 1 {
             return;
         }
@@ -94,13 +95,13 @@ impl Inodes {
     }
 }
 
-/// An open directory, and where its next entry comes from.
+/// An open directory, and the position of its next entry.
 pub struct OpenDir {
-    /// Reading position; a directory stream is one position, so its readers take turns.
+    /// The stream. It has only one position, so its readers take turns.
     pub stream: Mutex<Stream>,
 }
 
-/// A directory stream with the offset that its next read will deliver.
+/// A directory stream, with the offset of its next entry.
 pub struct Stream {
     /// The stream.
     pub dir: rustix::fs::Dir,
@@ -108,25 +109,26 @@ pub struct Stream {
     pub at: Option<u64>,
 }
 
-/// Numbers for open files and directories.
+/// Generates numbers for open files and directories.
 #[derive(Default)]
 pub struct Handles(AtomicU64);
 
 impl Handles {
-    /// A number never given before.
+    /// Returns a new number.
     pub fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
-/// What `O_DIRECT` asks of memory, on any device this benchmark meets.
+/// The alignment that `O_DIRECT` requires on all devices of this benchmark.
 const ALIGNMENT: usize = 4096;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends a page-aligned buffer of the event loop, so that a reply allocates nothing and direct I/O works.
+/// Lends the page-aligned buffer of the event loop, so that a reply allocates nothing and direct
+/// I/O works.
 pub fn with_buffer<R>(size: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < size + ALIGNMENT {

@@ -1,4 +1,4 @@
-//! Which options could help, by the requests that there were. Only options that exist, and each is tried.
+//! Selects options that could help, by the requests of the run. Every candidate is tried.
 
 use defuse_probe::{Op, Stage};
 use serde::Serialize;
@@ -6,19 +6,19 @@ use serde::Serialize;
 use super::{Run, Series};
 use crate::options::{Config, Kind};
 
-/// An option, and what speaks for it.
+/// A mount option, and the reason to try it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Candidate {
-    /// As it is written after `-o`.
+    /// The option as written after `-o`.
     pub option: String,
-    /// What was seen that it would change.
+    /// The observation that the option would change.
     pub because: String,
-    /// What must hold for it to be safe.
+    /// The condition under which it is safe.
     pub needs: String,
 }
 
 impl Candidate {
-    /// The mount with this option.
+    /// The mount configuration with this option.
     pub fn config(&self, base: &Config) -> Config {
         let Kind::Defuse(words) = &base.kind else { return base.clone() };
         let mut words = words.clone();
@@ -27,10 +27,10 @@ impl Candidate {
     }
 }
 
-/// Fewer requests of a type than this are not worth an option.
+/// Fewer requests of a type than this do not justify an option.
 const WORTH: u64 = 20;
 
-/// What is worth trying; nothing for mounts of other programs, whose options are unknown.
+/// The options to try. Mounts of other programs have none, because their options are unknown.
 pub fn for_run(native: &Series, mounted: &Series, config: &Config) -> Vec<Candidate> {
     let (Kind::Defuse(words), Some(run)) = (&config.kind, mounted.typical()) else {
         return Vec::new();
@@ -41,7 +41,7 @@ pub fn for_run(native: &Series, mounted: &Series, config: &Config) -> Vec<Candid
     let mut found: Vec<Candidate> =
         all(run).into_iter().filter(|candidate| slower && !has(&candidate.option)).collect();
     if words.iter().any(|word| word == "base" || word == "opt") {
-        // The paper's configurations are what they are; what came later is not in them.
+        // The paper's configurations are fixed; newer features are not part of them.
         found.retain(|candidate| candidate.option != "passthrough");
     }
     found
@@ -93,7 +93,7 @@ fn all(run: &Run) -> Vec<Candidate> {
     found
 }
 
-/// How many requests of a type there were, and how many bytes they moved.
+/// Number of requests of a type, and the bytes that they transferred.
 pub fn of(run: &Run, op: Op) -> (u64, u64) {
     let sources = [(&run.daemon, Stage::User), (&run.kernel, Stage::Total)];
     let found = sources.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
@@ -127,20 +127,20 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_speak_for_write_back_and_large_ones_do_not() {
+    fn small_writes_suggest_write_back_and_large_ones_do_not() {
         assert_eq!(options(&[(Op::WRITE, 100, 100 * 4096)], "x=-o no_splice"), ["writeback"]);
         assert!(options(&[(Op::WRITE, 100, 100 << 20)], "x=-o no_splice").is_empty());
     }
 
     #[test]
-    fn what_is_set_is_not_advised_nor_is_what_nobody_asks_for() {
+    fn options_already_set_or_without_requests_are_not_advised() {
         assert!(options(&[(Op::WRITE, 100, 4096)], "x=-o writeback").is_empty());
         assert!(options(&[(Op::LOOKUP, 2, 0)], "x=-o no_splice").is_empty());
         assert_eq!(options(&[(Op::LOOKUP, 200, 0)], "x=-o no_splice"), ["timeout=60,exclusive"]);
     }
 
     #[test]
-    fn nothing_is_known_of_other_programs_or_needed_where_the_mount_is_as_fast() {
+    fn other_programs_and_fast_mounts_have_no_candidates() {
         assert!(options(&[(Op::LOOKUP, 200, 0)], "x=bindfs {source} {mountpoint}").is_empty());
         let series = |seconds| Series {
             name: "x".into(),

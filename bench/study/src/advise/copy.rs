@@ -1,4 +1,4 @@
-//! The copy that runs work on, and whether one of them changed it.
+//! The copy that runs use, and a check for changes to it.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
@@ -11,8 +11,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use defuse_measure::command;
 
-/// What a tree looks like: names, types, sizes, permissions, owners and times of change, but no data. Whoever writes a
-/// file changes its times.
+/// A summary of a tree: names, types, sizes, permissions, owners and timestamps, but no data.
+/// Writing a file changes its timestamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     entries: u64,
@@ -20,7 +20,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of what is below `root`, and of `root`.
+    /// The fingerprint of `root` and of the files below it.
     pub fn of(root: &Path) -> Result<Fingerprint> {
         let mut fingerprint = Fingerprint { entries: 0, sum: 0 };
         walk(root, &mut |path, metadata| {
@@ -38,15 +38,15 @@ impl Fingerprint {
     }
 }
 
-/// Bytes that a copy takes.
+/// Size of a copy in bytes.
 pub fn size_of(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     walk(root, &mut |_, metadata| bytes += metadata.blocks() * 512)?;
     Ok(bytes)
 }
 
-/// Copies a tree with everything that belongs to it, in place of what is there. Data is shared where the file system
-/// can do that.
+/// Replaces `to` by a copy of a tree with all attributes. Data is shared if the file system can do
+/// that.
 pub fn make(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to).with_context(|| format!("cannot remove {}", to.display()))?;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_looks_the_same_until_somebody_changes_it() {
+    fn a_copy_has_the_same_fingerprint_until_it_is_changed() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         fs::create_dir_all(from.join("a/b")).unwrap();

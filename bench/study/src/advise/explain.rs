@@ -1,4 +1,4 @@
-//! The words: every sentence has a figure behind it.
+//! The explanation as text. Every sentence is based on a figure.
 
 use std::fmt::Write as _;
 
@@ -6,18 +6,18 @@ use defuse_probe::{Op, Snapshot, Stage};
 
 use super::{Advice, Run, candidates};
 
-/// What requests of one type cost.
+/// The cost of requests of one type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
     /// The type.
     pub op: Op,
-    /// How many there were.
+    /// Number of requests.
     pub count: u64,
-    /// Time of all of them together in the daemon, in nanoseconds; in the kernel and the daemon where that was seen.
+    /// Total time in the daemon, in nanoseconds; in kernel and daemon if the kernel was traced.
     pub sum_ns: u64,
 }
 
-/// The types of requests of a run, the costliest first.
+/// The request types of a run, the most expensive first.
 pub fn costs(run: &Run) -> Vec<Cost> {
     let (snapshot, stage) = match (&run.kernel, &run.daemon) {
         (Some(kernel), _) if has_stage(kernel, Stage::Total) => (kernel, Stage::Total),
@@ -41,7 +41,7 @@ fn has_stage(snapshot: &Snapshot, stage: Stage) -> bool {
     snapshot.ops.iter().any(|stats| stats.stage == stage)
 }
 
-/// The advice in plain words.
+/// The advice as text.
 pub fn explain(advice: &Advice) -> String {
     let mut text = String::new();
     times(&mut text, advice);
@@ -84,7 +84,7 @@ fn times(text: &mut String, advice: &Advice) {
     );
 }
 
-/// Half the distance of the best and the worst run, in per cent of the median.
+/// Half the difference of the slowest and the fastest run, in per cent of the median.
 fn spread(runs: &[Run]) -> f64 {
     let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
     let (least, most) =
@@ -122,7 +122,7 @@ fn requests(text: &mut String, run: &Run) {
     }
 }
 
-/// Where the time of a type of request went, if the kernel was looked into.
+/// The stages in which a type of request spent its time, if the kernel was traced.
 fn stages(run: &Run, cost: &Cost) -> String {
     let Some(kernel) = &run.kernel else { return String::new() };
     let sum = |snapshot: &Snapshot, stage| {
@@ -193,7 +193,7 @@ fn tried(text: &mut String, advice: &Advice) {
     }
 }
 
-/// Requests of the first run: counts hardly differ.
+/// Number of requests of the first run, as counts hardly differ between runs.
 fn count(runs: &[Run]) -> u64 {
     runs.first().map_or(0, |run| Op::ALL.iter().map(|&op| candidates::of(run, op).0).sum())
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_those_of_the_figures() {
+    fn the_text_matches_the_figures() {
         let slow = run(1.5, &[(Op::LOOKUP, 300, 10_000), (Op::READ, 10, 100_000)]);
         let candidate = Candidate {
             option: "timeout=60".into(),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_saves_no_request_did_not_help_however_fast_it_was() {
+    fn an_option_that_saves_no_request_did_not_help() {
         let ops = [(Op::LOOKUP, 300, 10_000)];
         let candidate = Candidate { option: "x".into(), because: "y".into(), needs: "z".into() };
         let (with, without) =
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_within_the_spread_is_called_noise() {
+    fn differences_within_the_spread_are_called_noise() {
         let text = explain(&advice(vec![run(0.9, &[]), run(1.05, &[]), run(1.3, &[])], Vec::new()));
         assert!(text.contains("no difference that could be told from noise"), "{text}");
         assert!(text.contains("The mount got no request"), "{text}");

@@ -1,8 +1,9 @@
-//! What a mount costs for the user's own command, and why.
+//! Measures the cost of a mount for the user's own command, and explains it.
 //!
-//! The command runs on the directory itself and on a mount of it, in turns, each time in the same state: on a copy that is
-//! thrown away, made anew whenever the command changed something. Then the mount is compared by its requests, and what
-//! could help is tried, so that advice is never more than was seen.
+//! The command runs alternately on the directory itself and on a mount of it. Each run starts from
+//! the same state: a temporary copy, which is recreated if the command changed it. Then the
+//! requests of the mount are analysed, and options that could help are tried, so that all advice is
+//! measured.
 
 mod candidates;
 mod copy;
@@ -30,27 +31,27 @@ use crate::report::median;
 pub use candidates::Candidate;
 pub use explain::{Cost, explain};
 
-/// Names the directory in the environment of the command.
+/// The environment variable that contains the directory during the command.
 pub const VARIABLE: &str = "DEFUSE_DIR";
 
-/// What is asked for.
+/// Options of the advice.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The directory.
     pub dir: PathBuf,
-    /// The command; `{}` stands for the directory, which is also where it works.
+    /// The command. `{}` is replaced by the directory, which is also the working directory.
     pub command: Vec<OsString>,
-    /// How the mount is made; native is always measured.
+    /// The mount configuration. Native is always measured.
     pub config: Config,
-    /// How often each is run.
+    /// Number of runs of each.
     pub runs: u32,
-    /// Whether the kernel's caches are dropped before each run.
+    /// Drop the kernel's caches before each run.
     pub cold: bool,
-    /// Whether what could help is tried.
+    /// Try options that could help.
     pub try_options: bool,
-    /// Where copies are made.
+    /// Directory for copies.
     pub work: PathBuf,
-    /// The most bytes that are copied.
+    /// Maximum size of a copy in bytes.
     pub copy_limit_bytes: u64,
     /// This program.
     pub program: PathBuf,
@@ -59,46 +60,46 @@ pub struct Options {
 /// One run of the command.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Run {
-    /// Wall-clock time.
+    /// Wall-clock time in seconds.
     pub seconds: f64,
-    /// CPU time of the command and what it started, in nanoseconds.
+    /// CPU time of the command and its children, in nanoseconds.
     pub app_ns: u64,
     /// CPU time of the daemon, in nanoseconds.
     pub daemon_ns: u64,
-    /// What the daemon measured.
+    /// Statistics of the daemon.
     pub daemon: Option<Snapshot>,
-    /// What the kernel measured in its queues.
+    /// Statistics of the kernel's queues.
     pub kernel: Option<Snapshot>,
 }
 
 /// All runs of one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Series {
-    /// Its name.
+    /// Name of the configuration.
     pub name: String,
-    /// In their order.
+    /// The runs, in order.
     pub runs: Vec<Run>,
 }
 
-/// What was found out.
+/// The results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
-    /// On the directory itself.
+    /// The runs on the directory itself.
     pub native: Series,
-    /// On the mount.
+    /// The runs on the mount.
     pub mounted: Series,
-    /// What was tried.
+    /// The options that were tried.
     pub tried: Vec<Tried>,
     /// Exit code of the command.
     pub exit_code: i32,
-    /// Whether the command changed files.
+    /// The command changed files.
     pub changes_files: bool,
-    /// How the kernel's queues were measured, or why not.
+    /// The method of measuring the kernel's queues, or the reason why they were not measured.
     pub kernel_stages: String,
 }
 
 impl Series {
-    /// The run of median time.
+    /// The run with the median time.
     pub fn typical(&self) -> Option<&Run> {
         let mut runs: Vec<&Run> = self.runs.iter().collect();
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -112,14 +113,14 @@ impl Series {
     }
 }
 
-/// An option that was tried, in turns with the mount without it.
+/// An option that was tried, alternating with the mount without it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tried {
     /// The option.
     pub candidate: Candidate,
-    /// With it.
+    /// The runs with the option.
     pub with: Series,
-    /// Without it.
+    /// The runs without the option.
     pub without: Series,
 }
 
@@ -133,12 +134,12 @@ struct Stand<'a> {
     pristine: Option<copy::Fingerprint>,
 }
 
-/// Runs the command natively and on the mount, and tries what could help.
+/// Runs the command natively and on the mount, and tries options that could help.
 ///
 /// # Errors
 ///
-/// A directory that cannot be copied or mounted, a command that cannot be started, or that ends otherwise on the mount
-/// than natively.
+/// Fails if the directory cannot be copied or mounted, if the command cannot be started, or if its
+/// exit status differs between native and mount.
 pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
     ensure!(
@@ -171,7 +172,7 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
         Stand { options, work, kernel, interrupt, exit_code: None, changes: false, pristine: None };
     stand.fresh_copy()?;
     let native = Config::native();
-    // Programs and libraries come into memory, and natively also the files.
+    // A first run, which loads programs and libraries into memory, and natively the files, too.
     stand.run(&native)?;
     let (mut of_native, mut of_mount) = (Series::new("native"), Series::new(&options.config.name));
     for run in 1..=options.runs {
@@ -196,7 +197,7 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
 }
 
 impl Series {
-    /// Whether every run took longer than every one of `other`.
+    /// True if every run took longer than every run of `other`.
     pub fn is_slower_than(&self, other: &Series) -> bool {
         let seconds =
             |series: &Series| series.runs.iter().map(|run| run.seconds).collect::<Vec<_>>();
@@ -220,7 +221,7 @@ impl Stand<'_> {
         Ok(())
     }
 
-    /// One run, in the state that every run finds.
+    /// One run, from the initial state.
     fn run(&mut self, config: &Config) -> Result<Run> {
         ensure!(!self.interrupt.is_set(), "interrupted: nothing is left behind");
         if self.options.cold {
@@ -265,7 +266,7 @@ impl Stand<'_> {
         Ok(run)
     }
 
-    /// Runs the command with `root` for its directory.
+    /// Runs the command with `root` as its directory.
     fn command(&mut self, root: &Path) -> Result<Run> {
         let words: Vec<OsString> =
             self.options.command.iter().map(|word| fill_in(word, root)).collect();
@@ -302,7 +303,7 @@ impl Stand<'_> {
         Ok(Run { seconds, app_ns, ..Run::default() })
     }
 
-    /// Runs what could help, in turns with the mount as it was.
+    /// Tries the candidates, alternating with the unchanged mount.
     fn try_candidates(
         &mut self,
         native: &Series,
@@ -328,7 +329,7 @@ impl Stand<'_> {
     }
 }
 
-/// CPU time of all children that have ended, with theirs; in steps of 10 ms.
+/// CPU time of all children that have ended, including their descendants; in steps of 10 ms.
 fn children_cpu_ns() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
@@ -336,7 +337,7 @@ fn children_cpu_ns() -> u64 {
     fields.skip(13).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10_000_000
 }
 
-/// `{}` anywhere in a word is the directory.
+/// Replaces `{}` anywhere in a word by the directory.
 fn fill_in(word: &OsString, root: &Path) -> OsString {
     match word.to_str() {
         Some(text) if text.contains("{}") => text.replace("{}", &root.to_string_lossy()).into(),

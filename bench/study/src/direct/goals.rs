@@ -1,4 +1,4 @@
-//! What was promised, and whether it is so.
+//! The goals, and whether they are met.
 
 use defuse_measure::stats::Summary;
 use serde::Serialize;
@@ -7,20 +7,20 @@ use super::places::{CLIENT, DIRECT, DUMMY, MEMORY, MOUNT, NATIVE};
 use super::results::{Case, Cell, Lower, Results, Table};
 use super::worker::Op;
 
-/// How a figure stands to its limit.
+/// The comparison of a figure with its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// On the right side.
+    /// The limit is met.
     Met,
-    /// On the wrong side, but a quarter of the rounds is on the right one.
+    /// The median misses the limit, but a quarter of the rounds meets it.
     WithinNoise,
-    /// On the wrong side.
+    /// The limit is missed.
     Missed,
 }
 
 impl Outcome {
-    /// The word for tables.
+    /// The outcome as a word, for tables.
     pub fn word(self) -> &'static str {
         match self {
             Outcome::Met => "met",
@@ -30,22 +30,22 @@ impl Outcome {
     }
 }
 
-/// A promise and the figure that belongs to it.
+/// A goal and its figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Goal {
-    /// What it is about.
+    /// The subject of the goal.
     pub what: String,
-    /// The limit in words.
+    /// The limit as text.
     pub required: String,
     /// The figure.
     pub figure: Summary,
     /// Its unit: `x`, `%`, `ms` or empty for a count.
     pub unit: &'static str,
-    /// How it stands.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// Which side of its limit a figure has to be on.
+/// The limit of a figure.
 enum Limit {
     AtLeast(f64),
     Below(f64),
@@ -85,7 +85,8 @@ pub fn all(results: &Results) -> Vec<Goal> {
     goals
 }
 
-/// What a call does; a write makes the file longer, which costs the file system below more than to write over it.
+/// Description of a call. A write extends the file, which costs the lower file system more than
+/// overwriting.
 fn call(op: Op) -> &'static str {
     if op == Op::Write { "write of a new file" } else { op.name() }
 }
@@ -106,14 +107,14 @@ fn goal(what: String, unit: &'static str, limit: Limit, figure: Summary) -> Goal
     Goal { what, required, figure, unit, outcome }
 }
 
-/// What a call of a file system that does nothing takes, in per cent of a complete one.
+/// The time of a call on a file system that does nothing, in per cent of a complete call.
 pub fn share_pct(results: &Results, case: Case) -> Option<Summary> {
     let speed = results.speed(case, CLIENT, DUMMY)?;
     let Summary { median, low, high } = speed;
     Some(Summary { median: 100.0 * median, low: 100.0 * low, high: 100.0 * high })
 }
 
-/// Voluntary context switches of application and parent: of the block that has most of them.
+/// Voluntary context switches of application and parent, for the block size with most of them.
 fn most_switches(results: &Results) -> Option<Summary> {
     let switches = |cell: &Cell| (cell.app.voluntary + cell.server.voluntary) as f64;
     let cases = results.cases(Table::Writes).into_iter();
@@ -121,7 +122,7 @@ fn most_switches(results: &Results) -> Option<Summary> {
     all.max_by(|a, b| a.median.total_cmp(&b.median))
 }
 
-/// Bytes as the name of a block.
+/// A number of bytes as the name of a block size.
 pub fn size(bytes: u64) -> String {
     if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) {
         format!("{}M", bytes >> 20)
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_is_judged_by_its_median_and_doubted_by_its_quartiles() {
+    fn a_figure_is_judged_by_its_median_and_quartiles() {
         let figure = |low, median, high| Summary { low, median, high };
         let outcome = |limit, figure| goal(String::new(), "x", limit, figure).outcome;
         assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 3.0, 4.0)), Outcome::Met);

@@ -1,4 +1,4 @@
-//! The rounds: every case on every target in turn.
+//! The rounds: measures every case on every target in turn.
 
 use std::fs;
 use std::path::Path;
@@ -16,22 +16,24 @@ use crate::check;
 use crate::interrupt::Interrupt;
 use crate::results::Machine;
 
-/// No round begins that would end later than this.
+/// No round begins that would probably end after this time.
 const ENOUGH: Duration = Duration::from_secs(150);
-/// A file that a processor's cache can hold, for the tables about what is not moved: 1024 blocks of 4 KiB.
+/// A file that fits into a processor's cache, for tables that do not compare data transfer: 1024
+/// blocks of 4 KiB.
 const SMALL_FILE: u64 = 4 << 20;
-/// How often each target goes through a file in a round, at least.
+/// Minimum number of passes over a file for each target in a round.
 const PASSES: u64 = 4;
-/// And for how many milliseconds: some ten passes of the fastest.
+/// Minimum duration in milliseconds: about ten passes of the fastest target.
 const AT_LEAST_MS: u64 = 25;
 
-/// Measures everything. `tell` gets lines of progress.
+/// Runs all measurements. `tell` receives lines of progress.
 ///
-/// After a signal, the round that was under way is given up, and those before are the result.
+/// After a signal, the current round is dropped, and the previous rounds are the result.
 ///
 /// # Errors
 ///
-/// What is missing, before anything is made; whatever fails meanwhile, because half a table compares nothing.
+/// Fails if a requirement is missing, before creating anything; and with any later error, because
+/// an incomplete table compares nothing.
 pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let libfuse = before_start(options)?;
     for path in check::clear_directories(&options.work, WORK_PREFIX) {
@@ -80,7 +82,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     Ok(results)
 }
 
-/// Refuses what cannot work; nothing has been made by then. Returns libfuse's program.
+/// Checks the requirements before creating anything. Returns the path of libfuse's program.
 fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
     check::can_make_and_mount()?;
     ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
@@ -98,7 +100,7 @@ fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
     places::find_libfuse(options)
 }
 
-/// Bytes, from the text of `/proc/meminfo`.
+/// Available memory in bytes, from the contents of `/proc/meminfo`.
 fn available_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -135,15 +137,15 @@ struct Round<'a> {
     stage: &'a mut Stage,
     scale: &'a Scale,
     round: u32,
-    /// Where all targets' programs run: another processor each round.
+    /// The processor of all targets' programs, another one in each round.
     cpu: usize,
-    /// How many cases were measured: another target begins each time.
+    /// Number of cases measured, so that another target begins each time.
     turn: usize,
     cells: Vec<Cell>,
 }
 
 impl Round<'_> {
-    /// All cases; false where a signal has come.
+    /// Measures all cases. Returns false after a signal.
     fn measure(&mut self, interrupt: &Interrupt) -> Result<bool> {
         let cases = self.cases();
         let mut lower = None;
@@ -152,10 +154,10 @@ impl Round<'_> {
                 return Ok(false);
             }
             if lower.replace(case.lower) != Some(case.lower) {
-                // What the cases before left to be written is not measured here.
+                // Write back the data of earlier cases, so that it is not measured here.
                 caches::sync(&self.stage.data(case.lower))?;
             }
-            // A signal may also have made a worker fail.
+            // The signal may also have made a worker fail.
             match self.case(case) {
                 Err(_) if interrupt.is_set() => return Ok(false),
                 outcome => outcome?,
@@ -164,7 +166,7 @@ impl Round<'_> {
         Ok(true)
     }
 
-    /// The cases in their order.
+    /// The cases, in order.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         let mut add = |table, lower, ops: &[Op], blocks: &[u64]| {
@@ -183,7 +185,7 @@ impl Round<'_> {
         cases
     }
 
-    /// One case on each target of its group.
+    /// Measures one case on each target of its group.
     fn case(&mut self, case: Case) -> Result<()> {
         let order = self.order(case);
         let (round, turn) = (self.round, self.turn);
@@ -199,7 +201,7 @@ impl Round<'_> {
         for place in 0..members {
             let member = &mut group[(place + turn + round as usize) % members];
             if matches!(case.table, Table::Memory | Table::Share) && case.op == Op::Rewrite {
-                // What is rewritten and read has to be there, in these tables also for the first of them.
+                // Files to rewrite or read must exist, in these tables even for the first target.
                 member.worker.perform(Order {
                     op: Op::Write,
                     passes: 1,
@@ -208,7 +210,7 @@ impl Round<'_> {
                 })?;
             }
             if case.table == Table::Writes {
-                // It has the one pass alone, which must not find a processor that is about to wake up.
+                // There is only one pass, which must not start on an idle processor.
                 member.worker.perform(Order { at_least_ms: AT_LEAST_MS, ..order })?;
             }
             let asked =
@@ -220,7 +222,7 @@ impl Round<'_> {
             let outcome = member.worker.perform(order)?;
             let after = requests(&stage.mounts)?;
             if case.table == Table::Writes {
-                // Only one file is large at a time.
+                // Only one file may be large at a time.
                 member.worker.perform(Order { calls: 0, passes: 1, ..order })?;
             }
             self.cells.push(Cell {
@@ -243,7 +245,7 @@ impl Round<'_> {
         let Case { op, block, .. } = case;
         let small = SMALL_FILE.min(self.scale.file_bytes);
         let (calls, passes, at_least_ms) = match case.table {
-            // Context switches are counted, of so many calls and no more.
+            // Context switches are counted for an exact number of calls.
             Table::Writes => (self.scale.writes, 1, 0),
             Table::Sequential => (self.scale.file_bytes / block, PASSES, AT_LEAST_MS),
             Table::Memory | Table::Share => (small / block, 4 * PASSES, AT_LEAST_MS),
@@ -252,7 +254,7 @@ impl Round<'_> {
     }
 }
 
-/// READ and WRITE requests that a daemon has had.
+/// Number of READ and WRITE requests to a daemon.
 fn requests(mount: &crate::mount::Mount) -> Result<u64> {
     let Some(snapshot) = mount.snapshot()? else { bail!("a mount of ours has no statistics") };
     let count = |op| snapshot.get(op).map_or(0, |stats| stats.latency.count);
@@ -264,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_what_the_kernel_says() {
+    fn available_memory_comes_from_meminfo() {
         assert_eq!(available_memory("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
         assert_eq!(available_memory("MemFree: 1 kB\n"), None);
     }

@@ -1,8 +1,9 @@
-//! The tables of *Direct-FUSE* (ROSS '18): what it brings to leave the kernel out.
+//! The tables of *Direct-FUSE* (ROSS '18): the benefit of leaving out the kernel.
 //!
-//! What it is: the same system calls on the native file system, through a mount, and within the program's own process
-//! ([`run()`]), round after round and in turns, so that ratios stand however busy the machine is; context switches beside
-//! them; what of a call is the client's own; what a start costs; and whether each goal is met ([`goals`]).
+//! The same system calls run on the native file system, through a mount, and within the program's
+//! own process ([`run()`]). They alternate in rounds, so that ratios are valid on a busy machine.
+//! The tables also show context switches, the client's share of a call, the cost of starting a
+//! program, and whether each goal is met ([`goals`]).
 
 pub mod goals;
 mod measure;
@@ -21,25 +22,25 @@ pub use measure::run;
 pub use report::{html, write as write_report};
 pub use table::table;
 
-/// How much is measured.
+/// The amount of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scale {
-    /// Writes in the table of context switches.
+    /// Number of writes in the table of context switches.
     pub writes: u64,
-    /// Bytes of the file of sequential reads and writes.
+    /// File size of sequential reads and writes, in bytes.
     pub file_bytes: u64,
-    /// Blocks of the table of context switches, in bytes.
+    /// Block sizes in the table of context switches, in bytes.
     pub write_blocks: Vec<u64>,
-    /// Blocks of sequential reads and writes.
+    /// Block sizes of sequential reads and writes, in bytes.
     pub blocks: Vec<u64>,
-    /// Blocks of the calls whose share the client's part is.
+    /// Block sizes for the client's share of a call, in bytes.
     pub share_blocks: Vec<u64>,
-    /// Starts in a round.
+    /// Number of program starts in a round.
     pub starts: u32,
 }
 
 impl Scale {
-    /// As the paper has it, but for the size of files, which is that of a processor's cache.
+    /// The paper's amount of work, with files that fit into a processor's cache.
     pub fn full() -> Scale {
         Scale {
             writes: 1000,
@@ -51,7 +52,7 @@ impl Scale {
         }
     }
 
-    /// Everything once and small: to see that it works.
+    /// A minimal amount of work, to check that everything runs.
     pub fn tiny() -> Scale {
         Scale {
             writes: 100,
@@ -63,7 +64,7 @@ impl Scale {
         }
     }
 
-    /// By its name.
+    /// The amount of work by name.
     pub fn named(name: &str) -> Result<Scale, String> {
         match name {
             "full" => Ok(Scale::full()),
@@ -72,7 +73,7 @@ impl Scale {
         }
     }
 
-    /// Bytes of the largest file.
+    /// Size of the largest file in bytes.
     fn largest_file(&self) -> u64 {
         let writes = self.write_blocks.iter().map(|block| block * self.writes).max();
         writes.unwrap_or(0).max(self.file_bytes)
@@ -83,17 +84,17 @@ fn kib(count: u64) -> u64 {
     count << 10
 }
 
-/// What was asked for.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How much.
+    /// The amount of work.
     pub scale: Scale,
-    /// How often everything is measured.
+    /// Maximum number of rounds.
     pub rounds: u32,
-    /// Where the image of ext4 and the mounts lie meanwhile.
+    /// Directory for the image of ext4 and for mounts.
     pub work: PathBuf,
-    /// libfuse's passthrough_hp; `None` to look for it where `defuse-bench` puts it.
+    /// Path of libfuse's passthrough_hp; `None` to look where `defuse-bench` puts it.
     pub libfuse: Option<PathBuf>,
-    /// This program.
+    /// The path of this program.
     pub program: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Everything that is there during the measurement: file systems, mounts of them, and a worker for each target.
+//! The setup of the measurement: file systems, mounts of them, and a worker for each target.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,15 +16,15 @@ use crate::device::Device;
 use crate::mount::{Mount, Place};
 use crate::options::{Config, Kind};
 
-/// The file system itself.
+/// The lower file system itself.
 pub const NATIVE: &str = "native";
 /// `defuse mount -o direct_io`.
 pub const MOUNT: &str = "mount";
 /// passthrough_hp.
 pub const LIBFUSE: &str = "libfuse";
-/// `defuse run`, as it is without options.
+/// `defuse run` without options.
 pub const DIRECT: &str = "direct";
-/// `defuse run` with every call served by the client.
+/// `defuse run` where the client serves every call.
 pub const SERVED: &str = "served";
 /// `defuse run` with `memory:`.
 pub const MEMORY: &str = "memory";
@@ -33,39 +33,39 @@ pub const CLIENT: &str = "client";
 /// The client as a library, on a file system that does nothing.
 pub const DUMMY: &str = "dummy";
 
-/// What the directory is called, before the number of this process.
+/// Prefix of the directory, before the process id.
 pub const WORK_PREFIX: &str = "defuse-bench-direct-";
-/// Where `defuse-bench` puts what it compiles, beside the program.
+/// The directory of programs compiled by `defuse-bench`, beside the program.
 const PEERS: &str = "peers";
-/// The name under which workers within a run find the files.
+/// The mount under which workers within a run find the files.
 const NAME: &str = "direct:";
 
-/// Targets that take turns.
+/// Targets that alternate.
 pub type Group = Vec<Member>;
 
-/// A target with its worker.
+/// A target and its worker.
 #[derive(Debug)]
 pub struct Member {
     /// Its name.
     pub target: &'static str,
-    /// Who makes the calls.
+    /// The worker that makes the calls.
     pub worker: Worker,
-    /// The mount whose requests are counted, by its place in [`Stage::mounts`].
+    /// The mount whose requests are counted, by its index in [`Stage::mounts`].
     pub mount: Option<usize>,
 }
 
-/// All of it. Fields are dropped in this order: nothing goes before those who use it.
+/// The whole setup. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub struct Stage {
-    /// Passthroughs over tmpfs.
+    /// Targets over tmpfs.
     pub tmpfs: Group,
-    /// Passthroughs over ext4.
+    /// Targets over ext4.
     pub ext4: Group,
     /// tmpfs and `memory:`.
     pub memory: Group,
-    /// The client on a passthrough and on nothing.
+    /// The client on a passthrough, and on a file system that does nothing.
     pub client: Group,
-    /// What is mounted.
+    /// The mounts.
     pub mounts: Vec<Mount>,
     device: Device,
     ram: Tmpfs,
@@ -73,7 +73,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Makes, mounts and starts everything.
+    /// Creates, mounts and starts everything.
     pub fn set(options: &Options, libfuse: Option<&Path>) -> Result<Stage> {
         let work = Work::called(&options.work, WORK_PREFIX)?;
         let mut device = Device::create(work.path(), image_bytes(options), 1024)?;
@@ -121,7 +121,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The directory in which the files of a lower file system are.
+    /// The directory of the files on a lower file system.
     pub fn data(&self, lower: Lower) -> PathBuf {
         match lower {
             Lower::Tmpfs => self.ram.0.join("data"),
@@ -130,7 +130,7 @@ impl Stage {
     }
 }
 
-/// What every target is, in words.
+/// Descriptions of all targets.
 pub fn targets(libfuse: Option<&Path>) -> Vec<Target> {
     let target = |name: &str, how: String| Target { name: name.to_owned(), how };
     let mut targets = vec![
@@ -154,17 +154,17 @@ pub fn targets(libfuse: Option<&Path>) -> Vec<Target> {
     targets
 }
 
-/// Room for the files on ext4.
+/// Size of the image with ext4.
 pub fn image_bytes(options: &Options) -> u64 {
     8 * options.scale.file_bytes + (64 << 20)
 }
 
-/// Room for the files in memory: only one is large at a time.
+/// Size of the files in memory, of which only one is large at a time.
 pub fn ram_bytes(options: &Options) -> u64 {
     options.scale.largest_file() + 10 * options.scale.file_bytes + (16 << 20)
 }
 
-/// libfuse's program, where it is: as named, or as `defuse-bench` has made it.
+/// The path of libfuse's program: from the options, or as compiled by `defuse-bench`.
 pub fn find_libfuse(options: &Options) -> Result<Option<PathBuf>> {
     if let Some(path) = &options.libfuse {
         ensure!(
@@ -180,7 +180,7 @@ pub fn find_libfuse(options: &Options) -> Result<Option<PathBuf>> {
     Ok(programs.into_iter().find(|program| program.is_file()))
 }
 
-/// How workers are made.
+/// Starts workers.
 struct Build<'a> {
     program: &'a Path,
     work: &'a Path,
@@ -239,7 +239,7 @@ impl Build<'_> {
         self.member(target, lower.name(), words, Some(mounts.len() - 1))
     }
 
-    /// A worker within a run. Its parent is the run, which must have nothing to do.
+    /// A worker within a run. Its parent is the run, which must stay idle.
     fn within(
         &self,
         target: &'static str,
@@ -275,13 +275,13 @@ fn theirs(program: &Path) -> Config {
     Config { name: LIBFUSE.into(), kind: Kind::Command(words.map(str::to_owned).to_vec()) }
 }
 
-/// A source with options. Commas of a directory's name are none between options.
+/// A source with options. Commas in a directory name are escaped.
 fn passthrough(data: &Path, options: &str) -> OsString {
     let dir = data.to_string_lossy().replace('\\', "\\\\").replace(',', "\\,");
     format!("passthrough:{dir}{options}").into()
 }
 
-/// A tmpfs of our own; unmounted when dropped.
+/// A new tmpfs; unmounted when dropped.
 #[derive(Debug)]
 struct Tmpfs(PathBuf);
 
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commas_of_a_directory_stay_in_its_name() {
+    fn commas_in_a_directory_name_are_escaped() {
         assert_eq!(
             passthrough(Path::new("/a,b"), ",backing=off"),
             "passthrough:/a\\,b,backing=off"
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_libfuse_that_is_named_must_be_there() {
+    fn a_given_libfuse_program_must_exist() {
         let options = Options {
             scale: super::super::Scale::tiny(),
             rounds: 1,

@@ -1,4 +1,4 @@
-//! The results as one HTML file that needs nothing else.
+//! The results as a self-contained HTML file.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ const COLOURS: &[(&str, &str)] = &[
 ///
 /// # Errors
 ///
-/// A directory that cannot be written.
+/// Fails if the directory cannot be written.
 pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(FILE);
     write_atomically(&path, html(results).as_bytes())?;
     Ok(path)
 }
 
-/// The whole report.
+/// The complete report.
 pub fn html(results: &Results) -> String {
     let part = |id, title, content| Part { id, title, content };
     let parts = [
@@ -109,13 +109,13 @@ fn all_goals(results: &Results) -> String {
         + &wide_table("Goals", &head, &body)
 }
 
-/// Targets of a case with the median of a figure.
+/// The targets of a case, with the median of a figure.
 fn medians(results: &Results, case: Case, figure: fn(&Cell) -> f64) -> Vec<(&str, Summary)> {
     let targets = results.targets_of(case).into_iter();
     targets.filter_map(|name| Some((name, results.summary(case, name, figure)?))).collect()
 }
 
-/// A bar for each target, to one scale.
+/// A bar for each target, all to one scale.
 fn bars(rows: &[(&str, Summary)], what: &str, unit: impl Fn(f64) -> String) -> String {
     let most = rows.iter().map(|(_, summary)| summary.median).fold(0.0, f64::max);
     let mut text = String::new();
@@ -195,7 +195,7 @@ fn sequential(results: &Results) -> String {
     text
 }
 
-/// The bandwidth of each target over the size of calls.
+/// The bandwidth of each target by block size.
 fn curves(results: &Results, cases: &[Case], targets: &[&str]) -> String {
     let (Some(first), Some(last)) = (cases.first(), cases.last()) else { return String::new() };
     let of = |target: &str| -> Vec<f64> {
@@ -266,7 +266,7 @@ fn start(results: &Results) -> String {
         + &bars(&rows, "true", plot::time)
 }
 
-/// Everything in one table, for whoever wants to look up a figure.
+/// All figures in one table, for reference.
 fn figures(results: &Results) -> String {
     let mut body = String::new();
     let tables = [Table::Writes, Table::Sequential, Table::Memory, Table::Share];

@@ -1,5 +1,5 @@
-//! What was measured: the file `direct.json`. Its fields are documented in docs/direct.md; [`SCHEMA`] changes when their
-//! meaning does.
+//! The results in the file `direct.json`. docs/direct.md documents its fields; [`SCHEMA`] changes
+//! when their meaning does.
 
 use std::path::Path;
 
@@ -11,50 +11,50 @@ use serde::{Deserialize, Serialize};
 use super::worker::Op;
 use crate::results::{Machine, write_atomically};
 
-/// Which meaning the fields have.
+/// The version of the format.
 pub const SCHEMA: &str = "defuse-bench-direct/1";
 /// The name of the file in the directory of results.
 pub const FILE: &str = "direct.json";
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: String,
     /// The version of this program.
     pub program: String,
-    /// Whether this build was optimised: otherwise times say nothing.
+    /// This is an optimised build. Times of other builds are meaningless.
     pub optimised: bool,
-    /// When it began, in milliseconds since 1970 UTC.
+    /// Start time in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
-    /// How many programs wanted a processor at the beginning, on the mean of a minute.
+    /// Load average of one minute at the start.
     pub load: f64,
-    /// Complete rounds.
+    /// Number of complete rounds.
     pub rounds: u32,
-    /// Writes in the table of context switches.
+    /// Number of writes in the table of context switches.
     pub writes: u64,
-    /// Bytes of the file of sequential reads and writes.
+    /// File size of sequential reads and writes, in bytes.
     pub file_bytes: u64,
-    /// Where calls went, and how.
+    /// The targets.
     pub targets: Vec<Target>,
-    /// What was not measured, and why.
+    /// The parts that were not measured, with reasons.
     pub left_out: Vec<String>,
-    /// Whether it was ended before all rounds were complete.
+    /// It was interrupted before all rounds were complete.
     pub interrupted: bool,
-    /// What was measured of calls.
+    /// Measurements of calls.
     pub cells: Vec<Cell>,
-    /// What was measured of starts.
+    /// Measurements of program starts.
     pub starts: Vec<Start>,
 }
 
-/// Where calls go.
+/// A target of calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Description.
     pub how: String,
 }
 
@@ -66,19 +66,19 @@ pub enum Table {
     Writes,
     /// A file written, rewritten and read from its beginning to its end.
     Sequential,
-    /// `memory:` beside tmpfs.
+    /// `memory:` compared with tmpfs.
     Memory,
-    /// Calls of the client, complete and with a file system that does nothing.
+    /// Calls of the client, complete and on a file system that does nothing.
     Share,
 }
 
-/// What the file lies on.
+/// The lower file system of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lower {
     /// Memory.
     Tmpfs,
-    /// A loop device made for the purpose.
+    /// A loop device created for the measurement.
     Ext4,
 }
 
@@ -92,70 +92,70 @@ impl Lower {
     }
 }
 
-/// What is compared: the same calls in the same table.
+/// A case of a table: calls that are compared with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
-    /// Which table it belongs to.
+    /// Its table.
     pub table: Table,
-    /// What the file lies on.
+    /// The lower file system of the file.
     pub lower: Lower,
-    /// What was done.
+    /// The operation.
     pub op: Op,
-    /// Bytes of a call.
+    /// Bytes per call.
     pub block: u64,
 }
 
-/// One case on one target in one round.
+/// The measurement of one case on one target in one round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
-    /// What was done.
+    /// The case.
     #[serde(flatten)]
     pub case: Case,
-    /// On which target.
+    /// The target.
     pub target: String,
-    /// Counted from 1.
+    /// The round, counted from 1.
     pub round: u32,
-    /// How often it was done.
+    /// Number of passes.
     pub passes: u64,
-    /// Calls of a pass.
+    /// Number of calls per pass.
     pub calls: u64,
-    /// Bytes that they moved.
+    /// Bytes transferred per pass.
     pub bytes: u64,
     /// Time of the fastest pass, in nanoseconds.
     pub ns: u64,
     /// Context switches of the application, in all passes.
     pub app: Switches,
-    /// Those of whoever serves: the daemon of a mount, the parent of a run.
+    /// Context switches of the serving process: the daemon of a mount, or the parent of a run.
     pub server: Switches,
-    /// READ or WRITE requests that the daemon had; none where it was not asked, or there is none.
+    /// Number of READ or WRITE requests to the daemon; `None` if not counted.
     pub requests: Option<u64>,
 }
 
-/// `true` alone and within a run: the fastest of a round's starts.
+/// `true` alone and within a run: the fastest starts of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Counted from 1.
+    /// The round, counted from 1.
     pub round: u32,
     /// Alone, in nanoseconds.
     pub plain_ns: u64,
-    /// Within a run.
+    /// Within a run, in nanoseconds.
     pub run_ns: u64,
 }
 
 impl Cell {
-    /// Bytes in a second.
+    /// Bytes per second.
     pub fn bytes_per_s(&self) -> f64 {
         self.bytes as f64 / (self.ns.max(1) as f64 / 1e9)
     }
 
-    /// Nanoseconds of a call.
+    /// Nanoseconds per call.
     pub fn ns_per_call(&self) -> f64 {
         self.ns as f64 / self.calls.max(1) as f64
     }
 }
 
 impl Results {
-    /// A figure of a case on a target, round by round.
+    /// A figure of a case on a target, by rounds.
     pub fn by_round(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Vec<Option<f64>> {
         let of_round = |round| {
             let mut cells = self.cells.iter();
@@ -165,19 +165,20 @@ impl Results {
         (1..=self.rounds).map(of_round).collect()
     }
 
-    /// The median of a figure, with quartiles; `None` where it was not measured.
+    /// The median of a figure, with quartiles; `None` if not measured.
     pub fn summary(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Option<Summary> {
         let values = self.by_round(case, target, figure);
         Summary::of(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// How many times as fast `target` is as `base`: the median of the ratios of each round, with quartiles.
+    /// The speed of `target` relative to `base`: the median of the ratios of each round, with
+    /// quartiles.
     pub fn speed(&self, case: Case, target: &str, base: &str) -> Option<Summary> {
         let rate = |target| self.by_round(case, target, Cell::bytes_per_s);
         Summary::of(&paired_ratios(&rate(target), &rate(base)))
     }
 
-    /// The cases of a table, in the order in which they were measured.
+    /// The cases of a table, in the order of measurement.
     pub fn cases(&self, table: Table) -> Vec<Case> {
         let mut cases = Vec::new();
         for cell in self.cells.iter().filter(|cell| cell.case.table == table) {
@@ -195,7 +196,7 @@ impl Results {
         self.targets.iter().map(|target| &*target.name).filter(|name| has(name)).collect()
     }
 
-    /// How much longer a start within a run takes, in milliseconds.
+    /// Additional time of a start within a run, in milliseconds.
     pub fn start_more_ms(&self) -> Option<Summary> {
         let more = |start: &Start| (start.run_ns as f64 - start.plain_ns as f64) / 1e6;
         Summary::of(&self.starts.iter().map(more).collect::<Vec<_>>())
@@ -205,7 +206,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// A directory that cannot be written.
+    /// Fails if the directory cannot be written.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_atomically(&dir.join(FILE), &serde_json::to_vec(self)?)
     }

@@ -1,4 +1,4 @@
-//! What it costs to start a program within a run.
+//! Measures the cost of starting a program within a run.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use super::Options;
 use super::results::Start;
 
-/// The program that does nothing.
+/// A program that does nothing.
 const TRUE: &str = "true";
 
-/// Starts `true` alone and within a run of this program, in turns. The mount is of a directory: nothing has to be served.
+/// Starts `true` alone and within a run of this program, alternately. The mount is of a directory,
+/// so that nothing is served.
 pub fn measure(options: &Options, source: &Path, round: u32) -> Result<Start> {
     let mut mount = std::ffi::OsString::from("direct:=passthrough:");
     mount.push(source);
@@ -26,7 +27,7 @@ pub fn measure(options: &Options, source: &Path, round: u32) -> Result<Start> {
     Ok(fastest)
 }
 
-/// From before the start until the end is known, in nanoseconds.
+/// Time from before the start until the end is known, in nanoseconds.
 fn time(command: &mut Command) -> Result<u64> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let start = Instant::now();

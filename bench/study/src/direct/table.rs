@@ -9,7 +9,7 @@ use super::places::{CLIENT, DIRECT, DUMMY, LIBFUSE, MEMORY, MOUNT, NATIVE};
 use super::results::{Case, Cell, Lower, Results, Table};
 use super::worker::Op;
 
-/// All tables, the goals last: they are what is looked for.
+/// All tables. The goals come last, where readers look for them.
 pub fn table(results: &Results) -> String {
     let mut text = String::new();
     let machine = &results.machine;
@@ -87,14 +87,14 @@ fn writes(text: &mut String, results: &Results) {
     }
 }
 
-/// The median of the requests that were counted.
+/// The median of the counted requests.
 pub fn requests(results: &Results, case: Case, target: &str) -> Option<f64> {
     let is = |cell: &&Cell| cell.case == case && cell.target == target;
     let counts = results.cells.iter().filter(is).filter_map(|cell| cell.requests);
     Summary::of(&counts.map(|count| count as f64).collect::<Vec<_>>()).map(|summary| summary.median)
 }
 
-/// A median; not a number where nothing was measured.
+/// A median; NaN if nothing was measured.
 fn middle(results: &Results, case: Case, target: &str, figure: fn(&Cell) -> f64) -> f64 {
     results.summary(case, target, figure).map_or(f64::NAN, |summary| summary.median)
 }
@@ -135,7 +135,7 @@ fn sequential(text: &mut String, results: &Results, lower: Lower, op: Op) {
     }
 }
 
-/// A ratio with its spread: half the distance of the quartiles.
+/// A ratio with its spread: half the interquartile range.
 pub fn ratio(ratio: Option<Summary>) -> String {
     ratio.map_or("-".into(), |ratio| {
         format!("{:.2} ~{:.2}", ratio.median, (ratio.high - ratio.low) / 2.0)

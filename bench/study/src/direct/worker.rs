@@ -1,6 +1,8 @@
-//! The program that is measured. It waits for orders on its standard input, and makes system calls on one file.
+//! The measured program. It reads orders from its standard input, and makes system calls on one
+//! file.
 //!
-//! It knows nothing of file systems: it opens, reads and writes through the standard library, natively as within a run.
+//! It knows nothing of file systems: it opens, reads and writes through the standard library, both
+//! natively and within a run.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Seek, Write};
@@ -13,18 +15,18 @@ use defuse_measure::switches::Switches;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-/// Memory that is read into and written from begins on such a border, as `O_DIRECT` wants it.
+/// Alignment of the buffer, as `O_DIRECT` requires.
 const ALIGN: usize = 4096;
-/// The largest block.
+/// The largest block size.
 const MOST: u64 = 64 << 20;
 
-/// What is done with the file.
+/// The operation on the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Writes that make the file longer, from nothing on.
+    /// Writes that extend the file, from an empty file on.
     Write,
-    /// Writes over what is there.
+    /// Writes that overwrite existing data.
     Rewrite,
     /// Reads.
     Read,
@@ -41,47 +43,48 @@ impl Op {
     }
 }
 
-/// Blocks one after the other, from the beginning of the file, and all of that several times.
+/// Consecutive blocks from the beginning of the file, repeated in several passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// What is done.
+    /// The operation.
     pub op: Op,
-    /// Bytes of a call.
+    /// Bytes per call.
     pub block: u64,
-    /// Calls of one pass.
+    /// Number of calls per pass.
     pub calls: u64,
-    /// How often, at least.
+    /// Minimum number of passes.
     pub passes: u64,
-    /// For how many milliseconds, at least. A processor that has waited for others (for the daemon of a mount, say) is
-    /// slower for a while, and whoever comes next must not be taken for slow.
+    /// Minimum duration in milliseconds. A processor that has waited (for the daemon of a mount,
+    /// for example) is slower for a while, which must not affect the next target.
     pub at_least_ms: u64,
-    /// The processor on which it is done. A program that is moved to another one finds nothing in that one's caches,
-    /// which is more than what targets differ by.
+    /// The processor to use. A program that moves to another processor finds cold caches, which
+    /// costs more than the difference between targets.
     pub cpu: usize,
 }
 
-/// What it took. Time is that of the fastest pass: whoever else wants the processor can only make one slower.
+/// The measurement. The time is that of the fastest pass, because other load can only slow a pass
+/// down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Calls of a pass.
+    /// Number of calls per pass.
     pub calls: u64,
-    /// Bytes that they moved.
+    /// Bytes transferred per pass.
     pub bytes: u64,
-    /// How many passes there were.
+    /// Number of passes.
     pub passes: u64,
     /// Nanoseconds from before the first call until after the last one.
     pub ns: u64,
     /// Context switches of the application, in all passes.
     pub app: Switches,
-    /// Those of whoever serves it.
+    /// Context switches of the serving process.
     pub server: Switches,
 }
 
-/// The calls that are measured.
+/// The measured calls.
 pub trait Calls {
-    /// Makes the file empty.
+    /// Truncates the file to 0 bytes.
     fn truncate(&mut self) -> io::Result<()>;
-    /// Goes to its beginning.
+    /// Seeks to the beginning.
     fn rewind(&mut self) -> io::Result<()>;
     /// Reads the next bytes.
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize>;
@@ -107,7 +110,8 @@ impl Calls for File {
     }
 }
 
-/// Opens the file, which is made where it is not there; with `o_direct` the kernel is asked to leave its cache out.
+/// Opens the file, and creates it if necessary. If `o_direct` is set, the kernel bypasses its
+/// cache.
 ///
 /// # Errors
 ///
@@ -119,12 +123,12 @@ pub fn open(path: &Path, o_direct: bool) -> Result<File> {
     options.open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Does what the standard input says until it ends: an [`Order`] a line, and an [`Outcome`] for each. `server` is the
-/// process whose context switches are counted too.
+/// Executes the orders on standard input until it ends: one [`Order`] per line, with one
+/// [`Outcome`] each. `server` is the process whose context switches are counted, too.
 ///
 /// # Errors
 ///
-/// Orders that are not understood, calls that fail or move less than they should.
+/// Fails on invalid orders, and on calls that fail or transfer too little.
 pub fn work(calls: &mut dyn Calls, server: Option<u32>) -> Result<()> {
     let server = server.map(|pid| pid.to_string());
     let mut memory = Vec::new();
@@ -162,7 +166,7 @@ fn perform(
     Ok(Outcome { calls, bytes: calls * order.block, passes, ns, app, server })
 }
 
-/// Has this thread run on one processor.
+/// Pins this thread to one processor.
 fn go_to(cpu: usize) -> Result<()> {
     ensure!(cpu < CpuSet::MAX_CPU, "a processor {cpu} cannot be");
     let mut set = CpuSet::new();
@@ -180,7 +184,7 @@ pub fn processors() -> Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// One pass; returns how long its calls took, in nanoseconds.
+/// One pass. Returns the time of its calls in nanoseconds.
 fn pass(file: &mut dyn Calls, order: Order, block: &mut [u8]) -> Result<u64> {
     if order.op == Op::Write {
         file.truncate()?;
@@ -200,7 +204,7 @@ fn pass(file: &mut dyn Calls, order: Order, block: &mut [u8]) -> Result<u64> {
     Ok(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Memory that begins on a border. Its bytes are no zeros: nobody may make holes of them.
+/// Aligned memory. Its bytes are not zero, so that no file system turns them into holes.
 fn aligned(memory: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if memory.len() < len + ALIGN {
         memory.resize(len + ALIGN, 0x5a);
@@ -214,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_written_over_and_read() {
+    fn a_file_is_overwritten_and_read() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = open(&dir.path().join("file"), false).unwrap();
         let (mut memory, cpu) = (Vec::new(), processors().unwrap()[0]);
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_begins_on_a_border() {
+    fn buffers_begin_on_an_aligned_address() {
         let mut memory = Vec::new();
         for len in [1, 5000, 4096] {
             let block = aligned(&mut memory, len);

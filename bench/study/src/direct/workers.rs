@@ -1,4 +1,4 @@
-//! Workers: processes that do what they are told on one file each, from the beginning to the end of the measurement.
+//! Workers: processes that execute orders on one file each during the whole measurement.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,12 +15,12 @@ use rustix::process::{Pid, Signal};
 
 use super::worker::{Order, Outcome};
 
-/// The longest that an order may take. The slowest takes a tenth of a second on a machine that has nothing else to do.
+/// Time limit of an order. The slowest takes a tenth of a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one that was told to end may go on.
+/// Time limit for a worker to exit.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A worker; ended, with all that it started, when dropped.
+/// A worker process. Dropping it ends it with all its children.
 #[derive(Debug)]
 pub struct Worker {
     name: String,
@@ -31,7 +31,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one, in a process group of its own: Ctrl-C is for this program alone.
+    /// Starts a worker in its own process group, so that Ctrl-C reaches only this program.
     pub fn start(name: &str, words: &[OsString], work: &Path) -> Result<Worker> {
         let log = work.join(format!("{name}.log"));
         let mut command = Command::new(&words[0]);
@@ -55,11 +55,11 @@ impl Worker {
         Ok(Worker { name: name.to_owned(), child, orders, answers, log })
     }
 
-    /// Has it carry out an order.
+    /// Makes the worker execute an order.
     pub fn perform(&mut self, order: Order) -> Result<Outcome> {
         let mut line = serde_json::to_vec(&order)?;
         line.push(b'\n');
-        // One that has ended is told of below, with what it said.
+        // If the worker has ended, the error is reported below, with its output.
         let _ = self.orders.as_mut().map(|orders| orders.write_all(&line));
         let (name, op, block) = (&self.name, order.op.name(), order.block);
         match self.answers.recv_timeout(PATIENCE) {
@@ -79,7 +79,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The end of its input is the end of its work.
+        // The worker exits at the end of its input.
         drop(self.orders.take());
         let end = Instant::now() + END_PATIENCE;
         while matches!(self.child.try_wait(), Ok(None)) {

@@ -1,28 +1,30 @@
-//! From cells to statements: medians, changes against native, classes.
+//! Derives statements from cells: medians, changes against native, classes.
 
 use crate::options::Scale;
 use crate::results::{Measured, NOT_OPTIMISED, Results};
 use crate::rows::{Class, Row};
 
-/// Name of the configuration that all others are compared with.
+/// Name of the reference configuration.
 pub const NATIVE: &str = "native";
 
 /// One row in one configuration, over all of its runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// Median of the throughputs, in operations per second.
+    /// Median throughput, in operations per second.
     pub ops_per_s: f64,
-    /// Half the distance of the best and the worst run, in per cent of the median; none for a single run.
+    /// Half the difference of the best and the worst run, in per cent of the median; `None` for a
+    /// single run.
     pub spread_pct: Option<f64>,
-    /// The change against native, in per cent; none for native and where that was not measured.
+    /// The change against native in per cent; `None` for native, and without a measurement of
+    /// native.
     pub change_pct: Option<f64>,
-    /// Whether some run was as fast as some native run, or slower and another one faster: then several
-    /// runs have not shown a difference. Never for single runs, which cannot tell.
+    /// The runs overlap with those of native, so that several runs have not shown a difference.
+    /// Never set for single runs, which cannot tell.
     pub noise: bool,
 }
 
 impl Figure {
-    /// Of one row and configuration; `None` where nothing was measured.
+    /// The figure of one row and configuration; `None` without a measurement.
     pub fn of(results: &Results, row: u8, config: &str) -> Option<Figure> {
         let rates = rates(results, row, config);
         let ops_per_s = median(&rates)?;
@@ -42,7 +44,7 @@ impl Figure {
         })
     }
 
-    /// The paper's class of its change.
+    /// The paper's class of the change.
     pub fn class(&self) -> Option<Class> {
         self.change_pct.map(Class::of)
     }
@@ -56,7 +58,7 @@ fn rates_unless_same(results: &Results, row: u8, config: &str) -> Vec<f64> {
     if config == NATIVE { Vec::new() } else { rates(results, row, NATIVE) }
 }
 
-/// Why throughput is not to be believed, where it is not.
+/// The reasons to doubt the throughput, if any.
 pub fn caution(results: &Results) -> Option<String> {
     let mut reasons = Vec::new();
     if results.scale == Scale::Tiny {
@@ -69,7 +71,7 @@ pub fn caution(results: &Results) -> Option<String> {
         .then(|| format!("{}: throughput says nothing, request counts do.", reasons.join(", and ")))
 }
 
-/// The middle value; `None` of nothing.
+/// The median; `None` for no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -81,14 +83,14 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The run whose throughput is the median: the one whose details are shown.
+/// The run with the median throughput, whose details are shown.
 pub fn typical<'a>(results: &'a Results, row: u8, config: &str) -> Option<&'a Measured> {
     let mut measured = results.measured(row, config);
     measured.sort_by(|a, b| a.ops_per_s().total_cmp(&b.ops_per_s()));
     measured.get(measured.len().saturating_sub(1) / 2).copied()
 }
 
-/// How many rows are in each class, in the order of [`Class::ALL`].
+/// Number of rows in each class, in the order of [`Class::ALL`].
 pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
     let mut counts = [0; 4];
     for change in changes {
@@ -98,7 +100,7 @@ pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
     counts
 }
 
-/// The rows of a study that are known, in their order.
+/// The known rows of a study, in order.
 pub fn rows(results: &Results) -> Vec<&'static Row> {
     results.rows.iter().filter_map(|&number| Row::get(number)).collect()
 }
@@ -113,7 +115,7 @@ pub fn compared(results: &Results) -> Vec<&str> {
         .collect()
 }
 
-/// Whether requests are counted beyond doubt: every configuration has some.
+/// The changes of a configuration against native, by row.
 pub fn changes<'a>(results: &'a Results, config: &'a str) -> impl Iterator<Item = (u8, f64)> + 'a {
     results
         .rows

@@ -1,4 +1,4 @@
-//! The frame of the report: one file without anything from elsewhere, light and dark, from 360 pixels on.
+//! The frame of the report: a self-contained file, light and dark, from 360 pixels on.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ const STYLE: &str = include_str!("style.css");
 /// A section of a report.
 #[derive(Debug)]
 pub struct Part {
-    /// What links to it end with.
+    /// The fragment of links to it.
     pub id: &'static str,
     /// Its heading.
     pub title: &'static str,
@@ -18,7 +18,7 @@ pub struct Part {
     pub content: String,
 }
 
-/// The whole report of a study.
+/// The complete report of a study.
 pub fn html(results: &Results) -> String {
     let part = |id, title, content| Part { id, title, content };
     let parts = [
@@ -36,7 +36,7 @@ pub fn html(results: &Results) -> String {
     page(&title, heading, &sections::facts(results), &parts)
 }
 
-/// A report: the frame around sections. `facts` is HTML, and comes before the links to the sections.
+/// A report: the frame around sections. `facts` is HTML before the links to the sections.
 pub fn page(title: &str, heading: &str, facts: &str, parts: &[Part]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -82,7 +82,7 @@ pub fn line(name: &str, picture: &str, value: &str) -> String {
     )
 }
 
-/// What the colours mean: a class of style, and its meaning.
+/// The legend: style classes, and their meaning.
 pub fn legend(entries: &[(&str, &str)]) -> String {
     let mut text = "<ul class=\"legend\">".to_owned();
     for (class, meaning) in entries {
@@ -95,7 +95,7 @@ pub fn legend(entries: &[(&str, &str)]) -> String {
     text + "</ul>\n"
 }
 
-/// A table that scrolls sideways where it is too wide; `body` is rows.
+/// A table that scrolls sideways if it is too wide. `body` contains the rows.
 pub fn wide_table(caption: &str, head: &[&str], body: &str) -> String {
     let head: String = head.iter().map(|name| format!("<th scope=\"col\">{name}</th>")).collect();
     format!(
@@ -104,7 +104,7 @@ pub fn wide_table(caption: &str, head: &[&str], body: &str) -> String {
     )
 }
 
-/// Text for HTML, also within quotes.
+/// Escapes text for HTML, also within quotes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

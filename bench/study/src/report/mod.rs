@@ -1,4 +1,4 @@
-//! What was measured, for people: a table for the terminal and one HTML file that needs nothing else.
+//! The results for readers: a table for the terminal and a self-contained HTML file.
 
 mod analysis;
 pub(crate) mod html;

@@ -1,5 +1,5 @@
-//! Small plots as inline SVG. They have no text of their own: it stands beside them in HTML, where it keeps its size on a
-//! narrow screen, and each has a label that says the same as the picture.
+//! Small plots as inline SVG. They contain no text. It is beside them in HTML, where it keeps its
+//! size on a narrow screen. Each plot has a label with the same content as the picture.
 
 use std::fmt::Write as _;
 
@@ -12,11 +12,11 @@ use super::html::escape;
 pub struct Part {
     /// Its length, in the unit of the bar.
     pub value: f64,
-    /// The class of style that colours it.
+    /// The style class of its colour.
     pub class: &'static str,
 }
 
-/// Opens an SVG that is stretched to the width that there is.
+/// Opens an SVG that is stretched to the available width.
 fn open(label: &str, width: u32, height: u32, class: &str) -> String {
     format!(
         "<svg class=\"{class}\" viewBox=\"0 0 {width} {height}\" preserveAspectRatio=\"none\" role=\"img\" \
@@ -25,7 +25,8 @@ fn open(label: &str, width: u32, height: u32, class: &str) -> String {
     )
 }
 
-/// A change in per cent, from -100 to +25, as a bar from the line of no change; a tick for what was published.
+/// A change in per cent, from -100 to +25, as a bar from the line of no change, with a tick for the
+/// published change.
 pub fn change(change_pct: f64, class: &str, published_pct: Option<f64>, label: &str) -> String {
     let x = |pct: f64| 8.0 * (pct.clamp(-100.0, 25.0) + 100.0);
     let (zero, end) = (x(0.0), x(change_pct));
@@ -51,7 +52,7 @@ pub fn change(change_pct: f64, class: &str, published_pct: Option<f64>, label: &
     svg + "</svg>"
 }
 
-/// Parts in a row, against a largest sum.
+/// Adjacent parts, to the scale of the largest sum.
 pub fn stacked(parts: &[Part], most: f64, label: &str) -> String {
     let mut svg = open(label, 1000, 10, "bar");
     let _ = write!(svg, "<rect class=\"ground\" width=\"1000\" height=\"10\"/>");
@@ -70,7 +71,7 @@ pub fn stacked(parts: &[Part], most: f64, label: &str) -> String {
     svg + "</svg>"
 }
 
-/// Series over the same places, from 0 to `most`: a line each, with a mark at every value.
+/// Series over the same positions, from 0 to `most`: one line each, with a mark at every value.
 pub fn curves(series: &[(&'static str, Vec<f64>)], most: f64, label: &str) -> String {
     const HEIGHT: f64 = 100.0;
     const STEP: f64 = 40.0;
@@ -110,7 +111,7 @@ pub fn histogram(histogram: &Histogram, range: (usize, usize), label: &str) -> S
     let _ = write!(svg, "<rect class=\"ground\" width=\"{}\" height=\"50\"/>", 10 * columns);
     for (place, &count) in histogram.buckets[first..=last].iter().enumerate() {
         if count > 0 {
-            // What is there is seen, however rare it is.
+            // A rare latency must be visible, too.
             let height = (48.0 * count as f64 / most).max(1.0);
             let _ = write!(
                 svg,
@@ -123,7 +124,7 @@ pub fn histogram(histogram: &Histogram, range: (usize, usize), label: &str) -> S
     svg + "</svg>"
 }
 
-/// The buckets that any of these histograms has something in.
+/// The range of buckets that are not empty in any of these histograms.
 pub fn common_range<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Option<(usize, usize)> {
     let mut range = None;
     for histogram in histograms {
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_shows_every_bucket_that_has_something() {
+    fn a_histogram_shows_every_bucket_that_is_not_empty() {
         let mut latencies = Histogram::default();
         latencies.record(1_000, true);
         (0..10_000).for_each(|_| latencies.record(100_000, true));

@@ -12,7 +12,7 @@ use super::{table, verdict};
 use crate::results::{Measured, Results};
 use crate::rows::{Class, Row, Stackfs};
 
-/// Where and how it was measured.
+/// The machine and the method.
 pub fn facts(results: &Results) -> String {
     let machine = &results.machine;
     let facts = [
@@ -61,7 +61,7 @@ pub fn facts(results: &Results) -> String {
     text
 }
 
-/// The verdicts, a family an item.
+/// The verdicts, one item per family.
 pub fn verdicts(results: &Results) -> String {
     let mut text = "<ul class=\"verdicts\">\n".to_owned();
     for verdict in verdict::all(results) {
@@ -72,7 +72,7 @@ pub fn verdicts(results: &Results) -> String {
     text + "</ul>\n"
 }
 
-/// How many rows are in which class, beside the published counts for the same rows.
+/// Number of rows in each class, beside the published numbers for the same rows.
 pub fn classes(results: &Results) -> String {
     let media = table::media(results);
     let mut text = legend(&[
@@ -113,7 +113,7 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
     line(name, &plot::stacked(&parts, most, &label), &told.join(" "))
 }
 
-/// The rows with their changes, and what was published.
+/// The rows with their changes, and the published changes.
 pub fn throughput(results: &Results) -> String {
     let media = table::media(results);
     let mut text = format!(
@@ -169,7 +169,7 @@ fn spread(figure: &Figure) -> String {
     figure.spread_pct.map_or_else(String::new, |spread| format!(" ±{spread:.0} %"))
 }
 
-/// Requests per operation, by type, beside the published ones.
+/// Requests per operation by type, beside the published ones.
 pub fn requests(results: &Results) -> String {
     let mut text = "<p>Requests for 1000 flow operations. Numbers in parentheses: the published runs on Linux 4.1, for as many \
                     operations. <em>bg</em>: share of those that went through the background queue.</p>\n"
@@ -181,7 +181,7 @@ pub fn requests(results: &Results) -> String {
     text
 }
 
-/// What there is to say of a row, `content` and then each configuration, to be unfolded.
+/// The details of a row, which can be unfolded: `content`, and then each configuration.
 fn foldable(
     results: &Results,
     row: &Row,
@@ -209,7 +209,7 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
         stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
     let published_operations = row.published_operations(media) as f64 / 1000.0;
     let operations = measured.operations.max(1) as f64 / 1000.0;
-    // Once a mount, and so nothing of the workload.
+    // Requests once per mount, which are not part of the workload.
     let once = ["INIT", "DESTROY", "GETXATTR", "STATFS", "INTERRUPT"];
     let names: BTreeSet<&str> =
         ours.keys().copied().chain(published.iter().map(|p| p.op.as_str())).collect();
@@ -243,7 +243,7 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
     text
 }
 
-/// The share of requests that went through the background queue, as the kernel saw it.
+/// The share of requests that went through the background queue, as measured in the kernel.
 fn background(measured: &Measured, op: &str) -> String {
     let Some((kernel, op)) = measured.kernel.as_ref().zip(defuse_probe::Op::parse(op)) else {
         return String::new();
@@ -308,7 +308,7 @@ fn histograms(config: &str, measured: &Measured) -> String {
     text + "</div>\n"
 }
 
-/// Latencies as the application saw them.
+/// Latencies as the application observed them.
 fn flowops(results: &Results, row: &Row) -> String {
     let mut text = String::new();
     for config in &results.configs {
@@ -331,7 +331,7 @@ fn flowops(results: &Results, row: &Row) -> String {
     if text.is_empty() { text } else { wide_table("What the application waits for", &head, &text) }
 }
 
-/// CPU time of one operation: application, daemon, and what else the machine did.
+/// CPU time per operation: application, daemon, and the rest of the machine.
 pub fn cpu(results: &Results) -> String {
     let entries = [("a", "application"), ("b", "daemon"), ("e", "rest of the system")];
     let mut text = legend(&entries);
@@ -348,7 +348,7 @@ pub fn cpu(results: &Results) -> String {
     text
 }
 
-/// What was read from the device and written to it, with what was written out after the end.
+/// Bytes read from the device and written to it, including write-back after the end.
 pub fn device(results: &Results) -> String {
     let entries = [("c", "read"), ("d", "written"), ("e", "written after the end")];
     let mut text = legend(&entries);
@@ -417,7 +417,7 @@ fn bars(
     text
 }
 
-/// Everything in one table, for whoever wants to look up a figure.
+/// All figures in one table, for reference.
 pub fn figures(results: &Results) -> String {
     let mut body = String::new();
     for row in analysis::rows(results) {

@@ -7,7 +7,7 @@ use super::verdict;
 use crate::results::Results;
 use crate::rows::{Class, Media, Row, Stackfs};
 
-/// The table, the counts of classes beside the published ones, and the verdicts.
+/// The table, the numbers of rows per class beside the published ones, and the verdicts.
 pub fn table(results: &Results) -> String {
     let mut text = String::new();
     let media = media(results);
@@ -52,7 +52,7 @@ pub fn table(results: &Results) -> String {
     text
 }
 
-/// Whose published figures stand beside.
+/// The device whose published figures are shown.
 pub fn media(results: &Results) -> Media {
     results.device.emulated.unwrap_or(Media::Ssd)
 }
@@ -87,7 +87,7 @@ fn spread(figure: &Figure) -> String {
     figure.spread_pct.map_or_else(String::new, |spread| format!("~{spread:.0}"))
 }
 
-/// How many rows are in which class, here and as published for the same rows.
+/// Number of rows in each class, here and as published for the same rows.
 pub fn counts_line(results: &Results, config: &str, media: Media) -> String {
     let ours = analysis::class_counts(analysis::changes(results, config).map(|(_, change)| change));
     let mut text = format!("{config}: {}", counts(ours));

@@ -1,4 +1,4 @@
-//! What the numbers say about each family of workloads, in plain words. Every clause is there because a figure is.
+//! The verdict on each family of workloads, as text. Every clause is based on a figure.
 
 use std::fmt::Write as _;
 
@@ -8,16 +8,16 @@ use crate::options::{Config, Kind};
 use crate::results::{Measured, Results};
 use crate::rows::{Class, Family, Stackfs};
 
-/// A family and what is to be said of it.
+/// A family and its verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// Which workloads.
+    /// The family.
     pub family: Family,
-    /// Sentences.
+    /// The sentences.
     pub text: String,
 }
 
-/// The verdicts of all families of which anything was measured.
+/// The verdicts of all measured families.
 pub fn all(results: &Results) -> Vec<Verdict> {
     let verdicts = Family::ALL.into_iter().filter_map(|family| {
         let sentences: Vec<String> = analysis::compared(results)
@@ -76,7 +76,7 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
     format!("{word}, {range}")
 }
 
-/// What the worst row's figures say about the reason.
+/// The likely reason, from the figures of the worst row.
 fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
     let native = analysis::typical(results, row, NATIVE)?;
     let ours = analysis::typical(results, row, config)?;
@@ -105,7 +105,7 @@ fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
     (!clauses.is_empty()).then(|| clauses.join(", "))
 }
 
-/// The requests that an operation takes, by the types that matter.
+/// The requests per operation, by the types that matter.
 fn requests_clause(ours: &Measured) -> Option<String> {
     let mut requests: Vec<_> =
         ours.requests().into_iter().filter(|(op, _)| !op.contains("FORGET")).collect();
@@ -136,7 +136,8 @@ fn device_clause(native_pct: f64, ours_pct: f64) -> String {
     }
 }
 
-/// Whether the device moves more bytes for the same work, as where two caches share the memory of one.
+/// A clause if the device transfers more bytes for the same work, as when two caches share one
+/// memory.
 fn traffic_clause(native: &Measured, ours: &Measured) -> Option<String> {
     let bytes = |measured: &Measured| {
         (measured.device_synced.read_bytes + measured.device_synced.write_bytes) as f64
@@ -147,7 +148,7 @@ fn traffic_clause(native: &Measured, ours: &Measured) -> Option<String> {
     (much && ratio > 1.25).then(|| format!("which moves {ratio:.1} times the bytes of native"))
 }
 
-/// Whether the daemon has all the CPU time that it can take.
+/// A clause if the daemon uses all available CPU time.
 fn daemon_clause(ours: &Measured, cpus: u64, config: Option<&Config>) -> Option<String> {
     let busy = ours.cpu.daemon_ns? as f64 / 1e9 / ours.seconds.max(1e-9);
     let single = matches!(config.map(|config| &config.kind),
@@ -162,7 +163,7 @@ fn daemon_clause(ours: &Measured, cpus: u64, config: Option<&Config>) -> Option<
     (busy > 0.1).then(|| format!("the daemon uses {:.0} % of a processor", 100.0 * busy))
 }
 
-/// How far the family is from what was published.
+/// The difference of the family from the published results.
 fn apart(results: &Results, stackfs: Stackfs, changes: &[(u8, f64)]) -> Option<String> {
     let media = media(results);
     let published =
@@ -180,7 +181,7 @@ fn apart(results: &Results, stackfs: Stackfs, changes: &[(u8, f64)]) -> Option<S
     ))
 }
 
-/// Two digits that say something, whatever the size.
+/// Formats a value with two significant digits.
 pub fn sensible(value: f64) -> String {
     match value {
         v if v >= 10.0 => format!("{v:.0}"),

@@ -1,11 +1,12 @@
-//! A report in a real browser: everything is drawn, nothing is complained about, and it fits on a telephone.
+//! Checks a report in a real browser: everything is drawn, there are no errors, and it fits on a
+//! telephone.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Shows the report in a frame of a telephone's width, and writes down what is to be seen of it. The frame belongs to the
-/// page, so that the page may look into it.
+/// Shows the report in a frame of a telephone's width, and records what is visible. The frame
+/// belongs to the page, so that the page may inspect it.
 const PROBE: &str = r#"
 addEventListener("load", () => {
   const page = document.getElementById("report").contentDocument;
@@ -26,14 +27,14 @@ addEventListener("load", () => {
 });
 "#;
 
-/// What a report must have.
+/// The minimum contents of a report.
 pub struct Least {
     pub plots: u64,
     pub bars: u64,
     pub sections: u64,
 }
 
-/// Looks at a report in light and dark. Says so where there is no browser, and is content.
+/// Checks a report in light and dark mode. Prints a message and passes if there is no browser.
 pub fn draws_everything_within_360_pixels(html: &str, least: &Least) {
     let Some(browser) = browser() else {
         println!("skipped: there is no chromium");
@@ -120,7 +121,7 @@ fn look(browser: &str, dir: &Path, file: &Path, more: &[&str]) -> (String, Strin
     )
 }
 
-/// Relative luminance of `rgb(r, g, b)`, as WCAG has it.
+/// Relative luminance of `rgb(r, g, b)`, as WCAG defines it.
 fn luminance(color: &serde_json::Value) -> f64 {
     let digits = color.as_str().unwrap().trim_start_matches("rgb(").trim_end_matches(')');
     let channel = |text: &str| {

@@ -1,4 +1,4 @@
-//! What the threads of a run share: counts, and whether it goes on.
+//! The state that the threads of a run share: counters, and the end of the run.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -11,38 +11,38 @@ use crate::lang::ast::QuitMode;
 use crate::plan::{Plan, RunPlan};
 use crate::statistics::Cell;
 
-/// What one thread has counted, on cache lines of its own.
+/// The counters of one thread, on separate cache lines.
 #[repr(align(128))]
 pub(super) struct Counts {
-    /// All flowops, also those that are no I/O.
+    /// All flowops, including those without I/O.
     pub operations: AtomicU64,
-    /// Flowops that are I/O.
+    /// Flowops with I/O.
     pub io: AtomicU64,
     /// Reads and writes.
     pub data_io: AtomicU64,
     /// Bytes of data.
     pub bytes: AtomicU64,
-    /// CPU time in ns, once the thread has ended.
+    /// CPU time in ns, set when the thread has ended.
     pub cpu_ns: AtomicU64,
     /// A cell for each row of the statistics that the thread uses.
     pub cells: Vec<Option<Box<Cell>>>,
 }
 
-/// How long a sleeping thread sleeps before it looks whether the run has ended.
+/// Interval at which a sleeping thread checks whether the run has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 
 const GOES_ON: u8 = 0;
 const FINISHED: u8 = 1;
 const OVER: u8 = 2;
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 pub(super) struct Control {
     state: AtomicU8,
     failure: Mutex<Option<Failure>>,
     pub threads: Vec<Counts>,
     pub events: Option<Events>,
     pub meetings: Meetings,
-    /// When the run ends.
+    /// The condition that ends the run.
     pub quit: QuitMode,
 }
 
@@ -66,19 +66,19 @@ impl Control {
         }
     }
 
-    /// Whether threads end before their next flowop.
+    /// True if threads must end before their next flowop.
     #[inline]
     pub fn finished(&self) -> bool {
         self.state.load(Relaxed) != GOES_ON
     }
 
-    /// Whether threads end between two iterations of a flowop, and stop waiting.
+    /// True if threads must end between two iterations of a flowop, and stop waiting.
     #[inline]
     pub fn over(&self) -> bool {
         self.state.load(Relaxed) == OVER
     }
 
-    /// Lets every thread end after its flowop.
+    /// Makes every thread end after its flowop.
     pub fn finish(&self) {
         self.state.fetch_max(FINISHED, Relaxed);
         self.meetings.wake_all();
@@ -90,13 +90,13 @@ impl Control {
         self.meetings.wake_all();
     }
 
-    /// Ends the run because something failed. The first failure counts.
+    /// Ends the run because of a failure. The first failure is kept.
     pub fn fail(&self, failure: Failure) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
         self.stop();
     }
 
-    /// Sleeps for so many seconds, or until the run ends.
+    /// Sleeps for this number of seconds, or until the run ends.
     pub fn sleep(&self, seconds: u64) {
         let until = Instant::now() + Duration::from_secs(seconds.min(1 << 31));
         while !self.finished() {

@@ -4,10 +4,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many events may wait for a consumer: one second of them, but at least this.
+/// Number of events that may accumulate: those of one second, but at least this.
 const LEAST_BACKLOG: f64 = 1.0;
 
-/// A source of so many events a second. Who takes one that is not there yet, waits.
+/// Generates events at a rate per second. Taking an event that has not occurred yet waits for it.
 pub(super) struct Events {
     rate: f64,
     state: Mutex<(Instant, f64)>,
@@ -18,7 +18,7 @@ impl Events {
         Events { rate: rate as f64, state: Mutex::new((Instant::now(), 0.0)) }
     }
 
-    /// Takes `wanted` events, waiting for them until `stopped`.
+    /// Takes `wanted` events, and waits for them until `stopped`.
     pub fn take(&self, wanted: u64, stopped: &dyn Fn() -> bool) {
         let mut missing = wanted as f64;
         while missing > 0.0 && !stopped() {

@@ -1,4 +1,4 @@
-//! Why a run failed.
+//! The reason why a run failed.
 
 use std::fmt;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::plan::FlowopPlan;
 
-/// Why a run failed. The text names the object and the next step.
+/// The reason why a run failed. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     text: String,
-    /// The error of the system, where there was one.
+    /// The system error, if there was one.
     pub errno: Option<i32>,
 }
 

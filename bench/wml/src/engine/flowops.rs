@@ -1,4 +1,4 @@
-//! What each flowop does.
+//! The flowops of the language.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::driver::{Access, Driver};
 use crate::files::{Pick, State, make_path};
 use crate::plan::{FlowopPlan, Kind, MAX_FD};
 
-/// How a limit counts.
+/// The unit in which a limit counts.
 #[derive(Clone, Copy)]
 enum Limit {
     Operations,
@@ -19,13 +19,13 @@ enum Limit {
     Bytes,
 }
 
-/// What `bwlimit` takes for one event, in bytes.
+/// Bytes per event for `bwlimit`.
 const EVENT_BYTES: u64 = 1 << 20;
 
 type Step<T> = Result<T, Outcome>;
 
 impl<D: Driver> Worker<'_, D> {
-    /// Does a flowop once.
+    /// Performs a flowop once.
     pub fn perform(&mut self, step: &FlowopPlan) -> Outcome {
         let result = match step.kind {
             Kind::Read => self.read(step),
@@ -53,7 +53,7 @@ impl<D: Driver> Worker<'_, D> {
             Kind::Block | Kind::Wakeup | Kind::SemBlock | Kind::SemPost => self.meet(step),
             Kind::FinishOnCount => self.finish_on_count(step),
             Kind::FinishOnBytes => self.finish_on_bytes(step),
-            // The caller does these.
+            // The caller handles these.
             Kind::Composite(_) => Ok(()),
         };
         match result {
@@ -74,7 +74,7 @@ impl<D: Driver> Worker<'_, D> {
         Err(Outcome::Failed(Failure::misused(step, what)))
     }
 
-    /// Which file set a flowop picks from; that there is one was checked before.
+    /// The file set of a flowop. Its presence was checked before the run.
     fn set_of(&self, step: &FlowopPlan) -> Step<usize> {
         step.fileset.map_or_else(|| self.misused(step, "has no file set for"), Ok)
     }
@@ -159,7 +159,7 @@ impl<D: Driver> Worker<'_, D> {
         self.open(step, fd)
     }
 
-    /// Parents are made where they are missing, as Filebench does: hence the stat before.
+    /// Creates missing parent directories, as Filebench does, which requires a stat first.
     fn create(&mut self, step: &FlowopPlan) -> Step<()> {
         let fd = step.fd;
         if self.descriptors[fd].file.is_some() {
@@ -184,7 +184,7 @@ impl<D: Driver> Worker<'_, D> {
         let (Some(file), Some((set, entry))) = (descriptor.file.take(), descriptor.entry) else {
             return self.misused(step, "closes the closed");
         };
-        // Nobody picks it while it is being closed.
+        // Marked busy, so that no other thread picks it during the close.
         let pool = &self.sets[set].pool;
         let taken = pool.take(entry, &self.stopped());
         let began = self.begin();
@@ -196,7 +196,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    /// A descriptor that is open: where it is closed, a file is opened for it.
+    /// An open descriptor. If it is closed, this opens a file for it.
     #[inline]
     fn ready(&mut self, step: &FlowopPlan) -> Step<usize> {
         let fd = self.descriptor(step)?;
@@ -209,7 +209,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(fd)
     }
 
-    /// How much of the file of a descriptor is used.
+    /// The working set of the file of a descriptor, in bytes.
     fn working_set(&self, step: &FlowopPlan, fd: usize) -> u64 {
         match (step.workingset, self.descriptors[fd].entry) {
             (0, Some((set, file))) => self.sets[set].size(file),
@@ -239,7 +239,7 @@ impl<D: Driver> Worker<'_, D> {
             Some(offset) => self.driver.read_at(file, data, offset),
             None => self.driver.read(file, data),
         };
-        // At the end of the file the next one begins at its start again.
+        // The read after the end of the file starts at its beginning again.
         let rewound = match &read {
             Ok(0) => self.driver.rewind(file),
             _ => Ok(()),
@@ -261,7 +261,7 @@ impl<D: Driver> Worker<'_, D> {
         written.or_else(|error| self.failed_on(step, fd, &error))
     }
 
-    /// Writes all of a piece of memory. A driver that writes less is asked again.
+    /// Writes a whole buffer. After a short write, it writes the rest.
     fn write_piece(&mut self, fd: usize, length: usize, offset: Option<u64>) -> io::Result<()> {
         let data = self.memory.piece(length, &mut self.random);
         let Some(file) = &mut self.descriptors[fd].file else { return Ok(()) };
@@ -301,7 +301,8 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed_on(step, fd, &error))
     }
 
-    /// As much as the file of `srcfd` has, or is meant to have, at the position of the descriptor.
+    /// Writes the size of the file of `srcfd`, or its planned size, at the position of the
+    /// descriptor.
     fn write_whole(&mut self, step: &FlowopPlan) -> Step<()> {
         let fd = self.ready(step)?;
         let total = match self.descriptors[step.srcfd].entry {
@@ -329,7 +330,7 @@ impl<D: Driver> Worker<'_, D> {
         if random_size {
             size = if size > 0 { self.random.random_range(0..size) } else { 0 };
             if size == 0 {
-                // Nothing to write still is an operation, as in Filebench.
+                // Writing nothing is an operation, too, as in Filebench.
                 let began = self.begin();
                 self.end(step, began, 0);
                 return Ok(());
@@ -346,7 +347,7 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed_on(step, fd, &error))
     }
 
-    /// A file that others have open is left alone, and nothing is counted.
+    /// Does not delete a file that other threads have open, and then counts nothing.
     fn delete(&mut self, step: &FlowopPlan) -> Step<()> {
         let known = if step.fd > 0 { self.descriptors[step.fd].entry.take() } else { None };
         let (set, file) = match known {
@@ -446,7 +447,7 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed(step, Some(&path), &error))
     }
 
-    /// The bytes of a listing are those of its names.
+    /// Counts the bytes of the names as the size of a listing.
     fn list_directory(&mut self, step: &FlowopPlan) -> Step<()> {
         let set = self.set_of(step)?;
         let path = self.sets[set].directory_path(self.sets[set].next_directory());
@@ -466,8 +467,8 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    /// Waits until as many events have come as there were operations (or megabytes) since the
-    /// last time. Without an event generator nothing is limited.
+    /// Waits until as many events have occurred as there were operations (or megabytes) since the
+    /// last call. Without an event generator there is no limit.
     fn limit(&mut self, step: &FlowopPlan, what: Limit) -> Step<()> {
         let Some(events) = &self.control.events else { return Ok(()) };
         let now = self.so_far(step, what);
@@ -491,7 +492,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    /// What a limit has to look at: the targets in this thread, or everything.
+    /// The value that a limit compares: of its targets in this thread, or of all flowops.
     fn so_far(&self, step: &FlowopPlan, what: Limit) -> u64 {
         if step.targets.is_empty() {
             return match what {
@@ -543,7 +544,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    /// This operation itself counts from the next time on.
+    /// This operation itself is counted at the next call.
     fn finish_on_count(&mut self, step: &FlowopPlan) -> Step<()> {
         let done = self.so_far(step, Limit::Operations);
         self.finish_if(step, |wanted| done >= wanted)

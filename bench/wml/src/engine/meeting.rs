@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a waiting thread sleeps before it looks whether the run has ended.
+/// Interval at which a waiting thread checks whether the run has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 
-/// The semaphores of one semblock in one thread.
+/// The semaphore of one semblock in one thread.
 #[derive(Clone, Copy, Default)]
 struct Semaphore {
-    /// What was posted and not taken.
+    /// Units posted and not taken.
     posted: u64,
-    /// How much may still be posted by those who wait for room.
+    /// Units that posters may still add without waiting.
     room: u64,
 }
 
 #[derive(Default)]
 struct Row {
-    /// How often a wakeup has come.
+    /// Number of wakeups so far.
     wakeups: u64,
-    /// How many of them each thread that blocked here has seen.
+    /// Number of wakeups that each thread blocking here has seen.
     seen: BTreeMap<usize, u64>,
     semaphores: Vec<(usize, Semaphore)>,
 }
 
-/// The meeting places of a run, by row of the statistics.
+/// The synchronization of a run, by row of the statistics.
 pub(super) struct Meetings {
     rows: Mutex<Vec<Row>>,
     changed: Condvar,
@@ -41,7 +41,7 @@ impl Meetings {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` has done its work, or the run ends. Whether it has.
+    /// Waits until `ready` succeeds or the run ends. Returns true if it succeeded.
     fn until(
         &self,
         stopped: &dyn Fn() -> bool,
@@ -61,12 +61,12 @@ impl Meetings {
         }
     }
 
-    /// Lets all look whether the run has ended.
+    /// Makes all waiting threads check whether the run has ended.
     pub fn wake_all(&self) {
         self.changed.notify_all();
     }
 
-    /// Announces the semblock `row` of a thread, before any thread begins.
+    /// Registers the semblock `row` of a thread. Call it before the threads start.
     pub fn announce(&self, row: usize, thread: usize, room: u64) {
         let semaphore = Semaphore { posted: 0, room };
         let known = &mut self.lock()[row].semaphores;
@@ -77,8 +77,8 @@ impl Meetings {
 
     /// Waits for a wakeup of `row` that this thread has not seen yet.
     ///
-    /// One that comes just before the thread blocks is not lost: two threads that hand work to each
-    /// other would both block for ever then, only because one of them was slow for a moment.
+    /// A wakeup just before the thread blocks is not lost. Otherwise two threads that hand work to
+    /// each other could both block for ever if one of them was slow for a moment.
     pub fn block(&self, row: usize, thread: usize, stopped: &dyn Fn() -> bool) {
         self.until(stopped, |rows| {
             let Row { wakeups, seen, .. } = &mut rows[row];
@@ -92,7 +92,7 @@ impl Meetings {
         self.changed.notify_all();
     }
 
-    /// Takes `amount` of what was posted to the semblock `row` of a thread.
+    /// Takes `amount` of the units posted to the semblock `row` of a thread.
     pub fn take(&self, row: usize, thread: usize, amount: u64, stopped: &dyn Fn() -> bool) {
         let find = |rows: &mut Vec<Row>| {
             rows[row].semaphores.iter().position(|(other, _)| *other == thread)
@@ -108,7 +108,7 @@ impl Meetings {
         });
     }
 
-    /// Posts `amount` to every semblock `row`; with `blocking`, where there is room only.
+    /// Posts `amount` to every semblock `row`. If `blocking` is set, waits for room.
     pub fn post(&self, row: usize, amount: u64, blocking: bool, stopped: &dyn Fn() -> bool) {
         let targets = self.lock()[row].semaphores.len();
         for target in 0..targets {

@@ -1,6 +1,6 @@
-//! Runs a plan: file sets first, then threads that do their flowops over and over.
+//! Runs a plan: creates the file sets, then runs threads that repeat their flowops.
 //!
-//! Processes of the language are groups of threads of this one process: nothing in the language
+//! Processes of the language are groups of threads of this one process. Nothing in the language
 //! depends on separate address spaces or descriptor tables, because descriptors belong to threads
 //! there, too.
 
@@ -22,50 +22,51 @@ use crate::report::RunReport;
 
 pub use failure::Failure;
 
-/// How a plan is run.
+/// Settings of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// A run that takes longer ends, as if the file had asked for that time.
+    /// Time limit of a run, as if the workload file had specified it.
     pub timeout: Option<Duration>,
-    /// `create files` makes nothing, because the same plan has made them before, perhaps in another
-    /// process or by another way to the same directory: nothing of them gets into caches.
+    /// The same plan has already created the files, perhaps in another process or through another
+    /// mount: `create files` then makes nothing, which keeps the caches cold.
     pub adopt: bool,
 }
 
-/// Who is told what happens. Every method does nothing unless it is written.
+/// Receives progress events. By default, every method does nothing.
 pub trait Observer: Sync {
-    /// So much of the files of a set is made. Called by several threads.
+    /// Progress of creating the files of a set. Called by several threads.
     fn making(&self, fileset: &str, done: u64, total: u64) {
         let _ = (fileset, done, total);
     }
-    /// A run goes on: seconds since it began, and operations so far. Called ten times a second.
+    /// Progress of a run: seconds since its start, and operations so far. Called ten times a
+    /// second.
     fn running(&self, seconds: f64, operations: u64) {
         let _ = (seconds, operations);
     }
-    /// A period of `psrun` is over.
+    /// A period of `psrun` has ended.
     fn interval(&self, report: &RunReport) {
         let _ = report;
     }
-    /// The file says `echo`.
+    /// An `echo` statement.
     fn echo(&self, text: &str) {
         let _ = text;
     }
-    /// The measured part of a run is about to begin; the files are made. It ends after `limit` at
-    /// the latest, where it has one.
+    /// The measured part of a run is about to begin, and the files exist. It ends after `limit` at
+    /// the latest, if there is one.
     fn begin(&self, limit: Option<Duration>) {
         let _ = limit;
     }
 }
 
-/// The observer that does nothing.
+/// An observer that does nothing.
 impl Observer for () {}
 
-/// Does everything that `plan` says, through `driver`. One report for every run.
+/// Executes `plan` through `driver`. Returns one report for every run.
 ///
 /// # Errors
 ///
-/// The first failure: a file that could not be made, a flowop that failed, or, with `quit timeout`,
-/// one that found no file.
+/// The first failure: a file that could not be created, a flowop that failed, or, with `quit
+/// timeout`, a flowop that found no file.
 pub fn execute<D: Driver>(
     plan: &Plan,
     driver: &D,

@@ -1,4 +1,4 @@
-//! One run: threads begin together, and somebody watches the time.
+//! One run: starts the threads together, and ends them in time.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{PoisonError, RwLock};
@@ -15,10 +15,10 @@ use crate::plan::{FlowopPlan, Kind, Plan, RunPlan};
 use crate::report::RunReport;
 use crate::statistics::Histogram;
 
-/// How often somebody looks at the clock.
+/// Interval of the timer.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Runs the threads of `run` until they end, or time is over.
+/// Runs the threads of `run` until they end or the time is over.
 pub(super) fn run<D: Driver>(
     plan: &Plan,
     run: &RunPlan,
@@ -34,7 +34,7 @@ pub(super) fn run<D: Driver>(
         announce(&control, &thread.flowops, number);
     }
     let mut seconds = 0.0;
-    // Threads wait at the gate until all are ready. It opens in every case.
+    // Threads wait at the gate until all are ready. It opens even after an error.
     let gate = RwLock::new(());
     let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
     thread::scope(|scope| {
@@ -44,7 +44,7 @@ pub(super) fn run<D: Driver>(
             let (control, gate, ready, ended) = (&control, &gate, ready.clone(), ended.clone());
             let body = move || {
                 let mut worker = Worker::new(plan, thread, number, sets, driver, control);
-                // Nobody listens where a thread after this one could not be started.
+                // The receiver is gone if a later thread could not be started.
                 let _ = ready.send(());
                 drop(gate.read());
                 worker.run();
@@ -76,7 +76,7 @@ pub(super) fn run<D: Driver>(
     }
 }
 
-/// The CPU time and number of threads.
+/// The totals: CPU time and number of threads.
 fn control_totals(control: &Control) -> crate::report::Totals {
     crate::report::Totals { cpu_ns: control.cpu_ns(), threads: control.threads.len() as u64 }
 }
@@ -91,13 +91,13 @@ fn announce(control: &Control, steps: &[FlowopPlan], thread: usize) {
     }
 }
 
-/// After how long a run ends at the latest.
+/// The time limit of a run.
 pub(super) fn limit_of(run: &RunPlan, settings: Settings) -> Option<Duration> {
     let limit = run.seconds.map(Duration::from_secs);
     [limit, settings.timeout].into_iter().flatten().min()
 }
 
-/// Waits until all threads have ended, tells the observer, and ends the run in time.
+/// Waits until all threads have ended, reports progress to the observer, and ends the run in time.
 fn watch_run(
     plan: &Plan,
     run: &RunPlan,
@@ -134,7 +134,7 @@ fn watch_run(
     }
 }
 
-/// What all threads have measured so far, by row.
+/// Merges the measurements of all threads so far, by row.
 fn collect(plan: &Plan, control: &Control) -> Vec<Histogram> {
     let mut rows = vec![Histogram::default(); plan.rows.len()];
     for thread in &control.threads {

@@ -18,18 +18,18 @@ use crate::random::{Generator, generator};
 /// Alignment of memory for O_DIRECT.
 const ALIGNMENT: usize = 4096;
 
-/// How much of a thread's memory is random; the rest repeats it.
+/// Size of the random part of a thread's memory, which the rest repeats.
 const NOISE: usize = 64 << 10;
 
-/// What a flowop led to.
+/// The result of a flowop.
 pub(super) enum Outcome {
-    /// The next one follows.
+    /// The next flowop follows.
     Done,
     /// There was no file for it.
     NoFile,
-    /// It says that the run is finished.
+    /// A finish condition is met.
     Finished,
-    /// The run was ended while it waited.
+    /// The run ended while it waited.
     Over,
     /// It failed.
     Failed(Failure),
@@ -39,7 +39,7 @@ pub(super) enum Outcome {
 pub(super) struct Descriptor<F> {
     /// The open file.
     pub file: Option<F>,
-    /// Which file of which set it is or was: a closed one is still known.
+    /// The file and its set, which are known even after a close.
     pub entry: Option<(usize, u32)>,
 }
 
@@ -53,7 +53,7 @@ impl<F> Default for Descriptor<F> {
 pub(super) struct Memory {
     bytes: Vec<u8>,
     skip: usize,
-    /// How much of it is the thread's own, from which I/O takes random pieces.
+    /// Size of the thread's own part, from which I/O takes random pieces.
     own: usize,
 }
 
@@ -67,7 +67,7 @@ impl Memory {
     fn grow(&mut self, size: usize, random: &mut Generator) {
         self.bytes = vec![0; size + ALIGNMENT];
         self.skip = self.bytes.as_ptr().align_offset(ALIGNMENT);
-        // Data that no file system can make smaller, as long as it does not compare blocks.
+        // Data that file systems cannot compress, unless they deduplicate blocks.
         let noise = self.bytes.len().min(NOISE);
         random.fill(&mut self.bytes[..noise]);
         for at in (noise..self.bytes.len()).step_by(NOISE) {
@@ -76,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// `length` bytes: a random piece of the thread's memory where it has any.
+    /// `length` bytes: a random piece of the thread's memory, if it has its own.
     #[inline]
     pub fn piece(&mut self, length: usize, random: &mut Generator) -> &mut [u8] {
         if self.bytes.len() < length + ALIGNMENT {
@@ -84,7 +84,7 @@ impl Memory {
         }
         let mut at = self.skip;
         if self.own > length && length > 0 {
-            // Whole multiples of the length keep the alignment that it has.
+            // Multiples of the length keep its alignment.
             at += random.random_range(0..self.own / length) * length;
         }
         &mut self.bytes[at..at + length]
@@ -103,12 +103,12 @@ pub(super) struct Worker<'a, D: Driver> {
     pub descriptors: Vec<Descriptor<D::File>>,
     pub memory: Memory,
     pub random: Generator,
-    /// The descriptor that a flowop with `opennext` used last.
+    /// The descriptor that the last flowop with `opennext` used.
     pub rotor: usize,
-    /// What rate limits have seen, by row of the statistics.
+    /// The last values of rate limits, by row of the statistics.
     pub limits: Vec<Option<(u64, i128)>>,
     clock: Clock,
-    /// When the last operation ended, while nothing else came in between.
+    /// End of the last operation, if nothing else happened since.
     last_end: Option<u64>,
 }
 
@@ -140,7 +140,7 @@ impl<'a, D: Driver> Worker<'a, D> {
         }
     }
 
-    /// Does all flowops over and over, until the run ends or one finds no file.
+    /// Repeats all flowops until the run ends or one finds no file.
     pub fn run(&mut self) {
         if self.thread.nice != 0
             && let Err(error) = rustix::process::setpriority_process(None, self.thread.nice)
@@ -181,7 +181,7 @@ impl<'a, D: Driver> Worker<'a, D> {
 
     fn without_file(&self, step: &FlowopPlan) {
         if self.control.over() {
-            // It did not wait any longer because the run has ended.
+            // The wait ended because the run has ended.
             return;
         }
         match self.control.quit {
@@ -191,7 +191,7 @@ impl<'a, D: Driver> Worker<'a, D> {
         }
     }
 
-    /// One flowop as often as it says.
+    /// Performs one flowop as often as it specifies.
     fn repeat(&mut self, step: &FlowopPlan) -> Outcome {
         self.last_end = None;
         for _ in 0..self.number(step.iters) {
@@ -209,7 +209,7 @@ impl<'a, D: Driver> Worker<'a, D> {
         Outcome::Done
     }
 
-    /// The flowops of a composite one.
+    /// Performs the flowops of a composite flowop.
     fn sequence(&mut self, steps: &[FlowopPlan]) -> Outcome {
         for step in steps {
             let outcome = self.repeat(step);
@@ -229,14 +229,14 @@ impl<'a, D: Driver> Worker<'a, D> {
         }
     }
 
-    /// The time at which an operation begins. Where one directly follows another of the same
-    /// flowop, that is when the one before ended: the clock is asked once for each.
+    /// The start time of an operation. If it directly follows another of the same flowop, that is
+    /// the end of the other, so that the clock is read once per operation.
     #[inline]
     pub fn begin(&self) -> u64 {
         self.last_end.unwrap_or_else(|| self.clock.raw())
     }
 
-    /// Counts an operation that began at `began` and moved `bytes` of data.
+    /// Counts an operation that began at `began` and transferred `bytes`.
     #[inline]
     pub fn end(&mut self, step: &FlowopPlan, began: u64, bytes: u64) {
         let now = self.clock.raw();
@@ -252,18 +252,18 @@ impl<'a, D: Driver> Worker<'a, D> {
         Counts::add(&self.counts.data_io, u64::from(row.reads || row.writes));
     }
 
-    /// The path of the file behind a descriptor, for messages.
+    /// The path of the file of a descriptor, for messages.
     pub fn path_of(&self, fd: usize) -> Option<PathBuf> {
         self.descriptors[fd].entry.map(|(set, file)| self.sets[set].file_path(file))
     }
 
-    /// Whether waiting makes no sense any more.
+    /// True if waiting is pointless because the run has ended.
     pub fn stopped(&self) -> impl Fn() -> bool + use<'a, D> {
         let control = self.control;
         move || control.over()
     }
 
-    /// Whether the run is finished: what waits for other threads would wait in vain.
+    /// True if the run is finished, so that waiting for other threads would be in vain.
     pub fn finished(&self) -> impl Fn() -> bool + use<'a, D> {
         let control = self.control;
         move || control.finished()
@@ -279,7 +279,7 @@ impl<'a, D: Driver> Worker<'a, D> {
     }
 }
 
-/// The CPU time of this thread, in ns.
+/// CPU time of this thread, in ns.
 fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

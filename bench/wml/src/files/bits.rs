@@ -1,13 +1,13 @@
-//! A set of numbers in which the next one is found quickly.
+//! A set of numbers with a fast search for the next one.
 
-/// A set of numbers below a limit, as bits with summaries above: each level has one bit for every
-/// 64 of the level below.
+/// A set of numbers below a limit. It is a bit map with summaries: each level has one bit for every
+/// 64 bits of the level below.
 pub(crate) struct Bits {
     levels: Vec<Vec<u64>>,
 }
 
 impl Bits {
-    /// An empty set of numbers below `limit`.
+    /// Creates an empty set of numbers below `limit`.
     pub fn new(limit: u32) -> Self {
         let mut levels = Vec::new();
         let mut size = limit as usize;
@@ -20,7 +20,7 @@ impl Bits {
         }
     }
 
-    /// How many there are.
+    /// Number of elements.
     #[cfg(test)]
     pub fn len(&self) -> u64 {
         self.levels[0].iter().map(|word| u64::from(word.count_ones())).sum()
@@ -55,11 +55,11 @@ impl Bits {
         }
     }
 
-    /// The smallest number that is not below `from`.
+    /// The smallest number not below `from`.
     pub fn next(&self, from: u32) -> Option<u32> {
         let mut at = from as usize;
         let mut height = 0;
-        // Up, until some word has a bit at or after the place.
+        // Up, until a word has a bit at or after the position.
         loop {
             let level = self.levels.get(height)?;
             let word = level.get(at / 64).map_or(0, |word| word & (u64::MAX << (at % 64)));
@@ -78,7 +78,7 @@ impl Bits {
         u32::try_from(at).ok()
     }
 
-    /// The smallest number that is not below `from`, or else the smallest of all.
+    /// The smallest number not below `from`, or otherwise the smallest of all.
     pub fn next_around(&self, from: u32) -> Option<u32> {
         self.next(from).or_else(|| self.next(0))
     }

@@ -1,4 +1,4 @@
-//! Making and removing the files of a set.
+//! Creates and removes the files of a set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,17 +16,17 @@ use crate::engine::Failure;
 use crate::plan::OpenFlags;
 use crate::random::generator;
 
-/// How much is written at once.
+/// Bytes per write.
 const BLOCK: usize = 1 << 20;
 
-/// How many threads make the files of a set with `paralloc`.
+/// Number of threads that create the files of a set with `paralloc`.
 const MAKERS: usize = 32;
 
 const READ_WRITE: Access = Access { read: true, write: true, create: false };
 
-/// Makes directories and files as far as the plan says so, and notes in the pools what exists.
-/// `progress` is told how many of how many bytes and files are done. With `adopt` they are there:
-/// an earlier run of the same plan made them, and the driver is not asked for anything.
+/// Creates directories and files as the plan requires, and records existing ones in the pools.
+/// `progress` receives the number of units done and their total. With `adopt`, an earlier run of
+/// the same plan has created them, and the driver is not called.
 pub(crate) fn create<D: Driver>(
     driver: &D,
     set: &Fileset,
@@ -47,7 +47,7 @@ pub(crate) fn create<D: Driver>(
     if !reusing {
         make_directories(driver, set)?;
     }
-    // In no order, so that neighbours in the tree are no neighbours on the device.
+    // In random order, so that neighbours in the tree are not neighbours on the device.
     let mut random = generator(seed, (2 << 32) + u64::from(set.files()));
     let chosen = |random: &mut crate::random::Generator| random.random_range(0..100) < percent;
     let mut files: Vec<u32> = (0..set.files()).filter(|_| chosen(&mut random)).collect();
@@ -67,8 +67,8 @@ pub(crate) fn create<D: Driver>(
     Ok(())
 }
 
-/// Refuses sets that cannot fit, before anything of them is made. Those that are there already are
-/// reused or replaced, so for them only the size of the whole file system counts.
+/// Refuses sets that cannot fit, before creating any of them. Existing sets are reused or replaced,
+/// so for them only the size of the whole file system matters.
 pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(), Failure> {
     let mut needed: BTreeMap<&Path, (u64, bool)> = BTreeMap::new();
     for set in sets.iter().filter(|set| !set.plan.trusttree) {
@@ -79,7 +79,8 @@ pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(),
         *there |= driver.stat(&set.root).is_ok();
     }
     for (path, (bytes, there)) in needed {
-        // What does not exist is made later; what exists above it has its room.
+        // A directory that does not exist is created later; its nearest existing ancestor has the
+        // same space.
         let above = path.ancestors().find(|path| driver.stat(path).is_ok());
         let room = above.and_then(|path| driver.room(path).ok().flatten());
         let Some(room) = room else { continue };
@@ -93,7 +94,7 @@ pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(),
 
 fn make_directories<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
     make_path(driver, &set.root).map_err(|error| Failure::create(&set.root, &error))?;
-    // Parents have smaller numbers than what is below them. The root, 0, is there.
+    // Parents have smaller numbers than their children. The root, 0, exists.
     for directory in 1..set.directories() {
         let path = set.directory_path(directory);
         driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
@@ -101,7 +102,7 @@ fn make_directories<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure>
     Ok(())
 }
 
-/// Makes a directory and what is above it, as far as it does not exist.
+/// Creates a directory and its missing ancestors.
 pub(crate) fn make_path<D: Driver>(driver: &D, path: &Path) -> io::Result<()> {
     let mut missing: Vec<&Path> = Vec::new();
     for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
@@ -127,7 +128,8 @@ fn make_files<D: Driver>(
     reusing: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), Failure> {
-    // Work is counted in files and megabytes alike, so that neither many nor large ones jump.
+    // Work is counted in files and megabytes, so that progress is steady for many small and for few
+    // large files.
     let work = |file: u32| 1 + set.size(file) / BLOCK as u64;
     let total: u64 = files.iter().map(|file| work(*file)).sum();
     let (done, next, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(None));
@@ -159,7 +161,7 @@ fn make_files<D: Driver>(
     failed.map_or(Ok(()), Err)
 }
 
-/// Data that no file system can make smaller.
+/// Data that file systems cannot compress.
 fn noise() -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     generator(0, 0).fill(&mut block[..]);
@@ -203,10 +205,10 @@ fn make_file<D: Driver>(
     Ok(())
 }
 
-/// Removes the tree of a file set, where there is one.
+/// Removes the tree of a file set, if it exists.
 ///
-/// What does not look like the tree of a file set stays: names of eight digits are all that
-/// a file set has.
+/// Anything that does not look like the tree of a file set is kept: all names in a file set have
+/// eight digits.
 pub(crate) fn remove<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
     match driver.stat(&set.root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -238,7 +240,7 @@ pub(crate) fn remove<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure
     Ok(())
 }
 
-/// The directories in `directory`, and a name that no file set has.
+/// The subdirectories of `directory`, and a name that cannot belong to a file set, if there is one.
 fn look<D: Driver>(
     driver: &D,
     directory: &Path,

@@ -1,4 +1,4 @@
-//! File sets: their trees, who picks which file, and how they are made.
+//! File sets: their trees, the choice of files, and their creation.
 
 mod bits;
 mod create;

@@ -1,32 +1,32 @@
-//! Who works on which entry of a file set: picked in rotation, and by one thread at a time.
+//! The choice of entries of a file set: in rotation, and one thread at a time for each entry.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::bits::Bits;
 
-/// Whether an entry is there.
+/// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Exists,
     Absent,
 }
 
-/// How an entry is chosen.
+/// The way in which an entry is chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pick {
-    /// The next one. Threads that rotate through descriptors have a rotation of their own.
+    /// The next one. A thread that rotates through descriptors has its own rotation.
     Next(Option<usize>),
-    /// The one with that place, or the next after it.
+    /// The entry with this index, or the next after it.
     At(u32),
 }
 
-/// How long a waiting thread sleeps before it looks whether the run has ended.
+/// Interval at which a waiting thread checks whether the run has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 
 /// The entries of a file set: files, or empty directories.
 ///
-/// Its lock is held for the choice alone, never during a system call.
+/// The lock is held only for the choice, never during a system call.
 pub(crate) struct Pool {
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -46,7 +46,7 @@ struct Inner {
 }
 
 impl Pool {
-    /// `entries` that are all absent.
+    /// Creates a pool of `entries`, all absent.
     pub fn new(entries: u32) -> Self {
         let mut absent = Bits::new(entries);
         (0..entries).for_each(|entry| absent.insert(entry));
@@ -65,11 +65,11 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A thread that panicked leaves the bits as they are, which is no harm to others.
+        // A thread that panicked leaves the bits valid.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change, but not for long.
+    /// Waits for a change, for a limited time.
     fn wait<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         inner.waiting += 1;
         let waited = self.changed.wait_timeout(inner, LOOK_AROUND);
@@ -78,22 +78,22 @@ impl Pool {
         inner
     }
 
-    /// How many there are in `state`.
+    /// Number of entries in `state`.
     #[cfg(test)]
     pub fn count(&self, state: State) -> u64 {
         let inner = self.lock();
         if state == State::Exists { inner.exist.len() } else { inner.absent.len() }
     }
 
-    /// Notes whether an entry exists.
+    /// Sets the state of an entry.
     pub fn set_state(&self, entry: u32, state: State) {
         self.lock().set_state(entry, state);
     }
 
-    /// Takes an entry in `state` that nobody works on; it is busy until [`Pool::done`].
+    /// Takes an entry in `state` that no thread uses. It is busy until [`Pool::done`].
     ///
-    /// There is none where there is no entry in that state, or others work on all of those. Where
-    /// others work on all entries of the set, it waits until `stopped`.
+    /// Returns `None` if no entry has that state, or all of them are busy. If all entries of the
+    /// set are busy, it waits until `stopped`.
     pub fn pick(&self, state: State, how: Pick, stopped: &dyn Fn() -> bool) -> Option<u32> {
         let mut inner = self.lock();
         if inner.open.is_empty() {
@@ -111,7 +111,7 @@ impl Pool {
         Some(entry)
     }
 
-    /// Takes one entry, after whoever works on it now. False where the run ended before.
+    /// Takes one entry, after its current user. Returns false if the run ended before.
     pub fn take(&self, entry: u32, stopped: &dyn Fn() -> bool) -> bool {
         let mut inner = self.lock();
         while inner.busy.has(entry) {
@@ -125,12 +125,12 @@ impl Pool {
         true
     }
 
-    /// How many descriptors have it open.
+    /// Number of descriptors that have the entry open.
     pub fn open_count(&self, entry: u32) -> u32 {
         self.lock().open[entry as usize]
     }
 
-    /// Ends the work on an entry: what it is now, and how its number of descriptors changes.
+    /// Releases an entry, with its new state and the change of its number of descriptors.
     pub fn done(&self, entry: u32, state: Option<State>, opens: i32) {
         let mut inner = self.lock();
         if let Some(state) = state {
@@ -174,7 +174,7 @@ impl Inner {
         };
         let among = if state == State::Exists { &self.exist } else { &self.absent };
         let first = among.next_around(from)?;
-        // The rotation goes on after the first candidate, even where that one is busy.
+        // The rotation continues after the first candidate, even if that is busy.
         match how {
             Pick::At(_) => {}
             Pick::Next(Some(thread)) if state == State::Exists => self.own[thread] = first + 1,
@@ -214,17 +214,17 @@ mod tests {
         pool.done(1, None, 0);
         assert_eq!(pick(&pool, State::Exists), Some(2));
         pool.done(2, None, 0);
-        // 0 is busy, so the next around is 1.
+        // 0 is busy, so the next is 1.
         assert_eq!(pick(&pool, State::Exists), Some(1));
         assert_eq!(pick(&pool, State::Exists), Some(2));
-        // All that exist are busy, although one that does not exist is idle.
+        // All existing entries are busy, although an absent one is idle.
         assert_eq!(pick(&pool, State::Exists), None);
         assert_eq!(pick(&pool, State::Absent), Some(3));
         assert_eq!(pick(&pool, State::Absent), None);
     }
 
     #[test]
-    fn what_was_created_exists_and_what_was_deleted_does_not() {
+    fn created_files_exist_and_deleted_files_do_not() {
         let pool = pool(2, 0);
         assert_eq!(pick(&pool, State::Exists), None);
         assert_eq!(pick(&pool, State::Absent), Some(0));

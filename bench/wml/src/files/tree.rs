@@ -1,4 +1,4 @@
-//! The tree of a file set: which file is in which directory, and how large it is.
+//! The tree of a file set: the directory and size of each file.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::pool::Pool;
 use crate::plan::FilesetPlan;
 use crate::random::{Amount, Generator, generator};
 
-/// A tree is not deeper than this, whatever its distribution says: paths have an end.
+/// Maximum depth of a tree for any distribution, because paths are limited.
 const MAX_DEPTH: u32 = 200;
 
 struct Directory {
@@ -24,10 +24,10 @@ struct File {
     size: u64,
 }
 
-/// A file set, with what exists of it.
+/// A file set, and the state of its files.
 pub(crate) struct Fileset {
     pub plan: FilesetPlan,
-    /// Where its tree begins.
+    /// The root of the tree.
     pub root: PathBuf,
     directories: Vec<Directory>,
     files: Vec<File>,
@@ -40,7 +40,7 @@ pub(crate) struct Fileset {
 }
 
 impl Fileset {
-    /// The tree that `plan` describes; `number` tells sets of one run apart.
+    /// Creates the tree that `plan` describes. `number` distinguishes the sets of one run.
     pub fn new(plan: &FilesetPlan, seed: u64, number: usize) -> Self {
         let mut builder = Builder::new(plan, generator(seed, (1 << 32) + number as u64));
         builder.populate(None, 1, 0);
@@ -75,7 +75,7 @@ impl Fileset {
         self.next_directory.fetch_add(1, Relaxed) % self.directories()
     }
 
-    /// The size that a file is meant to have, in bytes.
+    /// The planned size of a file, in bytes.
     pub fn size(&self, file: u32) -> u64 {
         self.files[file as usize].size
     }
@@ -126,7 +126,7 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn new(plan: &'a FilesetPlan, random: Generator) -> Self {
         let entries = (plan.entries + plan.leafdirs) as f64;
-        // A width of 0 or 1 gives no depth; then every file has a directory of its own.
+        // A width of 0 or 1 gives no depth; then every file has its own directory.
         let depth = entries.ln() / plan.dirwidth.mean().floor().ln();
         let mean_depth = if depth.is_finite() && depth > 0.0 { depth } else { 1.0 };
         Builder {
@@ -139,7 +139,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// `mean`, or a value of the gamma distribution with that mean where widths and depths vary.
+    /// `mean`, or a value of the gamma distribution with that mean if widths and depths vary.
     fn spread(&mut self, mean: f64, gamma: f64) -> f64 {
         match Gamma::new(gamma, mean / gamma) {
             Ok(distribution) if gamma > 0.0 => distribution.sample(&mut self.random),
@@ -160,7 +160,7 @@ impl<'a> Builder<'a> {
             Amount::Fixed(width) => self.spread(*width as f64, self.plan.dirgamma),
             Amount::Random(variable) => variable.sample(&mut self.random),
         };
-        // A directory of a fraction of a file has one.
+        // A directory has at least one file.
         if width > 0.0 { width.ceil() } else { 1.0 }
     }
 
@@ -171,7 +171,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Adds a directory and all below it. The root goes on until everything has a place.
+    /// Adds a directory and its subtree. The root continues until all entries are placed.
     fn populate(&mut self, parent: Option<u32>, serial: u32, depth: u32) {
         let depth = depth + 1;
         let here = self.directories.len() as u32;
@@ -189,7 +189,7 @@ impl<'a> Builder<'a> {
             }
             serial += 1;
         }
-        // Filebench begins to count anew here, which can give a file and a directory one name.
+        // Filebench restarts the count here, which can give a file and a directory the same name.
         let first = serial;
         while room(serial + 1 - first) && (self.leafdirs.len() as u64) < self.plan.leafdirs {
             if is_leaf {

@@ -1,4 +1,4 @@
-//! The statements of a workload file, as they were written: variables are still names.
+//! The statements of a workload file as written, with unresolved variables.
 
 use super::Place;
 
@@ -11,10 +11,10 @@ pub enum Part {
     Variable(String, Place),
 }
 
-/// A value as it was written.
+/// A value as written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// A number; suffixes are already applied.
+    /// A number, with suffixes applied.
     Integer(i64),
     /// `true` or `false`.
     Boolean(bool),
@@ -22,7 +22,7 @@ pub enum Value {
     Text(Vec<Part>),
     /// A variable.
     Variable(String),
-    /// Two numbers and what is done with them, as in older versions of the language.
+    /// Two numbers and an operator, as in older versions of the language.
     Arithmetic(Box<[(Value, Place); 2]>, Operator),
     /// `randvar(...)`.
     RandomVariable(Vec<Attribute>),
@@ -32,7 +32,7 @@ pub enum Value {
     Table(Vec<[(Value, Place); 3]>),
 }
 
-/// What is done with two numbers.
+/// An arithmetic operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
     /// `+`
@@ -50,18 +50,18 @@ pub enum Operator {
 pub struct Attribute {
     /// The name; that of a local variable begins with `$`.
     pub name: String,
-    /// Where the name stands.
+    /// Position of the name.
     pub place: Place,
-    /// The value, and where it stands.
+    /// The value and its position.
     pub value: Option<(Value, Place)>,
 }
 
 /// `flowop KIND attributes`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowopUse {
-    /// Which flowop.
+    /// The kind of flowop.
     pub kind: String,
-    /// Where its name stands.
+    /// Position of its name.
     pub place: Place,
     /// Its attributes.
     pub attributes: Vec<Attribute>,
@@ -70,15 +70,15 @@ pub struct FlowopUse {
 /// `thread attributes { flowops }`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThreadDefinition {
-    /// Where it begins.
+    /// Position of its start.
     pub place: Place,
     /// Its attributes.
     pub attributes: Vec<Attribute>,
-    /// What it does, over and over.
+    /// The flowops that it repeats.
     pub flowops: Vec<FlowopUse>,
 }
 
-/// When a run ends.
+/// The condition that ends a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuitMode {
     /// After the given time. A flowop that finds no file is an error.
@@ -90,7 +90,7 @@ pub enum QuitMode {
     FirstDone,
 }
 
-/// What a statement does.
+/// A command of the language.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// `set $name=value`.
@@ -99,14 +99,14 @@ pub enum Command {
         name: String,
         /// Its value.
         value: Value,
-        /// Where the value stands.
+        /// Position of the value.
         value_place: Place,
     },
     /// `set mode quit ...`.
     SetMode(QuitMode),
     /// `define file` (single) or `define fileset`.
     DefineFileset {
-        /// Whether it is one file.
+        /// `define file`: a single file.
         single: bool,
         /// Its attributes.
         attributes: Vec<Attribute>,
@@ -122,7 +122,7 @@ pub enum Command {
     DefineFlowop {
         /// Its attributes and local variables.
         attributes: Vec<Attribute>,
-        /// What it does.
+        /// Its flowops.
         flowops: Vec<FlowopUse>,
     },
     /// `create files`, `create filesets`.
@@ -141,9 +141,9 @@ pub enum Command {
     Run(Option<(Value, Place)>),
     /// `psrun [-N [M]]`.
     PeriodicRun {
-        /// The period; negative where statistics begin anew each time.
+        /// The period; negative if statistics restart in each period.
         period: i64,
-        /// For how long.
+        /// The duration.
         seconds: Option<i64>,
     },
     /// `enable lathist`.
@@ -152,16 +152,16 @@ pub enum Command {
     Version,
     /// `quit` or `exit`.
     Quit,
-    /// Something that has no effect here: `debug N`, `usage "..."`, `set mode nousestats`,
-    /// `create processes`, `shutdown processes`.
+    /// A statement without effect here: `debug N`, `usage "..."`, `set mode nousestats`, `create
+    /// processes`, `shutdown processes`.
     Nothing,
 }
 
-/// A command and where it begins.
+/// A command and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
-    /// Where it begins.
+    /// Position of its start.
     pub place: Place,
-    /// What it does.
+    /// The command.
     pub command: Command,
 }

@@ -1,8 +1,8 @@
-//! What is wrong with a workload file, and where.
+//! Errors in a workload file, and their positions.
 
 use std::fmt;
 
-/// A place in a workload file. Lines and columns (in characters) begin at 1.
+/// A position in a workload file. Lines and columns (in characters) begin at 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The line.
@@ -11,18 +11,18 @@ pub struct Place {
     pub column: u32,
 }
 
-/// A mistake in a workload file. Nothing was run or created.
+/// An error in a workload file. Nothing was run or created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The file, as its reader called it.
+    /// The name of the file, as the caller gave it.
     pub file: String,
-    /// Where in the file.
+    /// The position of the error.
     pub place: Place,
-    /// What stands there, or what is wrong about it.
+    /// The text found there, or the error.
     pub found: String,
-    /// What should stand there, or what to do.
+    /// The expected text, or the next step.
     pub expected: String,
-    /// A known name close to what was written.
+    /// A known name similar to the text.
     pub suggestion: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// A mistake, before it is known in which file.
+/// An error without the name of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mistake {
     pub place: Place,
@@ -53,7 +53,7 @@ impl Mistake {
         Mistake { place, found: found.into(), expected: expected.into(), suggestion: None }
     }
 
-    /// Adds whichever of `known` is close to `written`.
+    /// Suggests the name of `known` that is similar to `written`, if any.
     pub fn like<'a>(mut self, written: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
         self.suggestion = closest(written, known);
         self
@@ -65,7 +65,7 @@ impl Mistake {
     }
 }
 
-/// The name among `known` that `written` was probably meant to be.
+/// The name of `known` that was probably meant by `written`.
 pub(crate) fn closest<'a>(
     written: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -78,7 +78,7 @@ pub(crate) fn closest<'a>(
         .map(|(_, name)| name.to_owned())
 }
 
-/// How much one word is like another, 0 to 1. Short words with two letters swapped are alike, too.
+/// The similarity of two words, 0 to 1. Short words with two letters swapped are similar, too.
 fn likeness(written: &str, name: &str) -> f64 {
     let one_slip = written.len() > 1 && strsim::damerau_levenshtein(written, name) == 1;
     strsim::jaro_winkler(written, name).max(if one_slip { 0.85 } else { 0.0 })

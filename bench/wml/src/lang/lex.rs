@@ -1,10 +1,10 @@
-//! Text to tokens.
+//! The lexer: from text to tokens.
 
 use super::Place;
 use super::ast::Part;
 use super::diagnostic::Mistake;
 
-/// A word of the language.
+/// A token of the language.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {
     Word(String),
@@ -16,7 +16,7 @@ pub enum Token {
 }
 
 impl Token {
-    /// How the token is named in a message.
+    /// A description of the token for messages.
     pub fn describe(&self) -> String {
         match self {
             Token::Word(word) => format!("found `{word}`"),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_none_are_refused() {
+    fn invalid_numbers_are_refused() {
         for text in ["1x", "1.5", "9999999999999999999", "9223372036854775807k", "1kk"] {
             assert!(tokens(text).is_err(), "{text}");
         }

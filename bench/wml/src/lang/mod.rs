@@ -1,4 +1,4 @@
-//! The language: text to statements. Nothing here opens a file or runs anything.
+//! The language: from text to statements. Nothing here opens a file or runs anything.
 
 pub mod ast;
 pub mod diagnostic;

@@ -1,4 +1,4 @@
-//! Tokens to statements.
+//! The parser: from tokens to statements.
 
 use super::ast::{
     Attribute, Command, FlowopUse, Operator, QuitMode, Statement, ThreadDefinition, Value,
@@ -30,7 +30,7 @@ const COMMANDS: &[&str] = &[
     "version",
 ];
 
-/// Statements of Filebench, mostly of older versions, that are refused, and what to do instead.
+/// Statements that are refused, mostly of older versions of Filebench, and their replacements.
 const REFUSED: &[(&str, &str)] = &[
     ("foreach", "`define process`, `run` and so on for each value, or a loop around -D VAR=VALUE"),
     ("fscheck", "no check of the file system: use its own program when the run is over"),
@@ -42,12 +42,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("warmup", "a `run SECONDS` whose result is left aside, before the one that counts"),
 ];
 
-/// The statements of `text`; `file` is its name in messages.
+/// The statements of `text`. Messages name the file `file`.
 pub fn parse(text: &str, file: &str) -> std::result::Result<Vec<Statement>, Diagnostic> {
     statements(text).map_err(|mistake| mistake.in_file(file))
 }
 
-/// The value in `name=value`, as it may follow `set $`.
+/// Parses `name=value`, as after `set $`.
 pub fn parse_assignment(text: &str) -> std::result::Result<(String, Value), Diagnostic> {
     let whole = format!("set ${text}");
     let one = |mut found: Vec<Statement>| match (found.pop(), found.is_empty()) {
@@ -86,7 +86,7 @@ impl Parser {
 
     fn advance(&mut self) -> Token {
         let token = self.tokens[self.at].0.clone();
-        // The last one is the end, which is never left behind.
+        // Stays at the final `End` token.
         self.at = (self.at + 1).min(self.tokens.len() - 1);
         token
     }
@@ -117,7 +117,7 @@ impl Parser {
         }
     }
 
-    /// One of several words.
+    /// Parses one of several words.
     fn one_of(&mut self, known: &[&'static str]) -> Result<&'static str> {
         let place = self.place();
         let expected = format!("one of {}", known.join(", "));
@@ -273,7 +273,7 @@ impl Parser {
         Ok(Command::SetMode(mode))
     }
 
-    /// What may follow `set $name=`.
+    /// The value in `set $name=value`.
     fn assigned(&mut self) -> Result<Value> {
         let Token::Word(word) = self.peek().clone() else { return self.arithmetic() };
         let schema = match word.as_str() {
@@ -295,7 +295,7 @@ impl Parser {
     /// A value, or an operation on two numbers.
     fn arithmetic(&mut self) -> Result<Value> {
         let (left_place, left) = (self.place(), self.value()?);
-        // A minus that touches a number belongs to it, and a path may begin with a slash.
+        // A minus directly before a number is its sign, and a slash may begin a path.
         let operator = match self.peek() {
             Token::Symbol('+') => Operator::Plus,
             Token::Symbol('*') => Operator::Times,
@@ -396,7 +396,7 @@ impl Parser {
         Ok(Attribute { name, place, value: Some((value, value_place)) })
     }
 
-    /// `key:value;key:value`, of which the lexer has made one word or several.
+    /// `key:value;key:value`, which the lexer may split into several tokens.
     fn parameters(&mut self) -> Result<Value> {
         let mut text = String::new();
         loop {

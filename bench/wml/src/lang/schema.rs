@@ -1,20 +1,20 @@
-//! Which attributes belong to what. One table a thing, so that messages can name what is close.
+//! The attributes of each statement, as tables, so that messages can suggest similar names.
 
 use super::Place;
 use super::diagnostic::Mistake;
 
-/// The attributes of one thing of the language.
+/// The attributes of one kind of statement.
 pub(crate) struct Schema {
-    /// What the thing is called in messages.
+    /// The name of the statement in messages.
     pub of: &'static str,
-    /// Names, and other names for the same: each row begins with the name that is used inside.
+    /// The attributes. Each row begins with the canonical name, followed by synonyms.
     pub names: &'static [&'static [&'static str]],
-    /// Whether `$name=value` is allowed, too.
+    /// `$name=value` is allowed, too.
     pub has_locals: bool,
 }
 
 impl Schema {
-    /// The name under which `written` is known inside.
+    /// The canonical name of `written`.
     pub fn canonical(&self, written: &str) -> Option<&'static str> {
         self.names.iter().find(|row| row.contains(&written)).map(|row| row[0])
     }

@@ -1,4 +1,4 @@
-//! Attributes as values of the type that each has.
+//! Converts attributes to values of their types.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::random::{Amount, RandomVariable};
 
 type Result<T> = std::result::Result<T, Mistake>;
 
-/// The attributes of one thing, and the variables that they refer to.
+/// The attributes of one statement, and the variables that they refer to.
 pub(super) struct Attributes<'a> {
     pub list: &'a [Attribute],
     pub variables: &'a Variables,
-    /// Where the thing begins, for what is missing.
+    /// Position of the statement, for missing attributes.
     pub place: Place,
 }
 
@@ -23,7 +23,7 @@ impl Attributes<'_> {
         self.list.iter().find(|attribute| attribute.name == name)
     }
 
-    /// Where `name` stands, or the thing as a whole.
+    /// The position of `name`, or of the statement.
     pub fn place_of(&self, name: &str) -> Place {
         let found = self.find(name);
         found.map_or(self.place, |found| found.value.as_ref().map_or(found.place, |(_, at)| *at))
@@ -47,7 +47,7 @@ impl Attributes<'_> {
         match self.known(name)? {
             None => Ok(None),
             Some(Known::Text(text)) => Ok(Some(text)),
-            // A number is a name as good as any.
+            // A number is accepted as a name.
             Some(Known::Integer(number)) => Ok(Some(number.to_string())),
             Some(other) => self.wrong(name, &other, "a word"),
         }
@@ -102,7 +102,7 @@ impl Attributes<'_> {
         }
     }
 
-    /// `prealloc`, `prealloc=80`, `prealloc=true`: how many per cent.
+    /// A percentage: `prealloc`, `prealloc=80`, `prealloc=true`.
     pub fn percentage(&self, name: &str) -> Result<Option<u64>> {
         match self.known(name)? {
             None | Some(Known::Boolean(false)) => Ok(None),
@@ -112,7 +112,7 @@ impl Attributes<'_> {
         }
     }
 
-    /// A random variable, which nothing else will do for.
+    /// A random variable. Other values are refused.
     pub fn random(&self, name: &str) -> Result<Option<Arc<RandomVariable>>> {
         match self.known(name)? {
             None => Ok(None),

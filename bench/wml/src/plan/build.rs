@@ -1,4 +1,4 @@
-//! Statements to a plan.
+//! Builds a plan from statements.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +13,23 @@ use crate::random::{Amount, Generator, generator};
 
 type Result<T> = std::result::Result<T, Mistake>;
 
-/// No set has more files or leaf directories: the tree of these takes some gigabytes.
+/// Maximum number of files or leaf directories of a set, whose tree then takes several gigabytes of
+/// memory.
 const MAX_ENTRIES: u64 = 100_000_000;
 
-/// How a workload file is read.
+/// Options for loading a workload file.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Variables, each as `NAME=VALUE`, that take the place of those that the file sets.
+    /// Variables, each as `NAME=VALUE`, which override those that the file sets.
     pub variables: Vec<String>,
-    /// By how much data and counts are multiplied: above 0, and 1 for the file as it is.
+    /// Factor for data and counts: above 0, and 1 for the file as written.
     pub scale: f64,
-    /// What everything random begins with.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// Whether `system` is allowed.
+    /// Allow `system`.
     pub allow_system: bool,
-    /// For how many seconds to run a file that has no `run` of its own, as those that are made for
-    /// the prompt of older versions of Filebench.
+    /// Duration in seconds for a file without a `run` statement, like those written for the prompt
+    /// of older versions of Filebench.
     pub run_seconds: Option<u64>,
 }
 
@@ -44,11 +45,11 @@ impl Default for Options {
     }
 }
 
-/// Reads a workload file: `text`, called `file` in messages. Nothing is run or created.
+/// Loads a workload file: `text`, which messages call `file`. Nothing is run or created.
 ///
 /// # Errors
 ///
-/// The first mistake in the file or in the options, with its place.
+/// The first error in the file or in the options, with its position.
 pub fn load(text: &str, file: &str, options: &Options) -> std::result::Result<Plan, Diagnostic> {
     let statements = lang::parse(text, file)?;
     let given = given(options, &statements)?;
@@ -83,7 +84,7 @@ fn name_of(file: &str) -> String {
     path.file_stem().map_or_else(|| file.to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
-/// The variables of the options. One that the file never sets is probably misspelt.
+/// The variables of the options. A variable that the file never sets is probably misspelt.
 fn given(
     options: &Options,
     statements: &[Statement],
@@ -183,7 +184,7 @@ impl Builder<'_> {
             let place = statements.last().map(|last| last.place).unwrap_or_default();
             self.add_run(seconds, 0, false, place)?;
         }
-        // What is wrong in definitions that nothing uses is still wrong.
+        // Errors in unused definitions are errors, too.
         self.filesets_of(&mut definitions)?;
         if self.processes.is_empty() || !self.actions.iter().any(runs) {
             self.threads()?;
@@ -279,12 +280,12 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A run makes the files that nothing has made before.
+    /// A run creates the files that do not exist yet.
     fn create_once(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
         if !self.created || !definitions.is_empty() { self.create(definitions) } else { Ok(()) }
     }
 
-    /// Reads the definitions of file sets with the variables as they are now.
+    /// Evaluates the definitions of file sets with the current values of the variables.
     fn filesets_of(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
         for definition in definitions.drain(..) {
             let plan = self.fileset(&definition)?;
@@ -298,7 +299,7 @@ impl Builder<'_> {
         let FilesetDefinition { name, single, place, attributes } = definition;
         let list = Attributes { list: attributes, variables: &self.variables, place: *place };
         let path = list.required_text("path", &format!("`{name}`"))?;
-        // How many there are is drawn once, as everything else of the set follows from it.
+        // The number of entries is drawn once, because the rest of the set depends on it.
         let random = &mut self.random;
         let entries = list.amount("entries")?.map_or(u64::from(*single), |n| n.get(random));
         let leafdirs = list.amount("leafdirs")?.map_or(0, |number| number.get(random));
@@ -368,7 +369,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// All threads of all processes, with the variables as they are now.
+    /// All threads of all processes, with the current values of the variables.
     fn threads(&mut self) -> Result<Vec<ThreadPlan>> {
         let mut threads = Vec::new();
         self.flowops.wanted.clear();

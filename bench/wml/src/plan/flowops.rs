@@ -1,4 +1,4 @@
-//! Flowops: which there are, and what each needs.
+//! The flowops of the language, and their requirements.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use crate::random::Amount;
 
 type Result<T> = std::result::Result<T, Mistake>;
 
-/// How many descriptors a thread has, as in Filebench.
+/// Number of descriptors of a thread, as in Filebench.
 pub const MAX_FD: usize = 128;
 
-/// No I/O is larger, as no memory of a thread is.
+/// Maximum size of an I/O, and of a thread's memory.
 pub(super) const MAX_IO: u64 = 16 << 30;
 
-/// How deep composite flowops may be nested.
+/// Maximum nesting depth of composite flowops.
 const MAX_DEPTH: usize = 16;
 
-/// Every flowop by its names; the first is the one in statistics.
+/// Every flowop with its names; the first is the one in statistics.
 const KINDS: &[(&[&str], Kind)] = &[
     (&["createfile"], Kind::CreateFile),
     (&["openfile"], Kind::OpenFile),
@@ -53,7 +53,7 @@ const KINDS: &[(&[&str], Kind)] = &[
     (&["finishonbytes"], Kind::FinishOnBytes),
 ];
 
-/// Flowops of Filebench that are refused, and why.
+/// Flowops of Filebench that are refused, with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("aiowrite", "write, because POSIX aio would measure the threads of the C library"),
     ("aiowait", "write without aiowait, because POSIX aio is not supported"),
@@ -61,22 +61,22 @@ const REFUSED: &[(&str, &str)] = &[
     ("testrandvar", "no test of random variables: they are tested with this program"),
 ];
 
-/// A composite flowop, as it was defined.
+/// A composite flowop, as defined.
 #[derive(Clone)]
 pub(super) struct Composite {
     pub attributes: Vec<Attribute>,
     pub flowops: Vec<FlowopUse>,
 }
 
-/// What flowops of all threads have in common.
+/// State shared by the flowops of all threads.
 #[derive(Default)]
 pub(super) struct Flowops {
     pub composites: BTreeMap<String, Composite>,
-    /// Names of file sets, by their place in the plan.
+    /// Names of file sets, by their index in the plan.
     pub filesets: Vec<String>,
     pub rows: Vec<StatisticsRow>,
     pub random: Vec<Amount>,
-    /// Targets by name, which are known only when all flowops are.
+    /// Targets by name, which can be resolved only when all flowops are known.
     pub wanted: Vec<(usize, String, Place)>,
 }
 
@@ -135,7 +135,7 @@ impl Flowops {
             .like(&one.kind, names)
     }
 
-    /// A composite flowop: its own flowops, with its variables set.
+    /// Expands a composite flowop: its flowops, with its variables set.
     fn composite(
         &mut self,
         one: &FlowopUse,
@@ -181,7 +181,7 @@ impl Flowops {
         Ok(plan)
     }
 
-    /// All attributes that do not depend on the kind.
+    /// The attributes that do not depend on the kind.
     fn plain(&mut self, kind: Kind, attributes: &Attributes) -> Result<FlowopPlan> {
         Ok(FlowopPlan {
             kind,
@@ -248,7 +248,7 @@ impl Flowops {
         })
     }
 
-    /// Gives every flowop the rows that it is about.
+    /// Resolves the targets of every flowop to rows.
     pub fn connect(&self, steps: &mut [FlowopPlan]) -> Result<()> {
         for step in steps {
             if let Kind::Composite(inner) = &mut step.kind {
@@ -301,7 +301,7 @@ fn descriptor(attributes: &Attributes, name: &str) -> Result<usize> {
     })
 }
 
-/// What each kind cannot do without.
+/// Checks the attributes that a kind requires.
 fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
     use Kind::*;
     let missing = |name: &str, expected: &str| {
@@ -345,7 +345,7 @@ fn opened_by(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
     }
 }
 
-/// Refuses a flowop on a descriptor that nothing opens.
+/// Refuses a flowop on a descriptor that no flowop opens.
 fn check_descriptors(steps: &[FlowopPlan], opened: &[usize], uses: &[FlowopUse]) -> Result<()> {
     for step in steps {
         if let Kind::Composite(inner) = &step.kind {

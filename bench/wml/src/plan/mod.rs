@@ -1,6 +1,6 @@
-//! What a workload file means: file sets, threads, and what is done in which order.
+//! The plan of a workload file: file sets, threads, and the order of actions.
 //!
-//! Everything that can be known to be wrong is refused here, before anything is created.
+//! All errors that can be detected in advance are reported here, before anything is created.
 
 mod attributes;
 mod build;
@@ -20,37 +20,37 @@ pub use scale::{MemoryShare, Scaling};
 /// A set of files in a tree of directories.
 #[derive(Clone, Debug)]
 pub struct FilesetPlan {
-    /// Its name, which is also that of its root directory.
+    /// Name of the set and of its root directory.
     pub name: String,
-    /// The directory in which its root is.
+    /// Parent directory of the root.
     pub path: PathBuf,
-    /// How many files there may be.
+    /// Maximum number of files.
     pub entries: u64,
-    /// The size of each, in bytes.
+    /// Size of each file in bytes.
     pub size: Amount,
-    /// The shape of the gamma distribution of sizes; 0 where sizes are not spread.
+    /// Shape of the gamma distribution of sizes; 0 for a fixed size.
     pub size_gamma: f64,
-    /// How many entries a directory has.
+    /// Number of entries of a directory.
     pub dirwidth: Amount,
-    /// The shape of the gamma distribution of widths and depths; 0 where they are fixed.
+    /// Shape of the gamma distribution of widths and depths; 0 if they are fixed.
     pub dirgamma: f64,
-    /// How deep the tree is; where it is not given, that follows from entries and width.
+    /// Depth of the tree. By default it follows from entries and width.
     pub dirdepth: Option<Amount>,
-    /// How many empty directories there may be.
+    /// Maximum number of empty directories.
     pub leafdirs: u64,
-    /// How many per cent of the files are made before the run; none where it is absent.
+    /// Percentage of the files that are created before the run; `None` for none.
     pub prealloc: Option<u64>,
-    /// Whether several threads make them.
+    /// Several threads create the files.
     pub paralloc: bool,
-    /// Whether files that are already there are used.
+    /// Existing files are used.
     pub reuse: bool,
-    /// Whether files that should be there are not even looked at.
+    /// Existing files are assumed to be correct without a check.
     pub trusttree: bool,
-    /// Whether files are opened for reading only.
+    /// Files are opened for reading only.
     pub readonly: bool,
-    /// Whether files are opened for writing only.
+    /// Files are opened for writing only.
     pub writeonly: bool,
-    /// Whether the page cache keeps what is made before the run.
+    /// Files created before the run stay in the page cache.
     pub cached: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct OpenFlags {
     pub no_readahead: bool,
 }
 
-/// What a flowop does.
+/// The kind of a flowop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of the language: docs/workloads.md")]
 pub enum Kind {
@@ -102,7 +102,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it is an operation on a file system, and so part of the summary.
+    /// True if it is an operation on a file system, which is included in the summary.
     pub fn is_io(&self) -> bool {
         use Kind::*;
         matches!(
@@ -126,12 +126,12 @@ impl Kind {
         )
     }
 
-    /// Whether it moves data of files towards the program.
+    /// True if it reads data of files.
     pub fn reads(&self) -> bool {
         matches!(self, Kind::Read | Kind::ReadWholeFile)
     }
 
-    /// Whether it moves data of files away from the program.
+    /// True if it writes data of files.
     pub fn writes(&self) -> bool {
         use Kind::*;
         matches!(self, Write | WriteWholeFile | AppendFile | AppendFileRand)
@@ -141,69 +141,70 @@ impl Kind {
 /// One step of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowopPlan {
-    /// What it does.
+    /// The kind.
     pub kind: Kind,
     /// Its name in the statistics.
     pub name: String,
-    /// Which row of the statistics is its own; composite flowops have none.
+    /// Index of its row in the statistics. Composite flowops have none.
     pub statistics: usize,
-    /// Where it stands in the file, for messages.
+    /// Its line in the file, for messages.
     pub line: u32,
-    /// The file set that it works on.
+    /// Its file set.
     pub fileset: Option<usize>,
     /// The number of its descriptor.
     pub fd: usize,
-    /// The number of the descriptor whose file says how much is written.
+    /// The number of the descriptor whose file determines the size of a write.
     pub srcfd: usize,
-    /// Whether each call uses the next descriptor.
+    /// Each call uses the next descriptor.
     pub opennext: bool,
-    /// How much is read or written at once, in bytes; 0 means all.
+    /// Bytes per read or write; 0 means all.
     pub iosize: Number,
-    /// How often it is done before the next flowop.
+    /// Number of repetitions before the next flowop.
     pub iters: Number,
-    /// Whether it reads or writes at random places.
+    /// Reads or writes at random offsets.
     pub random: bool,
-    /// Which file of the set; the next one where it is absent.
+    /// Index of the file in its set; `None` for the next one.
     pub indexed: Option<Number>,
-    /// How much of a file is used, in bytes; 0 means all.
+    /// Size of the used part of a file in bytes; 0 means all.
     pub workingset: u64,
-    /// How files are opened.
+    /// Flags for opening files.
     pub open: OpenFlags,
     /// A number whose meaning depends on the kind.
     pub value: Number,
-    /// The flowops that it is about: rows of the statistics.
+    /// The flowops that it refers to, as rows of the statistics.
     pub targets: Vec<usize>,
-    /// How far a sempost may be ahead of its semblock.
+    /// Limit on how far a sempost may be ahead of its semblock.
     pub highwater: u64,
-    /// Whether a sempost waits for its semblock.
+    /// A sempost waits for its semblock.
     pub blocking: bool,
 }
 
-/// A number that is fixed, or one of the random variables of a run.
+/// A fixed number, or one of the random variables of a run.
 ///
-/// Plans of flowops are compared in tests, which random variables cannot be.
+/// Random variables cannot be compared, so they are referenced by index: tests compare plans of
+/// flowops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
-    /// Always the same.
+    /// A fixed number.
     Fixed(u64),
-    /// The next value of the random variable with that place in [`Plan::variables`].
+    /// The next value of the random variable with this index in [`Plan::variables`].
     Random(usize),
 }
 
-/// Threads that all do the same.
+/// Threads with the same flowops.
 #[derive(Clone, Debug)]
 pub struct ThreadPlan {
     /// The name of their process.
     pub process: String,
     /// Their own name.
     pub name: String,
-    /// How many there are, over all instances of the process.
+    /// Number of threads in all instances of the process.
     pub instances: u64,
-    /// How much memory each uses for data, in bytes; 0 where flowops have buffers of their own.
+    /// Memory of each thread for data, in bytes; 0 if flowops have their own buffers.
     pub memsize: u64,
     /// The niceness of their process.
     pub nice: i32,
-    /// What each does, over and over.
+    /// The flowops that each thread repeats.
     pub flowops: Vec<FlowopPlan>,
 }
 
@@ -214,45 +215,45 @@ pub struct StatisticsRow {
     pub name: String,
     /// Their kind, by its name in the language.
     pub kind: &'static str,
-    /// Whether it counts in the summary.
+    /// It counts in the summary.
     pub io: bool,
-    /// Whether it reads data.
+    /// It reads data.
     pub reads: bool,
-    /// Whether it writes data.
+    /// It writes data.
     pub writes: bool,
 }
 
 /// One `run` or `psrun`.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
-    /// For how many seconds; until the threads end where it is absent.
+    /// Duration in seconds; `None` until the threads end.
     pub seconds: Option<u64>,
-    /// How often statistics are shown, in seconds; 0 for never.
+    /// Interval of statistics in seconds; 0 for never.
     pub period: u64,
-    /// Whether statistics begin anew in each period.
+    /// Statistics restart in each period.
     pub resets: bool,
-    /// When the run ends.
+    /// The condition that ends the run.
     pub quit: QuitMode,
-    /// Events a second of the event generator, where there is one.
+    /// Rate of the event generator per second, if there is one.
     pub events: Option<u64>,
-    /// Whether latency histograms are wanted.
+    /// Latency histograms are requested.
     pub histogram: bool,
-    /// Who does what.
+    /// The threads.
     pub threads: Vec<ThreadPlan>,
 }
 
-/// What is done, in this order.
+/// An action of a workload.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Make the file sets, as far as they are not made yet.
+    /// Create the file sets that do not exist yet.
     CreateFiles,
-    /// Remove them.
+    /// Remove the file sets.
     RemoveFiles,
-    /// Show a text.
+    /// Print a text.
     Echo(String),
-    /// Run a command of the shell.
+    /// Run a shell command.
     System(String),
-    /// Wait for so many seconds.
+    /// Wait for this number of seconds.
     Sleep(u64),
     /// Run the workload.
     Run(RunPlan),
@@ -261,7 +262,7 @@ pub enum Action {
 /// A workload that can be run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Its name: that of its file.
+    /// The name of the workload, which is that of its file.
     pub name: String,
     /// The file sets.
     pub filesets: Vec<FilesetPlan>,
@@ -269,22 +270,22 @@ pub struct Plan {
     pub variables: Vec<Amount>,
     /// The rows of the statistics.
     pub rows: Vec<StatisticsRow>,
-    /// What is done.
+    /// The actions, in order.
     pub actions: Vec<Action>,
-    /// What scaling has changed.
+    /// The changes by scaling.
     pub scaling: Scaling,
-    /// What everything random begins with.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
 impl Plan {
-    /// How many bytes all files have when all exist, on average.
+    /// Average size of all files together when all exist, in bytes.
     pub fn data_bytes(&self) -> u64 {
         self.filesets.iter().map(|set| set.entries as f64 * set.size.mean()).sum::<f64>() as u64
     }
 
-    /// How much memory the threads of the largest run ask for (`memsize`), in bytes. It comes on
-    /// top of what [`MemoryShare`] leaves to the page cache.
+    /// Memory that the threads of the largest run request (`memsize`), in bytes. It is in addition
+    /// to the memory that [`MemoryShare`] leaves to the page cache.
     pub fn thread_memory(&self) -> u64 {
         let of_run = |run: &RunPlan| run.threads.iter().map(|t| t.instances * t.memsize).sum();
         let runs = self.actions.iter().filter_map(|action| match action {
@@ -294,7 +295,7 @@ impl Plan {
         runs.max().unwrap_or(0)
     }
 
-    /// Whether the file says `run` or `psrun` anywhere.
+    /// True if the file contains `run` or `psrun`.
     pub fn runs(&self) -> bool {
         self.actions.iter().any(|action| matches!(action, Action::Run(_)))
     }

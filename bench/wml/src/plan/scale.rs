@@ -1,4 +1,4 @@
-//! Making a workload smaller (or larger) by one factor, and the sizes that must fit each other.
+//! Scales a workload by a factor, and checks sizes that depend on each other.
 
 use super::{Action, FilesetPlan, FlowopPlan, Kind, Number, Plan};
 use crate::lang::Place;
@@ -6,19 +6,19 @@ use crate::lang::diagnostic::Mistake;
 use crate::random::{Amount, RandomVariable};
 use std::sync::Arc;
 
-/// Files from this size on are scaled in size; of smaller ones there are fewer.
+/// Files of at least this size are scaled in size; the number of smaller ones is scaled.
 const LARGE_FILE: f64 = (1 << 20) as f64;
 
-/// What scaling has changed, for reports.
+/// The changes by scaling, for reports.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Scaling {
-    /// The factor that was asked for.
+    /// The requested factor.
     pub factor: f64,
-    /// Each change in words.
+    /// A description of each change.
     pub changes: Vec<String>,
 }
 
-/// The proportion of memory to data of an experiment.
+/// The proportion of memory to data in an experiment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryShare {
     /// Memory of the machine, in bytes.
@@ -31,10 +31,10 @@ impl MemoryShare {
     /// 4 GB of memory for 60 GB of data (*To FUSE or Not to FUSE*, FAST '17, section 4).
     pub const PAPER: MemoryShare = MemoryShare { memory: 4 << 30, data: 60 << 30 };
 
-    /// The least limit: below it a memory cgroup cannot hold the threads and their buffers.
+    /// The smallest limit: a smaller memory cgroup cannot hold the threads and their buffers.
     pub const LEAST: u64 = 16 << 20;
 
-    /// How much memory `data` bytes get in the same proportion: whole pages, and no less than
+    /// The memory for `data` bytes in the same proportion: whole pages, and at least
     /// [`MemoryShare::LEAST`].
     pub fn limit_for(self, data: u64) -> u64 {
         let limit = u128::from(data) * u128::from(self.memory) / u128::from(self.data.max(1));
@@ -43,7 +43,7 @@ impl MemoryShare {
     }
 }
 
-/// Scales `plan` by `factor`, and checks sizes against each other.
+/// Scales `plan` by `factor`, and checks sizes that depend on each other.
 pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
     if !(factor.is_finite() && factor > 0.0) {
         let found = format!("the scale {factor}");
@@ -70,7 +70,7 @@ pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// How a file set is used.
+/// The use of a file set by flowops.
 #[derive(Default)]
 struct Use {
     threads: u64,
@@ -86,7 +86,7 @@ fn steps_of(steps: &[FlowopPlan], visit: &mut dyn FnMut(&FlowopPlan)) {
     }
 }
 
-/// Which file set each descriptor of a thread has open.
+/// The file set of each open descriptor of a thread.
 fn opened_sets(steps: &[FlowopPlan]) -> Vec<(usize, usize)> {
     let mut opened = Vec::new();
     steps_of(steps, &mut |step| {
@@ -97,7 +97,7 @@ fn opened_sets(steps: &[FlowopPlan]) -> Vec<(usize, usize)> {
     opened
 }
 
-/// The file set that `step` works on.
+/// The file set that `step` uses.
 fn set_of(step: &FlowopPlan, opened: &[(usize, usize)]) -> Option<usize> {
     step.fileset.or_else(|| opened.iter().find(|(fd, _)| *fd == step.fd).map(|(_, set)| *set))
 }
@@ -125,19 +125,19 @@ fn usage(plan: &Plan, set: usize) -> Use {
     found
 }
 
-/// Scales one set; the result is by how much its files have changed in size.
+/// Scales one set. Returns the factor by which its file size has changed.
 fn scale_set(set: &mut FilesetPlan, usage: &Use, factor: f64, changes: &mut Vec<String>) -> f64 {
     if set.size.mean() >= LARGE_FILE {
         return scale_size(set, usage.largest_io.max(4096), factor, changes);
     }
-    // Two files for every thread, both of those that exist and of those that do not.
+    // Two files per thread, both of the existing and of the absent ones.
     let share = match set.prealloc.unwrap_or(0) {
         0 | 100 => 1.0,
         percent => (percent.min(100 - percent) as f64) / 100.0,
     };
     let least = ((2 * usage.threads) as f64 / share).ceil().max(1.0) as u64;
     let scaled = ((set.entries as f64 * factor).round() as u64).max(least);
-    // What is small already is not made larger by a factor below 1.
+    // A small number is not increased by a factor below 1.
     let entries = if factor < 1.0 { scaled.min(set.entries) } else { scaled };
     if entries != set.entries {
         changes.push(format!("{}: {} files instead of {}", set.name, entries, set.entries));
@@ -153,7 +153,7 @@ fn scale_size(set: &mut FilesetPlan, unit: u64, factor: f64, changes: &mut Vec<S
     let before = set.size.mean();
     set.size = match &set.size {
         Amount::Fixed(size) => {
-            // Whole I/Os, so that a run over the file has no short one at its end.
+            // A multiple of the I/O size, so that a pass over the file has no short I/O at its end.
             let units = ((*size as f64 * factor / unit as f64).round() as u64).max(1);
             Amount::Fixed(units * unit)
         }
@@ -167,8 +167,8 @@ fn scale_size(set: &mut FilesetPlan, unit: u64, factor: f64, changes: &mut Vec<S
     after / before
 }
 
-/// Scales conditions of the end by the factor, and how often a thread reads or writes by as much
-/// as its file has changed.
+/// Scales finish conditions by the factor, and the repetitions of reads and writes by the change of
+/// the file size.
 fn scale_steps(
     steps: &mut [FlowopPlan],
     opened: &[(usize, usize)],
@@ -205,7 +205,7 @@ fn scale_number(number: &mut Number, factor: f64, what: &str, changes: &mut Vec<
     }
 }
 
-/// Refuses sizes that cannot fit each other whatever happens.
+/// Refuses sizes that contradict each other.
 fn check_sizes(plan: &Plan) -> Result<(), Mistake> {
     let mut wrong = None;
     for action in &plan.actions {

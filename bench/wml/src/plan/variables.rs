@@ -1,4 +1,4 @@
-//! The variables of a workload file, and what values mean.
+//! The variables of a workload file, and the evaluation of values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::lang::ast::{Attribute, Operator, Part, Value};
 use crate::lang::diagnostic::Mistake;
 use crate::random::{RandomVariable, Shape};
 
-/// A value, once all variables in it are known.
+/// A value with all variables resolved.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     Integer(i64),
@@ -30,7 +30,7 @@ impl Known {
     }
 }
 
-/// Variables by name: those of the file, and above them those of a composite flowop.
+/// Variables by name: those of the file, overridden by those of a composite flowop.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Variables {
     values: BTreeMap<String, Known>,
@@ -64,7 +64,7 @@ impl Variables {
         })
     }
 
-    /// What `value` means now.
+    /// Evaluates `value` with the current variables.
     pub fn resolve(&self, value: &Value, place: Place) -> Result<Known> {
         match value {
             Value::Integer(number) => Ok(Known::Integer(*number)),
@@ -102,7 +102,7 @@ impl Variables {
         })
     }
 
-    /// A quoted string with the values of its variables in it.
+    /// Evaluates a quoted string with variables.
     pub fn text(&self, parts: &[Part]) -> Result<String> {
         let mut text = String::new();
         for part in parts {
@@ -153,7 +153,7 @@ impl Variables {
         }
     }
 
-    /// `randvar(type=uniform|gamma|tabular, ...)`. Gamma is given in thousandths.
+    /// `randvar(type=uniform|gamma|tabular, ...)`. Parameters of gamma are in thousandths.
     fn randvar(&self, attributes: &[Attribute], place: Place) -> Result<RandomVariable> {
         let (kind, kind_place) =
             self.word(attributes, "type")?.unwrap_or_else(|| ("gamma".to_owned(), place));
@@ -234,7 +234,7 @@ impl Variables {
     }
 }
 
-/// The custom variables, with their parameters and what those are by default.
+/// The custom variables, with their parameters and defaults.
 const CUSTOM: &[(&str, &[(&str, f64)])] = &[
     ("cvar-erlang", &[("shape", 1.0), ("rate", 1.0)]),
     ("cvar-exponential", &[("mean", 1.0)]),
@@ -259,7 +259,7 @@ fn shape(kind: &str, kind_place: Place, text: &str, place: Place) -> Result<Shap
         "cvar-erlang" => Shape::Gamma(0.0, a / b, Gamma::new(a, 1.0 / b).map_err(|e| wrong(&e))?),
         "cvar-exponential" => Shape::Exponential(a, Exp::new(1.0 / a).map_err(|e| wrong(&e))?),
         "cvar-gamma" => Shape::Gamma(0.0, a, Gamma::new(b, a / b).map_err(|e| wrong(&e))?),
-        // randistrs: shape is sigma of the logarithm, and scale is e to its mean.
+        // In randistrs, shape is the sigma of the logarithm, and scale is e to its mean.
         "cvar-lognormal" => {
             let spread = LogNormal::new(b.ln(), a).map_err(|e| wrong(&e))?;
             Shape::LogNormal(b * (a * a / 2.0).exp(), spread)
@@ -309,9 +309,9 @@ fn parameters(defaults: &[(&str, f64)], text: &str, place: Place) -> Result<Vec<
     Ok(numbers)
 }
 
-/// The gamma function above 1, by Stirling's series: for the mean of a Weibull distribution only.
+/// The gamma function above 1, by Stirling's series; only for the mean of a Weibull distribution.
 fn gamma_function(x: f64) -> f64 {
-    // The series is good from 8 on; below, the recurrence leads there.
+    // The series is accurate from 8 on; the recurrence is used below.
     if x < 8.0 {
         return gamma_function(x + 1.0) / x;
     }

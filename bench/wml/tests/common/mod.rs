@@ -1,4 +1,4 @@
-//! Running a workload in a directory of its own.
+//! Runs a workload in a new directory.
 
 #![allow(dead_code, reason = "not every test file uses everything")]
 
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use defuse_wml::{Failure, Options, RunReport, Settings, SystemCalls, execute, load};
 
-/// Runs `text` with `$dir` as a new directory below `dir`; the text must not set it.
+/// Runs `text` with `$dir` set to a new directory below `dir`. The text must not set it.
 pub fn run(dir: &Path, text: &str) -> RunReport {
     try_run(dir, text).unwrap_or_else(|failure| panic!("{failure}")).remove(0)
 }
 
-/// Like [`run`], for what may fail.
+/// Like [`run`], for workloads that may fail.
 pub fn try_run(dir: &Path, text: &str) -> Result<Vec<RunReport>, Failure> {
     let text = format!("set $dir=\"{}\"\n{text}", dir.display());
     let plan = load(&text, "test.f", &Options::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
     execute(&plan, &SystemCalls, Settings::default(), &())
 }
 
-/// One thread that does `flowops` on the set `s` until something ends it.
+/// A workload of one thread that repeats `flowops` on the set `s`.
 pub fn one_thread(set: &str, flowops: &str) -> String {
     format!(
         "set mode quit alldone\n\

@@ -16,25 +16,26 @@ use rustix::io::{Errno, pread, pwrite};
 use super::operations::{BLOCK, Kind, MAX, Operation};
 use crate::posix::Map;
 
-/// How many of the last operations a failure tells.
+/// Number of last operations that a failure prints.
 const HISTORY: usize = 25;
 
-/// The whole is compared after so many operations.
+/// Number of operations between comparisons of the whole file.
 const WHOLE: u32 = 25;
 
-/// The file with the copy that it must be like.
+/// The file, and the copy that it must match.
 struct File {
     path: PathBuf,
     fd: OwnedFd,
     copy: Vec<u8>,
-    /// A mapping that stays.
+    /// A mapping that is kept.
     map: Option<Map>,
-    /// How often each was done, and not refused.
+    /// Number of operations of each kind that were performed and not refused.
     done: BTreeMap<Kind, u32>,
     history: VecDeque<String>,
 }
 
-/// Does `count` operations to a file in `dir`. Returns how often each was done, a line each.
+/// Performs `count` operations on a file in `dir`. Returns the number of operations of each kind,
+/// one per line.
 pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     let path = dir.join(format!("exercise-{seed}"));
     let mut rng = Rng::with_seed(seed);
@@ -125,7 +126,7 @@ impl File {
         self.copy[offset..end].copy_from_slice(bytes);
     }
 
-    /// Reads or writes by a mapping: the one that stays, as far as it goes, or one for this alone.
+    /// Reads or writes through a mapping: the kept one as far as it goes, or a new one.
     fn mapped(&mut self, offset: usize, len: usize, write: Option<Vec<u8>>) -> Result<bool> {
         let end = (offset + len).min(self.copy.len());
         if offset >= end {
@@ -150,7 +151,7 @@ impl File {
         Ok(true)
     }
 
-    /// From now on the whole file is mapped.
+    /// Maps the whole file from now on.
     fn keep_mapped(&mut self) -> Result<bool> {
         self.map = None;
         if !self.copy.is_empty() {
@@ -165,7 +166,8 @@ impl File {
         Ok(true)
     }
 
-    /// fallocate(2). A file system that refuses must have changed nothing, which is seen next.
+    /// fallocate(2). A file system that refuses must not have changed anything, which the next
+    /// comparison checks.
     fn allocate(&mut self, kind: Kind, offset: usize, len: usize) -> Result<bool> {
         let end = offset + len;
         let size = self.copy.len();
@@ -181,7 +183,7 @@ impl File {
         match fallocate(&self.fd, flags, offset as u64, len as u64) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP) => return Ok(false),
-            // A range that reaches the end cannot be collapsed, and nothing is inserted there.
+            // A range that reaches the end cannot be collapsed, and nothing can be inserted there.
             Err(Errno::INVAL) if kind == Kind::Collapse && end >= size => return Ok(false),
             Err(Errno::INVAL) if kind == Kind::Insert && offset >= size => return Ok(false),
             Err(error) => return Err(error).context("fallocate"),
@@ -228,8 +230,7 @@ impl File {
         Ok(true)
     }
 
-    /// A file system without shared extents refuses a clone; the file that it would have become is left
-    /// as it was.
+    /// A file system without shared extents refuses a clone. The target must then be unchanged.
     fn clone_is_refused(&mut self) -> Result<bool> {
         let path = self.path.with_extension("clone");
         let fd = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC, Mode::RWXU)?;
@@ -246,7 +247,7 @@ impl File {
         Ok(cloned.is_ok())
     }
 
-    /// Asks the kernel to have nothing of it in memory.
+    /// Asks the kernel to drop the cached pages of the file.
     fn forget(&mut self) -> Result<bool> {
         fsync(&self.fd)?;
         fadvise(&self.fd, 0, None, Advice::DontNeed)?;
@@ -265,7 +266,7 @@ impl File {
         Ok(())
     }
 
-    /// Compares all of it: read, by a mapping of its own, and by the one that stays.
+    /// Compares the whole file: by read, by a new mapping, and by the kept mapping.
     fn check(&self) -> Result<()> {
         self.check_size()?;
         let len = self.copy.len();

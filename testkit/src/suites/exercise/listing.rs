@@ -1,4 +1,4 @@
-//! Everything that is to be seen of a tree.
+//! A listing of a tree with all visible properties.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 /// The attribute that the exerciser sets.
 pub(super) const ATTRIBUTE: &str = "user.exercise";
 
-/// A tree, without times.
+/// A tree, without timestamps.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Listing(BTreeMap<PathBuf, Entry>);
 
@@ -22,19 +22,20 @@ struct Entry {
     mode: u32,
     owner: (u32, u32),
     links: u64,
-    /// Of a directory it is the file system's own business.
+    /// For a directory, the size is up to the file system.
     size: u64,
-    /// The target of a link, a digest of a file's bytes.
+    /// The target of a link, or a digest of a file's data.
     content: String,
     attribute: Option<Vec<u8>>,
 }
 
 impl Listing {
-    /// Looks at all of `dir`.
+    /// Lists all of `dir`.
     ///
     /// # Errors
     ///
-    /// Where something is listed that is not there, or is listed twice, or the numbers of links are wrong.
+    /// Fails if an entry is listed that does not exist, or is listed twice, or if link counts are
+    /// wrong.
     pub(super) fn of(dir: &Path) -> Result<Listing> {
         let mut listing = Listing(BTreeMap::new());
         listing.add(dir, Path::new(""))?;
@@ -62,7 +63,7 @@ impl Listing {
         Ok(())
     }
 
-    /// All names of a file are in the tree, so there are as many as it says.
+    /// All names of a file are in the tree, so their number must equal the link count.
     fn check_links(&self) -> Result<()> {
         let mut names: HashMap<u64, Vec<&Path>> = HashMap::new();
         for (path, entry) in self.0.iter().filter(|(_, entry)| !entry.is_dir()) {
@@ -120,7 +121,7 @@ fn attribute(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A line for each entry. Numbers of inodes are left out: those of a new mount may be others.
+/// Prints a line for each entry, without inode numbers, which may differ in a new mount.
 impl fmt::Display for Listing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, Entry { mode, owner, links, size, content, attribute, .. }) in &self.0 {
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_is_seen() {
+    fn every_change_is_visible_in_the_listing() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("a"), "x").unwrap();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_no_name_has_is_an_error() {
+    fn a_link_count_without_a_name_is_an_error() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(dir.path().join("a"), "x").unwrap();
         std::fs::hard_link(dir.path().join("a"), other.path().join("b")).unwrap();

@@ -1,11 +1,11 @@
-//! Exercisers of our own: random operations, and what must hold between and after them.
+//! Exercisers: random operations, and checks between and after them.
 //!
-//! What it is: the shapes of two programs of xfstests. [`file`] does to one file what fsx does, with
-//! every operation that a file has, and compares it with a copy in memory; `tree` does to a tree what
-//! fsstress does, in several processes at once, and looks at what is left in several ways. What it is
-//! not: their code, of which nothing is here.
+//! They have the design of two programs of xfstests, without any of their code. [`file`] works like
+//! fsx: it performs all operations on one file, and compares it with a copy in memory. `tree` works
+//! like fsstress: several processes change a tree at once, and the result is checked in several
+//! ways.
 //!
-//! Everything follows from a seed, which is printed with each failure. `DEFUSE_SEED` sets another one.
+//! Everything depends on a seed, which each failure prints. `DEFUSE_SEED` sets another one.
 
 mod file;
 mod listing;
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Backend, Stage, Tally};
 
-/// The seeds of a run, and how long each is.
+/// The seeds of a run, and its length.
 fn plan(quick: bool) -> (std::ops::RangeInclusive<u64>, u32) {
     let named = std::env::var("DEFUSE_SEED").ok().and_then(|text| text.parse().ok());
     match named {
@@ -42,7 +42,8 @@ pub(super) fn files(stage: &Stage, quick: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Every seed is a case of the suite `tree`; so is what is left below, and after the end of the mount.
+/// Every seed is a case of the suite `tree`; so are the state below, and the state after
+/// unmounting.
 pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
     let (seeds, factor) = plan(quick);
     let mut tally = Tally::default();
@@ -60,7 +61,7 @@ pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
         Ok(())
     };
     if stage.config().backend != Backend::Native {
-        // What is written back late is below when nothing is mounted any more.
+        // Data written back late is below after the unmount.
         stage.unmount()?;
         tally.add("tree: the directory below has it", below());
         stage.mount_again()?;
@@ -75,7 +76,7 @@ pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Runs an exercise in this process, or in one that has the files; what it says in the end.
+/// Runs an exercise in this process, or in one that has the files. Returns its output.
 fn one(
     stage: &Stage,
     what: &str,
@@ -94,11 +95,11 @@ fn one(
     Ok(said)
 }
 
-/// What such a process does: `WHAT SEED COUNT DIRECTORY`.
+/// The work of such a process: `WHAT SEED COUNT DIRECTORY`.
 ///
 /// # Errors
 ///
-/// With what does not hold.
+/// The error describes the check that failed.
 pub fn inside(words: &[String]) -> Result<String> {
     let [what, seed, count, dir] = words else { anyhow::bail!("four words") };
     let (seed, count, dir) = (seed.parse()?, count.parse()?, Path::new(dir));
@@ -110,8 +111,8 @@ pub fn inside(words: &[String]) -> Result<String> {
     }
 }
 
-/// An exercise that was refused everything proves nothing: on ext4, and where no kernel is between, a
-/// range must have been collapsed and inserted.
+/// An exercise in which every operation was refused proves nothing. On ext4, and where no kernel is
+/// between, ranges must have been collapsed and inserted.
 fn complete(stage: &Stage, said: &str) -> Result<()> {
     let forwards_all = matches!(stage.config().backend, Backend::Native | Backend::Run(_));
     for kind in said.lines() {

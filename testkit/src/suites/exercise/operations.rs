@@ -1,14 +1,14 @@
-//! What can be done to a file, and how often.
+//! The operations on a file, and their frequencies.
 
 use fastrand::Rng;
 
-/// The largest size of the file, in bytes.
+/// Maximum size of the file, in bytes.
 pub(super) const MAX: usize = 256 * 1024;
 
 /// The unit in which ext4 collapses and inserts, in bytes.
 pub(super) const BLOCK: usize = 4096;
 
-/// What is done.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Read,
@@ -34,7 +34,7 @@ pub(super) enum Kind {
 use Kind::*;
 
 impl Kind {
-    /// All, each as often as it is done among the others.
+    /// All kinds, with their relative frequencies.
     const WEIGHTS: [(Kind, usize); 18] = [
         (Read, 10),
         (Write, 12),
@@ -66,7 +66,7 @@ impl Kind {
         all
     };
 
-    /// In words.
+    /// The name of the kind.
     pub(super) fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
@@ -84,7 +84,7 @@ impl Kind {
     }
 }
 
-/// One operation: a range, and a place for those that have two.
+/// One operation: a range, and a second offset for kinds that need one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pub(super) kind: Kind,
@@ -94,10 +94,10 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// One for a file of `size` bytes, which does not make it larger than [`MAX`].
+    /// A random operation on a file of `size` bytes, which does not grow it beyond [`MAX`].
     pub(super) fn random(rng: &mut Rng, size: usize) -> Operation {
         let kind = Kind::random(rng);
-        // Mostly small, because the ends of pages are where mistakes are made.
+        // Mostly small, because errors are likely at page boundaries.
         let most = if rng.bool() { 3 * BLOCK } else { MAX / 4 };
         let (mut offset, mut len) = (rng.usize(..MAX - 1), rng.usize(1..most));
         if rng.bool() && size > 0 {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_comes_and_none_makes_the_file_too_large() {
+    fn every_kind_occurs_and_none_makes_the_file_too_large() {
         let mut rng = Rng::with_seed(1);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..20_000 {

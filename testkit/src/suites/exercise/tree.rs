@@ -15,14 +15,14 @@ use rustix::io::{Errno, pread, pwrite};
 use super::listing::{ATTRIBUTE, Listing};
 use crate::posix::{Child, Map};
 
-/// How many processes there are.
+/// Number of processes.
 const PROCESSES: u64 = 4;
 
-/// The largest size of a file, in bytes.
+/// Maximum size of a file, in bytes.
 const MAX: u64 = 64 * 1024;
 
-/// What may come of an operation on a name that somebody else changes meanwhile, or that is of another
-/// kind than the operation is for. Everything else is a failure: EIO, ESTALE, EMFILE, ENOTCONN ...
+/// The expected errors of an operation on a name that another process changes meanwhile, or that
+/// has another type. Any other error is a failure: EIO, ESTALE, EMFILE, ENOTCONN ...
 const EXPECTED: &[Errno] = &[
     Errno::NOENT,
     Errno::EXIST,
@@ -37,8 +37,8 @@ const EXPECTED: &[Errno] = &[
     Errno::NXIO,
 ];
 
-/// Lets several processes do `count` operations each to a tree in `dir`, and looks at everything in `dir`
-/// afterwards, twice. Returns what is seen.
+/// Several processes perform `count` operations each on a tree in `dir`. Afterwards everything is
+/// checked twice. Returns the listing.
 pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     let base = dir.join(format!("tree-{seed}"));
     create_dir(&base)?;
@@ -81,7 +81,7 @@ fn worker(base: &Path, seed: u64, number: u64, count: u32) -> Result<()> {
             Ok(()) => done += 1,
         }
     }
-    // A tree in which nothing can be done proves nothing.
+    // A tree in which every operation fails proves nothing.
     ensure!(done > count / 10, "only {done} of {count} operations were done");
     Ok(())
 }
@@ -116,7 +116,7 @@ const OPERATIONS: &[(&str, Operation)] = &[
 ];
 
 impl Worker {
-    /// A name at most three levels down. The same few, so that processes meet.
+    /// A name at most three levels deep, from a small set, so that processes interfere.
     fn name(&mut self) -> PathBuf {
         let mut path = self.base.clone();
         for _ in 0..self.rng.usize(..3) {
@@ -128,11 +128,12 @@ impl Worker {
     }
 
     fn mode(&mut self) -> Mode {
-        // The owner may always do everything, or the exercise ends early where it does not run as root.
+        // The owner always has all permissions; otherwise the exercise ends early if not run as
+        // root.
         Mode::from_raw_mode(0o700 | self.rng.u32(..0o100))
     }
 
-    /// An open file, which is never a fifo.
+    /// Opens a file that is never a fifo.
     fn open(&mut self, flags: OFlags) -> Result<rustix::fd::OwnedFd, Errno> {
         let (path, mode) = (self.name(), self.mode());
         let fd = open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, mode)?;
@@ -156,7 +157,7 @@ impl Worker {
     }
 
     fn mkdir(&mut self) -> Done {
-        // Directories have the names of directories mostly, so that the tree grows.
+        // Directories mostly have names of directories, so that the tree grows.
         let mut path = self.name();
         if self.rng.u8(..4) != 0 {
             path.set_file_name(format!("d{}", self.rng.u8(..3)));
@@ -230,8 +231,8 @@ impl Worker {
         copy_file_range(&from, Some(&mut at), &into, Some(&mut to), 8192).map(drop)
     }
 
-    /// Stores by a mapping into a file of its own, because one that others cut short would end this
-    /// process with SIGBUS; then it is everybody's.
+    /// Stores through a mapping of a private file, because a truncation by another process would
+    /// end this one with SIGBUS. Then it becomes public.
     fn map(&mut self) -> Done {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let (own, name, mode) = (self.own.clone(), self.name(), self.mode());
@@ -258,7 +259,7 @@ impl Worker {
     }
 
     fn chmod(&mut self) -> Done {
-        // chmod(2) would follow a link, which leads into another directory of the tree, or nowhere.
+        // chmod(2) follows a link, which leads to another directory of the tree, or nowhere.
         chmod(self.name(), self.mode())
     }
 
