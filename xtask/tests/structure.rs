@@ -102,11 +102,11 @@ const UNSAFE_FILES: &[&str] = &[
 /// The crates in which a frontend may meet a backend.
 const COMPOSERS: &[&str] = &["compose", "preload", "capi", "cli", "bench", "testkit", "xtask"];
 
-/// The workload engine. It lives beside the benchmark, but competitors and frontends are none of
-/// its business, so that the program can use it.
+/// The workload engine. It is beside the benchmark, but depends on no competitor and no frontend, so
+/// that the program can use it.
 const WORKLOADS: &str = "bench/wml";
 
-/// What everyone who measures needs; it knows nothing of file systems.
+/// The tools for measurements, which know nothing of file systems.
 const MEASURE: &str = "bench/measure";
 
 /// The crates that may use the workload engine.
@@ -117,6 +117,23 @@ const STUDY: &str = "bench/study";
 
 /// The crates that may use the study.
 const USES_STUDY: &[&str] = &["cli"];
+
+/// A doc comment must not open with one of these words: it begins with its subject (see STYLE.md).
+const QUESTIONS: &[&str] = &["What", "Who", "Which", "Whether", "Whose"];
+
+/// Folders whose doc comments still open with [`QUESTIONS`]. The list only shrinks.
+const ASKING_FOLDERS: &[&str] = &[
+    "backends/remote",
+    "block",
+    "cli",
+    "compose",
+    "connection",
+    "frontends/fuse",
+    "frontends/socket",
+    "fs",
+    "preload",
+    "wire",
+];
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -248,7 +265,7 @@ fn unsafe_code_is_in_named_files_and_says_why_it_is_sound() {
     complain(complaints);
 }
 
-/// Whether the statement in line `number` has a comment with `SAFETY` (or, for a declaration, a
+/// True if the statement in line `number` has a comment with `SAFETY` (or, for a declaration, a
 /// section `# Safety`) right above.
 fn is_justified(lines: &[&str], number: usize) -> bool {
     let above = lines[..number].iter().rev().map(|line| line.trim());
@@ -323,6 +340,50 @@ fn every_crate_opens_with_what_it_is() {
         }
     }
     complain(complaints);
+}
+
+#[test]
+fn no_doc_comment_opens_with_a_question_word() {
+    let mut complaints = Vec::new();
+    for path in sources() {
+        let name = relative(&path);
+        if ASKING_FOLDERS.iter().any(|folder| name.starts_with(&format!("{folder}/"))) {
+            continue;
+        }
+        for (number, word) in opening_words(&read(&path)) {
+            if QUESTIONS.contains(&word.as_str()) {
+                complaints.push(format!("{name}:{number}: begin with the subject, not \"{word}\""));
+            }
+        }
+    }
+    complain(complaints);
+}
+
+/// The line number and the first word of every doc comment of a source.
+fn opening_words(text: &str) -> Vec<(usize, String)> {
+    let doc = |line: &str| {
+        let rest = line.strip_prefix("///").or(line.strip_prefix("//!"))?;
+        (!rest.starts_with('/')).then(|| rest.to_owned())
+    };
+    let mut words = Vec::new();
+    let mut in_comment = false;
+    for (number, line) in text.lines().enumerate() {
+        let comment = doc(line.trim_start());
+        if let (false, Some(comment)) = (in_comment, &comment) {
+            let word = comment.split(|c: char| !c.is_alphanumeric()).find(|word| !word.is_empty());
+            words.extend(word.map(|word| (number + 1, word.to_owned())));
+        }
+        in_comment = comment.is_some();
+    }
+    words
+}
+
+#[test]
+fn the_opening_word_of_a_doc_comment_is_found() {
+    let text = "//! What it is.\n//! Who\nuse a;\n/// `Whose`\n/// x\nfn b() {}\n// Which\n//// Who\n    /// A.";
+    let words: Vec<_> =
+        opening_words(text).into_iter().map(|(at, word)| format!("{at} {word}")).collect();
+    assert_eq!(words, ["1 What", "4 Whose", "9 A"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the project is made of: its files, and its crates as cargo sees them.
+//! The files of the project, and its crates as cargo sees them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ pub fn relative(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// All files of the project but what is built or fetched.
+/// All files of the project, without build results and downloads.
 pub fn files() -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(root(), &mut found);
@@ -45,13 +45,13 @@ pub fn sources() -> Vec<PathBuf> {
 
 /// A crate of the workspace.
 pub struct Package {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its folder, from the root.
+    /// The folder, relative to the root.
     pub folder: String,
-    /// Its licence.
+    /// The licence.
     pub license: Option<String>,
-    /// What it depends on, for tests and building too.
+    /// The dependencies, including those for tests and build scripts.
     pub dependencies: Vec<Dependency>,
     /// The first file of each of its targets.
     pub roots: Vec<Root>,
@@ -65,7 +65,7 @@ pub struct Dependency {
     pub kind: String,
 }
 
-/// Where a target begins.
+/// The root of a target.
 pub struct Root {
     /// `lib`, `bin`, `test`, ...
     pub kind: String,

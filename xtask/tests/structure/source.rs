@@ -1,7 +1,7 @@
 //! Rust source without comments and strings, enough to look for words in it.
 
-/// The text of a file with the content of comments, strings and characters blanked out. Lines and
-/// columns stay where they are.
+/// The text of a file with comments, strings and characters replaced by spaces. Lines and columns
+/// are unchanged.
 pub fn code_only(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -16,7 +16,7 @@ pub fn code_only(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Where the comment, string or character that begins at `at` ends; `at` where none does.
+/// The end of the comment, string or character that begins at `at`; `at` if none begins there.
 fn end_of_token(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
@@ -42,7 +42,7 @@ fn end_of_token(bytes: &[u8], at: usize) -> usize {
     }
 }
 
-/// How many hashes a raw string has that begins here.
+/// The number of hashes of a raw string that begins here.
 fn raw_string(rest: &[u8]) -> Option<usize> {
     let rest = rest.strip_prefix(b"b").or(rest.strip_prefix(b"c")).unwrap_or(rest);
     let rest = rest.strip_prefix(b"r")?;
@@ -70,7 +70,7 @@ fn end_of_block_comment(rest: &[u8]) -> usize {
     at
 }
 
-/// Whether a line has `word` as a word of its own.
+/// True if a line contains `word` as a whole word.
 pub fn has_word(line: &str, word: &str) -> bool {
     let boundary = |c: char| !c.is_ascii_alphanumeric() && c != '_';
     line.split(boundary).any(|other| other == word)
