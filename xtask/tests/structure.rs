@@ -1,5 +1,7 @@
 //! The rules of the project's structure, as ARCHITECTURE.md and STYLE.md state them.
 
+#[path = "structure/layers.rs"]
+mod layers;
 #[path = "structure/project.rs"]
 mod project;
 #[path = "structure/source.rs"]
@@ -57,42 +59,66 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
     "frontends/fuse/src/workers/signal.rs",
+    // prctl(2): syscall user dispatch of a thread.
+    "preload/src/catch/arm.rs",
     // Frames of signals, which are the kernel's and the program's.
     "preload/src/catch/delivery.rs",
-    // System calls that come back as signals.
+    // Assembly that passed system calls go through.
     "preload/src/catch/dispatch.rs",
-    // What a trampoline leads to.
+    // The assembly that a trampoline leads to.
     "preload/src/catch/entry.rs",
-    // A page by which children know themselves.
-    "preload/src/process/fork.rs",
+    // The C library's list of variables.
+    "preload/src/catch/environment.rs",
+    // The kernel's record of an interrupted thread.
+    "preload/src/catch/frame.rs",
+    // Functions of the C library, by their names.
+    "preload/src/catch/next.rs",
+    // Machine code of loaded libraries.
+    "preload/src/catch/patch.rs",
+    // sigaltstack(2).
+    "preload/src/catch/signal_state.rs",
+    // Handlers of signals.
+    "preload/src/catch/signals.rs",
+    // The function that the loader calls.
+    "preload/src/catch/start.rs",
+    // Programs that are mapped, and jumped to.
+    "preload/src/catch/statics.rs",
+    // The functions that the library exports.
+    "preload/src/catch/symbols.rs",
+    // Thread-local variables of ours in static programs, and the bases of FS and GS.
+    "preload/src/catch/tls_block.rs",
+    // Exported functions that make a program another user.
+    "preload/src/catch/users.rs",
     // Descriptors that are inherited by their numbers.
-    "preload/src/serve/handover.rs",
+    "preload/src/machine/descriptors.rs",
     // Memory that is not from the program's heap.
     "preload/src/machine/heap.rs",
-    // Thread-local variables of ours where the program has none, and the bases of FS and GS.
-    "preload/src/catch/tls_block.rs",
     // States of other threads.
     "preload/src/machine/inside.rs",
     // A lock that a child may take by force.
     "preload/src/machine/lock.rs",
-    // Machine code of loaded libraries.
-    "preload/src/catch/patch.rs",
-    // The one state of the process, and limits.
-    "preload/src/process/state.rs",
-    // Memory that all processes of a run share.
-    "preload/src/process/shared.rs",
-    // Handlers of signals.
-    "preload/src/catch/signals.rs",
-    // Programs that are mapped, and jumped to.
-    "preload/src/catch/statics.rs",
-    // The functions of the C library, by their names.
-    "preload/src/catch/symbols.rs",
+    // rt_sigprocmask(2).
+    "preload/src/machine/mask.rs",
+    // The record of a signal that waits.
+    "preload/src/machine/pending.rs",
+    // A thread's stack for our code.
+    "preload/src/machine/stack.rs",
     // System calls, and the memory of the program that makes them.
     "preload/src/machine/sys.rs",
     // A key of the C library, to notice the end of a thread.
     "preload/src/machine/thread_exit.rs",
-    // Those functions of the C library that make a program another user, by their names.
-    "preload/src/catch/users.rs",
+    // poll(2) of a pidfd.
+    "preload/src/process/arena.rs",
+    // A thread's own credentials, and the calls that tell them.
+    "preload/src/process/credentials.rs",
+    // A page by which children know themselves.
+    "preload/src/process/fork.rs",
+    // Memory that all processes of a run share.
+    "preload/src/process/shared.rs",
+    // The one state of the process.
+    "preload/src/process/state.rs",
+    // prlimit(2).
+    "preload/src/process/zone.rs",
     // Record locks, mappings and child processes, for the POSIX cases.
     "testkit/src/posix/sys.rs",
     // An allocator that counts.

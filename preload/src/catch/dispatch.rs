@@ -19,36 +19,16 @@
 //!
 //! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may take long.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
 use defuse_fs::Errno;
 
-use crate::catch::{
-    delivery::{self, Context, Leave},
-    entry, tls_block,
-};
-use crate::machine::sys;
+use crate::catch::frame::{Context, Leave};
+use crate::catch::{arm, signal_state, tls_block};
+use crate::machine::{inside, mode, stack, sys};
 use crate::process::fork;
 use crate::serve;
 
-// prctl(2).
-const SET_DISPATCH: u64 = 59;
-const DISPATCH_OFF: u64 = 0;
-const DISPATCH_ON: u64 = 1;
 /// `si_code` of a call that was dispatched.
 const SYS_USER_DISPATCH: i32 = 2;
-
-/// Not 0 where calls are dispatched in this process.
-pub static ARMED: AtomicU8 = AtomicU8::new(0);
-
-/// Whether calls are dispatched in this process.
-#[inline]
-pub fn is_armed() -> bool {
-    ARMED.load(Ordering::Relaxed) != 0
-}
-
-/// The code of this library: first address and length.
-static OWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// What a passed call needs of the program's stack: the red zone, and where to go back.
 const PASSED: u64 = 128 + 8;
@@ -124,49 +104,10 @@ unsafe extern "C" {
     fn defuse_pass_clone();
 }
 
-/// Has all system calls of this thread dispatched that are made outside of this library, and those of
-/// all threads and processes that it makes. False where the kernel cannot.
-pub fn begin() -> bool {
-    let Some((from, end)) = crate::catch::patch::own_code(entry::address()) else { return false };
-    OWN[0].store(from, Ordering::Relaxed);
-    OWN[1].store(end - from, Ordering::Relaxed);
-    if !delivery::begin() {
-        return false;
-    }
-    ARMED.store(1, Ordering::Release);
-    let armed = arm();
-    if !armed {
-        ARMED.store(0, Ordering::Release);
-    }
-    armed
-}
-
-/// The same of a thread that has begun.
-pub fn arm() -> bool {
-    delivery::arm() && rearm()
-}
-
-/// The same in a child, which has its parent's stacks.
-pub fn rearm() -> bool {
-    let [from, len] = OWN.each_ref().map(|word| word.load(Ordering::Relaxed));
-    let args = [SET_DISPATCH, DISPATCH_ON, from, len, 0, 0];
-    // SAFETY: the range is our own code; the handler is there.
-    sys::check(unsafe { sys::syscall(libc::SYS_prctl as u64, &args) }).is_ok()
-}
-
-/// The calls of this thread are the kernel's from here on: it is about to end, and its stack for our
-/// code goes.
-pub fn disarm() {
-    let args = [SET_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0];
-    // SAFETY: the call takes no addresses.
-    let _ = unsafe { sys::syscall(libc::SYS_prctl as u64, &args) };
-    delivery::disarm();
-}
-
 extern "C" fn begin_thread() {
     // One that our own code makes for a moment has the variables of its maker, which waits for it.
-    if !crate::machine::inside::is_inside() {
-        arm();
+    if !inside::is_inside() {
+        arm::arm();
     }
 }
 
@@ -183,7 +124,7 @@ const VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
 /// A call that was dispatched: what the interrupted thread does next.
 pub fn serve(context: &mut Context, leave: &mut Leave) {
     let (number, args) = (context.number(), context.args());
-    if entry::is_on_stack(context.sp()) {
+    if stack::holds(context.sp()) {
         // Our own code, by a function of the C library.
         context.set_result(sys::pass(number, &args));
         return;
@@ -191,17 +132,17 @@ pub fn serve(context: &mut Context, leave: &mut Leave) {
     match number as i64 {
         libc::SYS_rt_sigreturn => leave.return_from(context.sp()),
         libc::SYS_rt_sigprocmask => {
-            let result = delivery::change_mask(&args, context.mask());
+            let result = signal_state::change_mask(&args, context.mask());
             context.set_result(result.unwrap_or_else(sys::failure));
         }
         libc::SYS_fork => make(context, leave, (CLONE, [FORK, 0, 0, 0, 0, 0])),
         libc::SYS_vfork => make(context, leave, (CLONE, [VFORK, 0, 0, 0, 0, 0])),
         libc::SYS_clone | libc::SYS_clone3 => make(context, leave, (number, args)),
-        libc::SYS_arch_prctl if tls_block::is_used() && SET_GS <= args[0] && args[0] <= GET_GS => {
+        libc::SYS_arch_prctl if mode::is_static() && SET_GS <= args[0] && args[0] <= GET_GS => {
             let result = segment(args[0], args[1], &mut leave.fs);
             context.set_result(result.unwrap_or_else(sys::failure));
         }
-        libc::SYS_exit if tls_block::is_used() => {
+        libc::SYS_exit if mode::is_static() => {
             tls_block::end(args[0]);
             pass(context, number, &args);
         }
@@ -228,18 +169,19 @@ pub fn passes(number: u64) -> bool {
             | libc::SYS_epoll_pwait
             | 441
     );
-    is_armed() && returns_once
+    mode::is_dispatched() && returns_once
 }
 
 /// A call that makes no process and changes no signals.
 fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
     let may_wait = may_take_long(number);
     if may_wait {
-        delivery::let_signals_in(context);
+        signal_state::let_signals_in(context);
     }
-    let served = delivery::serve(number, args, context.sp()).or_else(|| serve::call(number, args));
+    let served =
+        signal_state::serve(number, args, context.sp()).or_else(|| serve::call(number, args));
     if may_wait {
-        delivery::keep_signals_out();
+        signal_state::keep_signals_out();
     }
     match served {
         Some(value) => context.set_result(value),
@@ -251,7 +193,7 @@ fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
 
 /// The thread goes on with the call.
 fn pass(context: &mut Context, number: u64, args: &[u64; 6]) {
-    if let Some(mask) = delivery::mask_of(number, args) {
+    if let Some(mask) = signal_state::mask_of(number, args) {
         exchange(context, mask);
         return;
     }
@@ -262,7 +204,7 @@ fn pass(context: &mut Context, number: u64, args: &[u64; 6]) {
 }
 
 /// The same without `SIGSYS` in the mask of signals that is among the arguments.
-fn exchange(context: &mut Context, mask: delivery::MaskArgument) {
+fn exchange(context: &mut Context, mask: signal_state::MaskArgument) {
     let (sp, back, mut args) = (context.sp() - EXCHANGED, context.ip(), context.args());
     let room = sp + 7 * 8;
     let mut words = [back, args[0], args[1], args[2], args[3], args[4], args[5], 0, 0, 0];
@@ -300,12 +242,12 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
     let stack = fork::stack_of_child(number, &own);
     // A child begins in our code, with our variables.
     let mut fs = leave.fs;
-    if tls_block::is_used() && flags & libc::CLONE_SETTLS as u64 != 0 {
+    if mode::is_static() && flags & libc::CLONE_SETTLS as u64 != 0 {
         fs = if is_clone3 { record[7] } else { args[4] };
         fork::without(number, &mut own, libc::CLONE_SETTLS);
     }
     let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
-    if !is_thread && crate::catch::start::refuses_fork() {
+    if !is_thread && fork::is_refused() {
         return context.set_result(sys::failure(Errno::EPERM));
     }
     match fork::before_clone(number, &mut own) {
@@ -328,7 +270,7 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
             context.set_result(value);
         }
         Ok(false) if stack == 0 => pass(context, number, &args),
-        Ok(false) if tls_block::is_used() && is_thread => {
+        Ok(false) if mode::is_static() && is_thread => {
             let origin = tls_block::Origin { call: (number, own), fs };
             let copy = |from, len| context.copy_for_thread((from, len), stack);
             let value = tls_block::make(origin, copy);

@@ -17,23 +17,10 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
 use defuse_preload_plan::trampoline::TO_SYSCALL_END;
 
-use crate::catch::{delivery, dispatch, signals};
-use crate::machine::{inside, sys, thread_exit};
+use crate::catch::{patch, signal_state};
+use crate::machine::{inside, mode, stack, sys};
 use crate::process::{fork, table};
 use crate::serve;
-
-// Where the stack of this thread for our code ends; 0 where it has none yet.
-std::arch::global_asm!(
-    ".section .tbss.defuse_stack,\"awT\",@nobits",
-    ".hidden defuse_stack",
-    ".globl defuse_stack",
-    ".type defuse_stack,@tls_object",
-    ".size defuse_stack, 8",
-    ".balign 8",
-    "defuse_stack:",
-    ".zero 8",
-    ".text",
-);
 
 std::arch::global_asm!(
     ".globl defuse_entry",
@@ -198,10 +185,10 @@ std::arch::global_asm!(
     cloned = sym CLONED,
     after_clone = const AFTER_CLONE,
     red_zone = const 128,
-    new_stack = sym new_stack,
-    stack_len = const STACK_LEN,
-    armed = sym dispatch::ARMED,
-    deliver = sym signals::deliver_outside,
+    new_stack = sym stack::make,
+    stack_len = const stack::LEN,
+    armed = sym mode::DISPATCHED,
+    deliver = sym inside::deliver_outside,
 );
 
 // SAFETY: defined above; only its address is taken here.
@@ -233,91 +220,6 @@ pub fn address() -> u64 {
     defuse_entry as *const () as u64
 }
 
-/// The length in bytes of a thread's stack for our code. It costs memory as far as it is used.
-const STACK_LEN: u64 = 512 << 10;
-/// What nobody may touch at its lower end.
-const GUARD_LEN: u64 = 4096;
-
-/// Where this thread keeps the end of its stack for our code.
-pub fn stack_slot() -> *mut u64 {
-    let slot: *mut u64;
-    // SAFETY: the address of a variable of the thread, computed as the loader lays it out.
-    unsafe {
-        std::arch::asm!(
-            "mov {slot}, fs:[0]",
-            "add {slot}, [rip + defuse_stack@GOTTPOFF]",
-            slot = out(reg) slot,
-            options(pure, readonly, nostack),
-        );
-    }
-    slot
-}
-
-/// Makes a stack for our code on this thread; returns its end, 0 where there is none to be had.
-///
-/// What a program has may be too small: the C library gives the threads of aio_write(3) and the
-/// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
-extern "C" fn new_stack() -> u64 {
-    if inside::has_ended() {
-        return 0;
-    }
-    let Some(end) = map_stack() else { return 0 };
-    // SAFETY: the variable is this thread's own.
-    unsafe { stack_slot().write(end) };
-    // Whoever has one gives it back.
-    thread_exit::arm();
-    end
-}
-
-/// A new stack for our code; returns its end.
-pub fn map_stack() -> Option<u64> {
-    let at = sys::map(STACK_LEN as usize, libc::PROT_NONE, libc::MAP_NORESERVE).ok()?;
-    let rest = STACK_LEN - GUARD_LEN;
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    if sys::plain(libc::SYS_mprotect, at + GUARD_LEN, rest, protection).is_err() {
-        let _ = sys::plain(libc::SYS_munmap, at, STACK_LEN, 0);
-        return None;
-    }
-    Some(at + STACK_LEN)
-}
-
-/// First address and length of the stack for our code that ends at `end`.
-pub fn bounds(end: u64) -> (u64, u64) {
-    let len = STACK_LEN - GUARD_LEN;
-    (end - len, len)
-}
-
-/// This thread's stack for our code, first address and length, made where there is none; `None` where
-/// there is none to be had.
-pub fn stack() -> Option<(u64, u64)> {
-    // SAFETY: as in `new_stack`.
-    let end = match unsafe { stack_slot().read() } {
-        0 => new_stack(),
-        end => end,
-    };
-    (end != 0).then(|| bounds(end))
-}
-
-/// Whether `address` lies on this thread's stack for our code.
-#[inline]
-pub fn is_on_stack(address: u64) -> bool {
-    // SAFETY: as in `new_stack`.
-    let end = unsafe { stack_slot().read() };
-    end.wrapping_sub(address).wrapping_sub(1) < STACK_LEN && end != 0
-}
-
-/// Gives this thread's stack for our code back, at its end. Not to be called on that stack.
-pub fn drop_stack() {
-    // SAFETY: as in `new_stack`.
-    let end = unsafe { stack_slot().replace(0) };
-    if end != 0 {
-        if dispatch::is_armed() {
-            dispatch::disarm();
-        }
-        let _ = sys::plain(libc::SYS_munmap, end - STACK_LEN, STACK_LEN, 0);
-    }
-}
-
 /// rax and rdx as the entry expects them.
 #[repr(C)]
 struct Answer {
@@ -345,16 +247,16 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
         return match fork::before_clone(number, args) {
             Ok(true) => Answer { value: number as i64, then: CLONE },
-            Ok(false) if dispatch::is_armed() => share(number, args, from),
+            Ok(false) if mode::is_dispatched() => share(number, args, from),
             Ok(false) => Answer { value: number as i64, then: PASS },
             Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
         };
     }
-    if dispatch::is_armed() {
+    if mode::is_dispatched() {
         let sp = std::ptr::from_ref(args) as u64;
         let served = match number as i64 {
-            libc::SYS_rt_sigprocmask => Some(delivery::change_own_mask(args)),
-            _ => delivery::serve(number, args, sp),
+            libc::SYS_rt_sigprocmask => Some(signal_state::change_own_mask(args)),
+            _ => signal_state::serve(number, args, sp),
         };
         if let Some(value) = served {
             return Answer { value, then: SERVED };
@@ -362,8 +264,8 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
     }
     let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
     let served = serve::call(number, args);
-    if counts {
-        serve::count_site(number, args, from, served.is_some());
+    if counts && let Some(site) = patch::site_of(from) {
+        serve::count_site(number, args, site, served.is_some());
     }
     match served {
         Some(value) => Answer { value, then: SERVED },
@@ -373,9 +275,9 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
 
 /// Where a call that is not ours is made.
 fn passed(number: u64, args: &[u64; 6]) -> u64 {
-    match dispatch::is_armed() {
+    match mode::is_dispatched() {
         // The trampoline makes it, and it is dispatched: its arguments have to be exchanged.
-        true if delivery::mask_of(number, args).is_some() => PASS,
+        true if signal_state::mask_of(number, args).is_some() => PASS,
         true => PASS_HERE,
         false => PASS,
     }

@@ -4,21 +4,34 @@
 //! It names all other layers.
 
 #[allow(unsafe_code)]
-pub mod delivery;
+mod arm;
 #[allow(unsafe_code)]
-pub mod dispatch;
+mod delivery;
 #[allow(unsafe_code)]
-pub mod entry;
+mod dispatch;
 #[allow(unsafe_code)]
-pub mod patch;
+mod entry;
 #[allow(unsafe_code)]
-pub mod signals;
-pub mod start;
+mod environment;
 #[allow(unsafe_code)]
-pub mod statics;
+mod frame;
+#[allow(unsafe_code)]
+mod next;
+#[allow(unsafe_code)]
+mod patch;
+#[allow(unsafe_code)]
+mod signal_state;
+#[allow(unsafe_code)]
+mod signals;
+#[allow(unsafe_code)]
+mod start;
+#[allow(unsafe_code)]
+mod statics;
 #[allow(unsafe_code)]
 pub mod symbols;
 #[allow(unsafe_code)]
-pub mod tls_block;
+mod tls_block;
 #[allow(unsafe_code)]
-pub mod users;
+mod users;
+#[allow(unsafe_code)]
+mod wanted;

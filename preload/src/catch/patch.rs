@@ -6,14 +6,13 @@
 //! (`defuse_preload_plan::image`): nothing is copied then. Otherwise every byte is compared, and the
 //! jumps are written here.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
 use defuse_preload_plan::image::{HEAD_PAGE, Image};
 use defuse_preload_plan::trampoline::{self, TRAMPOLINE};
 use defuse_preload_plan::{ObjectSites, Site};
 
-use crate::catch::entry;
 use crate::machine::sys;
 
 /// How many sites were patched, and how many had to be.
@@ -42,6 +41,8 @@ pub struct Images {
     pub fd: i32,
     /// Where images begin in it.
     pub from: u64,
+    /// The address that trampolines go to.
+    pub entry: u64,
 }
 
 /// Patches all libraries that are loaded and in the plan. The process has one thread yet, or the
@@ -58,7 +59,9 @@ pub fn all(objects: &[ObjectSites], images: Images) -> Patched {
         patched.wanted += sites.len();
         let image = objects[at].image.and_then(|image| map_image(&library, &image, images));
         let image = image.map(|page| (page, (0..sites.len()).collect()));
-        let Some((page, done)) = image.or_else(|| patch(&library, sites)) else { continue };
+        let Some((page, done)) = image.or_else(|| patch(&library, sites, images.entry)) else {
+            continue;
+        };
         patched.done += done.len();
         patched.forks |= done.iter().any(|&at| sites[at].number == Some(libc::SYS_clone as u16));
         let first: usize = objects[..at].iter().map(|object| object.sites.len()).sum();
@@ -144,7 +147,7 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 const HEAD: usize = 16;
 
 /// Patches the sites of one library; returns where their trampolines are, and which sites these are.
-fn patch(library: &Loaded, sites: &[Site]) -> Option<(u64, Vec<usize>)> {
+fn patch(library: &Loaded, sites: &[Site], entry: u64) -> Option<(u64, Vec<usize>)> {
     let fits = |at: &usize| is_as_expected(library, &sites[*at]);
     let done: Vec<usize> = (0..sites.len()).filter(fits).collect();
     let code: Vec<&Site> = done.iter().map(|at| &sites[*at]).collect();
@@ -153,7 +156,7 @@ fn patch(library: &Loaded, sites: &[Site]) -> Option<(u64, Vec<usize>)> {
         library.code.iter().fold((u64::MAX, 0), |(a, b), &(from, end)| (a.min(from), b.max(end)));
     let page = near(from, end, room)?;
     let mut bytes = vec![0xcc; room];
-    bytes[..8].copy_from_slice(&entry::address().to_le_bytes());
+    bytes[..8].copy_from_slice(&entry.to_le_bytes());
     for (place, site) in code.iter().enumerate() {
         let at = HEAD + place * TRAMPOLINE;
         let made = trampoline::code(site, library.base + site.address, page + at as u64, page);
@@ -219,7 +222,7 @@ fn map_image(library: &Loaded, image: &Image, images: Images) -> Option<u64> {
     let new = libc::MAP_FIXED_NOREPLACE;
     map(head, HEAD_PAGE + image.trampolines_len, data, new, None)?;
     // SAFETY: the page was mapped just now, for this, and nobody else knows of it.
-    unsafe { (head as *mut u64).write(entry::address()) };
+    unsafe { (head as *mut u64).write(images.entry) };
     let behind = Some(image.place + image.len);
     let made = map(trampolines, image.trampolines_len, text, libc::MAP_FIXED, behind)
         .and_then(|()| map(code, image.len, text, libc::MAP_FIXED, Some(image.place)));
@@ -253,12 +256,6 @@ fn protect(from: u64, end: u64, protection: c_int) -> Option<()> {
     let from = from & !0xfff;
     let len = end.next_multiple_of(4096) - from;
     sys::plain(libc::SYS_mprotect, from, len, protection as u64).ok().map(drop)
-}
-
-/// The address of a symbol in the libraries after ours; 0 where there is none.
-pub fn next(name: &CStr) -> u64 {
-    // SAFETY: dlsym takes any name.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as u64 }
 }
 
 #[cfg(test)]

@@ -6,169 +6,18 @@
 //! at the end of our code the signal is sent again, with all that came with it. The usual way costs
 //! nothing but a look at a variable of the thread.
 
-use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use defuse_fs::Errno;
 
-use crate::catch::{delivery, dispatch, entry, tls_block};
-use crate::machine::{inside, sys};
-use crate::serve::{Call, Fail, Served};
-
-/// The kernel's structure: handler, flags, restorer, mask.
-pub type Action = [u64; 4];
+use crate::catch::delivery;
+use crate::catch::wanted::{Action, WANTED, Wanted};
+use crate::machine::{inside, mode, pending, stack, sys};
+use crate::serve::call::{Call, Fail, Served};
 
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
 const RESETHAND: u64 = libc::SA_RESETHAND as u64;
-
-/// What the program asked for, by signal.
-pub struct Wanted {
-    /// Its handler, and what stands for none.
-    pub handler: AtomicU64,
-    flags: AtomicU64,
-    restorer: AtomicU64,
-    mask: AtomicU64,
-}
-
-impl Wanted {
-    const fn nothing() -> Wanted {
-        Wanted {
-            handler: AtomicU64::new(0),
-            flags: AtomicU64::new(0),
-            restorer: AtomicU64::new(0),
-            mask: AtomicU64::new(0),
-        }
-    }
-
-    fn get(&self) -> Action {
-        let rest = [&self.flags, &self.restorer, &self.mask].map(|it| it.load(Ordering::Relaxed));
-        [self.handler.load(Ordering::Acquire), rest[0], rest[1], rest[2]]
-    }
-
-    fn set(&self, action: &Action) {
-        self.flags.store(action[1], Ordering::Relaxed);
-        self.restorer.store(action[2], Ordering::Relaxed);
-        self.mask.store(action[3], Ordering::Relaxed);
-        self.handler.store(action[0], Ordering::Release);
-    }
-}
-
-/// By signal.
-pub static WANTED: [Wanted; 65] = [const { Wanted::nothing() }; 65];
-
-/// What the program asked for.
-pub fn wanted(number: c_int) -> Action {
-    WANTED[number as usize % WANTED.len()].get()
-}
-
-/// A signal that waits, with the signals that were blocked before.
-struct Waiting {
-    number: Cell<c_int>,
-    mask: Cell<u64>,
-    info: UnsafeCell<[u64; 16]>,
-}
-
-thread_local! {
-    static WAITING: Waiting = const {
-        Waiting { number: Cell::new(0), mask: Cell::new(0), info: UnsafeCell::new([0; 16]) }
-    };
-}
-
-/// Whether a signal waits for the end of our code on this thread.
-pub fn waits() -> bool {
-    WAITING.with(|waiting| waiting.number.get() != 0)
-}
-
-/// Delivers what had to wait.
-#[inline]
-pub fn deliver() {
-    WAITING.with(|waiting| {
-        if waiting.number.get() != 0 {
-            send_again(waiting);
-        }
-    });
-}
-
-// SAFETY: as the C library exports it.
-unsafe extern "C" {
-    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
-}
-
-/// The signal by which the C library cancels a thread in a call that waits.
-const CANCEL: c_int = 32;
-const DEFERRED: c_int = 0;
-
-/// Sends again what had to wait, and lets nothing in: who calls this sees to it.
-pub fn send_waiting() {
-    WAITING.with(|waiting| {
-        if waiting.number.get() != 0 {
-            queue(waiting);
-        }
-    });
-}
-
-/// Delivers what had to wait: on the way out of our code, once its stack is free.
-pub extern "C" fn deliver_outside() {
-    if !inside::is_inside() {
-        deliver();
-    }
-}
-
-/// Has this thread block what it blocked before a signal that waits, so that a program that is
-/// executed now does; returns what undoes that, where the program is none.
-pub fn unblock_for_exec() -> impl FnOnce() {
-    let mask = waiting_mask(|mask| *mask);
-    if let Some(mask) = mask {
-        inside::change_mask(libc::SIG_SETMASK, mask);
-    }
-    move || {
-        if mask.is_some() {
-            inside::change_mask(libc::SIG_BLOCK, delivery::ALL);
-        }
-    }
-}
-
-/// Runs `change` on the mask that this thread has when what waits was delivered; `None` where nothing
-/// waits.
-pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
-    WAITING.with(|waiting| {
-        let mut mask = (waiting.number.get() != 0).then(|| waiting.mask.get())?;
-        let result = change(&mut mask);
-        waiting.mask.set(mask);
-        Some(result)
-    })
-}
-
-#[cold]
-fn send_again(waiting: &Waiting) {
-    // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more, from its
-    // beginning on.
-    if entry::is_on_stack(std::ptr::from_ref(&waiting) as u64) {
-        return;
-    }
-    queue(waiting);
-    // The signal arrives before this returns.
-    inside::change_mask(libc::SIG_SETMASK, waiting.mask.get());
-}
-
-fn queue(waiting: &Waiting) {
-    let number = waiting.number.replace(0);
-    if number == CANCEL && !tls_block::is_used() {
-        // Its handler would end the thread here and now, by unwinding our own code. It only notes
-        // that the thread is cancelled where that may wait until the next call: which the call that
-        // is served here was, too.
-        let mut before = 0;
-        // SAFETY: both arguments are right, and nothing is unwound by this change.
-        unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
-    }
-    let number = number as u64;
-    let (pid, tid) = (crate::process::state::pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
-    let tid = tid.unwrap_or(0) as u64;
-    let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
-    // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
-    unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
-}
 
 /// rt_sigaction(2).
 pub fn action(call: &Call<'_>) -> Served {
@@ -177,7 +26,7 @@ pub fn action(call: &Call<'_>) -> Served {
         return Err(Fail::Pass);
     };
     let before = wanted.get();
-    if dispatch::is_armed() && number == libc::SIGSYS {
+    if mode::is_dispatched() && number == libc::SIGSYS {
         return action_of_sys(call, wanted, &before);
     }
     let mut args = *call.args;
@@ -208,7 +57,7 @@ pub fn action(call: &Call<'_>) -> Served {
 
 /// What the kernel is told where the program wants `wanted`, a handler.
 fn our_action(wanted: &Action) -> Action {
-    if dispatch::is_armed() {
+    if mode::is_dispatched() {
         return delivery::action_of(wanted);
     }
     let flags = (wanted[1] | SIGINFO) & !RESETHAND;
@@ -230,19 +79,6 @@ fn action_of_sys(call: &Call<'_>, wanted: &Wanted, before: &Action) -> Served {
     Ok(0)
 }
 
-/// A signal waits until our code is done: everything is blocked in `mask`, that of the interrupted
-/// thread, until then.
-pub fn note(number: c_int, info: *mut u64, mask: &mut u64) {
-    WAITING.with(|waiting| {
-        // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else
-        // comes, so that one place is enough.
-        unsafe { std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16) };
-        waiting.mask.set(*mask);
-        *mask |= delivery::ALL;
-        waiting.number.set(number);
-    });
-}
-
 /// The handler of all signals that the program handles.
 extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let wanted = &WANTED[number as usize % WANTED.len()];
@@ -254,10 +90,10 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let context: *mut libc::ucontext_t = context.cast();
     // SAFETY: the kernel passed the state of the interrupted thread.
     let sp = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as u64;
-    if !own && (inside::is_inside() || entry::is_on_stack(sp)) {
+    if !own && (inside::is_inside() || stack::holds(sp)) {
         // SAFETY: as above; from there the kernel takes the blocked signals when the handler returns.
         let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
-        note(number, info, mask);
+        pending::note(number, info, mask);
         return;
     }
     if wanted.flags.load(Ordering::Relaxed) & RESETHAND != 0 {

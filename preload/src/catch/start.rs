@@ -1,25 +1,21 @@
 //! How the library begins: before `main`, in every program of a run.
 
-use std::ffi::CString;
 use std::os::fd::OwnedFd;
 
 use defuse_preload_plan::{DIRECTORY, Inherited, VARIABLE};
 
-use crate::catch::{dispatch, patch, statics, symbols};
-use crate::machine::{inside::Inside, sys};
-use crate::process::{
-    exec_state,
-    shared::Shared,
-    state::{self, Process},
+use crate::catch::{
+    arm, delivery, entry, environment, next, patch, signals, statics, symbols, tls_block,
 };
-use crate::serve;
-
-/// Tells people something.
-pub fn say(text: &str) {
-    let text = format!("defuse: {text}\n");
-    let args = [2, text.as_ptr() as u64, text.len() as u64, 0, 0, 0];
-    sys::pass(libc::SYS_write as u64, &args);
-}
+use crate::machine::descriptors::{close, keep_above, owned};
+use crate::machine::inside::{self, Inside};
+use crate::machine::message::say;
+use crate::machine::{mode, pid, sys, thread_exit};
+use crate::process::shared::Shared;
+use crate::process::state::{self, Process};
+use crate::process::{credentials, exec_state, fork, holders, leash, zone};
+use crate::serve::call::Call;
+use crate::serve::{cwd, handlers};
 
 /// Ends a program that cannot be what it was started as.
 fn fail(text: &str) -> ! {
@@ -30,45 +26,47 @@ fn fail(text: &str) -> ! {
 
 /// Begins, where a run says so in the environment.
 pub fn begin() {
-    let Some(value) = symbols::take_variable(VARIABLE) else { return };
+    let Some(value) = environment::take(VARIABLE) else { return };
     let Ok(inherited) = value.to_string_lossy().parse::<Inherited>() else {
         fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
     };
     let state = inherited.state;
     let mut incoming = state.and_then(|state| exec_state::read(state.letter));
     let floor = state.and_then(|state| u64::try_from(state.floor).ok());
-    let carried = state.and_then(|state| state.program).map(crate::serve::handover::owned);
+    let carried = state.and_then(|state| state.program).map(owned);
     let Some((shared, plan, images)) = Shared::map(inherited.memory, inherited.plan) else {
         fail("program and library are of different versions: build both together");
     };
-    symbols::clean_preload(&plan.library);
+    environment::clean_preload(&plan.library);
     symbols::find_next();
-    crate::machine::thread_exit::begin();
-    crate::machine::inside::register();
+    thread_exit::begin(credentials::end_of_thread);
+    inside::register();
     let Some(inside) = Inside::enter() else { return };
-    let limits = state::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
+    let limits = zone::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
+    pid::note();
     let inherited = above_all(&inherited, floor);
     let before = incoming.as_ref().map(|incoming| incoming.holder);
-    if !crate::process::holders::begin(&shared, inherited.memory, floor, before) {
+    if !holders::begin(&shared, inherited.memory, floor, before) {
         fail("the run has as many processes as it can have");
     }
     let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
     let connections = connections.unwrap_or_default();
     if let Some(leash) = inherited.leash {
-        crate::process::leash::bind(leash, floor);
+        leash::bind(leash, floor);
     }
     let plan_fd = inherited.plan;
     let process = Process::new(shared, plan, inherited, limits, connections);
     let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
-        crate::catch::entry::count_all();
+        entry::count_all();
     }
-    let images = patch::Images { fd: plan_fd, from: images };
+    let images = patch::Images { fd: plan_fd, from: images, entry: entry::address() };
     let patched = patch::all(&process.plan.objects, images);
     let process = state::install(process);
-    symbols::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
-    if !symbols::is_patched() && process.plan.report {
+    register();
+    next::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
+    if !next::is_patched() && process.plan.report {
         say(
             "this C library is not the one that was analysed: only calls of its functions are seen",
         );
@@ -76,16 +74,16 @@ pub fn begin() {
     if let Some(incoming) = incoming {
         incoming.apply(process);
     }
-    if let Some(directory) = symbols::take_variable(DIRECTORY) {
+    if let Some(directory) = environment::take(DIRECTORY) {
         let args = [directory.as_ptr() as u64, 0, 0, 0, 0, 0];
-        let call = serve::Call { process, number: libc::SYS_chdir as u64, args: &args };
-        if let Err(why) = serve::go_to(&call, directory.as_bytes()) {
+        let call = Call { process, number: libc::SYS_chdir as u64, args: &args };
+        if let Err(why) = cwd::go_to(&call, directory.as_bytes()) {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
     }
-    crate::process::fork::mark();
+    fork::mark();
     if !patched.forks {
-        crate::process::fork::follow_handlers();
+        fork::follow_handlers();
     }
     if process.plan.dispatch {
         dispatch_calls();
@@ -97,15 +95,30 @@ pub fn begin() {
     }
 }
 
+/// Registers what the lower layers call here.
+fn register() {
+    let _ = handlers::SIGACTION.set(signals::action);
+    let _ = fork::IN_CHILD.set(in_child);
+}
+
+/// In a child, which has its parent's stacks.
+fn in_child() {
+    if mode::is_dispatched() {
+        arm::rearm();
+        tls_block::reset();
+    }
+}
+
 /// Has the system calls seen that no library makes.
 fn dispatch_calls() {
-    if !symbols::is_patched() {
+    if !next::is_patched() {
         fail(
             "this C library is not the one that was analysed, so that calls cannot be dispatched: \
              run without --dispatch",
         );
     }
-    if !dispatch::begin() {
+    let own_code = patch::own_code(entry::address());
+    if !own_code.is_some_and(|own_code| arm::begin(own_code, delivery::begin)) {
         fail(
             "the kernel cannot dispatch system calls to their program (Linux 5.11 can): run without \
              --dispatch",
@@ -116,8 +129,8 @@ fn dispatch_calls() {
 /// Loads a static program, for which this process was made.
 fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
     let program = statics::load(fd)?;
-    symbols::leave_to_program();
-    crate::catch::tls_block::begin();
+    statics::leave_to_program();
+    tls_block::begin();
     Ok(program)
 }
 
@@ -137,38 +150,23 @@ fn above(fd: i32, floor: i32) -> i32 {
     if fd >= floor {
         return fd;
     }
-    match state::keep_above(fd, floor, false) {
+    match keep_above(fd, floor, false) {
         Ok(kept) => {
-            state::close(fd);
+            close(fd);
             kept
         }
         Err(_) => fd,
     }
 }
 
-/// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
-/// told.
-pub fn refuses_fork() -> bool {
-    let Some(process) = state::get() else { return false };
-    match process.lost() {
-        None => false,
-        Some(mount) => {
-            say(&format!(
-                "{}: its files are in the memory of this process, which a child would have a copy \
-                 of: use --fork server or --fork reopen",
-                String::from_utf8_lossy(&mount.target)
-            ));
-            true
-        }
-    }
+extern "C" fn at_load(count: usize, arguments: *mut u64, variables: *mut u64) {
+    // SAFETY: the loader passes these to functions of initialization.
+    unsafe { statics::note_arguments(count, arguments, variables) };
+    begin();
 }
 
-/// The path that dlopen(3) is to load instead of `path`, where that lies in a mount: the kernel's
-/// own path of the bytes, or a copy in memory.
-pub fn library(path: &[u8]) -> Option<CString> {
-    let process = state::get()?;
-    let _inside = Inside::enter()?;
-    let args = [0; 6];
-    let call = crate::serve::Call { process, number: 0, args: &args };
-    crate::serve::kernel_path(&call, path)
-}
+/// Runs [`at_load`] when the library is loaded.
+#[used]
+// SAFETY: the loader passes these arguments.
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn(usize, *mut u64, *mut u64) = at_load;

@@ -14,196 +14,18 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use defuse_fs::Errno;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
-use crate::catch::{symbols, tls_block};
+use crate::catch::{environment, next, tls_block};
+use crate::machine::descriptors::owned;
 use crate::machine::sys;
-
-const EXEC: u16 = 2;
-const DYN: u16 = 3;
-const X86_64: u16 = 62;
-
-const LOAD: u32 = 1;
-const DYNAMIC: u32 = 2;
-const INTERP: u32 = 3;
-const PHDR: u32 = 6;
-const GNU_STACK: u32 = 0x6474_e551;
-
-const PAGE: u64 = 4096;
-/// Most program headers that are looked at; linkers make a dozen.
-const MOST_HEADERS: usize = 64;
-const HEADER: usize = 56;
-
-/// A program header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Segment {
-    kind: u32,
-    flags: u32,
-    offset: u64,
-    address: u64,
-    in_file: u64,
-    in_memory: u64,
-    align: u64,
-}
-
-/// What the head of an ELF file for this machine says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Image {
-    kind: u16,
-    entry: u64,
-    headers_at: u64,
-    segments: Vec<Segment>,
-}
-
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
-    let mut word = [0; 8];
-    word[..N].copy_from_slice(bytes.get(at..at + N)?);
-    Some(u64::from_le_bytes(word))
-}
-
-impl Image {
-    /// `None` where it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as far
-    /// as its program headers at least.
-    fn parse(head: &[u8]) -> Option<Self> {
-        if head.get(..6)? != b"\x7fELF\x02\x01" || number::<2>(head, 18)? as u16 != X86_64 {
-            return None;
-        }
-        let (headers_at, count) = (number::<8>(head, 32)?, number::<2>(head, 56)? as usize);
-        let size = number::<2>(head, 54)? as usize;
-        if size != HEADER || count > MOST_HEADERS {
-            return None;
-        }
-        let from = usize::try_from(headers_at).ok()?;
-        let segment = |at: usize| {
-            let header = head.get(from.checked_add(at * HEADER)?..)?.get(..HEADER)?;
-            Some(Segment {
-                kind: number::<4>(header, 0)? as u32,
-                flags: number::<4>(header, 4)? as u32,
-                offset: number::<8>(header, 8)?,
-                address: number::<8>(header, 16)?,
-                in_file: number::<8>(header, 32)?,
-                in_memory: number::<8>(header, 40)?,
-                align: number::<8>(header, 48)?,
-            })
-        };
-        let segments = (0..count).map(segment).collect::<Option<Vec<_>>>()?;
-        let kind = number::<2>(head, 16)? as u16;
-        Some(Image { kind, entry: number::<8>(head, 24)?, headers_at, segments })
-    }
-
-    /// The path of the loader that the file asks for.
-    fn loader(&self, read: impl Fn(&mut [u8], u64) -> usize) -> Option<Vec<u8>> {
-        let segment = self.all(INTERP).next()?;
-        let mut path = vec![0; segment.in_file.min(PAGE) as usize];
-        let len = read(&mut path, segment.offset);
-        path.truncate(path[..len].iter().position(|byte| *byte == 0).unwrap_or(len));
-        Some(path)
-    }
-
-    fn all(&self, kind: u32) -> impl Iterator<Item = &Segment> {
-        self.segments.iter().filter(move |segment| segment.kind == kind)
-    }
-}
-
-/// How much of a file is looked at.
-pub const HEAD: usize = 4096;
-
-/// Whether a file, which begins with `head`, is a program into which no loader takes this library: it
-/// is linked statically, or for another C library. `read` reads more of it.
-pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
-    let Some(image) = Image::parse(head) else { return false };
-    if let Some(loader) = image.loader(&read) {
-        let name = loader.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        return !name.is_empty() && !name.starts_with(b"ld-linux");
-    }
-    match image.kind {
-        EXEC => true,
-        // The dynamic loader itself and libraries lack the flag.
-        DYN => {
-            let Some(dynamic) = image.all(DYNAMIC).next() else { return false };
-            let mut bytes = vec![0; dynamic.in_file.min(64 << 10) as usize];
-            let len = read(&mut bytes, dynamic.offset);
-            is_pie(&bytes[..len])
-        }
-        _ => false,
-    }
-}
-
-/// Whether `DT_FLAGS_1` among the entries says that it is a program.
-fn is_pie(dynamic: &[u8]) -> bool {
-    const FLAGS_1: u64 = 0x6fff_fffb;
-    const PIE: u64 = 0x0800_0000;
-    let pair = |entry: &[u8]| Some((number::<8>(entry, 0)?, number::<8>(entry, 8)?));
-    let mut entries = dynamic.chunks_exact(16).filter_map(pair);
-    entries.any(|(tag, value)| tag == FLAGS_1 && value & PIE != 0)
-}
-
-// ---- the carrier -----------------------------------------------------------------------------
-
-/// The loader of dynamic programs, by the name that all of them have for it (System V ABI, x86-64).
-const LOADER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
-
-/// A program that needs nothing and does nothing.
-fn carrier() -> Vec<u8> {
-    const HEADERS: usize = 5;
-    let (loader, dynamic) = (64 + HEADERS * HEADER, 64 + HEADERS * HEADER + 32);
-    let entries: [[u64; 2]; 5] = [
-        // Empty tables of strings and symbols, without which no loader takes it.
-        [5, dynamic as u64 + 80],
-        [6, dynamic as u64 + 80],
-        [10, 1],
-        [11, 24],
-        [0, 0],
-    ];
-    let (entry, len) = (dynamic + 80 + 24, dynamic + 80 + 24 + 8);
-    let mut out = Vec::with_capacity(len);
-    out.extend_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    out.extend_from_slice(&DYN.to_le_bytes());
-    out.extend_from_slice(&X86_64.to_le_bytes());
-    out.extend_from_slice(&1u32.to_le_bytes());
-    [entry as u64, 64, 0].iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
-    out.extend_from_slice(&0u32.to_le_bytes());
-    let sizes = [64u16, HEADER as u16, HEADERS as u16, 64, 0, 0];
-    sizes.iter().for_each(|half| out.extend_from_slice(&half.to_le_bytes()));
-    let headers: [(u32, u32, usize, usize, u64); HEADERS] = [
-        (PHDR, 4, 64, HEADERS * HEADER, 8),
-        (INTERP, 4, loader, LOADER.len(), 1),
-        // The dynamic section is written to by the loader.
-        (LOAD, 7, 0, len, PAGE),
-        (DYNAMIC, 6, dynamic, size_of_val(&entries), 8),
-        (GNU_STACK, 6, 0, 0, 16),
-    ];
-    for (kind, flags, at, len, align) in headers {
-        out.extend_from_slice(&kind.to_le_bytes());
-        out.extend_from_slice(&flags.to_le_bytes());
-        let (at, len) = (at as u64, len as u64);
-        let words = [at, at, at, len, len, align];
-        words.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
-    }
-    out.extend_from_slice(LOADER);
-    out.resize(dynamic, 0);
-    entries.iter().flatten().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
-    out.resize(entry, 0);
-    // ud2: nobody comes here.
-    out.extend_from_slice(&[0x0f, 0x0b, 0, 0, 0, 0, 0, 0]);
-    out
-}
-
-/// The carrier, to be executed.
-pub fn make_carrier() -> Result<OwnedFd, Errno> {
-    let mut file = File::from(crate::serve::handover::memory(c"defuse-static")?);
-    file.write_all(&carrier()).map_err(Errno::from)?;
-    Ok(file.into())
-}
-
-// ---- in the carrier ----------------------------------------------------------------------------
+use crate::serve::elf::{EXEC, HEAD, Image, LOAD, PAGE, PHDR, Segment};
+use crate::serve::path;
 
 /// Where the kernel put the arguments of this process.
 static ARGUMENTS: AtomicPtr<u64> = AtomicPtr::new(std::ptr::null_mut());
@@ -228,14 +50,6 @@ pub unsafe fn note_arguments(count: usize, arguments: *mut u64, mut variables: *
     }
 }
 
-/// The path of the program, where it is a static one.
-static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
-
-/// What `/proc/self/exe` leads to, where that is not what the kernel believes.
-pub fn executable() -> Option<&'static [u8]> {
-    PROGRAM.get().map(Vec::as_slice)
-}
-
 /// A program to be begun.
 pub struct Program {
     /// Where it begins.
@@ -246,10 +60,10 @@ pub struct Program {
 
 /// Loads the static program in `fd`. The error is for people.
 pub fn load(fd: OwnedFd) -> Result<Program, String> {
-    let name = symbols::take_variable(NAME).unwrap_or_default();
+    let name = environment::take(NAME).unwrap_or_default();
     let shown = name.to_string_lossy().into_owned();
-    let executable = symbols::take_variable(EXECUTABLE).unwrap_or_default();
-    let _ = PROGRAM.set(executable.into_bytes());
+    let executable = environment::take(EXECUTABLE).unwrap_or_default();
+    path::set_executable(executable.into_bytes());
     if !tls_block::is_possible() {
         return Err(format!(
             "{shown}: the processor or the kernel does not let programs exchange FS (FSGSBASE, Linux \
@@ -285,11 +99,31 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
     Ok(Program { entry: begin, sp: stack(&changes) })
 }
 
+/// Gives a static program, which has a C library of its own or none, what the one in this process has
+/// of the kernel: the area for restartable sequences, of which a thread has one, and the end of its
+/// memory, brk(2), from which malloc(3) takes.
+pub fn leave_to_program() {
+    const UNREGISTER: u64 = 1;
+    const SIGNATURE: u64 = 0x5305_3053;
+    let (offset, size) = (next::find(c"__rseq_offset"), next::find(c"__rseq_size"));
+    if offset != 0 && size != 0 {
+        // SAFETY: the variables of these names are numbers of the C library.
+        let (offset, size) =
+            unsafe { ((offset as *const i64).read(), (size as *const u32).read()) };
+        let area = tls_block::fs().wrapping_add_signed(offset);
+        // The kernel's first record had 32 bytes, and libraries tell what they use of it.
+        let args = [area, u64::from(size.max(32)), UNREGISTER, SIGNATURE, 0, 0];
+        sys::pass(libc::SYS_rseq as u64, &args);
+    }
+    // SAFETY: an option of the heap.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 0) };
+}
+
 fn open(path: &[u8]) -> Result<File, Errno> {
     let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let fd = sys::plain(libc::SYS_open, path.as_ptr() as u64, how, 0)?;
-    Ok(File::from(crate::serve::handover::owned(fd as i32)))
+    Ok(File::from(owned(fd as i32)))
 }
 
 /// Maps an ELF file; returns also how far from its addresses it is.
@@ -405,50 +239,4 @@ fn map(image: &Image, file: &File) -> Result<u64, Errno> {
         }
     }
     Ok(base)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_carrier_is_a_program_that_the_loader_is_named_in() {
-        let bytes = carrier();
-        let image = Image::parse(&bytes).unwrap();
-        assert_eq!((image.kind, image.segments.len()), (DYN, 5));
-        let loader = image.all(INTERP).next().unwrap();
-        let from = loader.offset as usize;
-        assert_eq!(&bytes[from..from + loader.in_file as usize], LOADER);
-        let read = |room: &mut [u8], at: u64| {
-            let rest = &bytes[at as usize..];
-            let len = rest.len().min(room.len());
-            room[..len].copy_from_slice(&rest[..len]);
-            len
-        };
-        assert!(!is_static(&bytes, read));
-        // With the loader of another C library.
-        let mut other = bytes.clone();
-        other[from + 8..from + 11].copy_from_slice(b"dl-");
-        let read = |room: &mut [u8], at: u64| {
-            room.copy_from_slice(&other[at as usize..][..room.len()]);
-            room.len()
-        };
-        assert!(is_static(&other, read));
-        assert_eq!(image.entry as usize + 8, bytes.len());
-    }
-
-    #[test]
-    fn programs_are_told_apart() {
-        let kind = |path: &str| {
-            let file = File::open(path).unwrap();
-            let mut head = vec![0; HEAD];
-            let len = file.read_at(&mut head, 0).unwrap();
-            is_static(&head[..len], |bytes, at| file.read_at(bytes, at).unwrap_or(0))
-        };
-        assert!(!kind("/bin/sh"));
-        // The loader has no interpreter, and is none.
-        assert!(!kind("/lib64/ld-linux-x86-64.so.2"));
-        assert!(!kind("/etc/passwd"));
-        assert!(!is_static(b"\x7fELF", |_, _| 0));
-    }
 }

@@ -6,83 +6,22 @@
 //! alike, in registers, also to functions with a variable number of arguments, and what lies above
 //! the 32 bits of an `int` is not looked at.
 
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ffi::{CStr, c_char, c_int};
 
-use crate::catch::{dispatch, patch};
-use crate::machine::sys;
-use crate::process::state;
+use crate::catch::next::{Next, is_patched, result};
+use crate::catch::{dispatch, environment, users};
+use crate::machine::{mode, sys};
+use crate::process::{fork as process_fork, state};
 use crate::serve;
+use crate::serve::open::library;
 use crate::serve::spawn;
-
-static PATCHED: AtomicBool = AtomicBool::new(false);
-
-/// Says whether the C library leads to us by itself.
-pub fn set_patched(patched: bool) {
-    PATCHED.store(patched, Ordering::Relaxed);
-}
-
-/// Whether it does.
-pub fn is_patched() -> bool {
-    PATCHED.load(Ordering::Relaxed)
-}
-
-// SAFETY: the type of a function of the C library, called with what the program passed.
-type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
-
-/// A function of the libraries after ours.
-pub struct Next {
-    name: &'static CStr,
-    address: AtomicU64,
-}
-
-impl Next {
-    pub const fn new(name: &'static CStr) -> Self {
-        Next { name, address: AtomicU64::new(0) }
-    }
-
-    #[inline]
-    fn address(&self) -> u64 {
-        match self.address.load(Ordering::Relaxed) {
-            0 => {
-                let found = patch::next(self.name);
-                self.address.store(found, Ordering::Relaxed);
-                found
-            }
-            found => found,
-        }
-    }
-
-    /// Calls it, as the program called us. `ENOSYS` where there is none.
-    #[inline]
-    pub fn call(&self, a: &[u64; 6]) -> i64 {
-        match self.address() {
-            0 => result(-i64::from(libc::ENOSYS)),
-            address => {
-                // SAFETY: the address is that of the function of this name; it gets what the program
-                // passed to us under the same name, in the same registers.
-                let function = unsafe { std::mem::transmute::<u64, Function>(address) };
-                // SAFETY: see above.
-                unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5]) }
-            }
-        }
-    }
-}
-
-/// A name that ends with NUL.
-pub const fn name(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!(),
-    }
-}
 
 /// Finds all functions that ours go on with, while the program has not begun: to ask the loader later
 /// would take the message away that dlerror(3) has for the program, and wait for the loader's lock
 /// where a handler of a signal may not.
 pub fn find_next() {
     let others = [&SYSCALL, &FORK, &FORK_ALONE, &SPAWN, &SPAWN_SEARCHED, &DLOPEN];
-    for next in next::ALL.iter().chain(&others).chain(crate::catch::users::ALL) {
+    for next in next::ALL.iter().chain(&others).chain(users::ALL) {
         next.address();
     }
     // What was not found is no news for the program: told once, and then forgotten.
@@ -101,16 +40,6 @@ static SPAWN_SEARCHED: Next = Next::new(c"posix_spawnp");
 static DLOPEN: Next = Next::new(c"dlopen");
 /// Where dlmopen(3) goes on.
 static DLMOPEN: Next = Next::new(c"dlmopen");
-
-/// The C library's way of returning: -1, and the error in errno.
-fn result(value: i64) -> i64 {
-    if !(-4095..0).contains(&value) {
-        return value;
-    }
-    // SAFETY: the C library gives every thread a place for errno.
-    unsafe { *libc::__errno_location() = -value as c_int };
-    -1
-}
 
 /// Makes the call where it is ours, and otherwise goes on.
 #[inline]
@@ -136,7 +65,7 @@ macro_rules! exports {
         /// The functions of the C library that these go on with.
         #[allow(non_upper_case_globals)]
         mod next {
-            use super::{Next, name};
+            use crate::catch::next::{Next, name};
 
             $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
             pub static ALL: &[&Next] = &[$(&$name),*];
@@ -318,7 +247,7 @@ exports! {
     fanotify_mark(a b c d e f) = SYS_fanotify_mark[a, b, c, d, e];
     execve(a b c d e f) = SYS_execve[a, b, c];
     execveat(a b c d e f) = SYS_execveat[a, b, c, d, e];
-    execv(a b c d e f) = SYS_execve[a, b, variables()];
+    execv(a b c d e f) = SYS_execve[a, b, environment::variables()];
 }
 
 /// The names that are exported for what is more than a system call.
@@ -385,7 +314,7 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn fork() -> c_int {
-    if crate::catch::start::refuses_fork() {
+    if process_fork::is_refused() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
     FORK.call(&[0; 6]) as c_int
@@ -407,10 +336,10 @@ pub unsafe extern "C" fn __fork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn _Fork() -> c_int {
-    if crate::catch::start::refuses_fork() {
+    if process_fork::is_refused() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    crate::process::fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
+    process_fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
 }
 
 /// # Safety
@@ -537,7 +466,7 @@ const NO_SPACE: &CStr =
 
 extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> Decision {
     DLMOPEN.address();
-    let is_served = crate::process::state::get().is_none() || dispatch::is_armed();
+    let is_served = state::get().is_none() || mode::is_dispatched();
     if space != 0 && !is_served {
         DLOPEN.address();
         return Decision { path: NO_SPACE.as_ptr(), refused: 1 };
@@ -551,117 +480,12 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
     if !text.contains(&b'/') {
         return path;
     }
-    match crate::catch::start::library(text) {
+    match library(text) {
         // The loader keeps the name for as long as the library is loaded, which has no end here.
         Some(other) => other.into_raw(),
         None => path,
     }
 }
-
-// ---- the environment ----------------------------------------------------------------------
-
-// SAFETY: the C library's list of variables, as environ(7) has it.
-unsafe extern "C" {
-    static mut environ: *mut *mut c_char;
-}
-
-/// The program's variables, as execv(3) takes them.
-fn variables() -> u64 {
-    // SAFETY: the C library's own functions read it without a lock, too.
-    unsafe { environ as u64 }
-}
-
-/// The value of a variable, which is taken out: the program is not to see it. Before `main`, so that
-/// no other thread looks.
-pub fn take_variable(name: &str) -> Option<CString> {
-    let mut found = None;
-    edit(|text| {
-        let text = text.to_bytes();
-        match text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
-            Some(value) => {
-                found = CString::new(value).ok();
-                false
-            }
-            None => true,
-        }
-    });
-    found
-}
-
-/// Takes the library out of LD_PRELOAD, and the variable where nothing else is in it.
-pub fn clean_preload(library: &[u8]) {
-    edit(|text| {
-        let Some(value) = text.to_bytes().strip_prefix(b"LD_PRELOAD=") else { return true };
-        let others: Vec<_> =
-            value.split(|b| b": ".contains(b)).filter(|o| !o.is_empty() && *o != library).collect();
-        if others.is_empty() {
-            return false;
-        }
-        let rest = others.join(&b':');
-        let start = text.as_ptr().cast_mut().wrapping_add(b"LD_PRELOAD=".len());
-        // SAFETY: the rest is no longer than the value that it replaces, which lies in the process's
-        // own environment block.
-        unsafe {
-            std::ptr::copy_nonoverlapping(rest.as_ptr(), start.cast(), rest.len());
-            *start.add(rest.len()) = 0;
-        }
-        true
-    });
-}
-
-/// Keeps the variables for which `keep` says so.
-fn edit(mut keep: impl FnMut(&CStr) -> bool) {
-    // SAFETY: before `main` there is one thread, and the list is NULL-terminated.
-    unsafe {
-        let mut from = environ;
-        if from.is_null() {
-            return;
-        }
-        let mut to = from;
-        while !(*from).is_null() {
-            if keep(CStr::from_ptr(*from)) {
-                *to = *from;
-                to = to.add(1);
-            }
-            from = from.add(1);
-        }
-        *to = std::ptr::null_mut();
-    }
-}
-
-// ---- the life of the process --------------------------------------------------------------
-
-extern "C" fn begin(count: usize, arguments: *mut u64, variables: *mut u64) {
-    // SAFETY: the loader passes these to functions of initialization.
-    unsafe { crate::catch::statics::note_arguments(count, arguments, variables) };
-    crate::catch::start::begin();
-}
-
-/// Gives a static program, which has a C library of its own or none, what the one in this process has
-/// of the kernel: the area for restartable sequences, of which a thread has one, and the end of its
-/// memory, brk(2), from which malloc(3) takes.
-pub fn leave_to_program() {
-    const UNREGISTER: u64 = 1;
-    const SIGNATURE: u64 = 0x5305_3053;
-    let (offset, size) = (patch::next(c"__rseq_offset"), patch::next(c"__rseq_size"));
-    if offset != 0 && size != 0 {
-        // SAFETY: the variables of these names are numbers of the C library.
-        let (offset, size) =
-            unsafe { ((offset as *const i64).read(), (size as *const u32).read()) };
-        let area = crate::catch::tls_block::fs().wrapping_add_signed(offset);
-        // The kernel's first record had 32 bytes, and libraries tell what they use of it.
-        let args = [area, u64::from(size.max(32)), UNREGISTER, SIGNATURE, 0, 0];
-        sys::pass(libc::SYS_rseq as u64, &args);
-    }
-    // SAFETY: an option of the heap.
-    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 0) };
-}
-
-/// Runs [`begin`] when the library is loaded.
-#[used]
-// SAFETY: the loader passes these arguments.
-#[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn(usize, *mut u64, *mut u64) = begin;
 
 #[cfg(test)]
 mod tests {

@@ -10,19 +10,13 @@
 //! home is free for the next thread once its own does not need it any more.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::catch::{dispatch, entry};
-use crate::machine::{lock::Lock, sys};
-
-/// Not 0 where the program is a static one, whose threads have homes.
-pub static USED: AtomicU8 = AtomicU8::new(0);
-
-/// Whether the program is a static one.
-#[inline]
-pub fn is_used() -> bool {
-    USED.load(Ordering::Relaxed) != 0
-}
+use crate::catch::{arm, signal_state};
+use crate::machine::inside::Inside;
+use crate::machine::lock::Lock;
+use crate::machine::{mode, pid, stack, sys};
+use crate::process::credentials;
 
 /// What GS leads to. It is never given back.
 #[repr(C)]
@@ -164,7 +158,7 @@ pub fn begin() {
     let home: &Home = Box::leak(Box::new(home));
     // SAFETY: GS leads nowhere in a program that has just begun.
     unsafe { std::arch::asm!("wrgsbase {}", in(reg) std::ptr::from_ref(home), options(nostack)) };
-    USED.store(1, Ordering::Release);
+    mode::set_static();
 }
 
 /// The program begins at `address`, with this stack pointer.
@@ -199,7 +193,7 @@ pub struct Origin {
 /// free below.
 pub fn make(origin: Origin, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
     let Some(home) = take() else { return -i64::from(libc::EAGAIN) };
-    let (from, len) = entry::bounds(home.stack);
+    let (from, len) = stack::bounds(home.stack);
     let (context, free) = copy(from, len);
     let at = (free - size_of::<Begin>() as u64) & !15;
     let begin = Begin {
@@ -233,7 +227,7 @@ extern "C" fn begin_thread() {
             ((fs() + at) as *mut u32).write(tid);
         }
     }
-    dispatch::arm();
+    arm::arm();
 }
 
 /// exit(2): the end of this thread. Comes back for the first one, whose home stays.
@@ -243,17 +237,17 @@ pub fn end(code: u64) {
         return;
     }
     {
-        let _inside = crate::machine::inside::Inside::enter();
-        crate::process::state::end_of_thread();
+        let _inside = Inside::enter();
+        credentials::forget();
     }
-    crate::catch::delivery::forget();
+    signal_state::forget();
     // SAFETY: the thread needs nothing of its home any more.
     unsafe { defuse_exit(code, &raw const home.state) }
 }
 
 /// A home that nobody has.
 fn take() -> Option<&'static Home> {
-    let _inside = crate::machine::inside::Inside::enter();
+    let _inside = Inside::enter();
     let free = |home: &&&'static Home| {
         let state = &home.state;
         state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -265,10 +259,10 @@ fn take() -> Option<&'static Home> {
     // SAFETY: `begin` stored it, for good.
     let template = unsafe { TEMPLATE.load(Ordering::Acquire).as_ref() }?;
     let fs = template.copy()?;
-    let stack = entry::map_stack()?;
+    let stack_end = stack::map()?;
     // SAFETY: the variable of the new thread lies where that of this one does, in its own block.
-    unsafe { ((entry::stack_slot() as u64 + fs - self::fs()) as *mut u64).write(stack) };
-    let home = Home { fs, stack, state: AtomicU32::new(TAKEN) };
+    unsafe { ((stack::slot() as u64 + fs - self::fs()) as *mut u64).write(stack_end) };
+    let home = Home { fs, stack: stack_end, state: AtomicU32::new(TAKEN) };
     let home: &'static Home = Box::leak(Box::new(home));
     homes.push(home);
     Some(home)
@@ -306,7 +300,7 @@ impl Template {
         blocks.retain(|(block, ..)| (fs.saturating_sub(1 << 20)..fs).contains(block));
         blocks.iter_mut().for_each(|block| block.0 = fs - block.0);
         let below = blocks.iter().map(|block| block.0).max().unwrap_or(0).next_multiple_of(4096);
-        let tid = crate::process::state::pid() as u32;
+        let tid = pid::ask() as u32;
         let is_tid = |at: &u64| {
             // SAFETY: what the C library has of this thread is longer than this.
             unsafe { ((fs + at) as *const u32).read() == tid }

@@ -6,7 +6,7 @@
 //! kernel, once it hears that something has changed.
 
 use crate::machine::inside::Inside;
-use crate::process::state;
+use crate::process::{credentials, state};
 
 /// Runs `change`, after which the process may have other credentials.
 fn around(change: impl FnOnce() -> i64) -> i64 {
@@ -14,7 +14,7 @@ fn around(change: impl FnOnce() -> i64) -> i64 {
         process.client.without_privileges();
     }
     let value = change();
-    state::credentials_changed();
+    credentials::changed();
     value
 }
 
@@ -22,7 +22,7 @@ macro_rules! changes {
     ($($name:ident)*) => {
         #[allow(non_upper_case_globals)]
         mod next {
-            use crate::catch::symbols::{Next, name};
+            use crate::catch::next::{Next, name};
 
             $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
             pub static ALL: &[&Next] = &[$(&$name),*];
@@ -58,7 +58,7 @@ mod tests {
     fn the_c_library_has_all_of_them() {
         let next = |name: &&&str| {
             let name = std::ffi::CString::new(**name).unwrap();
-            crate::catch::patch::next(&name) == 0
+            crate::catch::next::find(&name) == 0
         };
         assert_eq!(NAMES.iter().filter(next).collect::<Vec<_>>(), Vec::<&&str>::new());
     }

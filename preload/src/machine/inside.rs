@@ -1,7 +1,7 @@
 //! Which threads are in our own code, and how a fork(2) waits for them.
 //!
 //! While a thread is inside, what it calls is not intercepted and signals wait (see
-//! [`crate::catch::signals`]). A child gets a copy of all locks and heaps of ours as they are at the moment
+//! [`pending`]). A child gets a copy of all locks and heaps of ours as they are at the moment
 //! of the fork, and none of the threads that hold them: so a fork waits until no other thread is
 //! inside, and lets nobody in until it is done. Going in and out costs two stores: membarrier(2)
 //! makes the fork see them.
@@ -10,11 +10,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
-use crate::catch::delivery;
-use crate::machine::{
-    lock::{self, Held, Lock},
-    sys, thread_exit,
-};
+use crate::machine::lock::{self, Held, Lock};
+use crate::machine::{mask, pending, stack, sys, thread_exit};
 
 /// A thread is not in our code.
 const OUTSIDE: u32 = 0;
@@ -32,8 +29,6 @@ thread_local! {
     static IS_LISTED: Cell<bool> = const { Cell::new(false) };
     /// Whether it forks: it holds the lock of [`THREADS`], and nobody goes in.
     static FORKS: Cell<bool> = const { Cell::new(false) };
-    /// How often its end has begun.
-    static ENDS: Cell<u32> = const { Cell::new(0) };
     /// The signals that were blocked before it forked.
     static MASK: Cell<u64> = const { Cell::new(0) };
 }
@@ -79,7 +74,7 @@ impl Inside {
             // SAFETY: a variable of this thread, which nobody else refers to.
             let inside = Inside { errno: unsafe { *errno() } };
             if !IS_LISTED.get() {
-                if has_ended() {
+                if thread_exit::has_ended() {
                     go_in_late(state);
                     return Some(inside);
                 }
@@ -102,7 +97,7 @@ impl Drop for Inside {
             }
             state.store(OUTSIDE, Ordering::Release);
         });
-        crate::catch::signals::deliver();
+        pending::deliver();
     }
 }
 
@@ -110,6 +105,13 @@ impl Drop for Inside {
 #[inline]
 pub fn is_inside() -> bool {
     STATE.with(|state| state.load(Ordering::Relaxed) != OUTSIDE)
+}
+
+/// Delivers the signal that waits, on the way out of our code, once its stack is free.
+pub extern "C" fn deliver_outside() {
+    if !is_inside() {
+        pending::deliver();
+    }
 }
 
 /// Says that this thread is inside; while the gate is closed it waits in the state `meanwhile`.
@@ -164,20 +166,11 @@ fn list(state: &AtomicU32) {
     thread_exit::arm();
 }
 
-/// How often the C library is made to tell the end of a thread: four times at most
-/// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
-const LAST_END: u32 = 3;
-
-/// Whether this thread was told its end for the last time: what it has from now on stays.
-pub fn has_ended() -> bool {
-    ENDS.get() >= LAST_END
-}
-
 /// Takes this thread off the list, at its end: it is not inside.
 pub fn forget() {
-    ENDS.set(ENDS.get() + 1);
-    if has_ended() {
-        crate::catch::entry::drop_stack();
+    thread_exit::note_end();
+    if thread_exit::has_ended() {
+        stack::drop_own();
     } else {
         // Whatever the thread does from here to there is forgotten then.
         thread_exit::arm();
@@ -190,7 +183,7 @@ pub fn forget() {
         LISTED.fetch_sub(usize::from(IS_LISTED.replace(false)), Ordering::Relaxed);
         state.store(OUTSIDE, Ordering::Release);
     });
-    crate::catch::signals::deliver();
+    pending::deliver();
 }
 
 const MEMBARRIER_GLOBAL: u64 = 1 << 1;
@@ -220,7 +213,7 @@ pub fn stop_others() -> bool {
         return true;
     }
     // A handler on this very thread would wait for the end of the fork.
-    MASK.set(change_mask(libc::SIG_BLOCK, delivery::ALL));
+    MASK.set(mask::change(libc::SIG_BLOCK, mask::CAN_WAIT));
     let threads = THREADS.lock();
     CLOSED.store(1, Ordering::SeqCst);
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
@@ -266,7 +259,7 @@ pub fn let_others_go_on() {
     CLOSED.store(0, Ordering::SeqCst);
     lock::wake(&CLOSED, i32::MAX);
     Held::release_of(&THREADS);
-    change_mask(libc::SIG_SETMASK, MASK.get());
+    mask::change(libc::SIG_SETMASK, MASK.get());
 }
 
 /// Whether other threads have been inside, and still live.
@@ -276,8 +269,7 @@ pub fn has_others() -> bool {
 
 /// This is the child: the other threads are not here.
 pub fn alone() {
-    // Where the program forked in a way of its own, others may have held these.
-    crate::machine::heap::reset();
+    // If the program forked in a way of its own, another thread may have held it.
     THREADS.reset();
     let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
     let forks = FORKS.replace(false);
@@ -288,15 +280,6 @@ pub fn alone() {
     LISTED.store(threads.len(), Ordering::Relaxed);
     drop(threads);
     if forks {
-        change_mask(libc::SIG_SETMASK, MASK.get());
+        mask::change(libc::SIG_SETMASK, MASK.get());
     }
-}
-
-/// Changes the signals that are blocked; returns those that were.
-pub fn change_mask(how: libc::c_int, mask: u64) -> u64 {
-    let mut before = 0u64;
-    let args = [how as u64, &raw const mask as u64, &raw mut before as u64, 8, 0, 0];
-    // SAFETY: the kernel reads and writes eight bytes each.
-    unsafe { sys::syscall(libc::SYS_rt_sigprocmask as u64, &args) };
-    before
 }

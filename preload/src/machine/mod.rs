@@ -4,11 +4,22 @@
 //! It names no other layer.
 
 #[allow(unsafe_code)]
+pub mod descriptors;
+#[allow(unsafe_code)]
 pub mod heap;
 #[allow(unsafe_code)]
 pub mod inside;
 #[allow(unsafe_code)]
 pub mod lock;
+#[allow(unsafe_code)]
+pub mod mask;
+pub mod message;
+pub mod mode;
+#[allow(unsafe_code)]
+pub mod pending;
+pub mod pid;
+#[allow(unsafe_code)]
+pub mod stack;
 pub mod state_pipe;
 #[allow(unsafe_code)]
 pub mod sys;

@@ -11,16 +11,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use defuse_fs::Errno;
 
+use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::sys;
-use crate::process::state;
-use crate::serve::handover::owned;
 
 /// Writes `text`; what comes back stays open at exec, and lies among our own numbers from `floor` on.
 /// `EMFILE`, `ENFILE`, `ENOMEM`.
 pub fn write(text: &str, floor: i32) -> Result<OwnedFd, Errno> {
     let text = format!("{}\n{text}", text.len());
     let fd = in_a_pipe(text.as_bytes()).or_else(|_| in_memory(text.as_bytes()))?;
-    state::keep_above(fd.as_raw_fd(), floor, false).map(owned)
+    keep_above(fd.as_raw_fd(), floor, false).map(owned)
 }
 
 fn in_a_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {

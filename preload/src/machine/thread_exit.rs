@@ -10,8 +10,6 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::machine::inside::Inside;
-
 std::arch::global_asm!(
     ".globl __cxa_thread_atexit_impl",
     ".hidden __cxa_thread_atexit_impl",
@@ -35,14 +33,21 @@ static KEY: AtomicU32 = AtomicU32::new(NONE);
 thread_local! {
     static NOTED: [Cell<Option<(Destructor, *mut u8)>>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
     static COUNT: Cell<usize> = const { Cell::new(0) };
+    /// How often the end of this thread has begun.
+    static ENDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Makes [`arm`] possible, before the program's first thread begins. A key among the first 32 costs
-/// no memory of the C library's heap.
-pub fn begin() {
+/// How often the C library is made to tell the end of a thread: four times at most
+/// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
+const LAST_END: u32 = 3;
+
+/// Makes [`arm`] possible, before the program's first thread begins: the C library then calls
+/// `at_end` at the end of every armed thread. A key among the first 32 costs no memory of the C
+/// library's heap.
+pub fn begin(at_end: extern "C" fn(*mut c_void)) {
     let mut key = 0;
     // SAFETY: the function is ours and stays.
-    if unsafe { libc::pthread_key_create(&raw mut key, Some(run)) } == 0 {
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) } == 0 {
         KEY.store(key, Ordering::Release);
         // For what was noted before there was a key.
         arm();
@@ -69,9 +74,8 @@ extern "C" fn note(destructor: Destructor, object: *mut u8, _library: *mut c_voi
     0
 }
 
-/// Runs at the end of a thread; again where a destructor has noted another one.
-extern "C" fn run(_: *mut c_void) {
-    let inside = Inside::enter();
+/// Calls the destructors that were noted on this thread, and those that they note.
+pub fn run_destructors() {
     NOTED.with(|noted| {
         while let Some(last) = COUNT.get().checked_sub(1) {
             COUNT.set(last);
@@ -80,9 +84,15 @@ extern "C" fn run(_: *mut c_void) {
             }
         }
     });
-    if inside.is_some() {
-        crate::process::state::end_of_thread();
-        drop(inside);
-        crate::machine::inside::forget();
-    }
+}
+
+/// The end of this thread has begun once more.
+pub fn note_end() {
+    ENDS.set(ENDS.get() + 1);
+}
+
+/// True once the C library has told the end of this thread for the last time: nothing that the thread
+/// gets from now on is given back.
+pub fn has_ended() -> bool {
+    ENDS.get() >= LAST_END
 }

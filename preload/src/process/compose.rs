@@ -15,7 +15,7 @@ use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{Remote, RemoteOptions};
 
-use crate::process::exec_state::Connection;
+use crate::machine::descriptors::close;
 
 /// A file system of a plan.
 pub struct Composed {
@@ -27,6 +27,16 @@ pub struct Composed {
     pub fork: ForkPolicy,
     /// The way to the process that has the file system, where there is one.
     pub relay: Option<Arc<Relay>>,
+}
+
+/// A connection that the program before has made.
+pub struct Connection {
+    /// The place of its mount in the plan.
+    pub mount: usize,
+    /// Its descriptor.
+    pub fd: OwnedFd,
+    /// What is known of it.
+    pub known: String,
 }
 
 /// A file system in another process, which every process of the run reaches by a connection of its
@@ -95,14 +105,20 @@ impl Relay {
 
     /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` where
     /// the server has none.
-    pub fn map(&self, file: File, range: Range<u64>, writes: bool) -> Result<OwnedFd, Errno> {
-        self.inner.map(&context(), file, range, writes)
+    pub fn map(
+        &self,
+        caller: Caller,
+        file: File,
+        range: Range<u64>,
+        writes: bool,
+    ) -> Result<OwnedFd, Errno> {
+        self.inner.map(&Context::new(caller), file, range, writes)
     }
 
     /// A mapping is gone.
-    pub fn unmap(&self, ino: Ino) {
+    pub fn unmap(&self, caller: Caller, ino: Ino) {
         // Of a server that is gone nothing is left to be told.
-        let _ = self.inner.unmap(&context(), ino);
+        let _ = self.inner.unmap(&Context::new(caller), ino);
     }
 
     /// In a child: its own connection.
@@ -117,18 +133,9 @@ impl Relay {
         // been in use when the process was copied.
         let parents = self.inner.as_fd().as_raw_fd();
         self.inner.0.store(Arc::new(Box::leak(Box::new(next))));
-        crate::process::state::close(parents);
+        close(parents);
         Ok(())
     }
-}
-
-/// Who asks for a mapping: this thread, as a server knows its user.
-fn context() -> Context<'static> {
-    let caller = crate::process::state::get().map(|process| {
-        let who = process.task().credentials();
-        Caller { uid: who.uid, gid: who.gid, pid: who.pid }
-    });
-    Context::new(caller.unwrap_or_default())
 }
 
 /// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are

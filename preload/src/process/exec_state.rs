@@ -20,13 +20,12 @@ use defuse_direct::{At, How, Parcel};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
 use defuse_remote::{Legacy, Remote};
 
-use crate::machine::sys;
-use crate::process::{
-    holders,
-    state::{self, Process},
-    table::Entry,
-};
-use crate::serve::{Call, handover::owned};
+use crate::machine::descriptors::{keep_above, owned};
+use crate::machine::{state_pipe, sys};
+use crate::process::compose::Connection;
+use crate::process::holders;
+use crate::process::state::Process;
+use crate::process::table::Entry;
 
 /// What the text names beside itself. Dropped where nobody takes it over, it is given back.
 pub struct Estate {
@@ -36,11 +35,10 @@ pub struct Estate {
 
 impl Estate {
     /// All that the next program goes on with, and the text that tells it.
-    pub fn of(call: &Call<'_>) -> (Estate, String) {
-        let process = call.process;
+    pub fn of(process: &'static Process) -> (Estate, String) {
         let mounts = 0..process.mounts.len();
         let heirs: Vec<Heir> = mounts.filter_map(|mount| Heir::new(process, mount)).collect();
-        let mut will = Will { call, heirs, closed: HashSet::new(), kept: Vec::new() };
+        let mut will = Will { process, heirs, closed: HashSet::new(), kept: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own();
         let (next_id, cwd) = (process.client.next_file_id(), will.cwd());
@@ -70,7 +68,7 @@ struct Heir {
 impl Heir {
     fn new(process: &Process, mount: usize) -> Option<Heir> {
         let client = process.mounts[mount].relay.as_ref()?.heir()?;
-        let fd = state::keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
+        let fd = keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
         Some(Heir { mount, client, fd: owned(fd) })
     }
 }
@@ -79,8 +77,8 @@ impl Heir {
 type Inode = (usize, Ino);
 
 /// The text in the making.
-struct Will<'a> {
-    call: &'a Call<'a>,
+struct Will {
+    process: &'static Process,
     heirs: Vec<Heir>,
     /// Inodes of which a descriptor is closed: record locks of the process go with that.
     closed: HashSet<Inode>,
@@ -88,27 +86,27 @@ struct Will<'a> {
     kept: Vec<OwnedFd>,
 }
 
-impl Will<'_> {
+impl Will {
     fn heir(&self, mount: usize) -> Option<&Remote> {
         self.heirs.iter().find(|heir| heir.mount == mount).map(|heir| &heir.client)
     }
 
     /// The working directory: `mount:inode`, or its path.
     fn cwd(&self) -> String {
-        let process = self.call.process;
-        let cwd = self.call.task().cwd();
+        let process = self.process;
+        let cwd = self.process.task().cwd();
         let Some((mount, ino)) = cwd.inside() else { return String::new() };
         if let Some(mount) = process.place_of(mount)
             && self.heir(mount).is_some_and(|heir| heir.take_over(ino, None).is_ok())
         {
             return format!("{mount}:{}", ino.0);
         }
-        hex(&process.client.getcwd(self.call.task()).unwrap_or_default())
+        hex(&process.client.getcwd(self.process.task()).unwrap_or_default())
     }
 
     /// All descriptors that stay open, a line for each.
     fn lines(&mut self) -> String {
-        let process = self.call.process;
+        let process = self.process;
         let all = process.view().table.all();
         let (closed, kept): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
@@ -130,13 +128,13 @@ impl Will<'_> {
 
     /// All but the number of a descriptor's line.
     fn describe(&mut self, entry: &Entry) -> String {
-        let process = self.call.process;
+        let process = self.process;
         let taken = if entry.backed { None } else { self.take_over(entry) };
         // What is taken over needs no other number.
         let ino = match &taken {
             Some(_) => 0,
             None => {
-                let stat = process.client.fstat(self.call.task(), entry.file());
+                let stat = process.client.fstat(self.process.task(), entry.file());
                 stat.map_or(0, |stat| stat.attr.st_ino)
             }
         };
@@ -153,8 +151,8 @@ impl Will<'_> {
     /// The number at which the next program finds the lower open file, with the locks on it; -1 where
     /// there is none.
     fn leave_lower(&mut self, entry: &Entry) -> i32 {
-        let floor = self.call.process.floor;
-        let kept = entry.lower.as_ref().map(|fd| state::keep_above(fd.as_raw_fd(), floor, false));
+        let floor = self.process.floor;
+        let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
         self.kept.push(owned(fd));
         fd
@@ -162,7 +160,7 @@ impl Will<'_> {
 
     /// Gives an open file to the next program's connection; what that has to know.
     fn take_over(&self, entry: &Entry) -> Option<String> {
-        let mount = self.call.process.place_of(entry.file().mount())?;
+        let mount = self.process.place_of(entry.file().mount())?;
         let Parcel { ino, fh, kind, flags, stream, needs_flush, id } = entry.file().parcel();
         let process_locks = !self.closed.contains(&(mount, ino));
         let (flags, owner) = (OpenFlags(flags), LockOwner(id));
@@ -190,7 +188,7 @@ fn closes_at_exec(fd: i32) -> bool {
 
 /// Takes over what the program before handed over in `fd`.
 pub fn read(fd: i32) -> Option<Incoming> {
-    let text = crate::machine::state_pipe::read(fd)?;
+    let text = state_pipe::read(fd)?;
     let (first, rest) = text.split_once('\n')?;
     let mut words = first.split(' ');
     let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
@@ -198,30 +196,19 @@ pub fn read(fd: i32) -> Option<Incoming> {
     let cwd = words.next()?.to_owned();
     let (connections, lines): (Vec<_>, Vec<_>) =
         rest.lines().partition(|line| line.starts_with('@'));
-    let connections = connections.into_iter().filter_map(Connection::parse).collect();
+    let connections = connections.into_iter().filter_map(connection).collect();
     let lines = lines.into_iter().map(str::to_owned).collect();
     Some(Incoming { limit, connections, holder, next_id, cwd, lines })
 }
 
-/// A connection that the program before has made.
-pub struct Connection {
-    /// The place of its mount in the plan.
-    pub mount: usize,
-    /// Its descriptor.
-    pub fd: OwnedFd,
-    /// What is known of it.
-    pub known: String,
-}
-
-impl Connection {
-    fn parse(line: &str) -> Option<Connection> {
-        let mut words = line.split(' ').skip(1);
-        let (mount, fd) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let known = words.next()?.to_owned();
-        let close = libc::FD_CLOEXEC as u64;
-        sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
-        Some(Connection { mount, fd: owned(fd), known })
-    }
+/// The connection of a line that begins with `@`.
+fn connection(line: &str) -> Option<Connection> {
+    let mut words = line.split(' ').skip(1);
+    let (mount, fd) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let known = words.next()?.to_owned();
+    let close = libc::FD_CLOEXEC as u64;
+    sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
+    Some(Connection { mount, fd: owned(fd), known })
 }
 
 /// What was handed over.

@@ -19,20 +19,18 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_fs::Errno;
 use defuse_preload_plan::layout::Once;
 
-use crate::catch::{dispatch, tls_block};
-use crate::machine::{
-    inside::{self, Inside},
-    sys,
-};
-use crate::process::{
-    holders,
-    state::{self, Process},
-};
+use crate::machine::descriptors::{close, keep_above};
+use crate::machine::inside::{self, Inside};
+use crate::machine::message::say;
+use crate::machine::{heap, sys};
+use crate::process::state::{self, Process};
+use crate::process::{credentials, holders};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -113,6 +111,23 @@ pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
     Flags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
+/// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
+/// told.
+pub fn is_refused() -> bool {
+    let Some(process) = state::get() else { return false };
+    match process.lost() {
+        None => false,
+        Some(mount) => {
+            say(&format!(
+                "{}: its files are in the memory of this process, which a child would have a copy \
+                 of: use --fork server or --fork reopen",
+                String::from_utf8_lossy(&mount.target)
+            ));
+            true
+        }
+    }
+}
+
 /// Before a clone(2) or clone3(2): true where it makes a process, and is to be followed by
 /// [`after_clone`]; false where it is none of our business, as that of a thread is. `EAGAIN` where a
 /// thread does not leave our code.
@@ -134,7 +149,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     }
     if asked & libc::CLONE_NEWUSER as u64 != 0 {
         // The child has all capabilities, of its own name space.
-        state::credentials_changed();
+        credentials::changed();
     }
     {
         let _inside = Inside::enter();
@@ -149,12 +164,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         inside::let_others_go_on();
         let _inside = Inside::enter();
         close_pipe();
-        crate::catch::start::say("fork: the run has as many processes as it can have");
+        say("fork: the run has as many processes as it can have");
         return Err(Errno::EAGAIN);
     }
     let _inside = Inside::enter();
     close_pipe();
-    crate::catch::start::say("fork: a file system has not answered another thread for ten seconds");
+    say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
 }
 
@@ -167,7 +182,7 @@ fn refuse_shared_memory(process: &'static Process) -> Result<bool, Errno> {
     };
     let _inside = Inside::enter();
     if process.shared.is_news(Once::SharedMemory) {
-        crate::catch::start::say(&format!(
+        say(&format!(
             "clone: a process that shares the memory of its parent (CLONE_VM) cannot use {}, which \
              another process serves: EPERM",
             String::from_utf8_lossy(&mount.target)
@@ -213,16 +228,35 @@ fn shared(process: &'static Process, has_child: bool) {
     holders::after_fork(&process.shared, has_child);
 }
 
+/// Called first in a child that was made by a call of ours, before anything else of our code runs.
+pub static IN_CHILD: OnceLock<fn()> = OnceLock::new();
+
+/// This thread is the only one of the child. If the program forked in a way of its own, threads that
+/// are not here may have held the heap and the list of threads.
+fn begin_alone() {
+    heap::reset();
+    inside::alone();
+}
+
+/// This process turned out to be a child that nobody saw being made ([`is_new_child`]).
+#[cold]
+pub fn begin_unseen_child(process: &'static Process) {
+    begin_alone();
+    let _inside = Inside::enter();
+    process.adopt();
+    // How it was made is not known.
+    credentials::changed();
+}
+
 fn in_child_of(process: &'static Process) {
     note_child();
-    if dispatch::is_armed() {
-        dispatch::rearm();
-        tls_block::reset();
+    if let Some(in_child) = IN_CHILD.get() {
+        in_child();
     }
-    inside::alone();
+    begin_alone();
     let _inside = Inside::enter();
     // The other end closes when this process executes a program, or ends.
-    state::close(EXEC_PIPE.replace([NONE; 2])[0]);
+    close(EXEC_PIPE.replace([NONE; 2])[0]);
     process.adopt();
 }
 
@@ -234,20 +268,20 @@ fn open_pipe(process: &Process) -> bool {
         return false;
     }
     // The program's numbers stay its own.
-    let kept = ends.map(|fd| state::keep_above(fd, process.floor, true).unwrap_or(NONE));
-    ends.into_iter().for_each(state::close);
+    let kept = ends.map(|fd| keep_above(fd, process.floor, true).unwrap_or(NONE));
+    ends.into_iter().for_each(close);
     let is_open = !kept.contains(&NONE);
     if is_open {
         EXEC_PIPE.set(kept);
     } else {
-        kept.into_iter().for_each(state::close);
+        kept.into_iter().for_each(close);
     }
     is_open
 }
 
 /// There is no child to wait for.
 fn close_pipe() {
-    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(state::close);
+    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(close);
 }
 
 /// Waits as a parent does by `CLONE_VFORK`.
@@ -256,12 +290,12 @@ fn wait_for_exec() {
     if ends.contains(&NONE) {
         return;
     }
-    state::close(ends[1]);
+    close(ends[1]);
     let mut byte = 0u8;
     let args = [ends[0] as u64, &raw mut byte as u64, 1, 0, 0, 0];
     // SAFETY: the kernel writes one byte at most; nobody writes to the pipe.
     while sys::check(unsafe { sys::syscall(libc::SYS_read as u64, &args) }) == Err(Errno::EINTR) {}
-    state::close(ends[0]);
+    close(ends[0]);
 }
 
 extern "C" fn prepare() {

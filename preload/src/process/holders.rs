@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
-use crate::machine::{lock::Lock, sys};
-use crate::process::{shared::Shared, state};
+use crate::machine::descriptors::{close, keep_above};
+use crate::machine::lock::Lock;
+use crate::machine::{pid, sys};
+use crate::process::shared::Shared;
 
 /// The open file is in use.
 const TAKEN: u32 = 1;
@@ -115,7 +117,7 @@ pub fn after_fork(shared: &Shared, has_child: bool) {
     }
     if fd >= 0 {
         // The child has the lock with its own descriptor.
-        state::close(fd);
+        close(fd);
     }
 }
 
@@ -134,7 +136,7 @@ pub fn in_child(shared: &Shared, memory: i32, floor: i32) {
     OWN.set(own);
     if parents_fd >= 0 {
         // The parent's would not end with the parent.
-        state::close(parents_fd);
+        close(parents_fd);
     }
 }
 
@@ -154,7 +156,7 @@ fn take_for(shared: &Shared, slot: u32) -> Option<u32> {
     // Where to look first differs by process and time, so that processes do not follow each other.
     static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
     let start = match NEXT_CELL.load(Ordering::Relaxed) {
-        0 => state::pid() as u32 * 64,
+        0 => pid::ask() as u32 * 64,
         next => next,
     };
     for step in 0..layout::CELLS as u32 {
@@ -256,7 +258,7 @@ fn acquire(shared: &Shared, memory: i32, floor: i32) -> Option<(u32, i32)> {
         Ok(fd) => {
             let found = find(shared, fd);
             if found.is_none() {
-                state::close(fd);
+                close(fd);
             }
             found.map(|slot| (slot, fd))
         }
@@ -270,8 +272,8 @@ fn open_again(memory: i32, floor: i32) -> Result<i32, Errno> {
     let flags = libc::O_RDWR as u64;
     let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0, 0];
     let fd = sys::check(sys::pass(libc::SYS_openat as u64, &args))? as i32;
-    let kept = state::keep_above(fd, floor, false);
-    state::close(fd);
+    let kept = keep_above(fd, floor, false);
+    close(fd);
     kept
 }
 
@@ -349,7 +351,7 @@ mod tests {
     fn run() -> (Shared, OwnedFd) {
         let owned = |name: &std::ffi::CStr| {
             let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, 0, 0).unwrap();
-            crate::serve::handover::owned(fd as i32)
+            crate::machine::descriptors::owned(fd as i32)
         };
         let (memory, plan) = (owned(c"memory"), owned(c"plan"));
         std::fs::File::from(memory.try_clone().unwrap()).set_len(layout::LEN as u64).unwrap();
@@ -379,14 +381,14 @@ mod tests {
             for _ in 0..4 {
                 assert!(take_for(&shared, slot).is_some(), "in round {round}");
             }
-            state::close(fd);
+            close(fd);
         }
         assert!(slots(&shared) < 16, "{} slots for two processes", slots(&shared));
         search(&shared, own_fd, own);
         assert_eq!(used(&shared), kept.len(), "nothing else is had by anybody");
         kept.iter().for_each(|index| drop_bit(&shared, own, *index, false));
         assert_eq!(used(&shared), 0);
-        state::close(own_fd);
+        close(own_fd);
     }
 
     #[test]
@@ -403,8 +405,8 @@ mod tests {
         word.fetch_and(!bit, Ordering::SeqCst);
         search(&shared, parent.1, parent.0);
         assert_eq!(used(&shared), 0);
-        state::close(parent.1);
-        state::close(child.1);
+        close(parent.1);
+        close(child.1);
     }
 
     #[test]

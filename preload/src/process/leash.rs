@@ -8,8 +8,9 @@
 use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::machine::sys;
-use crate::process::state;
+use crate::machine::descriptors::{close, keep_above};
+use crate::machine::message::say;
+use crate::machine::{pid, sys};
 
 /// This process's own descriptor; -1 for none.
 static OWN: AtomicI32 = AtomicI32::new(-1);
@@ -20,30 +21,30 @@ pub fn bind(pipe: i32, floor: i32) {
     let own = OWN.swap(-1, Ordering::Relaxed);
     if own >= 0 {
         // After fork(2), that of the parent.
-        state::close(own);
+        close(own);
     }
     let path = CString::new(format!("/proc/self/fd/{pipe}")).unwrap_or_default();
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
     let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags as u64, 0, 0, 0];
     let Ok(fd) = sys::check(sys::pass(libc::SYS_openat as u64, &args)) else {
-        crate::catch::start::say("/proc: this program does not end with its run: mount /proc");
+        say("/proc: this program does not end with its run: mount /proc");
         return;
     };
-    let kept = state::keep_above(fd as i32, floor, true);
-    state::close(fd as i32);
+    let kept = keep_above(fd as i32, floor, true);
+    close(fd as i32);
     let Ok(kept) = kept else { return };
     OWN.store(kept, Ordering::Relaxed);
     let control = |what: i32, value: i32| {
         let _ = sys::plain(libc::SYS_fcntl, kept as u64, what as u64, value as u64);
     };
-    control(libc::F_SETOWN, state::pid());
+    control(libc::F_SETOWN, pid::ask());
     control(F_SETSIG, libc::SIGKILL);
     control(libc::F_SETFL, libc::O_NONBLOCK | libc::O_ASYNC);
     // What happened before these calls sends no signal. Nothing is ever written.
     let mut byte = 0u8;
     let args = [kept as u64, &raw mut byte as u64, 1, 0, 0, 0];
     if sys::pass(libc::SYS_read as u64, &args) == 0 {
-        let _ = sys::plain(libc::SYS_kill, state::pid() as u64, libc::SIGKILL as u64, 0);
+        let _ = sys::plain(libc::SYS_kill, pid::ask() as u64, libc::SIGKILL as u64, 0);
     }
 }
 

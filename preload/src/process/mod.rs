@@ -3,7 +3,11 @@
 //!
 //! It names the layer `machine`.
 
+#[allow(unsafe_code)]
+pub mod arena;
 pub mod compose;
+#[allow(unsafe_code)]
+pub mod credentials;
 pub mod exec_state;
 #[allow(unsafe_code)]
 pub mod fork;
@@ -14,3 +18,5 @@ pub mod shared;
 #[allow(unsafe_code)]
 pub mod state;
 pub mod table;
+#[allow(unsafe_code)]
+pub mod zone;

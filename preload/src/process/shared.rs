@@ -1,13 +1,11 @@
 //! The memory that all processes of a run have in common (see `defuse_preload_plan::layout`).
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use defuse_direct::{Arena, OpenCells};
+use defuse_direct::OpenCells;
 use defuse_preload_plan::{Plan, layout};
 
 use crate::machine::sys;
-use crate::process::holders;
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// The number of cells that came from [`Arena::take`].
+    /// The number of cells that came from `Arena::take`.
     pub fn index(&self, cells: &OpenCells) -> u32 {
         let from = self.cells().as_ptr() as usize;
         ((std::ptr::from_ref(cells) as usize - from) / size_of::<OpenCells>()) as u32
@@ -148,62 +146,5 @@ impl Shared {
     /// Not 0 where a process of the run has made a directory of nodes.
     pub fn nodes(&self) -> &'static AtomicU32 {
         &self.words(layout::NODES, 1)[0]
-    }
-
-    /// The next cells that this thread takes are these, which belong to an open file already.
-    pub fn take_over(&self, index: u32) {
-        TAKEN_OVER.set(Some(index));
-    }
-
-    /// From here on cells are new again.
-    pub fn end_take_over(&self) {
-        TAKEN_OVER.set(None);
-    }
-}
-
-thread_local! {
-    static TAKEN_OVER: Cell<Option<u32>> = const { Cell::new(None) };
-}
-
-impl Arena for Shared {
-    fn process(&self) -> u32 {
-        let known = crate::process::state::get().map(|process| process.pid.load(Ordering::Relaxed));
-        known.unwrap_or_else(crate::process::state::pid) as u32
-    }
-
-    /// One that has ended and that nobody has waited for counts as gone.
-    fn is_alive(&self, process: u32) -> bool {
-        match sys::plain(libc::SYS_pidfd_open, u64::from(process), 0, 0) {
-            Ok(fd) => {
-                let mut state = libc::pollfd { fd: fd as i32, events: libc::POLLIN, revents: 0 };
-                let args = [&raw mut state as u64, 1, 0, 0, 0, 0];
-                // SAFETY: the kernel writes to the structure.
-                let ended = sys::check(unsafe { sys::syscall(libc::SYS_poll as u64, &args) });
-                crate::process::state::close(fd as i32);
-                ended != Ok(1)
-            }
-            Err(errno) => errno.raw() != libc::ESRCH,
-        }
-    }
-
-    /// Every process of a run is registered for it, from its start on.
-    fn barrier(&self) {
-        crate::machine::inside::barrier_for_all();
-    }
-
-    fn is_taken_over(&self, cells: &'static OpenCells) -> bool {
-        TAKEN_OVER.get() == Some(self.index(cells))
-    }
-
-    fn take(&self) -> Option<&'static OpenCells> {
-        if let Some(index) = TAKEN_OVER.get() {
-            return self.cells_at(index);
-        }
-        let index = holders::take(self)?;
-        self.cells_at(index)
-    }
-
-    fn give_back(&self, cells: &'static OpenCells) {
-        holders::give_back(self, self.index(cells));
     }
 }

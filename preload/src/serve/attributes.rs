@@ -3,10 +3,10 @@
 use defuse_direct::{Access, At, Owner, Stat, Times};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
-use super::path::Target;
-use super::{Call, Fail, Served};
 use crate::machine::sys;
 use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::path::{Start, Target};
 
 fn put_stat(address: u64, stat: &Stat) -> Served {
     let attr = &stat.attr;
@@ -58,7 +58,7 @@ pub fn statx(call: &Call<'_>) -> Served {
     let empty = flags & libc::AT_EMPTY_PATH != 0;
     // A NULL path stands for an empty one, since Linux 6.11.
     let target = match call.entry(0).filter(|_| call.args[1] == 0 && empty) {
-        Some(entry) => Target { start: super::path::Start::Entry(entry), path: b"", magic: false },
+        Some(entry) => Target { start: Start::Entry(entry), path: b"", magic: false },
         None => call.target(Some(0), 1, empty)?,
     };
     let stat = find(call, &target, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;

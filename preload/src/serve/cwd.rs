@@ -3,9 +3,11 @@
 use defuse_direct::Place;
 use defuse_fs::Errno;
 
-use super::{Call, Fail, Served};
 use crate::machine::sys;
+use crate::process::credentials;
 use crate::process::state::Process;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::path;
 
 pub fn chdir(call: &Call<'_>) -> Served {
     let target = call.target(None, 0, false);
@@ -19,7 +21,7 @@ pub fn chdir(call: &Call<'_>) -> Served {
     match done.map_err(Fail::from) {
         Ok(()) => Ok(0),
         Err(Fail::Outside(outside)) => {
-            let value = super::path::kernel(call, outside).unwrap_or_else(|| call.kernel());
+            let value = path::kernel(call, outside).unwrap_or_else(|| call.kernel());
             out(call, value)
         }
         Err(fail) => Err(fail),
@@ -81,7 +83,7 @@ pub fn umask(call: &Call<'_>) -> Served {
 pub fn credentials(call: &Call<'_>) -> Served {
     call.client().without_privileges();
     let value = call.kernel();
-    crate::process::state::credentials_changed();
+    credentials::changed();
     Ok(value)
 }
 

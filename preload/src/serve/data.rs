@@ -6,15 +6,16 @@ use std::time::Duration;
 use defuse_direct::{IoFlags, LockFamily};
 use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
 
-use super::{Call, Fail, Served};
-use crate::machine::sys;
+use crate::machine::{inside, pending, pid, sys};
 use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served, is_regular};
+use crate::serve::mappings;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
 fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
-            let (pid, tid) = (crate::process::state::pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
+            let (pid, tid) = (pid::ask(), sys::plain(libc::SYS_gettid, 0, 0, 0));
             let tid = tid.unwrap_or(0) as u64;
             let _ = sys::plain(libc::SYS_tgkill, pid as u64, tid, libc::SIGXFSZ as u64);
         }
@@ -242,8 +243,8 @@ pub fn take_lock(
     loop {
         let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
         while !pending.wait_timeout(LOCK_POLL) {
-            crate::machine::inside::let_forks();
-            if crate::catch::signals::waits() {
+            inside::let_forks();
+            if pending::waits() {
                 pending.cancel();
             }
         }
@@ -252,12 +253,12 @@ pub fn take_lock(
             Err(Errno::EAGAIN) => {}
             other => return Ok(other.map(|_| 0)?),
         }
-        if crate::catch::signals::waits() {
+        if pending::waits() {
             return Err(Errno::EINTR.into());
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);
-        crate::machine::inside::let_forks();
+        inside::let_forks();
     }
 }
 
@@ -437,26 +438,21 @@ pub fn mmap(call: &Call<'_>) -> Served {
         _ => None,
     };
     match entry {
-        Some(entry) => crate::serve::mappings::map(call, &entry),
+        Some(entry) => mappings::map(call, &entry),
         // What it replaces may be ours.
-        None if call.int(3) & libc::MAP_FIXED != 0 => crate::serve::mappings::unmap(call),
+        None if call.int(3) & libc::MAP_FIXED != 0 => mappings::unmap(call),
         None => Err(Fail::Pass),
     }
 }
 
 pub fn mremap(call: &Call<'_>) -> Served {
-    crate::serve::mappings::remap(call)
+    mappings::remap(call)
 }
 
 pub fn munmap(call: &Call<'_>) -> Served {
-    crate::serve::mappings::unmap(call)
+    mappings::unmap(call)
 }
 
 pub fn msync(call: &Call<'_>) -> Served {
-    crate::serve::mappings::sync(call)
-}
-
-/// Whether the entry is a regular file that is open.
-pub fn is_regular(entry: &Entry) -> bool {
-    entry.file().kind() == FileKind::Regular && !entry.file().is_path()
+    mappings::sync(call)
 }

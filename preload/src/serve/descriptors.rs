@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use defuse_direct::LockFamily;
 use defuse_fs::{Errno, Lock, LockType};
 
-use super::{Call, Fail, Served};
-use crate::machine::sys;
+use crate::machine::descriptors;
+use crate::machine::{pid, sys};
 use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::data;
 
 pub fn close(call: &Call<'_>) -> Served {
     let fd = call.int(0);
@@ -64,7 +66,7 @@ fn also(call: &Call<'_>, entry: &std::sync::Arc<Entry>, value: i64) -> Served {
         return Ok(value);
     }
     if value as u32 >= call.process.limit.load(Ordering::Relaxed) {
-        crate::process::state::close(value as i32);
+        descriptors::close(value as i32);
         return Err(Errno::EMFILE.into());
     }
     let view = call.process.view();
@@ -197,7 +199,7 @@ fn lock_of_open_file(call: &Call<'_>, entry: &Entry) -> Served {
 
 fn set_lock(call: &Call<'_>, entry: &Entry, family: LockFamily, wait: bool) -> Served {
     let (_, lock) = lock_of(call, entry)?;
-    super::data::take_lock(call, entry, family, lock, wait)
+    data::take_lock(call, entry, family, lock, wait)
 }
 
 fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
@@ -222,7 +224,7 @@ fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
 
 /// The limit of descriptors that the program sees and sets is its own; ours lie above it.
 pub fn prlimit(call: &Call<'_>) -> Served {
-    let own = call.int(0) == 0 || call.int(0) == crate::process::state::pid();
+    let own = call.int(0) == 0 || call.int(0) == pid::ask();
     if call.int(1) == libc::RLIMIT_FSIZE as i32 && own && call.args[2] != 0 {
         let value = call.kernel();
         let new = sys::load::<libc::rlimit>(call.args[2])?;

@@ -2,9 +2,9 @@
 
 use defuse_fs::{DirItem, DirSink, Entry as FsEntry, Errno};
 
-use super::{Call, Served};
 use crate::machine::sys;
 use crate::process::table::Entry;
+use crate::serve::call::{Call, Served};
 
 /// `struct linux_dirent64`: inode, offset, length, type, name. The older `linux_dirent` has the type
 /// in its last byte instead.

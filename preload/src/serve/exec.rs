@@ -10,11 +10,12 @@ use defuse_fs::{Errno, FileKind};
 use defuse_preload_plan::layout::Once;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
-use super::path::Target;
-use super::{Call, Fail, Served};
-use crate::catch::{signals, statics};
-use crate::machine::sys;
-use crate::serve::handover;
+use crate::machine::descriptors::{keep_above, owned};
+use crate::machine::message::say;
+use crate::machine::{pending, sys};
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::path::{Start, Target};
+use crate::serve::{elf, handover, mappings, open, path};
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -26,10 +27,10 @@ pub fn exec(call: &Call<'_>) -> Served {
     let (path, argv, envp) = if at { (1, 2, 3) } else { (0, 1, 2) };
     let flags = if at { call.int(4) } else { 0 };
     refuse_what_would_be_lost(call)?;
-    let argv = owned(sys::strings(call.args[argv])?);
+    let argv = copied(sys::strings(call.args[argv])?);
     let state = handover::Outgoing::new(call)?;
     let envp = state.environment(sys::strings(call.args[envp])?);
-    crate::serve::mappings::write_back_all(call);
+    mappings::write_back_all(call);
     let program = Program { call, argv, envp, state: &state };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
@@ -52,7 +53,7 @@ fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
     match call.process.lost() {
         None => Ok(()),
         Some(mount) => {
-            crate::catch::start::say(&format!(
+            say(&format!(
                 "{}: its files are in the memory of this process, which another program does not \
                  get: use --fork server or --fork reopen",
                 String::from_utf8_lossy(&mount.target)
@@ -62,7 +63,7 @@ fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
     }
 }
 
-fn owned(strings: Vec<&[u8]>) -> Vec<CString> {
+fn copied(strings: Vec<&[u8]>) -> Vec<CString> {
     strings.into_iter().map(|text| CString::new(text).unwrap_or_default()).collect()
 }
 
@@ -87,7 +88,7 @@ fn pointers_with(strings: &[CString], variable: &CString) -> Vec<u64> {
 
 /// The system call itself.
 fn execute(number: i64, args: &[u64; 6]) -> i64 {
-    let undo = signals::unblock_for_exec();
+    let undo = pending::unblock_for_exec();
     let value = sys::pass(number as u64, args);
     undo();
     value
@@ -142,17 +143,16 @@ impl Program<'_> {
         }
         // What is not to be had this way is refused by the kernel, or is not readable.
         let file = open_program(at, flags)?;
-        let mut head = [0; statics::HEAD];
+        let mut head = [0; elf::HEAD];
         let len = file.read_at(&mut head, 0).ok()?;
         if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
             return Some(self.interpret(name, interpreter, argument, MAX_SCRIPTS));
         }
         let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
-        if !statics::is_static(&head[..len], more) {
+        if !elf::is_static(&head[..len], more) {
             return None;
         }
-        let path =
-            super::path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
+        let path = path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
         Some(self.carry(file.as_raw_fd(), name, &path))
     }
 
@@ -162,17 +162,17 @@ impl Program<'_> {
             return;
         }
         let Some(file) = open_program(at, flags) else { return };
-        let mut head = [0; statics::HEAD];
+        let mut head = [0; elf::HEAD];
         let Ok(len) = file.read_at(&mut head, 0) else { return };
         let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
-        if statics::is_static(&head[..len], more) {
+        if elf::is_static(&head[..len], more) {
             self.tell_of_static(name);
         }
     }
 
     fn tell_of_static(&self, name: &[u8]) {
         if self.call.process.shared.is_news(Once::NotServed) {
-            crate::catch::start::say(&format!(
+            say(&format!(
                 "{}: a static program, or one of another C library, which is not served: it sees the \
                  files of the kernel in place of mounts. --dispatch serves it",
                 String::from_utf8_lossy(name)
@@ -182,9 +182,9 @@ impl Program<'_> {
 
     /// Executes the static program in `fd`, which has this path and was called by `name`.
     fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> Served {
-        let carrier = statics::make_carrier()?;
+        let carrier = elf::make_carrier()?;
         let floor = self.call.process.floor;
-        let kept = handover::owned(crate::process::state::keep_above(fd, floor, false)?);
+        let kept = owned(keep_above(fd, floor, false)?);
         let text = |name: &str, value: &[u8]| {
             CString::new([name.as_bytes(), b"=", value].concat()).unwrap_or_default()
         };
@@ -228,7 +228,7 @@ impl Program<'_> {
                 let absolute = target.path.starts_with(b"/") || !target.magic && is_cwd(target);
                 let name = match absolute {
                     true => target.path.to_vec(),
-                    false => super::open::full_path(self.call.process, target),
+                    false => open::full_path(self.call.process, target),
                 };
                 (file, name)
             }
@@ -236,7 +236,7 @@ impl Program<'_> {
         if file.kind() != FileKind::Regular {
             return Err(Errno::EACCES.into());
         }
-        let mut head = [0; statics::HEAD];
+        let mut head = [0; elf::HEAD];
         let len = client.pread(task, &file, &mut head, 0)?;
         if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
             return self.interpret(&name, interpreter, argument, scripts);
@@ -250,14 +250,14 @@ impl Program<'_> {
             }
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
-        let is_static = statics::is_static(&head[..len], more);
+        let is_static = elf::is_static(&head[..len], more);
         if is_static && !self.call.process.plan.dispatch {
             self.tell_of_static(&name);
         }
         if is_static && self.call.process.plan.dispatch {
             let full = match target.whole() {
                 Some(entry) => entry.path.clone(),
-                None => super::open::full_path(self.call.process, target),
+                None => open::full_path(self.call.process, target),
             };
             return self.carry(fd, &name, &plain(&full));
         }
@@ -281,7 +281,7 @@ impl Program<'_> {
         argv.push(text(name)?);
         argv.extend(self.argv.iter().skip(1).cloned());
         let program = Program { argv, envp: self.envp.clone(), ..*self };
-        let target = super::path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
+        let target = path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
         match target.and_then(|target| program.run(&target, scripts - 1)) {
             Err(Fail::Pass) => program.at(interpreter),
             Err(Fail::Outside(outside)) => {
@@ -303,7 +303,7 @@ fn open_program((dir, path): (i32, &[u8]), flags: i32) -> Option<File> {
         false => [dir as u64, text, how, 0, 0, 0],
     };
     let number = if args[1] == text { libc::SYS_openat } else { libc::SYS_fcntl };
-    let fd = handover::owned(sys::check(sys::pass(number as u64, &args)).ok()? as i32);
+    let fd = owned(sys::check(sys::pass(number as u64, &args)).ok()? as i32);
     let empty = c"".as_ptr() as u64;
     let how = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
     let args = [fd.as_raw_fd() as u64, empty, libc::X_OK as u64, how, 0, 0];
@@ -323,7 +323,7 @@ fn plain(path: &[u8]) -> Vec<u8> {
 }
 
 fn is_cwd(target: &Target<'_>) -> bool {
-    matches!(target.start, super::path::Start::Cwd)
+    matches!(target.start, Start::Cwd)
 }
 
 /// The interpreter of a script and its one argument, execve(2).
@@ -345,7 +345,7 @@ pub fn filter(call: &Call<'_>) -> Served {
         _ => call.args[0] == libc::PR_SET_SECCOMP as u64,
     };
     if sets && call.process.shared.is_news(Once::Filter) {
-        crate::catch::start::say(
+        say(
             "a program filters its system calls (seccomp): its filter does not see calls that concern \
              files of mounts, and it may deny what the library needs for them",
         );

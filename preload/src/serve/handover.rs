@@ -1,33 +1,22 @@
 //! What one program hands to the next, and what is left when one ends.
 //!
-//! The state of the program is text (see [`crate::process::exec_state`] and [`crate::machine::state_pipe`]).
+//! The state of the program is text (see [`exec_state`](crate::process::exec_state) and [`state_pipe`]).
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use defuse_direct::Description;
 use defuse_fs::Errno;
 use defuse_preload_plan::{Inherited, State, VARIABLE};
 
-use crate::machine::sys;
+use crate::machine::descriptors::memory;
+use crate::machine::state_pipe;
 use crate::process::exec_state::Estate;
-use crate::serve::{Call, Fail};
-
-/// A memfd. `EMFILE`.
-pub fn memory(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
-    let flags = u64::from(libc::MFD_CLOEXEC);
-    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
-    Ok(owned(fd as i32))
-}
-
-/// A descriptor that is nobody else's.
-#[allow(unsafe_code)]
-pub fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel gave the number just now, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
+use crate::process::holders;
+use crate::serve::call::{Call, Fail};
+use crate::serve::mappings;
 
 /// A copy of a file in memory that can be executed or loaded.
 pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
@@ -59,8 +48,8 @@ impl Outgoing {
     /// Writes down what the next program gets.
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
-        let (estate, text) = Estate::of(call);
-        let state = crate::machine::state_pipe::write(&text, process.floor)?;
+        let (estate, text) = Estate::of(process);
+        let state = state_pipe::write(&text, process.floor)?;
         let (letter, floor) = (state.as_raw_fd(), process.floor);
         let next = State { letter, floor, program: None };
         let inherited = Inherited { state: Some(next), ..process.inherited.clone() };
@@ -101,7 +90,7 @@ impl Outgoing {
 
 /// The end of this process: its mappings are written back, and its open files given back.
 pub fn leave(call: &Call<'_>) {
-    crate::serve::mappings::write_back_all(call);
+    mappings::write_back_all(call);
     let view = call.process.view();
     for (fd, _) in view.table.all() {
         if let Some(entry) = view.table.remove(fd)
@@ -110,5 +99,5 @@ pub fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
-    crate::process::holders::leave(&call.process.shared);
+    holders::leave(&call.process.shared);
 }

@@ -16,12 +16,14 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use defuse_fs::{Errno, File, Ino};
+use defuse_fs::{Caller, Errno, File, Ino};
 use defuse_preload_plan::ForkPolicy;
 
 use crate::machine::sys;
-use crate::process::{compose::Relay, table::Entry};
-use crate::serve::{Call, Fail, Served, is_regular};
+use crate::process::compose::Relay;
+use crate::process::state;
+use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served, is_regular};
 
 /// A shared mapping.
 struct Mapping {
@@ -53,7 +55,7 @@ struct Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.relay.unmap(self.ino);
+        self.relay.unmap(caller(), self.ino);
     }
 }
 
@@ -65,6 +67,15 @@ impl Mapping {
         let fits = is_copy && self.file == file && from.checked_add(len as u64)? <= self.len as u64;
         fits.then_some(at + from)
     }
+}
+
+/// The user of this thread, as a server knows it.
+fn caller() -> Caller {
+    let caller = state::get().map(|process| {
+        let who = process.task().credentials();
+        Caller { uid: who.uid, gid: who.gid, pid: who.pid }
+    });
+    caller.unwrap_or_default()
 }
 
 /// By first address.
@@ -197,7 +208,7 @@ fn use_served(
     };
     let parcel = entry.file().parcel();
     let Some(fh) = parcel.fh else { return Ok(None) };
-    match relay.map(File { ino: parcel.ino, fh }, range, writes) {
+    match relay.map(caller(), File { ino: parcel.ino, fh }, range, writes) {
         Ok(memory) => {
             let used = Use { relay: Arc::clone(relay), ino: parcel.ino };
             Ok(Some((Arc::new(used), memory)))

@@ -2,8 +2,10 @@
 
 use defuse_fs::{Errno, RenameFlags};
 
-use super::{Call, Fail, Served};
 use crate::machine::sys;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::path::Target;
+use crate::serve::{cwd, path};
 
 pub fn mkdir(call: &Call<'_>) -> Served {
     let at = usize::from(call.number as i64 == libc::SYS_mkdirat);
@@ -42,11 +44,7 @@ fn two(call: &Call<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
 }
 
 /// Both targets; where one is surely the kernel's, it stands for itself: the client says `EXDEV`.
-fn both<'a>(
-    call: &Call<'a>,
-    plain: i64,
-    empty: bool,
-) -> Result<[super::path::Target<'a>; 2], Fail> {
+fn both<'a>(call: &Call<'a>, plain: i64, empty: bool) -> Result<[Target<'a>; 2], Fail> {
     let [from, to] = two(call, plain);
     for (one, other) in [(from, to), (to, from)] {
         // What is no path fails, whatever file system the other one leads to.
@@ -114,14 +112,14 @@ fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
     Ok(match target.whole() {
         Some(entry) if target.magic => entry.path.clone(),
         Some(entry) => client.freadlink(task, entry.file())?,
-        None if target.magic => super::cwd::path(call.process).ok_or(Errno::ENOENT)?,
+        None if target.magic => cwd::path(call.process).ok_or(Errno::ENOENT)?,
         None => client.readlink(task, target.at(), target.path)?,
     })
 }
 
 pub fn readlink(call: &Call<'_>) -> Served {
     let at = usize::from(call.number as i64 == libc::SYS_readlinkat);
-    let text = match super::path::executable(sys::string(call.args[at]).unwrap_or_default()) {
+    let text = match path::executable(sys::string(call.args[at]).unwrap_or_default()) {
         Some(program) => program.to_vec(),
         None => link_of(call, at)?,
     };

@@ -13,33 +13,10 @@ use defuse_direct::Stat;
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
+use crate::machine::descriptors::{Held, owned};
+use crate::machine::message::say;
 use crate::machine::sys;
-use crate::process::state;
-use crate::serve::{Call, handover::owned};
-
-/// A descriptor of ours that a call of the kernel needs to the end of that call.
-///
-/// It is closed by a system call of our own: that of the C library would be served, and refused.
-#[derive(Debug)]
-pub struct Held(i32);
-
-impl Held {
-    /// Keeps `fd`, moved out of the way of the program's numbers.
-    fn new(call: &Call<'_>, fd: OwnedFd) -> Result<Held, Errno> {
-        state::keep_above(fd.as_raw_fd(), call.process.floor, true).map(Held)
-    }
-
-    /// The path by which the kernel finds what the descriptor has open.
-    pub fn path(&self) -> CString {
-        CString::new(format!("/proc/self/fd/{}", self.0)).unwrap_or_default()
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        state::close(self.0);
-    }
-}
+use crate::serve::call::Call;
 
 /// The directory of the nodes of this thread's user.
 pub struct Directory(Held);
@@ -62,9 +39,9 @@ impl Directory {
         let stat = fd.as_ref().map_err(|errno| *errno).and_then(stat);
         let is_ours = stat.is_ok_and(|stat| stat.st_uid == uid && stat.st_mode & 0o077 == 0);
         match (fd, is_ours) {
-            (Ok(fd), true) => Held::new(call, fd).map(Directory),
+            (Ok(fd), true) => Held::new(&fd, call.process.floor).map(Directory),
             _ => {
-                crate::catch::start::say(&format!(
+                say(&format!(
                     "{path} is not a directory of user {uid} alone: another program of this run has \
                      put it there, and fifos, devices and sockets of mounts cannot be opened"
                 ));
@@ -83,13 +60,14 @@ impl Directory {
     /// Removes the node for the file with these attributes.
     pub fn remove(&self, stat: &Stat) {
         let name = name(stat);
-        let _ = sys::plain(libc::SYS_unlinkat, self.0.0 as u64, name.as_ptr() as u64, 0);
+        let _ = sys::plain(libc::SYS_unlinkat, self.0.as_raw_fd() as u64, name.as_ptr() as u64, 0);
     }
 
     /// Makes the node for a fifo or device, where it is not there.
     pub fn make(&self, stat: &Stat) -> Result<(), Errno> {
         let (name, mode) = (name(stat), stat.attr.kind.mode_bits() | 0o600);
-        let args = [self.0.0 as u64, name.as_ptr() as u64, mode.into(), stat.attr.rdev, 0, 0];
+        let args =
+            [self.0.as_raw_fd() as u64, name.as_ptr() as u64, mode.into(), stat.attr.rdev, 0, 0];
         match sys::check(sys::pass(libc::SYS_mknodat as u64, &args)) {
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
             Err(errno) => Err(errno),
@@ -101,12 +79,12 @@ impl Directory {
     /// where it is of another kind or user.
     pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<Held, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let fd = open_at(self.0.0, &name(file), flags)?;
+        let fd = open_at(self.0.as_raw_fd(), &name(file), flags)?;
         let stat = stat(&fd)?;
         let is_it = stat.st_mode & libc::S_IFMT == file.attr.kind.mode_bits()
             && stat.st_rdev == file.attr.rdev
             && stat.st_uid == call.task().credentials().uid;
-        if is_it { Held::new(call, fd) } else { Err(Errno::ENXIO) }
+        if is_it { Held::new(&fd, call.process.floor) } else { Err(Errno::ENXIO) }
     }
 }
 

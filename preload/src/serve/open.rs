@@ -6,10 +6,14 @@ use std::sync::Arc;
 use defuse_direct::{At, Description, How, Resolve};
 use defuse_fs::{Errno, FileKind};
 
-use super::path::{Start, Target};
-use super::{ByKernel, Call, Fail, Served, TRIES};
+use crate::machine::descriptors::{close, keep_above};
+use crate::machine::inside::Inside;
 use crate::machine::sys;
-use crate::process::{state::Process, table::Entry};
+use crate::process::state::{self, Process};
+use crate::process::table::Entry;
+use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES};
+use crate::serve::path::{Start, Target};
+use crate::serve::{cwd, handover, nodes, path};
 
 pub fn open(call: &Call<'_>) -> Served {
     let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
@@ -71,7 +75,7 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
         FileKind::Socket => return Err(Errno::ENXIO.into()),
         _ => return Ok(None),
     }
-    let held = crate::serve::nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
+    let held = nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
     let entry = Some(as_entry(call, target, file));
     // No link is left to be followed but that of the descriptor.
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
@@ -111,10 +115,10 @@ fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
 
 /// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.
 pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
-    let Some(_inside) = crate::machine::inside::Inside::enter() else { return i64::from(fd) };
+    let Some(_inside) = Inside::enter() else { return i64::from(fd) };
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     if fd as u32 >= limit || call.process.view().table.set(fd, entry).is_err() {
-        crate::process::state::close(fd);
+        close(fd);
         return sys::failure(Errno::EMFILE);
     }
     i64::from(fd)
@@ -128,7 +132,7 @@ pub fn full_path(process: &'static Process, target: &Target<'_>) -> Vec<u8> {
         }
         Start::Entry(entry) => entry.path.clone(),
         Start::Kernel(path) => path.clone(),
-        Start::Cwd => super::cwd::path(process).unwrap_or_default(),
+        Start::Cwd => cwd::path(process).unwrap_or_default(),
     };
     if !matches!(target.path, b"" | b".") {
         full.push(b'/');
@@ -164,7 +168,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
         None => sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32,
     };
     if fd as u32 >= process.limit.load(std::sync::atomic::Ordering::Relaxed) {
-        crate::process::state::close(fd);
+        close(fd);
         return Err(Errno::EMFILE.into());
     }
     const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
@@ -177,7 +181,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
     match call.process.view().table.set(fd, entry) {
         Ok(_) => Ok(i64::from(fd)),
         Err(_) => {
-            crate::process::state::close(fd);
+            close(fd);
             Err(Errno::EMFILE.into())
         }
     }
@@ -190,13 +194,19 @@ pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
     let file = call.client().open(call.task(), At::Cwd, path, how).ok()?;
     if let Some(fd) = file.backing() {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
-        return CString::new(super::path::path_of_descriptor(number)?).ok();
+        return CString::new(path::path_of_descriptor(number)?).ok();
     }
-    let copy = crate::serve::handover::copy_to_memory(call, &file).ok()?;
-    let kept = crate::process::state::keep_above(
-        std::os::fd::AsRawFd::as_raw_fd(&copy),
-        call.process.floor,
-        true,
-    );
+    let copy = handover::copy_to_memory(call, &file).ok()?;
+    let kept = keep_above(std::os::fd::AsRawFd::as_raw_fd(&copy), call.process.floor, true);
     CString::new(format!("/proc/self/fd/{}", kept.ok()?)).ok()
+}
+
+/// The path that dlopen(3) is to load instead of `path`, where that lies in a mount: the kernel's
+/// own path of the bytes, or a copy in memory.
+pub fn library(path: &[u8]) -> Option<CString> {
+    let process = state::get()?;
+    let _inside = Inside::enter()?;
+    let args = [0; 6];
+    let call = Call { process, number: 0, args: &args };
+    kernel_path(&call, path)
 }

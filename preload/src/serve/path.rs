@@ -1,14 +1,14 @@
 //! Paths of a call: where they begin, and what the kernel does with those that lead out.
 
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use defuse_direct::{At, Outside, Place};
 use defuse_fs::Errno;
 
-use super::{Call, Fail, Served};
-use crate::machine::sys;
+use crate::machine::{pid, sys};
 use crate::process::{state::Process, table::Entry};
+use crate::serve::call::{Call, Fail, Served};
 
 /// What a path begins at.
 pub enum Start {
@@ -69,14 +69,21 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The path of the program, if it is a static one: the kernel believes that the carrier is executed.
+static EXECUTABLE: OnceLock<Vec<u8>> = OnceLock::new();
+
+/// Sets the path that `/proc/self/exe` leads to.
+pub fn set_executable(path: Vec<u8>) {
+    let _ = EXECUTABLE.set(path);
+}
+
 /// What a path leads to that is the link of /proc to the program of this process, where the kernel
 /// believes that it is another one.
 pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
-    let program = crate::catch::statics::executable()?;
+    let program = EXECUTABLE.get().map(Vec::as_slice)?;
     let who = path.strip_prefix(b"/proc/")?.strip_suffix(b"/exe")?;
     let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-    let is_own =
-        matches!(who, b"self" | b"thread-self") || number == Some(crate::process::state::pid());
+    let is_own = matches!(who, b"self" | b"thread-self") || number == Some(pid::ask());
     is_own.then_some(program)
 }
 
@@ -142,9 +149,7 @@ fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
             let rest = path.strip_prefix(b"/proc/")?;
             let (who, rest) = split(rest);
             let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-            if !matches!(who, b"self" | b"thread-self")
-                && number != Some(crate::process::state::pid())
-            {
+            if !matches!(who, b"self" | b"thread-self") && number != Some(pid::ask()) {
                 return None;
             }
             if let Some(rest) = rest.strip_prefix(b"cwd").filter(|r| r.is_empty() || r[0] == b'/') {

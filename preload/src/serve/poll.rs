@@ -2,8 +2,8 @@
 
 use defuse_fs::Errno;
 
-use super::{Call, Fail, Served};
 use crate::machine::sys;
+use crate::serve::call::{Call, Fail, Served};
 
 /// The placeholder at `fd`, where there is one.
 fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::process::table::Entry>> {

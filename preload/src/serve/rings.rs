@@ -15,9 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use defuse_fs::Errno;
 
-use super::{Call, Fail, Served};
+use crate::machine::descriptors::close;
+use crate::machine::inside::Inside;
 use crate::machine::sys;
 use crate::process::{state::Process, table::Entry};
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::data;
 
 const SETUP_R_DISABLED: u32 = 1 << 6;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
@@ -121,14 +124,14 @@ impl Ring {
             let which = [self.fd, 0];
             let _ = self.register(UNREGISTER_RING_FDS, which.as_ptr() as u64, 1);
         } else {
-            crate::process::state::close(self.fd as i32);
+            close(self.fd as i32);
         }
     }
 }
 
 /// io_uring_setup(2).
 pub fn setup(call: &Call<'_>) -> Served {
-    if let Err(fail @ Fail::Errno(_)) = super::data::asynchronous(call) {
+    if let Err(fail @ Fail::Errno(_)) = data::asynchronous(call) {
         return Err(fail);
     }
     let asked: Params = sys::load(call.args[1])?;
@@ -242,7 +245,7 @@ pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;
     let table = &process.view().table;
     let Some(Some(entry)) = table.get(fd).map(|found| (*found).clone()) else { return };
-    let Some(_inside) = crate::machine::inside::Inside::enter() else { return };
+    let Some(_inside) = Inside::enter() else { return };
     if !is_open_at(fd, &entry) {
         drop(table.remove(fd));
     }

@@ -6,8 +6,8 @@ use std::ffi::CString;
 use defuse_direct::{Access, At, Stat};
 use defuse_fs::{Errno, FileKind};
 
-use super::{Call, Served};
 use crate::machine::sys;
+use crate::serve::call::{Call, Fail, Served};
 use crate::serve::nodes::Directory;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
@@ -45,7 +45,7 @@ fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Errno> {
 }
 
 pub fn bind(call: &Call<'_>) -> Served {
-    let Some(path) = path(call) else { return Err(super::Fail::Pass) };
+    let Some(path) = path(call) else { return Err(Fail::Pass) };
     let (client, task) = (call.client(), call.task());
     let mode = FileKind::Socket.mode_bits() | 0o777;
     match client.mknod(task, At::Cwd, path, mode, 0) {
@@ -54,7 +54,7 @@ pub fn bind(call: &Call<'_>) -> Served {
             return Err(Errno::from_raw(libc::EADDRINUSE).into());
         }
         Err(defuse_direct::Stop::Errno(errno)) => return Err(errno.into()),
-        Err(defuse_direct::Stop::Outside(_)) => return Err(super::Fail::Pass),
+        Err(defuse_direct::Stop::Outside(_)) => return Err(Fail::Pass),
     }
     let bind = || {
         let (stat, directory) = (socket(call, path)?, Directory::open(call)?);
@@ -70,7 +70,7 @@ pub fn bind(call: &Call<'_>) -> Served {
 }
 
 pub fn connect(call: &Call<'_>) -> Served {
-    let Some(path) = path(call) else { return Err(super::Fail::Pass) };
+    let Some(path) = path(call) else { return Err(Fail::Pass) };
     let connect = || {
         let node = Directory::open(call)?.node(call, &socket(call, path)?)?;
         with_path(call, &node.path())
@@ -82,6 +82,6 @@ pub fn connect(call: &Call<'_>) -> Served {
             errno => sys::failure(errno),
         })),
         Err(defuse_direct::Stop::Errno(errno)) => Err(errno.into()),
-        Err(defuse_direct::Stop::Outside(_)) => Err(super::Fail::Pass),
+        Err(defuse_direct::Stop::Outside(_)) => Err(Fail::Pass),
     }
 }

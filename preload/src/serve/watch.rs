@@ -4,8 +4,9 @@ use std::ffi::CString;
 
 use defuse_fs::{Errno, FileKind};
 
-use super::{ByKernel, Call, Fail, Served};
 use crate::process::state::{Mounted, Process};
+use crate::serve::call::{ByKernel, Call, Fail, Served};
+use crate::serve::open;
 
 /// `IN_DONT_FOLLOW`.
 const DONT_FOLLOW: u64 = 0x0200_0000;
@@ -17,7 +18,7 @@ pub fn add(call: &Call<'_>) -> Served {
     let target = call.target(None, 1, false)?;
     let follow = call.args[2] & DONT_FOLLOW == 0;
     let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
-    let full = super::open::full_path(call.process, &target);
+    let full = open::full_path(call.process, &target);
     let is_link = stat.attr.kind == FileKind::Symlink;
     let path = real_path(call, &full, is_link)?;
     let below = below(call.process, &path).ok_or(Errno::ENOSPC)?;

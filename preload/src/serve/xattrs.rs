@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
-use super::path::{Start, Target};
-use super::{Call, Fail, Served};
 use crate::machine::sys;
 use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::path::{Start, Target};
 
 /// All of them: set, get, list and remove, each by path, by link and by descriptor.
 pub fn any(call: &Call<'_>) -> Served {

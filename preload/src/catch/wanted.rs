@@ -1,0 +1,49 @@
+//! The actions that the program has set for signals, sigaction(2). The kernel has our handler instead.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The kernel's structure: handler, flags, restorer, mask.
+pub type Action = [u64; 4];
+
+/// What the program asked for, by signal.
+pub struct Wanted {
+    /// Its handler, and what stands for none.
+    pub handler: AtomicU64,
+    pub flags: AtomicU64,
+    restorer: AtomicU64,
+    mask: AtomicU64,
+}
+
+impl Wanted {
+    const fn nothing() -> Wanted {
+        Wanted {
+            handler: AtomicU64::new(0),
+            flags: AtomicU64::new(0),
+            restorer: AtomicU64::new(0),
+            mask: AtomicU64::new(0),
+        }
+    }
+
+    /// All four words.
+    pub fn get(&self) -> Action {
+        let rest = [&self.flags, &self.restorer, &self.mask].map(|it| it.load(Ordering::Relaxed));
+        [self.handler.load(Ordering::Acquire), rest[0], rest[1], rest[2]]
+    }
+
+    /// Sets all four words, the handler last.
+    pub fn set(&self, action: &Action) {
+        self.flags.store(action[1], Ordering::Relaxed);
+        self.restorer.store(action[2], Ordering::Relaxed);
+        self.mask.store(action[3], Ordering::Relaxed);
+        self.handler.store(action[0], Ordering::Release);
+    }
+}
+
+/// By signal.
+pub static WANTED: [Wanted; 65] = [const { Wanted::nothing() }; 65];
+
+/// What the program asked for.
+pub fn wanted(number: c_int) -> Action {
+    WANTED[number as usize % WANTED.len()].get()
+}

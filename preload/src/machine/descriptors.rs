@@ -1,0 +1,62 @@
+//! Descriptors of our own. Their numbers lie above those of the program.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use defuse_fs::Errno;
+
+use crate::machine::sys;
+
+/// A duplicate of `fd` among our own numbers, closed at exec or not.
+pub fn keep_above(fd: i32, floor: i32, cloexec: bool) -> Result<i32, Errno> {
+    let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    Ok(sys::plain(libc::SYS_fcntl, fd as u64, how as u64, floor as u64)? as i32)
+}
+
+/// Closes one of our own descriptors.
+pub fn close(fd: i32) {
+    let _ = sys::plain(libc::SYS_close, fd as u64, 0, 0);
+}
+
+/// A memfd. `EMFILE`.
+pub fn memory(name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = u64::from(libc::MFD_CLOEXEC);
+    let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
+    Ok(owned(fd as i32))
+}
+
+/// A descriptor that is nobody else's.
+pub fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel gave the number just now, and nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A descriptor of ours that a call of the kernel needs to the end of that call.
+///
+/// It is closed by a system call of our own: that of the C library would be served, and refused.
+#[derive(Debug)]
+pub struct Held(i32);
+
+impl Held {
+    /// A duplicate of `fd` among our own numbers, from `floor` on. `EMFILE`.
+    pub fn new(fd: &OwnedFd, floor: i32) -> Result<Held, Errno> {
+        keep_above(fd.as_raw_fd(), floor, true).map(Held)
+    }
+
+    /// The path by which the kernel finds what the descriptor has open.
+    pub fn path(&self) -> CString {
+        CString::new(format!("/proc/self/fd/{}", self.0)).unwrap_or_default()
+    }
+}
+
+impl AsRawFd for Held {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}

@@ -1,0 +1,125 @@
+//! The signal that waits for the end of our code on a thread.
+//!
+//! A handler of the program may call anything that the kernel serves. If a signal interrupts our code,
+//! our handler notes it here ([`note`]), blocks all signals of the interrupted thread, and returns. At
+//! the end of our code [`deliver`] sends the signal again, with all that came with it. A call that no
+//! signal interrupts pays for one look at a variable of the thread.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_int;
+
+use crate::machine::{mask, mode, pid, stack, sys};
+
+/// A signal that waits, with the signals that were blocked before.
+struct Waiting {
+    number: Cell<c_int>,
+    mask: Cell<u64>,
+    info: UnsafeCell<[u64; 16]>,
+}
+
+thread_local! {
+    static WAITING: Waiting = const {
+        Waiting { number: Cell::new(0), mask: Cell::new(0), info: UnsafeCell::new([0; 16]) }
+    };
+}
+
+/// Whether a signal waits for the end of our code on this thread.
+pub fn waits() -> bool {
+    WAITING.with(|waiting| waiting.number.get() != 0)
+}
+
+/// Delivers what had to wait.
+#[inline]
+pub fn deliver() {
+    WAITING.with(|waiting| {
+        if waiting.number.get() != 0 {
+            send_again(waiting);
+        }
+    });
+}
+
+// SAFETY: as the C library exports it.
+unsafe extern "C" {
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+}
+
+/// The signal by which the C library cancels a thread in a call that waits.
+const CANCEL: c_int = 32;
+const DEFERRED: c_int = 0;
+
+/// Sends again what had to wait, and lets nothing in: who calls this sees to it.
+pub fn send_waiting() {
+    WAITING.with(|waiting| {
+        if waiting.number.get() != 0 {
+            queue(waiting);
+        }
+    });
+}
+
+/// Has this thread block what it blocked before a signal that waits, so that a program that is
+/// executed now does; returns what undoes that, where the program is none.
+pub fn unblock_for_exec() -> impl FnOnce() {
+    let mask = waiting_mask(|mask| *mask);
+    if let Some(mask) = mask {
+        mask::change(libc::SIG_SETMASK, mask);
+    }
+    move || {
+        if mask.is_some() {
+            mask::change(libc::SIG_BLOCK, mask::CAN_WAIT);
+        }
+    }
+}
+
+/// Runs `change` on the mask that this thread has when what waits was delivered; `None` where nothing
+/// waits.
+pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
+    WAITING.with(|waiting| {
+        let mut mask = (waiting.number.get() != 0).then(|| waiting.mask.get())?;
+        let result = change(&mut mask);
+        waiting.mask.set(mask);
+        Some(result)
+    })
+}
+
+#[cold]
+fn send_again(waiting: &Waiting) {
+    // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more, from its
+    // beginning on.
+    if stack::holds(std::ptr::from_ref(&waiting) as u64) {
+        return;
+    }
+    queue(waiting);
+    // The signal arrives before this returns.
+    mask::change(libc::SIG_SETMASK, waiting.mask.get());
+}
+
+fn queue(waiting: &Waiting) {
+    let number = waiting.number.replace(0);
+    if number == CANCEL && !mode::is_static() {
+        // Its handler would end the thread here and now, by unwinding our own code. It only notes
+        // that the thread is cancelled where that may wait until the next call: which the call that
+        // is served here was, too.
+        let mut before = 0;
+        // SAFETY: both arguments are right, and nothing is unwound by this change.
+        unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
+    }
+    let number = number as u64;
+    let (pid, tid) = (pid::ask() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
+    let tid = tid.unwrap_or(0) as u64;
+    let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
+    // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
+    unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
+}
+
+/// A signal waits until our code is done: everything is blocked in `mask`, that of the interrupted
+/// thread, until then.
+pub fn note(number: c_int, info: *mut u64, mask: &mut u64) {
+    WAITING.with(|waiting| {
+        // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else
+        // comes, so that one place is enough.
+        unsafe { std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16) };
+        waiting.mask.set(*mask);
+        *mask |= mask::CAN_WAIT;
+        waiting.number.set(number);
+    });
+}

@@ -1,0 +1,30 @@
+//! The number of this process.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::machine::sys;
+
+/// The number that [`note`] noted; 0 before.
+static NOTED: AtomicI32 = AtomicI32::new(0);
+
+/// Asks the kernel.
+pub fn ask() -> i32 {
+    sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as i32
+}
+
+/// Asks the kernel and notes the number: when a program begins, and in a child.
+pub fn note() -> i32 {
+    let pid = ask();
+    NOTED.store(pid, Ordering::Relaxed);
+    pid
+}
+
+/// The noted number, without a system call. A child that does not know yet that it is one has the
+/// number of its parent here.
+#[inline]
+pub fn noted() -> i32 {
+    match NOTED.load(Ordering::Relaxed) {
+        0 => ask(),
+        pid => pid,
+    }
+}

@@ -1,0 +1,63 @@
+//! The numbers of our own descriptors, and the limit of descriptors that the program sees.
+
+use crate::machine::sys;
+
+/// The count of numbers that are ours.
+pub const LEN: u64 = 4096;
+/// Where our descriptors begin at most: the kernel copies a table up to the largest number at every
+/// fork, which at sixteen thousand takes half as long again.
+const HIGHEST: u64 = 3072;
+
+/// Where our own descriptors begin, and the limit that the program is to see.
+///
+/// The program's numbers have to be those that it would get without us, so ours lie above. The soft
+/// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All programs
+/// of a process begin them at one number, the `floor` of the first, whatever limit they set: what one
+/// leaves to the next lies there.
+pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
+    let mut limit: libc::rlimit = sys::zeroed();
+    let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
+    // SAFETY: prlimit64 fills the record.
+    let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
+    let seen = told.map_or(limit.rlim_cur, u64::from);
+    let floor = floor.unwrap_or(seen.min(HIGHEST));
+    if limit.rlim_max >= floor + LEN {
+        let new = libc::rlimit { rlim_cur: limit.rlim_cur.max(floor + LEN), ..limit };
+        let args = [0, libc::RLIMIT_NOFILE as u64, &raw const new as u64, 0, 0, 0];
+        // SAFETY: prlimit64 reads the record.
+        let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
+        return (floor, seen);
+    }
+    let room = limit.rlim_max.saturating_sub(floor);
+    let floor = if room >= 512 { floor } else { limit.rlim_max * 3 / 4 };
+    (floor, seen.min(floor))
+}
+
+/// Whether a descriptor is of a kind of which we have some. A program that has so many that they lie
+/// among our own has mostly sockets, pipes, and what polls them: those are its own.
+#[cold]
+pub fn is_of_a_kind_with_ours(fd: i32) -> bool {
+    let mut stat: libc::stat = sys::zeroed();
+    let args = [fd as u64, &raw mut stat as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel fills the structure.
+    if sys::check(unsafe { sys::syscall(libc::SYS_fstat as u64, &args) }).is_err() {
+        return false;
+    }
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFDIR => true,
+        // To a process that has a file system for us.
+        libc::S_IFSOCK => {
+            let option = |name: i32| {
+                let (mut value, mut len) = (0i32, 4u32);
+                let (value_at, len_at) = (&raw mut value as u64, &raw mut len as u64);
+                let args = [fd as u64, libc::SOL_SOCKET as u64, name as u64, value_at, len_at, 0];
+                // SAFETY: the kernel writes four bytes, and how many these were.
+                let got = unsafe { sys::syscall(libc::SYS_getsockopt as u64, &args) };
+                (got == 0).then_some(value)
+            };
+            option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+                && option(libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
+        }
+        _ => false,
+    }
+}

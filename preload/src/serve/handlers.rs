@@ -1,0 +1,145 @@
+//! The function that serves each system call.
+
+use std::sync::OnceLock;
+
+use crate::process::table::Entry;
+use crate::serve::call::{Call, Fail, Served};
+use crate::serve::{
+    attributes, cwd, data, descriptors, directory, exec, names, open, path, poll, rings, sockets,
+    watch, xattrs,
+};
+
+/// How a call is looked at.
+#[derive(Clone, Copy)]
+pub enum Handler {
+    /// By the descriptor in its first argument, where that is ours. With `true` it moves data and
+    /// the like, which the kernel does by itself where the descriptor has the bytes.
+    Fd(bool, fn(&Call<'_>, &Entry) -> Served),
+    /// By anything else; it passes on what is not ours.
+    Any(fn(&Call<'_>) -> Served),
+}
+
+/// Serves rt_sigaction(2). It is registered before the program begins; until then the kernel has the
+/// call.
+pub static SIGACTION: OnceLock<fn(&Call<'_>) -> Served> = OnceLock::new();
+
+fn sigaction(call: &Call<'_>) -> Served {
+    SIGACTION.get().map_or(Err(Fail::Pass), |serve| serve(call))
+}
+
+/// How the call of this number is served; `None` for one that is always the kernel's.
+#[inline]
+pub fn handler(number: u64) -> Option<Handler> {
+    use Handler::{Any, Fd};
+    Some(match number as i64 {
+        libc::SYS_read => Fd(true, data::read),
+        libc::SYS_write => Fd(true, data::write),
+        libc::SYS_pread64 => Fd(true, data::pread),
+        libc::SYS_pwrite64 => Fd(true, data::pwrite),
+        libc::SYS_readv => Fd(true, data::readv),
+        libc::SYS_writev => Fd(true, data::writev),
+        libc::SYS_preadv => Fd(true, data::preadv),
+        libc::SYS_pwritev => Fd(true, data::pwritev),
+        libc::SYS_preadv2 => Fd(true, data::preadv2),
+        libc::SYS_pwritev2 => Fd(true, data::pwritev2),
+        libc::SYS_lseek => Fd(true, data::lseek),
+        libc::SYS_readahead | libc::SYS_fadvise64 => Fd(true, data::advise),
+        libc::SYS_sync_file_range => Fd(true, data::sync),
+        libc::SYS_sendfile => Any(data::sendfile),
+        libc::SYS_copy_file_range => Any(data::copy_file_range),
+        libc::SYS_splice => Any(data::splice),
+        libc::SYS_tee | libc::SYS_vmsplice => Fd(true, data::no_pipe),
+        libc::SYS_ftruncate => Fd(false, data::ftruncate),
+        libc::SYS_fallocate => Fd(false, data::fallocate),
+        libc::SYS_fsync | libc::SYS_fdatasync => Fd(false, data::sync),
+        libc::SYS_syncfs => Fd(false, data::syncfs),
+        libc::SYS_mmap => Any(data::mmap),
+        libc::SYS_rt_sigaction => Any(sigaction),
+        libc::SYS_munmap => Any(data::munmap),
+        libc::SYS_mremap => Any(data::mremap),
+        libc::SYS_msync => Any(data::msync),
+        libc::SYS_io_setup => Any(data::asynchronous),
+        libc::SYS_io_uring_setup => Any(rings::setup),
+        libc::SYS_io_uring_register => Any(rings::register),
+        libc::SYS_ioctl => Fd(true, data::ioctl),
+        libc::SYS_flock => Fd(true, data::flock),
+
+        libc::SYS_open => Any(open::open),
+        libc::SYS_creat => Any(open::creat),
+        libc::SYS_openat => Any(open::openat),
+        libc::SYS_openat2 => Any(open::openat2),
+        libc::SYS_close => Any(descriptors::close),
+        libc::SYS_close_range => Any(descriptors::close_range),
+        libc::SYS_dup => Fd(false, descriptors::dup),
+        libc::SYS_dup2 => Any(descriptors::dup2),
+        libc::SYS_dup3 => Any(descriptors::dup3),
+        libc::SYS_fcntl => Fd(false, descriptors::fcntl),
+        libc::SYS_prlimit64 => Any(descriptors::prlimit),
+        libc::SYS_getrlimit | libc::SYS_setrlimit => Any(descriptors::rlimit),
+
+        libc::SYS_stat | libc::SYS_lstat => Any(attributes::stat),
+        libc::SYS_newfstatat => Any(attributes::fstatat),
+        libc::SYS_fstat => Fd(false, attributes::fstat),
+        libc::SYS_statx => Any(attributes::statx),
+        libc::SYS_statfs => Any(attributes::statfs),
+        libc::SYS_fstatfs => Fd(false, attributes::fstatfs),
+        libc::SYS_access => Any(attributes::access),
+        libc::SYS_faccessat | libc::SYS_faccessat2 => Any(attributes::faccessat),
+        libc::SYS_chmod => Any(attributes::chmod),
+        libc::SYS_fchmod => Fd(false, attributes::fchmod),
+        libc::SYS_fchmodat | 452 => Any(attributes::fchmodat),
+        libc::SYS_chown | libc::SYS_lchown => Any(attributes::chown),
+        libc::SYS_fchown => Fd(false, attributes::fchown),
+        libc::SYS_fchownat => Any(attributes::fchownat),
+        libc::SYS_utime => Any(attributes::utime),
+        libc::SYS_utimes => Any(attributes::utimes),
+        libc::SYS_futimesat => Any(attributes::futimesat),
+        libc::SYS_utimensat => Any(attributes::utimensat),
+        libc::SYS_truncate => Any(attributes::truncate),
+        libc::SYS_umask => Any(cwd::umask),
+
+        libc::SYS_mkdir | libc::SYS_mkdirat => Any(names::mkdir),
+        libc::SYS_mknod | libc::SYS_mknodat => Any(names::mknod),
+        libc::SYS_rmdir | libc::SYS_unlink | libc::SYS_unlinkat => Any(names::unlink),
+        libc::SYS_rename | libc::SYS_renameat | libc::SYS_renameat2 => Any(names::rename),
+        libc::SYS_link | libc::SYS_linkat => Any(names::link),
+        libc::SYS_symlink | libc::SYS_symlinkat => Any(names::symlink),
+        libc::SYS_readlink | libc::SYS_readlinkat => Any(names::readlink),
+
+        libc::SYS_getdents64 => Fd(false, directory::getdents64),
+        libc::SYS_getdents => Fd(false, directory::getdents),
+
+        libc::SYS_chdir => Any(cwd::chdir),
+        libc::SYS_fchdir => Any(cwd::fchdir),
+        libc::SYS_getcwd => Any(cwd::getcwd),
+        libc::SYS_chroot => Any(cwd::chroot),
+        libc::SYS_setuid..=libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setgroups
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_capset => Any(cwd::credentials),
+
+        libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::any),
+
+        libc::SYS_poll | libc::SYS_ppoll => Any(poll::poll),
+        libc::SYS_select | libc::SYS_pselect6 => Any(poll::select),
+        libc::SYS_epoll_ctl => Any(poll::epoll_ctl),
+
+        libc::SYS_bind => Any(sockets::bind),
+        libc::SYS_connect => Any(sockets::connect),
+
+        libc::SYS_execve | libc::SYS_execveat => Any(exec::exec),
+        libc::SYS_exit_group => Any(exec::exit),
+
+        libc::SYS_seccomp | libc::SYS_prctl => Any(exec::filter),
+
+        libc::SYS_inotify_add_watch => Any(watch::add),
+        libc::SYS_fanotify_mark | libc::SYS_name_to_handle_at => Any(path::unsupported),
+        libc::SYS_mount | libc::SYS_umount2 => Any(path::unsupported),
+        _ => return None,
+    })
+}
