@@ -36,7 +36,11 @@ pub struct HelpArgs {
 /// What the exit codes mean, for the manual and for `--help`.
 pub const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "Done. For mount: the mount is ready (with --foreground: it has ended)."),
-    ("1", "The operation failed; the message says why, and what to do."),
+    (
+        "1",
+        "The operation failed; the message says why, and what to do. For umount, and mount \
+         --foreground: also where the mount has ended but not everything could be made durable.",
+    ),
     ("2", "The command line or an option is wrong; nothing was done."),
 ];
 

@@ -42,6 +42,9 @@ pub struct Entry {
     pub version: String,
     /// The options, as they were given.
     pub options: Vec<String>,
+    /// The failure with which the mount ended, for the command that unmounts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// What became of an entry.
@@ -85,12 +88,17 @@ impl Entry {
             since_unix: now_unix(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             options: Vec::new(),
+            failure: None,
         }
     }
 
     /// Whether the daemon runs.
     pub fn is_alive(&self) -> bool {
         process_start(self.pid) == Some(self.pid_start)
+    }
+
+    fn is_of(&self, other: &Entry) -> bool {
+        (self.pid, self.pid_start) == (other.pid, other.pid_start)
     }
 
     fn is_mount(&self, mount: &MountEntry) -> bool {
@@ -111,6 +119,28 @@ impl Found {
             let _ = fs::remove_file(&self.file);
             let _ = fs::remove_file(self.socket());
         }
+    }
+
+    /// Notes the failure with which the mount ended; its socket goes. Removes the entry where that cannot
+    /// be written.
+    pub fn leave_failure(&self, failure: &str) {
+        let entry = Entry { failure: Some(failure.to_owned()), ..self.entry.clone() };
+        let written = serde_json::to_vec_pretty(&entry)
+            .map_err(std::io::Error::from)
+            .and_then(|text| paths::write_atomically(&self.file, &text));
+        match written {
+            Ok(()) => drop(fs::remove_file(self.socket())),
+            Err(_) => self.remove(),
+        }
+    }
+
+    /// Removes what is left of a mount whose daemon has ended, and returns the failure that the daemon
+    /// noted.
+    pub fn take_failure(&self) -> Option<String> {
+        let left = read(&self.file).filter(|left| left.is_of(&self.entry));
+        let failure = left.as_ref().and_then(|left| left.failure.clone());
+        Found { entry: left.unwrap_or_else(|| self.entry.clone()), ..self.clone() }.remove();
+        failure
     }
 
     /// Where it is mounted, or was.
@@ -203,6 +233,9 @@ pub fn all() -> Vec<Found> {
     let mut found: Vec<Found> =
         entries.into_iter().map(|(entry, file)| judge(entry, file, &mounts)).collect();
     for gone in found.extract_if(.., |found| found.state == State::Gone) {
+        if let Some(failure) = &gone.entry.failure {
+            log::error!("{failure}");
+        }
         gone.remove();
     }
     found.sort_by(|a, b| a.entry.mountpoint.cmp(&b.entry.mountpoint));
@@ -321,6 +354,26 @@ mod tests {
         assert_eq!(judged(&entry, &[]).state, State::Gone);
         entry.fstype = "fuse.sshfs".into();
         assert_eq!(judged(&entry, &mounts).state, State::Gone);
+    }
+
+    #[test]
+    fn the_failure_of_a_mount_is_told_once_by_what_unmounts_it() {
+        let place = tempfile::tempdir().unwrap();
+        let entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        let file = place.path().join("7.json");
+        let found = Found { entry, state: State::Serving, file, mounted: None };
+        let begin = || fs::write(&found.file, serde_json::to_vec(&found.entry).unwrap()).unwrap();
+        begin();
+        found.leave_failure("lost");
+        assert_eq!(found.take_failure().as_deref(), Some("lost"));
+        assert!(!found.file.exists());
+        assert_eq!(found.take_failure(), None);
+        // The entry of a later daemon with the same number is neither told of nor removed.
+        let mut later = found.clone();
+        later.entry.pid_start += 1;
+        begin();
+        later.leave_failure("later");
+        assert_eq!((found.take_failure(), found.file.exists()), (None, true));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
 use defuse_fuse::abi::FUSE_OVER_IO_URING;
 use defuse_fuse::mount::{self, How, Mounted, connection_id};
-use defuse_fuse::{Session, Statistics};
+use defuse_fuse::{Ended, Session, Statistics};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
 
@@ -37,10 +37,24 @@ pub fn run(plan: &Plan, ready: Ready) -> Result {
         }
     };
     ready.tell(Ok(&notes));
-    session.wait();
-    companions.end();
+    let outcome = not_durable(&plan.mountpoint, session.wait());
+    if let Err(failure) = &outcome {
+        log::error!("{failure}");
+    }
+    companions.end(outcome.as_ref().err());
     log::info!("{} has ended", plan.mountpoint.display());
-    Ok(())
+    outcome
+}
+
+/// Fails where the file system could not make everything durable at its end.
+fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
+    ended.durable.map_err(|errno| {
+        Failure::Failed(format!(
+            "{}: unmounted, but not everything could be made durable: {errno}; look at the source for \
+             the cause, and compare what was written last",
+            mountpoint.display()
+        ))
+    })
 }
 
 /// Mounts and begins to serve; what the user should know of it goes to `notes`.
@@ -144,13 +158,17 @@ impl Companions {
         Companions { registered, stats_file }
     }
 
-    fn end(self) {
+    /// Ends them. A failure stays in the registry for whoever unmounts to report.
+    fn end(self, failure: Option<&Failure>) {
         if let Some(file) = self.stats_file {
             file.end();
         }
         // Last, because others take it for the end.
         if let Some(found) = self.registered {
-            found.remove();
+            match failure {
+                Some(failure) => found.leave_failure(&failure.to_string()),
+                None => found.remove(),
+            }
         }
     }
 }
@@ -208,5 +226,37 @@ fn write_stats(path: &Path, statistics: &Statistics) {
         .and_then(|text| paths::write_atomically(path, &text));
     if let Err(error) = written {
         log::warn!("cannot write statistics to {}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::Errno;
+    use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+    use defuse_fuse::SessionOptions;
+    use defuse_fuse::mount::MountOptions;
+
+    use super::*;
+
+    /// A mount ended with exit code 0 whatever its file system had lost at the end.
+    #[test]
+    fn a_mount_that_could_not_make_everything_durable_fails_and_is_named() {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            println!("skipped: needs root and /dev/fuse");
+            return;
+        }
+        for (action, code) in [(Action::Fail(Errno::ENOSPC), Some(1)), (Action::Short(0), None)] {
+            let dir = tempfile::tempdir().unwrap();
+            let fault = Arc::new(Fault::new(defuse_memory::Memory::new(Default::default()), 1));
+            fault.set_rules(&[Rule { method: Some(Method::Syncfs), when: When::Always, action }]);
+            let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+            let session =
+                Session::start(mounted.device, fault, &SessionOptions::default()).unwrap();
+            mount::unmount(dir.path(), false).unwrap();
+            let outcome = not_durable(dir.path(), session.wait());
+            assert_eq!(outcome.as_ref().err().map(Failure::code), code);
+            let text = outcome.err().map_or(String::new(), |failure| failure.to_string());
+            assert_eq!(text.contains(dir.path().to_str().unwrap()), code.is_some(), "{text}");
+        }
     }
 }

@@ -123,6 +123,8 @@ fn wait_for(found: &Found, lazy: bool) -> Result {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    found.remove();
-    Ok(())
+    match found.take_failure() {
+        Some(failure) => Err(Failure::Failed(failure)),
+        None => Ok(()),
+    }
 }

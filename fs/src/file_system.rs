@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, Ino, Io,
-    IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name, NewNode, Notify, OpenArgs,
-    OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
-    SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name, NewNode, Notify,
+    OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
+    SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -50,9 +50,12 @@ pub trait FileSystem: Send + Sync {
     /// file system with several frontends is attached several times and keeps all notifiers.
     fn attached(&self, notify: Arc<dyn Notify>) {}
 
-    /// Called once by a frontend after its last operation (unmount, or the end of the session).
-    /// What was acknowledged but is not durable is made durable now.
-    fn detached(&self) {}
+    /// Called once by a frontend after its last operation (unmount, or the end of the session). Makes
+    /// durable what the file system acknowledged and holds back itself. Errors: those of syncfs(2),
+    /// where something could not be made durable; the frontend reports them to whoever unmounts.
+    fn detached(&self) -> Result<()> {
+        Ok(())
+    }
 
     // ---- names ----------------------------------------------------------------------------
 
@@ -273,11 +276,10 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Starts a read, write or fsync, or waits for a lock; the answer goes through `io`, now or
-    /// later, from any thread. Must not block for long. The default runs the synchronous method.
+    /// Starts an operation that may finish later; the answer goes through `io`, now or later, from any
+    /// thread. Must not block for long. The default runs the synchronous method.
     ///
-    /// Frontends send data here where [`Caps::submits`] is set, and every lock that is waited for,
-    /// so that the thread is free to receive the unlock.
+    /// Frontends send reads, writes, fsync, fsyncdir and syncfs here where [`Caps::submits`] is set.
     fn submit(&self, mut io: Io) {
         match io.op() {
             IoOp::Read { file, args, .. } => {
@@ -292,8 +294,12 @@ pub trait FileSystem: Send + Sync {
                 let result = io.with_context(|cx| self.fsync(cx, file, datasync));
                 io.finish(result.map(|()| 0));
             }
-            IoOp::Lock { file, lock } => {
-                let result = io.with_context(|cx| self.setlk(cx, file, &lock));
+            IoOp::Fsyncdir { dir, datasync } => {
+                let result = io.with_context(|cx| self.fsyncdir(cx, dir, datasync));
+                io.finish(result.map(|()| 0));
+            }
+            IoOp::Syncfs => {
+                let result = io.with_context(|cx| self.syncfs(cx));
                 io.finish(result.map(|()| 0));
             }
         }
@@ -364,11 +370,20 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Takes, changes or drops a lock. `EAGAIN` where it cannot be had and `wait` is not set;
-    /// `EDEADLK` where waiting could never end; `EINTR` when interrupted. With `wait` it is called
-    /// by [`submit`](FileSystem::submit) only.
+    /// Takes, changes or drops a lock. `EAGAIN` where another owner's lock conflicts. With `wait` it is
+    /// called by the default of [`setlkw`](FileSystem::setlkw) only.
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         Err(Errno::ENOSYS)
+    }
+
+    /// Takes a lock, waiting until it can be had. The answer goes through `wait`, now or later, from
+    /// any thread: `EDEADLK` where waiting could never end, `EINTR` when interrupted, `ENOSYS` where
+    /// the file system keeps no locks. Must not block: the thread has to receive the unlock. The
+    /// default suits a file system without locks; it calls [`setlk`](FileSystem::setlk) once.
+    fn setlkw(&self, wait: LockWait) {
+        let (file, request) = (wait.file(), wait.request());
+        let result = wait.with_context(|cx| self.setlk(cx, file, &request));
+        wait.finish(result);
     }
 
     // ---- directories ----------------------------------------------------------------------

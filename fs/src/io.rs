@@ -1,14 +1,14 @@
-//! Data operations and lock waits that finish later.
+//! Operations that finish later: reads, writes, and what makes changes durable.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Caller, Context, Errno, File, InterruptToken, LockRequest, ReadArgs, ReadBuf, ReadSink, Result,
-    WriteArgs, WriteBuf, WriteSource,
+    Caller, Context, Errno, File, InterruptToken, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs,
+    WriteBuf, WriteSource,
 };
 
-/// What is asked of [`FileSystem::submit`](crate::FileSystem::submit).
+/// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoOp {
     /// [`FileSystem::read`](crate::FileSystem::read) of `len` bytes.
@@ -36,13 +36,15 @@ pub enum IoOp {
         /// Only what is needed to read the data back, fdatasync(2).
         datasync: bool,
     },
-    /// [`FileSystem::setlk`](crate::FileSystem::setlk) with `wait` set.
-    Lock {
-        /// The open file.
-        file: File,
-        /// The lock that is waited for.
-        lock: LockRequest,
+    /// [`FileSystem::fsyncdir`](crate::FileSystem::fsyncdir).
+    Fsyncdir {
+        /// The open directory.
+        dir: File,
+        /// Only what is needed to find the names again.
+        datasync: bool,
     },
+    /// [`FileSystem::syncfs`](crate::FileSystem::syncfs).
+    Syncfs,
 }
 
 /// The frontend's end of an [`Io`]: the buffers, and the place where the result goes.
@@ -51,8 +53,8 @@ pub trait Completion: Send {
     fn sink(&mut self) -> &mut dyn ReadSink;
     /// Where the bytes of a write come from. Called for [`IoOp::Write`] only.
     fn source(&mut self) -> &mut dyn WriteSource;
-    /// Sends the answer: bytes read or written, 0 for fsync and lock. Called exactly once, from
-    /// any thread.
+    /// Sends the answer: bytes read or written, 0 for everything else. Called exactly once, from any
+    /// thread.
     fn finish(self: Box<Self>, result: Result<usize>);
 }
 
@@ -79,12 +81,12 @@ impl Io {
         Io { op, caller, unique, interrupt, filled: 0, completion: Some(completion) }
     }
 
-    /// What is asked.
+    /// The operation.
     pub fn op(&self) -> IoOp {
         self.op
     }
 
-    /// Who asks.
+    /// The process that asked for it.
     pub fn caller(&self) -> Caller {
         self.caller
     }
@@ -103,7 +105,8 @@ impl Io {
             IoOp::Read { file, .. }
             | IoOp::Write { file, .. }
             | IoOp::Fsync { file, .. }
-            | IoOp::Lock { file, .. } => *file = map(*file),
+            | IoOp::Fsyncdir { dir: file, .. } => *file = map(*file),
+            IoOp::Syncfs => {}
         }
         self
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use defuse_fs::layer::Method;
 use defuse_fs::{
-    Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest, Name,
-    Notify, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs, WriteBuf, WriteSource,
-    delegate,
+    Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest, LockWait,
+    Name, Notify, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs, WriteBuf,
+    WriteSource, delegate,
 };
 
 use crate::{Op, Recorder, clock};
@@ -70,7 +70,7 @@ impl<F: FileSystem> Probed<F> {
 }
 
 impl<F: FileSystem> FileSystem for Probed<F> {
-    delegate!(around inner, except attached, detached, forget, submit, rename, read, write,
+    delegate!(around inner, except attached, detached, forget, submit, setlkw, rename, read, write,
         copy_file_range, readdir, setlk);
 
     fn attached(&self, notify: Arc<dyn Notify>) {
@@ -79,10 +79,8 @@ impl<F: FileSystem> FileSystem for Probed<F> {
         span.ok = true;
     }
 
-    fn detached(&self) {
-        let mut span = Span::new(&self.recorder, Op::DESTROY);
-        self.inner.detached();
-        span.ok = true;
+    fn detached(&self) -> Result<()> {
+        self.measure(Op::DESTROY, |inner| inner.detached(), |()| 0)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -96,11 +94,23 @@ impl<F: FileSystem> FileSystem for Probed<F> {
             IoOp::Read { .. } => Op::READ,
             IoOp::Write { .. } => Op::WRITE,
             IoOp::Fsync { .. } => Op::FSYNC,
-            IoOp::Lock { .. } => Op::SETLKW,
+            IoOp::Fsyncdir { .. } => Op::FSYNCDIR,
+            IoOp::Syncfs => Op::SYNCFS,
         };
         let (recorder, start) = (self.recorder.clone(), clock::now());
         self.inner.submit(io.map_completion(|inner| {
             Box::new(Measured { recorder, op, start, inner }) as Box<dyn Completion>
+        }));
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        let (recorder, start) = (self.recorder.clone(), clock::now());
+        self.inner.setlkw(wait.map_answer(|answer| {
+            Box::new(move |taken| {
+                let ns = start.elapsed_ns();
+                recorder.with_cells(|cells| cells.record(Op::SETLKW, ns, taken.is_ok()));
+                answer(taken);
+            })
         }));
     }
 

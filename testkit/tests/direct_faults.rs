@@ -447,3 +447,20 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     clear(Arc::clone(&fault) as _);
     assert_eq!(fault.inner().held(), (0, 0));
 }
+
+/// The file system said nothing at its end, so an unmount succeeded whatever it had lost.
+#[test]
+fn an_unmount_tells_that_something_could_not_be_made_durable() {
+    let fault = Arc::new(Fault::new(defuse_memory::Memory::new(Default::default()), 7));
+    let (client, _) = client(Arc::clone(&fault) as _);
+    for (action, told) in [
+        (Action::Fail(Errno::ENOSPC), Err(Errno::ENOSPC)),
+        (Action::Panic, Err(Errno::EIO)),
+        (Action::Short(0), Ok(())),
+    ] {
+        fault.set_rules(&[Rule { method: Some(Method::Syncfs), when: When::Always, action }]);
+        client.mount(b"b:", Arc::clone(&fault) as _, &MountArgs::default()).unwrap();
+        assert_eq!(client.unmount(b"b:", false), told);
+        assert_eq!(client.unmount(b"b:", false), Err(Errno::EINVAL), "it is gone");
+    }
+}

@@ -145,7 +145,7 @@ fn many_sessions_leave_nothing_behind(place: &Path) {
         fs::write(dir.join("a"), b"content").unwrap();
         assert_eq!(fs::read(dir.join("a")).unwrap(), b"content");
         mount::unmount(&dir, false).unwrap();
-        assert!(session.wait());
+        assert!(session.wait().clean);
     };
     // One-time allocations are not a leak.
     (0..20).for_each(|_| once());
@@ -278,7 +278,9 @@ fn errors_of_the_file_system_arrive_and_end(place: &Path) {
     assert_eq!(read, "content");
     drop(file);
     mount::unmount(&dir, false).unwrap();
-    assert!(session.wait());
+    fault.set_rules(&[rule(Method::Syncfs, Errno::ENOSPC)]);
+    let ended = session.wait();
+    assert_eq!((ended.clean, ended.durable), (true, Err(Errno::ENOSPC)));
 }
 
 fn running_out_of_descriptors_is_survived(place: &Path) {

@@ -6,11 +6,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use defuse_fs::{
-    Caller, Completion, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
-    File, FileKind, FileSystem, Ino, InterruptToken, Io, IoOp, Lock, LockKind, LockOwner,
-    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadSink, RenameFlags, Result,
-    SetAttr, SetTime, SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, WriteSource,
-    XattrName,
+    Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, File, FileKind,
+    FileSystem, Ino, InterruptToken, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
+    Name, NewNode, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags,
+    SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName,
 };
 use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
@@ -511,20 +510,6 @@ fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
     });
 }
 
-struct Answer(std::sync::mpsc::Sender<Result<usize>>);
-
-impl Completion for Answer {
-    fn sink(&mut self) -> &mut dyn ReadSink {
-        unreachable!("a lock has no data")
-    }
-    fn source(&mut self) -> &mut dyn WriteSource {
-        unreachable!("a lock has no data")
-    }
-    fn finish(self: Box<Self>, result: Result<usize>) {
-        let _ = self.0.send(result);
-    }
-}
-
 /// A client that requested resources without limit used up those of all others: 18,280 waiting
 /// locks took 298 MB of the server.
 #[test]
@@ -563,8 +548,11 @@ fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
                 LockRequest { kind: LockKind::Posix, owner: LockOwner(owner), lock, wait: true };
             let (sender, answer) = std::sync::mpsc::channel();
             let token = Arc::new(InterruptToken::default());
-            let op = IoOp::Lock { file: files[0], lock };
-            client.submit(Io::new(op, cx.caller, owner, token.clone(), Box::new(Answer(sender))));
+            let send = Box::new(move |taken| {
+                let _ = sender.send(taken);
+            });
+            let wait = LockWait::new((files[0], lock), cx.caller, owner, token.clone(), send);
+            client.setlkw(wait);
             (answer, token)
         };
         lock(10, LockType::Unlock).unwrap();

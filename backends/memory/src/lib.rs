@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, Name, NewNode,
+    FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
     Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
     SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
@@ -217,9 +217,10 @@ impl FileSystem for Memory {
         self.frontends.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn detached(&self) {
+    fn detached(&self) -> Result<()> {
         let less = |count: usize| count.checked_sub(1);
         let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        Ok(())
     }
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -390,24 +391,6 @@ impl FileSystem for Memory {
         self.write(file, args, data)
     }
 
-    fn submit(&self, mut io: Io) {
-        match io.op() {
-            IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|_, out| self.read(file, args, out));
-                io.finish_filled(result);
-            }
-            IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|_, data| self.write(file, args, data));
-                io.finish(result);
-            }
-            IoOp::Fsync { file, .. } => io.finish(self.inode(file.ino).map(|_| 0)),
-            IoOp::Lock { file, lock } => match self.inode(file.ino) {
-                Ok(inode) => self.locks.wait(inode.ino, &lock, io),
-                Err(errno) => io.finish(Err(errno)),
-            },
-        }
-    }
-
     fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         self.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
         Ok(())
@@ -441,10 +424,15 @@ impl FileSystem for Memory {
         self.locks.conflict(self.inode(file.ino)?.ino, request)
     }
 
-    /// Never waits. A waiting request comes through [`submit`](FileSystem::submit); here it fails
-    /// with `EAGAIN`.
     fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         self.locks.set(self.inode(file.ino)?.ino, request)
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        match self.inode(wait.file().ino) {
+            Ok(inode) => self.locks.wait(inode.ino, wait),
+            Err(errno) => wait.finish(Err(errno)),
+        }
     }
 
     fn opendir(&self, _: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {

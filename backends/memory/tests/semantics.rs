@@ -280,7 +280,7 @@ fn a_wait_for_a_lock_blocks_no_thread_and_ends_by_unlock_interrupt_or_close() {
     token.trip();
     assert_eq!(second.recv(), Ok(Err(Errno::EINTR)));
     fs.flush(&root(), handle(ino), LockOwner(1)).unwrap();
-    assert_eq!(first.recv(), Ok(Ok(0)));
+    assert_eq!(first.recv(), Ok(Ok(())));
     token.trip();
     let now = lock(4, LockType::Read);
     assert_eq!(fs.setlk(&root(), handle(ino), &now), Err(Errno::EAGAIN));

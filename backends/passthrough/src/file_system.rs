@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
-    Ino, Io, IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, Name, NewNode,
+    Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
     OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
     SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
@@ -247,28 +247,6 @@ impl FileSystem for Passthrough {
         self.write(file, args, data)
     }
 
-    fn submit(&self, mut io: Io) {
-        match io.op() {
-            IoOp::Read { file, args, .. } => {
-                let result =
-                    io.with_read_buf(|cx, out| FileSystem::read(self, cx, file, args, out));
-                io.finish_filled(result);
-            }
-            IoOp::Write { file, args, .. } => {
-                let result =
-                    io.with_write_buf(|cx, data| FileSystem::write(self, cx, file, args, data));
-                io.finish(result);
-            }
-            IoOp::Fsync { file, datasync } => {
-                io.finish(self.fsync(file, datasync).map(|()| 0));
-            }
-            IoOp::Lock { file, lock } if self.forwards_locks() => {
-                self.wait_for_lock(io, file, lock);
-            }
-            IoOp::Lock { .. } => io.finish(Err(Errno::ENOSYS)),
-        }
-    }
-
     fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         if self.forwards_locks() {
             self.drop_posix_locks(file.ino, owner);
@@ -320,6 +298,14 @@ impl FileSystem for Passthrough {
 
     fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         if self.forwards_locks() { self.setlk(file, request) } else { Err(Errno::ENOSYS) }
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        if self.forwards_locks() {
+            self.wait_for_lock(wait)
+        } else {
+            wait.finish(Err(Errno::ENOSYS))
+        }
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {

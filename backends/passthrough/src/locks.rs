@@ -16,7 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use defuse_fs::{
-    Errno, File, Ino, Interrupted, Io, Lock, LockKind, LockOwner, LockRequest, LockType, Result,
+    Errno, File, Ino, Interrupted, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
+    Result,
 };
 use rustix::fs::{FlockOperation, OFlags};
 
@@ -61,9 +62,8 @@ struct Queue {
 }
 
 struct Waiting {
-    io: Io,
+    wait: LockWait,
     fd: Arc<OwnedFd>,
-    lock: LockRequest,
 }
 
 impl LockTable {
@@ -190,14 +190,15 @@ impl Passthrough {
         result
     }
 
-    pub(crate) fn wait_for_lock(&self, io: Io, file: File, request: LockRequest) {
+    pub(crate) fn wait_for_lock(&self, wait: LockWait) {
+        let (file, request) = (wait.file(), wait.request());
         match self.setlk(file, &request) {
             Err(Errno::EAGAIN) if request.wait && !self.is_inherited() => {}
-            other => return io.finish(other.map(|()| 0)),
+            other => return wait.finish(other),
         }
         match self.lock_fd(file, &request) {
-            Ok(fd) => Waiters::add(&self.locks.waiters, Waiting { io, fd, lock: request }),
-            Err(errno) => io.finish(Err(errno)),
+            Ok(fd) => Waiters::add(&self.locks.waiters, Waiting { wait, fd }),
+            Err(errno) => wait.finish(Err(errno)),
         }
     }
 
@@ -229,12 +230,12 @@ impl Waiters {
 
     fn add(this: &Arc<Self>, waiting: Waiting) {
         let shared = Arc::clone(this);
-        // Registered before the wait is queued, so that no interrupt is missed.
-        waiting.io.interrupt().on_interrupt(move || shared.kick());
+        // Before it is in the queue, so that an interrupt is either seen there or kicks.
+        waiting.wait.interrupt().on_interrupt(move || shared.kick());
         let mut queue = this.lock();
         if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
             drop(queue);
-            return waiting.io.finish(Err(Errno::ENOLCK));
+            return waiting.wait.finish(Err(Errno::ENOLCK));
         }
         queue.waiting.push(waiting);
         queue.kicked = true;
@@ -254,7 +255,7 @@ impl Waiters {
                 let waiting = std::mem::take(&mut queue.waiting);
                 drop(queue);
                 log::error!("no thread to wait for locks: {error}");
-                waiting.into_iter().for_each(|waiting| waiting.io.finish(Err(Errno::ENOLCK)));
+                waiting.into_iter().for_each(|waiting| waiting.wait.finish(Err(Errno::ENOLCK)));
             }
         }
     }
@@ -290,15 +291,15 @@ impl Waiters {
 impl Waiting {
     /// Tries once. Returns `None` if the request was answered.
     fn go_on(self) -> Option<Self> {
-        let result = if self.io.interrupt().interrupted() {
+        let result = if self.wait.interrupt().interrupted() {
             Err(Errno::EINTR)
         } else {
-            attempt(self.fd.as_fd(), &self.lock)
+            attempt(self.fd.as_fd(), &self.wait.request())
         };
         match result {
             Err(Errno::EAGAIN) => Some(self),
             other => {
-                self.io.finish(other.map(|()| 0));
+                self.wait.finish(other);
                 None
             }
         }

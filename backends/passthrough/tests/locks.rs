@@ -11,20 +11,6 @@ use defuse_fs::layer::{Fault, ReadOnly};
 use defuse_fs::*;
 use defuse_passthrough::{Locks, Options, Passthrough};
 
-struct Answer(mpsc::Sender<Result<usize>>);
-
-impl Completion for Answer {
-    fn sink(&mut self) -> &mut dyn ReadSink {
-        unreachable!("locks read nothing")
-    }
-    fn source(&mut self) -> &mut dyn WriteSource {
-        unreachable!("locks write nothing")
-    }
-    fn finish(self: Box<Self>, result: Result<usize>) {
-        let _ = self.0.send(result);
-    }
-}
-
 fn request(kind: LockKind, owner: u64, typ: LockType) -> LockRequest {
     let lock = Lock { typ, start: 0, end: 9, pid: 1 };
     LockRequest { kind, owner: LockOwner(owner), lock, wait: true }
@@ -34,12 +20,14 @@ fn wait(
     served: &Served,
     file: File,
     lock: LockRequest,
-) -> (mpsc::Receiver<Result<usize>>, Arc<InterruptToken>) {
+) -> (mpsc::Receiver<Result<()>>, Arc<InterruptToken>) {
     let (send, receive) = mpsc::channel();
     let token = Arc::new(InterruptToken::default());
-    let op = IoOp::Lock { file, lock };
-    let io = Io::new(op, me().caller, 1, Arc::clone(&token), Box::new(Answer(send)));
-    served.fs.submit(io);
+    let answer = Box::new(move |taken| {
+        let _ = send.send(taken);
+    });
+    let caller = me().caller;
+    served.fs.setlkw(LockWait::new((file, lock), caller, 1, Arc::clone(&token), answer));
     (receive, token)
 }
 
@@ -70,7 +58,7 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
             assert!(answer.recv_timeout(short).is_err());
             let unlock = request(kind, 1, LockType::Unlock);
             assert_eq!(served.fs.setlk(&me(), file, &unlock), Ok(()));
-            assert_eq!(answer.recv_timeout(long), Ok(Ok(0)));
+            assert_eq!(answer.recv_timeout(long), Ok(Ok(())));
             assert_eq!(served.fs.setlk(&me(), file, &first), Err(Errno::EAGAIN));
             // Closing releases the locks.
             assert_eq!(served.fs.flush(&me(), other, LockOwner(2)), Ok(()));

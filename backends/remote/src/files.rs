@@ -1,7 +1,7 @@
 //! Entries, open files and what is done to a file as a whole, where one request is not all.
 
 use defuse_fs::{
-    Attr, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Io, IoOp, IoctlArgs,
+    Attr, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
     IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Result, SetXattrFlags,
     Xattr, XattrName,
 };
@@ -278,25 +278,6 @@ impl Remote {
             self.listen();
         }
         polled
-    }
-
-    /// Lock waits are left with the server; everything else is done at once.
-    pub(super) fn submit_io(&self, mut io: Io) {
-        match io.op() {
-            IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
-                io.finish_filled(result);
-            }
-            IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
-                io.finish(result);
-            }
-            IoOp::Fsync { file, datasync } => {
-                let result = io.with_context(|cx| self.fsync(cx, file, datasync));
-                io.finish(result.map(|()| 0));
-            }
-            IoOp::Lock { file, lock } => self.wait_for_lock(io, file, &lock),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
-    FileKind, FileSystem, Ino, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name,
+    FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name,
     NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
     RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
     XattrName,
@@ -24,8 +24,9 @@ impl FileSystem for Remote {
         self.shared.notices.add(notify);
     }
 
-    fn detached(&self) {
+    fn detached(&self) -> Result<()> {
         self.shared.send_forgets();
+        Ok(())
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -246,8 +247,8 @@ impl FileSystem for Remote {
         self.shared.write(cx, file, args, data)
     }
 
-    fn submit(&self, io: Io) {
-        self.submit_io(io);
+    fn setlkw(&self, wait: LockWait) {
+        self.wait_for_lock(wait);
     }
 
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {

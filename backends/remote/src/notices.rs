@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use defuse_fs::{Errno, File, Ino, Io, LockRequest, Name, Notify, PollHandle, Result};
+use defuse_fs::{Errno, Ino, LockWait, Name, Notify, PollHandle, Result};
 use zerocopy::FromBytes;
 
 use super::{Remote, Shared, lock};
@@ -171,23 +171,23 @@ impl Shared {
 
 impl Remote {
     /// Leaves a wait for a lock with the server.
-    pub(super) fn wait_for_lock(&self, io: Io, file: File, request: &LockRequest) {
+    pub(super) fn wait_for_lock(&self, wait: LockWait) {
         if self.shared.lacks(Opcode::Setlkw) {
-            return io.finish(Err(Errno::ENOSYS));
+            return wait.finish(Err(Errno::ENOSYS));
         }
-        let caller = io.caller();
-        let interrupt = Arc::clone(io.interrupt());
-        let io = Arc::new(Mutex::new(Some(io)));
-        let waiting = Arc::clone(&io);
+        let (file, request, caller) = (wait.file(), wait.request(), wait.caller());
+        let interrupt = Arc::clone(wait.interrupt());
+        let wait = Arc::new(Mutex::new(Some(wait)));
+        let waiting = Arc::clone(&wait);
         let counted = Counted::new(&self.shared);
         let done = move |result: Result<&[u8]>| {
             let _counted = counted;
-            let io = lock(&waiting).take();
-            if let Some(io) = io {
-                io.finish(result.and_then(defuse_wire::decode::nothing).map(|()| 0));
+            let wait = lock(&waiting).take();
+            if let Some(wait) = wait {
+                wait.finish(result.and_then(defuse_wire::decode::nothing));
             }
         };
-        let args = encode::lk_in(file, request);
+        let args = encode::lk_in(file, &request);
         let mut head = Request::for_caller(Opcode::Setlkw, caller, file.ino).with(&args);
         match self.shared.connection.ask_later(head.finish(0), &[], Box::new(done)) {
             Ok(unique) => {
@@ -200,9 +200,9 @@ impl Remote {
                 self.start_listening();
             }
             Err(errno) => {
-                let io = lock(&io).take();
-                if let Some(io) = io {
-                    io.finish(Err(errno));
+                let wait = lock(&wait).take();
+                if let Some(wait) = wait {
+                    wait.finish(Err(errno));
                 }
             }
         }

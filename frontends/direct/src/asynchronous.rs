@@ -5,7 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Completion, Errno, InterruptToken, Io, IoOp, ReadArgs, ReadSink, WriteArgs, WriteSource,
+    Completion, Errno, File, FileKind, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadArgs,
+    ReadSink, WriteArgs, WriteSource,
 };
 use defuse_probe::{Op, Recorder, clock};
 
@@ -207,7 +208,7 @@ impl Client {
         if file.access == 1 {
             return Err(Errno::EBADF.into());
         }
-        if file.kind == defuse_fs::FileKind::Directory {
+        if file.kind == FileKind::Directory {
             return Err(Errno::EISDIR.into());
         }
         check_offset(file, offset)?;
@@ -257,7 +258,7 @@ impl Client {
         Ok(start(task, file, op, bytes, callback))
     }
 
-    /// Starts an fsync or an fdatasync.
+    /// Starts an fsync, or with `datasync` an fdatasync, of a file or a directory.
     pub fn start_fsync(
         &self,
         task: &Task,
@@ -265,9 +266,28 @@ impl Client {
         datasync: bool,
         callback: Option<Callback>,
     ) -> Result<Pending> {
-        let op = IoOp::Fsync { file: file.file()?, datasync };
-        Ok(start(task, file, op, Vec::new(), callback))
+        Ok(start(task, file, fsync_op(file, datasync)?, Vec::new(), callback))
     }
+
+    /// Starts a syncfs of the file system that `file` is in.
+    pub fn start_syncfs(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
+        file.file()?;
+        Ok(start(task, file, IoOp::Syncfs, Vec::new(), callback))
+    }
+}
+
+/// The fsync of a file or of a directory.
+pub(crate) fn fsync_op(file: &Description, datasync: bool) -> Result<IoOp> {
+    let open = file.file()?;
+    Ok(match file.kind {
+        FileKind::Directory => IoOp::Fsyncdir { dir: open, datasync },
+        _ => IoOp::Fsync { file: open, datasync },
+    })
 }
 
 fn check_offset(file: &Description, offset: u64) -> Result<(), Errno> {
@@ -300,6 +320,15 @@ fn submit(file: &Description, io: Io) {
     });
 }
 
+/// Waits for a lock that the file system keeps.
+pub(crate) fn setlkw(file: &Description, wait: LockWait) {
+    let fs = &file.mount().core.fs;
+    let _ = guarded(|| {
+        fs.setlkw(wait);
+        Ok(())
+    });
+}
+
 /// Actions at the end of an operation.
 #[derive(Default)]
 pub(crate) struct Ending {
@@ -308,7 +337,7 @@ pub(crate) struct Ending {
     pub file: Option<Arc<Description>>,
 }
 
-/// Creates an operation that has not been submitted yet.
+/// An operation that is not submitted yet.
 pub(crate) fn prepare(
     task: &Task,
     recorder: &Recorder,
@@ -316,18 +345,44 @@ pub(crate) fn prepare(
     bytes: Vec<u8>,
     ending: Ending,
 ) -> (Pending, Io) {
-    let interrupt = Arc::new(InterruptToken::default());
-    let shared = Arc::new(Shared {
-        state: Mutex::new(State::Running(ending.callback)),
-        done: Condvar::new(),
-        interrupt: Arc::clone(&interrupt),
-    });
     let (measured, limit) = match op {
         IoOp::Read { len, .. } => (Op::READ, len),
         IoOp::Write { .. } => (Op::WRITE, 0),
         IoOp::Fsync { .. } => (Op::FSYNC, 0),
-        IoOp::Lock { .. } => (Op::SETLKW, 0),
+        IoOp::Fsyncdir { .. } => (Op::FSYNCDIR, 0),
+        IoOp::Syncfs => (Op::SYNCFS, 0),
     };
+    let (pending, operation) = begin(recorder, (measured, limit), bytes, ending);
+    let interrupt = Arc::clone(&pending.shared.interrupt);
+    let io = Io::new(op, task.caller(), 0, interrupt, operation);
+    (pending, io)
+}
+
+/// A wait for a lock that is not begun yet.
+pub(crate) fn prepare_wait(
+    task: &Task,
+    recorder: &Recorder,
+    lock: (File, LockRequest),
+    ending: Ending,
+) -> (Pending, LockWait) {
+    let (pending, operation) = begin(recorder, (Op::SETLKW, 0), Vec::new(), ending);
+    let interrupt = Arc::clone(&pending.shared.interrupt);
+    let answer = Box::new(move |taken: Result<(), Errno>| operation.finish(taken.map(|()| 0)));
+    let wait = LockWait::new(lock, task.caller(), 0, interrupt, answer);
+    (pending, wait)
+}
+
+fn begin(
+    recorder: &Recorder,
+    (op, limit): (Op, usize),
+    bytes: Vec<u8>,
+    ending: Ending,
+) -> (Pending, Box<Operation>) {
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State::Running(ending.callback)),
+        done: Condvar::new(),
+        interrupt: Arc::default(),
+    });
     let operation = Operation {
         shared: Arc::clone(&shared),
         room: Vec::with_capacity(limit.min(1 << 20)),
@@ -335,12 +390,11 @@ pub(crate) fn prepare(
         bytes,
         taken: 0,
         recorder: recorder.clone(),
-        op: measured,
+        op,
         start: clock::now(),
         file: ending.file,
     };
-    let io = Io::new(op, task.caller(), 0, interrupt, Box::new(operation));
-    (Pending { shared }, io)
+    (Pending { shared }, Box::new(operation))
 }
 
 /// Reads from a file system that wants data operations to be submitted. It costs one more copy,
@@ -371,6 +425,11 @@ pub(crate) fn write_now(
     bytes.truncate(len);
     let op = IoOp::Write { file: file.file()?, args, len };
     run(task, file, op, bytes).0
+}
+
+/// What makes changes durable, for a file system that wants its operations submitted.
+pub(crate) fn sync_now(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
+    run(task, file, op, Vec::new()).0.map(drop)
 }
 
 /// Submits an operation and waits for it.

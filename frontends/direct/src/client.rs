@@ -146,17 +146,26 @@ impl Client {
     /// directories or mounts on it, and with `EINVAL` if nothing is mounted there. If `lazily` is
     /// set, it is detached at once: no path leads there any more, and the file system is released
     /// with its last user.
+    ///
+    /// The mount is also gone after an error of [`FileSystem::detached`]: it says that not everything
+    /// could be made durable. A file system that is still in use, by files of a lazy unmount or by a
+    /// call on another thread, is detached later, and nobody hears of its error.
     pub fn unmount(&self, target: &[u8], lazily: bool) -> Result<(), Errno> {
-        let table = self.mounts.load_full();
+        let mount = self.mount_on(target).ok_or(Errno::EINVAL)?;
+        let durable = Arc::clone(&mount.durable);
+        self.mounts.remove(&mount, lazily)?;
+        drop(mount);
+        durable.get().copied().unwrap_or(Ok(()))
+    }
+
+    /// The topmost mount on `target`.
+    fn mount_on(&self, target: &[u8]) -> Option<Arc<Mount>> {
         let canonical = canonical(target);
         let is = |mount: &&Arc<Mount>| {
             let own = mount.target();
             own == target || target.starts_with(b"/") && own == canonical
         };
-        // The latest mount is on top.
-        let found: Vec<_> = table.iter().filter(is).collect();
-        let mount = found.last().ok_or(Errno::EINVAL)?;
-        self.mounts.remove(mount, lazily)
+        self.mounts.load_full().iter().filter(is).last().cloned()
     }
 
     /// Unmounts this mount; see [`unmount`](Client::unmount).

@@ -4,12 +4,13 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use defuse_fs::{
-    Context, Errno, Fallocate, File, FileKind, FileSystem, IoctlArgs, IoctlReply, OpenFlags,
+    Context, Errno, Fallocate, File, FileKind, FileSystem, IoOp, IoctlArgs, IoctlReply, OpenFlags,
     ReadArgs, ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
 };
 use defuse_probe::clock::Moment;
 use defuse_probe::{Cells, Op, clock};
 
+use crate::asynchronous::fsync_op;
 use crate::buffers::{Bytes, Memory, Pieces, Vectors};
 use crate::client::Client;
 use crate::description::Description;
@@ -268,22 +269,13 @@ impl Client {
     /// Makes the data of an open file durable, fdatasync(2); unless `datasync` is set, its
     /// attributes, too, fsync(2).
     pub fn fsync(&self, task: &Task, file: &Description, datasync: bool) -> Result<()> {
-        let open = file.file()?;
-        let cx = Context::new(task.caller());
-        let result = match file.kind {
-            FileKind::Directory => {
-                file.mount().call(Op::FSYNCDIR, |fs| fs.fsyncdir(&cx, open, datasync))
-            }
-            _ => file.mount().call(Op::FSYNC, |fs| fs.fsync(&cx, open, datasync)),
-        };
-        Ok(ignore_missing(result)?)
+        Ok(sync(task, file, fsync_op(file, datasync)?)?)
     }
 
     /// Makes all changes to the file system of an open file durable, syncfs(2).
     pub fn syncfs(&self, task: &Task, file: &Description) -> Result<()> {
         file.file()?;
-        let cx = Context::new(task.caller());
-        Ok(ignore_missing(file.mount().call(Op::SYNCFS, |fs| fs.syncfs(&cx)))?)
+        Ok(sync(task, file, IoOp::Syncfs)?)
     }
 
     /// Makes all changes to all mounts durable. Like sync(2), it reports no errors.
@@ -587,9 +579,27 @@ fn write_to<S: WriteSource>(
     let count = result?;
     if flags.has(OpenFlags::DSYNC) {
         let datasync = !flags.has(OpenFlags::SYNC);
-        ignore_missing(mount.call(Op::FSYNC, |fs| fs.fsync(&cx, open, datasync)))?;
+        sync(task, file, IoOp::Fsync { file: open, datasync })?;
     }
     Ok(count)
+}
+
+/// Makes changes durable by `op`, which moves no data. A file system without the operation has nothing
+/// to do.
+fn sync(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
+    let mount = file.mount();
+    if mount.caps().submits {
+        return ignore_missing(crate::asynchronous::sync_now(task, file, op));
+    }
+    let cx = Context::new(task.caller());
+    ignore_missing(match op {
+        IoOp::Fsync { file, datasync } => mount.call(Op::FSYNC, |fs| fs.fsync(&cx, file, datasync)),
+        IoOp::Fsyncdir { dir, datasync } => {
+            mount.call(Op::FSYNCDIR, |fs| fs.fsyncdir(&cx, dir, datasync))
+        }
+        IoOp::Syncfs => mount.call(Op::SYNCFS, |fs| fs.syncfs(&cx)),
+        IoOp::Read { .. } | IoOp::Write { .. } => Err(Errno::EINVAL),
+    })
 }
 
 fn target(

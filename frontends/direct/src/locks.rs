@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Context, Errno, IoOp, Lock, LockKind, LockOwner, LockRequest, LockType};
+use defuse_fs::{Context, Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
 use defuse_probe::Op;
 
-use crate::asynchronous::{Callback, Ending, Pending, prepare, start};
+use crate::asynchronous::{Callback, Ending, Pending, prepare_wait, setlkw};
 use crate::client::Client;
 use crate::description::Description;
 use crate::stop::Result;
@@ -69,14 +69,13 @@ impl Client {
     ) -> Result<Pending> {
         let open = file.file()?;
         let request = request(task, file, family, lock, true)?;
-        let op = IoOp::Lock { file: open, lock: request };
         let mount = file.mount();
-        if mount.has_locks() {
-            return Ok(start(task, file, op, Vec::new(), callback));
-        }
         let ending = Ending { callback, file: Some(Arc::clone(file)) };
-        let (pending, io) = prepare(task, mount.recorder(), op, Vec::new(), ending);
-        mount.locks.wait(open.ino.0, &request, io);
+        let (pending, wait) = prepare_wait(task, mount.recorder(), (open, request), ending);
+        match mount.has_locks() {
+            true => setlkw(file, wait),
+            false => mount.locks.wait(open.ino.0, wait),
+        }
         Ok(pending)
     }
 

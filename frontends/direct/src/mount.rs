@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
@@ -42,6 +42,8 @@ pub struct Mount {
     pub(crate) users: AtomicUsize,
     pub(crate) lacks_access: AtomicBool,
     pub(crate) source: String,
+    /// The answer of the file system to its detaching, once that has happened.
+    pub(crate) durable: Arc<OnceLock<Result<()>>>,
 }
 
 /// Arguments of [`Mount::new`] beside the file system.
@@ -82,6 +84,7 @@ impl Mount {
             users: AtomicUsize::new(0),
             lacks_access: AtomicBool::new(false),
             source: settings.source,
+            durable: Arc::default(),
         }))
     }
 
@@ -269,11 +272,9 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.names.clear();
-        let detach = || {
-            self.core.fs.detached();
-            Ok(())
-        };
-        let _ = guarded(detach);
+        let durable = guarded(|| self.core.fs.detached());
+        // Only this end of the mount sets it.
+        let _ = self.durable.set(durable);
     }
 }
 

@@ -117,6 +117,6 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let hello = Hello { file: Mutex::new(content) };
     let mounted = mount(Path::new(&directory), &MountOptions::default())?;
     let session = Session::start(mounted.device, Arc::new(hello), &SessionOptions::default())?;
-    session.wait();
+    session.wait().durable.expect("nothing is held back");
     Ok(())
 }

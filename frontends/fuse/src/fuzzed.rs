@@ -9,9 +9,9 @@ use std::time::Duration;
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File, FileKind,
     FileSystem, Ino, Interrupted, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Push, ReadArgs,
-    ReadBuf, ReadSink, RenameFlags, Result, SetAttr, SetXattrFlags, Timestamp, Whence, WriteArgs,
-    WriteBuf, WriteSource, Xattr, XattrName,
+    LockSupport, LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Push,
+    ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, SetAttr, SetXattrFlags, Timestamp, Whence,
+    WriteArgs, WriteBuf, WriteSource, Xattr, XattrName,
 };
 use defuse_probe::clock;
 
@@ -338,6 +338,11 @@ impl FileSystem for NullFs {
         // Dropped now and then, which answers EIO.
         if !self.next().is_multiple_of(4) {
             io.finish(self.chance(|| 0));
+        }
+    }
+    fn setlkw(&self, wait: LockWait) {
+        if !self.next().is_multiple_of(4) {
+            wait.finish(self.chance(|| ()));
         }
     }
     fn flush(&self, _: &Context<'_>, _: File, _: LockOwner) -> Result<()> {

@@ -29,7 +29,7 @@ pub use options::{IoUring, SessionOptions};
 #[cfg(fuzzing)]
 pub use server::fuzzed::peers as fuzz_peers;
 pub use server::{Admission, Limits, ServeError, Server, ServerOptions};
-pub use session::{Session, StartError, Statistics};
+pub use session::{Ended, Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
 
 /// The worker pool's bookkeeping, open to its checker in `tests/shuttle.rs` and to nobody else.

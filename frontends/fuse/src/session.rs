@@ -1,6 +1,7 @@
 //! A session: one mount being served, from INIT to the end.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -146,8 +147,8 @@ impl Session {
 
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
-    /// after two seconds; returns false in that case.
-    pub fn wait(self) -> bool {
+    /// after two seconds.
+    pub fn wait(self) -> Ended {
         self.shared.wait_for_end();
         self.shared.dispatcher.interrupt_all_deferred();
         self.shared.dispatcher.notify.close();
@@ -155,9 +156,21 @@ impl Session {
         if !clean {
             log::warn!("some handlers have not returned after the end of the session");
         }
-        self.shared.dispatcher.fs.detached();
-        clean
+        let fs = &self.shared.dispatcher.fs;
+        let detached = catch_unwind(AssertUnwindSafe(|| fs.detached()));
+        Ended { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
     }
+}
+
+/// The end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Ended {
+    /// All handlers have returned.
+    pub clean: bool,
+    /// The answer of [`FileSystem::detached`]: an error says that something the file system had
+    /// acknowledged could not be made durable. `EIO` after a panic.
+    pub durable: Result<()>,
 }
 
 /// Reads the statistics of a session, also after its end.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem,
-    Ino, Io, IoOp, LockRequest, LockSupport, LockType, Name, Notify, OpenArgs, Opened, PollHandle,
+    Ino, LockRequest, LockSupport, LockType, LockWait, Name, Notify, OpenArgs, Opened, PollHandle,
     ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
@@ -39,7 +39,7 @@ struct Scripted {
     most_inside: AtomicUsize,
     lookups: Mutex<HashMap<u64, u64>>,
     forgotten: AtomicU64,
-    waiting: Mutex<Vec<Io>>,
+    waiting: Mutex<Vec<LockWait>>,
     polls: Mutex<Vec<PollHandle>>,
     ready: AtomicBool,
     notify: Mutex<Option<Arc<dyn Notify>>>,
@@ -126,8 +126,9 @@ impl FileSystem for Scripted {
     fn attached(&self, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
     }
-    fn detached(&self) {
+    fn detached(&self) -> Result<()> {
         self.detached.store(true, Ordering::Release);
+        Ok(())
     }
     fn lookup(&self, _: &Context<'_>, _: Ino, name: Name<'_>) -> Result<Entry> {
         if name.as_bytes() != b"file" {
@@ -175,15 +176,14 @@ impl FileSystem for Scripted {
             // The unlock grants all that wait.
             LockType::Unlock => {
                 let waiting = std::mem::take(&mut *self.waiting.lock().unwrap());
-                waiting.into_iter().for_each(|io| io.finish(Ok(0)));
+                waiting.into_iter().for_each(|wait| wait.finish(Ok(())));
                 Ok(())
             }
             _ => Err(Errno::EAGAIN),
         }
     }
-    fn submit(&self, io: Io) {
-        assert!(matches!(io.op(), IoOp::Lock { .. }));
-        self.waiting.lock().unwrap().push(io);
+    fn setlkw(&self, wait: LockWait) {
+        self.waiting.lock().unwrap().push(wait);
     }
     fn poll(&self, _: &Context<'_>, _: File, _: u32, wake: Option<PollHandle>) -> Result<u32> {
         self.polls.lock().unwrap().extend(wake);
@@ -242,7 +242,7 @@ impl Mount {
             Err(UnmountError::Busy { .. }) => false,
             other => other.is_ok(),
         });
-        let clean = self.session.take().unwrap().wait();
+        let clean = self.session.take().unwrap().wait().clean;
         (self.fs.clone(), clean)
     }
 }
@@ -359,7 +359,7 @@ fn a_handler_that_never_answers_cannot_hold_the_mount(transport: IoUring) {
     mount::abort(mount.dir.path()).unwrap();
     eventually("the reader ends", || reader.try_wait().unwrap().is_some());
     assert!(!reader.wait().unwrap().success());
-    assert!(!mount.session.take().unwrap().wait(), "the handler is still there");
+    assert!(!mount.session.take().unwrap().wait().clean, "the handler is still there");
     assert!(std::fs::read_dir(mount.dir.path()).unwrap().next().is_none());
 }
 

@@ -8,8 +8,8 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `trim`, `submit`) go
-///   straight to `self.inner`. What comes through `submit` does not pass `around`.
+///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `trim`, `submit`,
+///   `setlkw`) go straight to `self.inner`. What they do does not pass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems.
@@ -41,11 +41,12 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip caps() -> $crate::Caps }
         $crate::delegate! { @bare $how $skip
             attached(notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
-        $crate::delegate! { @bare $how $skip detached() -> () }
+        $crate::delegate! { @bare $how $skip detached() -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
         $crate::delegate! { @bare $how $skip trim() -> () }
         $crate::delegate! { @bare $how $skip without_privileges() -> () }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
+        $crate::delegate! { @bare $how $skip setlkw(wait: $crate::LockWait) -> () }
         $crate::delegate! { @with $how $skip
             lookup Lookup(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Entry }
         $crate::delegate! { @with $how $skip
@@ -142,6 +143,7 @@ macro_rules! delegate {
     (@bare $how:tt [trim $($s:ident)*] trim $($sig:tt)*) => {};
     (@bare $how:tt [without_privileges $($s:ident)*] without_privileges $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
+    (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
     (@with $how:tt [mknod $($s:ident)*] mknod $($sig:tt)*) => {};
@@ -251,6 +253,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 7);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 8);
     }
 }

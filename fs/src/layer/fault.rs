@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::layer::Method;
 use crate::{
-    Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, Name, NewNode,
-    OpenArgs, Opened, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
-    delegate,
+    Caller, Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, LockWait,
+    Name, NewNode, OpenArgs, Opened, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs, WriteBuf,
+    WriteSource, delegate,
 };
 
 /// How often a delayed operation looks whether its caller has given up.
@@ -17,8 +17,8 @@ const INTERRUPT_CHECK: Duration = Duration::from_millis(5);
 /// Which calls something happens to, and what.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// The method, or `None` for every one. What comes through `submit` counts as the method that
-    /// it stands for.
+    /// The method, or `None` for every one. A submitted operation counts as the method that it stands
+    /// for, `setlkw` as `setlk`, and `detached` as `syncfs`.
     pub method: Option<Method>,
     /// Which of its calls, counted from when the rule was set.
     pub when: When,
@@ -219,10 +219,19 @@ fn covered(opened: Opened) -> Opened {
 }
 
 impl<F: FileSystem + 'static> FileSystem for Fault<F> {
-    delegate!(around inner, except caps, submit, open, create, tmpfile, read, write);
+    delegate!(around inner, except caps, detached, submit, setlkw, open, create, tmpfile, read, write);
 
     fn caps(&self) -> Caps {
         Caps { backing_files: false, ..self.inner.caps() }
+    }
+
+    /// Counts as [`Method::Syncfs`]. Where a rule fails it, the file system below is detached all the
+    /// same.
+    fn detached(&self) -> Result<()> {
+        let cx = Context::new(Caller::default());
+        let judged = self.limited(Method::Syncfs, &cx, |_, _| Ok(()));
+        let detached = self.inner.detached();
+        judged.and(detached)
     }
 
     fn submit(&self, io: Io) {
@@ -230,7 +239,8 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
             IoOp::Read { .. } => Method::Read,
             IoOp::Write { .. } => Method::Write,
             IoOp::Fsync { .. } => Method::Fsync,
-            IoOp::Lock { .. } => Method::Setlk,
+            IoOp::Fsyncdir { .. } => Method::Fsyncdir,
+            IoOp::Syncfs => Method::Syncfs,
         };
         let verdict = self.judge(method);
         if verdict.delay.is_zero() {
@@ -241,6 +251,18 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         std::thread::spawn(move || match io.with_context(|cx| verdict.wait(cx)) {
             Ok(()) => submit(&*inner, verdict, io),
             Err(errno) => io.finish(Err(errno)),
+        });
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        let verdict = self.judge(Method::Setlk);
+        if verdict.delay.is_zero() {
+            return setlkw(&*self.inner, verdict, wait);
+        }
+        let inner = Arc::clone(&self.inner);
+        std::thread::spawn(move || match wait.with_context(|cx| verdict.wait(cx)) {
+            Ok(()) => setlkw(&*inner, verdict, wait),
+            Err(errno) => wait.finish(Err(errno)),
         });
     }
 
@@ -327,6 +349,17 @@ fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
     }
 }
 
+/// Waits for a lock as far as a verdict lets it.
+fn setlkw(inner: &dyn FileSystem, verdict: Verdict, wait: LockWait) {
+    if let Err(errno) = verdict.end() {
+        return wait.finish(Err(errno));
+    }
+    inner.setlkw(match verdict.lose {
+        true => wait.map_answer(|answer| Box::new(move |_| answer(Err(Errno::EIO)))),
+        false => wait,
+    });
+}
+
 /// A completion that says `EIO` whatever happened.
 struct Lost(Box<dyn Completion>);
 
@@ -345,8 +378,8 @@ impl Completion for Lost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::InterruptToken;
     use crate::layer::testing::{self, cx, name};
-    use crate::{Caller, InterruptToken};
 
     fn rule(method: Option<Method>, when: When, action: Action) -> Rule {
         Rule { method, when, action }
@@ -429,6 +462,28 @@ mod tests {
             let cx = Context::with_interrupt(Caller::default(), 1, &token);
             assert_eq!(layer.getattr(&cx, file, None).err(), Some(Errno::EINTR));
         });
+    }
+
+    #[test]
+    fn a_wait_for_a_lock_fails_and_is_lost_as_its_rule_says() {
+        let (layer, file) = layer();
+        let wait = || testing::wait_for_lock(&layer, file);
+        assert_eq!(wait(), Err(Errno::ENOSYS), "the tree keeps no locks");
+        let setlk = Some(Method::Setlk);
+        layer.set_rules(&[
+            rule(setlk, When::Nth(1), Action::Fail(Errno::ENOLCK)),
+            rule(setlk, When::Nth(1), Action::Delay(Duration::from_millis(5))),
+            rule(setlk, When::Always, Action::Lose),
+        ]);
+        assert_eq!([wait(), wait()], [Err(Errno::ENOLCK), Err(Errno::EIO)]);
+    }
+
+    #[test]
+    fn a_failing_syncfs_fails_the_detaching_too() {
+        let (layer, _) = layer();
+        assert_eq!(layer.detached(), Ok(()));
+        layer.set_rules(&[rule(Some(Method::Syncfs), When::Always, Action::Fail(Errno::ENOSPC))]);
+        assert_eq!(layer.detached(), Err(Errno::ENOSPC));
     }
 
     #[test]

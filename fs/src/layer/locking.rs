@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::locks::LockQueue;
 use crate::{
-    Caps, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner,
-    LockRequest, LockSupport, Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result,
+    Caps, Context, Entry, Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest,
+    LockSupport, LockWait, Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result,
     delegate,
 };
 
@@ -59,18 +59,15 @@ impl<F: FileSystem> Locking<F> {
 }
 
 impl<F: FileSystem> FileSystem for Locking<F> {
-    delegate!(to inner, except caps, submit, open, create, tmpfile, flush, release, getlk, setlk,
+    delegate!(to inner, except caps, setlkw, open, create, tmpfile, flush, release, getlk, setlk,
         opendir, releasedir);
 
     fn caps(&self) -> Caps {
         Caps { locks: LockSupport::FileSystem, ..self.inner.caps() }
     }
 
-    fn submit(&self, io: Io) {
-        match io.op() {
-            IoOp::Lock { file, lock } => self.locks.wait(file.ino.0, &lock, io),
-            _ => self.inner.submit(io),
-        }
+    fn setlkw(&self, wait: LockWait) {
+        self.locks.wait(wait.file().ino.0, wait);
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
@@ -124,8 +121,6 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         self.locks.conflict(file.ino.0, request)
     }
 
-    /// Never waits: one who waits comes through [`submit`](FileSystem::submit), and gets `EAGAIN`
-    /// here.
     fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         self.locks.set(file.ino.0, request)
     }

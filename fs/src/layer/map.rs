@@ -2,8 +2,8 @@
 
 use crate::{
     AccessMask, CopyRange, DirBuf, Fallocate, Fh, File, Ino, Io, IoctlArgs, LockOwner, LockRequest,
-    Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf, XattrName,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf, XattrName,
 };
 
 /// An argument of a method of the contract, seen as something that may hold inode numbers. What
@@ -32,6 +32,12 @@ impl MapInos for (Ino, Name<'_>) {
 }
 
 impl MapInos for Io {
+    fn map_inos(self, map: impl Fn(Ino) -> Ino) -> Self {
+        self.map_file(|file| file.map_inos(map))
+    }
+}
+
+impl MapInos for LockWait {
     fn map_inos(self, map: impl Fn(Ino) -> Ino) -> Self {
         self.map_file(|file| file.map_inos(map))
     }

@@ -8,7 +8,7 @@ mod method;
 mod read_only;
 mod subdir;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use fault::{Action, Fault, Rule, When};
 pub use locking::Locking;

@@ -6,8 +6,9 @@ use crate::path::PathAdapter;
 use crate::path::tests::backend::Backend;
 use crate::{
     Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, InterruptToken, Io, IoOp,
-    Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReadSink, ReleaseArgs, Result,
-    SliceSink, SliceSource, WriteArgs, WriteBuf, WriteSource,
+    Lock, LockKind, LockOwner, LockRequest, LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags,
+    ReadArgs, ReadBuf, ReadSink, ReleaseArgs, Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
+    WriteSource,
 };
 
 pub(super) fn cx() -> Context<'static> {
@@ -83,6 +84,25 @@ pub(super) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
     let op = IoOp::Write { file, args: WriteArgs::default(), len: 4 };
     let token = Arc::new(InterruptToken::default());
     fs.submit(Io::new(op, Caller::default(), 1, token, completion));
+    let result = result.recv().map_err(|_| Errno::EIO)?;
+    fs.release(&cx(), file, ReleaseArgs::default())?;
+    result
+}
+
+/// A wait for the whole file, shared.
+pub(crate) fn a_lock() -> LockRequest {
+    let lock = Lock { typ: LockType::Read, start: 0, end: u64::MAX, pid: 1 };
+    LockRequest { kind: LockKind::Posix, owner: LockOwner(1), lock, wait: true }
+}
+
+/// Waits for [`a_lock`].
+pub(super) fn wait_for_lock(fs: &dyn FileSystem, ino: Ino) -> Result<()> {
+    let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
+    let (done, result) = mpsc::channel();
+    let answer = Box::new(move |result| {
+        let _ = done.send(result);
+    });
+    fs.setlkw(LockWait::new((file, a_lock()), Caller::default(), 1, Arc::default(), answer));
     let result = result.recv().map_err(|_| Errno::EIO)?;
     fs.release(&cx(), file, ReleaseArgs::default())?;
     result

@@ -3,7 +3,7 @@
 //! It is a pure data structure without threads, clocks and I/O, and knows nothing of the file
 //! system around it, so that any backend or
 //! frontend can put it behind a mutex of its own, as [`LockQueue`] does. `K` names a file;
-//! `W` is whatever the backend needs to answer one who waits (an [`Io`](crate::Io), say). Every
+//! `W` is whatever the backend needs to answer one who waits (a [`LockWait`](crate::LockWait), say). Every
 //! method returns those whose wait has ended, and the backend answers them after it has let go of
 //! its mutex.
 //!

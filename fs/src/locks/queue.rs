@@ -1,16 +1,16 @@
-//! The lock manager behind a mutex, with the contract's [`Io`] as what waits.
+//! The lock manager behind a mutex, for the contract's [`LockWait`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{LockTable, Waiting};
-use crate::{Errno, Io, Lock, LockKind, LockOwner, LockRequest, Result};
+use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockWait, Result};
 
 /// The locks of one file system, for backends and frontends that keep them by themselves. Files are
 /// named by their inode number. Answers are sent after the mutex was let go, because they run code of the frontend.
 #[derive(Debug, Default)]
 pub struct LockQueue {
-    table: Arc<Mutex<LockTable<u64, Io>>>,
+    table: Arc<Mutex<LockTable<u64, LockWait>>>,
     /// False until the first lock: most file systems never see one, and every close asks.
     used: AtomicBool,
 }
@@ -30,22 +30,24 @@ impl LockQueue {
         result
     }
 
-    /// Takes the lock that `io` wants, or queues it until it can be had or is interrupted.
-    pub fn wait(&self, ino: u64, request: &LockRequest, io: Io) {
+    /// Takes the lock that `wait` asks for on the file `ino`, or queues it until it can be had or is
+    /// interrupted.
+    pub fn wait(&self, ino: u64, wait: LockWait) {
         self.used.store(true, Ordering::Release);
-        let token = Arc::clone(io.interrupt());
+        let token = Arc::clone(wait.interrupt());
+        let request = wait.request();
         let mut granted = Vec::new();
-        let waiting = lock(&self.table).wait(ino, request, io, &mut granted);
+        let waiting = lock(&self.table).wait(ino, &request, wait, &mut granted);
         answer(granted);
         match waiting {
-            Waiting::Done(io, result) => io.finish(result.map(|()| 0)),
+            Waiting::Done(wait, result) => wait.finish(result),
             Waiting::Queued(ticket) => {
                 let table = Arc::clone(&self.table);
                 // Runs at once where the interrupt came first, so none is lost.
                 token.on_interrupt(move || {
-                    let io = lock(&table).cancel(ticket);
-                    if let Some(io) = io {
-                        io.finish(Err(Errno::EINTR));
+                    let wait = lock(&table).cancel(ticket);
+                    if let Some(wait) = wait {
+                        wait.finish(Err(Errno::EINTR));
                     }
                 });
             }
@@ -62,8 +64,8 @@ impl LockQueue {
         answer(granted);
     }
 
-    /// Drops all locks of a file that nobody has open any more; returns who still waits for one.
-    pub fn take_file(&self, ino: u64) -> Vec<Io> {
+    /// Drops all locks of a file that nobody has open any more; returns the waits that are left.
+    pub fn take_file(&self, ino: u64) -> Vec<LockWait> {
         if self.used.load(Ordering::Acquire) {
             lock(&self.table).forget_file(ino)
         } else {
@@ -71,17 +73,17 @@ impl LockQueue {
         }
     }
 
-    /// Answers those who waited on a file that is gone.
-    pub fn refuse(&self, waiting: Vec<Io>) {
-        for io in waiting {
-            io.finish(Err(Errno::ESTALE));
+    /// Answers waits on a file that is gone with `ESTALE`.
+    pub fn refuse(&self, waiting: Vec<LockWait>) {
+        for wait in waiting {
+            wait.finish(Err(Errno::ESTALE));
         }
     }
 }
 
-fn answer(granted: Vec<Io>) {
-    for io in granted {
-        io.finish(Ok(0));
+fn answer(granted: Vec<LockWait>) {
+    for wait in granted {
+        wait.finish(Ok(()));
     }
 }
 

@@ -203,8 +203,8 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         self.inner.attached(notify);
     }
 
-    fn detached(&self) {
-        self.inner.detached();
+    fn detached(&self) -> Result<()> {
+        self.inner.detached()
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {

@@ -55,8 +55,11 @@ pub trait PathFileSystem: Send + Sync {
     /// adapter's: [`PathAdapter::ino_of`] finds them.
     fn attached(&self, notify: Arc<dyn Notify>) {}
 
-    /// Called by each frontend after its last operation.
-    fn detached(&self) {}
+    /// Called by each frontend after its last operation. Makes durable what the file system acknowledged
+    /// and holds back itself; an error says that it could not.
+    fn detached(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The attributes of `target`; `ENOENT` where nothing is there. This is also how names are
     /// looked up. Does not follow a symbolic link.

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 
 use defuse_fs::*;
 use defuse_memory::{Memory, Options};
@@ -103,30 +103,18 @@ impl Listing {
     }
 }
 
-struct Answer(Sender<Result<usize>>);
-
-impl Completion for Answer {
-    fn sink(&mut self) -> &mut dyn ReadSink {
-        unreachable!("not a read")
-    }
-    fn source(&mut self) -> &mut dyn WriteSource {
-        unreachable!("not a write")
-    }
-    fn finish(self: Box<Self>, result: Result<usize>) {
-        let _ = self.0.send(result);
-    }
-}
-
-/// Submits a blocking lock request. Returns the receiver of the answer, and the interrupt.
+/// Submits a wait for a lock; returns where the answer will come, and the interrupt.
 pub fn wait_lock(
     fs: &Memory,
     ino: Ino,
     lock: LockRequest,
-) -> (Receiver<Result<usize>>, Arc<InterruptToken>) {
+) -> (Receiver<Result<()>>, Arc<InterruptToken>) {
     let (sender, receiver) = channel();
     let token = Arc::new(InterruptToken::default());
-    let op = IoOp::Lock { file: handle(ino), lock };
-    let answer = Box::new(Answer(sender));
-    fs.submit(Io::new(op, root().caller, 7, Arc::clone(&token), answer));
+    let answer = Box::new(move |taken| {
+        let _ = sender.send(taken);
+    });
+    let lock = (handle(ino), lock);
+    fs.setlkw(LockWait::new(lock, root().caller, 7, Arc::clone(&token), answer));
     (receiver, token)
 }

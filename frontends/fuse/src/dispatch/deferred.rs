@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Completion, Errno, Ino, InterruptToken, Io, IoOp, LockRequest, ReadSink, Result, WriteSource,
+    Completion, Errno, File, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadSink, Result,
+    WriteSource,
 };
 use defuse_probe::clock::Moment;
 use zerocopy::IntoBytes;
@@ -53,48 +54,65 @@ impl DeferredTable {
 }
 
 impl Dispatcher {
-    /// Hands an operation to the file system, to be finished at any time.
+    /// Submits an operation, to be finished at any time.
     pub(super) fn submit(
         self: &Arc<Self>,
         call: &Call<'_>,
         op: IoOp,
         reply: Box<dyn DeferredReply>,
     ) {
-        self.submit_lock(call, op, reply, None);
-    }
-
-    /// As [`submit`](Dispatcher::submit), with what counts the wait for a lock.
-    pub(super) fn submit_lock(
-        self: &Arc<Self>,
-        call: &Call<'_>,
-        op: IoOp,
-        reply: Box<dyn DeferredReply>,
-        wait: Option<Wait>,
-    ) {
-        let interrupt = self.deferred.insert(call.unique);
-        if call.cx.interrupted() {
-            interrupt.trip();
-        }
         let whole = match op {
             IoOp::Write { args, len, .. } if args.from_cache => len,
             _ => 0,
         };
-        let lock = match op {
-            IoOp::Lock { file, lock } => Some((file.ino, lock)),
-            _ => None,
+        let interrupt = self.begin_deferred(call);
+        let completion = Box::new(self.completion(call, reply, whole));
+        self.fs.submit(Io::new(op, call.cx.caller, call.unique, interrupt, completion));
+    }
+
+    /// Waits for a lock; `wait` counts the waits of a client.
+    pub(super) fn wait_for_lock(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        (file, lock): (File, LockRequest),
+        reply: Box<dyn DeferredReply>,
+        wait: Option<Wait>,
+    ) {
+        let interrupt = self.begin_deferred(call);
+        let completion = Box::new(self.completion(call, reply, 0));
+        let answer = move |taken: Result<()>| {
+            let _wait = wait;
+            if taken.is_ok() {
+                completion.dispatcher.note_locked(file.ino, &lock);
+            }
+            completion.finish(taken.map(|()| 0));
         };
-        let completion = KernelCompletion {
+        let (caller, answer) = (call.cx.caller, Box::new(answer));
+        self.fs.setlkw(LockWait::new((file, lock), caller, call.unique, interrupt, answer));
+    }
+
+    fn begin_deferred(&self, call: &Call<'_>) -> Arc<InterruptToken> {
+        let interrupt = self.deferred.insert(call.unique);
+        if call.cx.interrupted() {
+            interrupt.trip();
+        }
+        interrupt
+    }
+
+    fn completion(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        reply: Box<dyn DeferredReply>,
+        whole: usize,
+    ) -> KernelCompletion {
+        KernelCompletion {
             whole,
-            lock,
-            _wait: wait,
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
             opcode: call.opcode,
             started: call.started,
-        };
-        let io = Io::new(op, call.cx.caller, call.unique, interrupt, Box::new(completion));
-        self.fs.submit(io);
+        }
     }
 }
 
@@ -103,9 +121,6 @@ struct KernelCompletion {
     /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
     /// short count for all of them.
     whole: usize,
-    /// The lock that is waited for.
-    lock: Option<(Ino, LockRequest)>,
-    _wait: Option<Wait>,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
@@ -129,9 +144,6 @@ impl Completion for KernelCompletion {
             Ok(count) if count < self.whole => Err(Errno::EIO),
             other => other,
         };
-        if let (Some((ino, lock)), Ok(_)) = (self.lock, result) {
-            self.dispatcher.note_locked(ino, &lock);
-        }
         // An error (ENOENT) says that nobody waits any more; nothing was given away.
         let _ = match (self.opcode, result) {
             (_, Err(errno)) => self.reply.send_errno(errno.raw()),

@@ -246,6 +246,30 @@ impl Dispatcher {
         done(self.fs.fsync(&call.cx, file, datasync), reply)
     }
 
+    pub(super) fn fsyncdir(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        args: &abi::FsyncIn,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
+        let dir = File { ino: call.ino, fh: Fh(args.fh) };
+        if self.submits {
+            let deferred = reply.defer(Deferred::Plain);
+            self.submit(call, IoOp::Fsyncdir { dir, datasync }, deferred);
+            return Ok(Done::Deferred);
+        }
+        done(self.fs.fsyncdir(&call.cx, dir, datasync), reply)
+    }
+
+    pub(super) fn syncfs(self: &Arc<Self>, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
+        if self.submits {
+            self.submit(call, IoOp::Syncfs, reply.defer(Deferred::Plain));
+            return Ok(Done::Deferred);
+        }
+        done(self.fs.syncfs(&call.cx), reply)
+    }
+
     pub(super) fn opendir(
         &self,
         call: &Call<'_>,
@@ -328,7 +352,7 @@ impl Dispatcher {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let wait = self.peer.as_ref().map(|peer| peer.ledger.begin_wait()).transpose()?;
         let deferred = reply.defer(Deferred::Plain);
-        self.submit_lock(call, IoOp::Lock { file, lock }, deferred, wait);
+        self.wait_for_lock(call, (file, lock), deferred, wait);
         Ok(Done::Deferred)
     }
 

@@ -236,10 +236,7 @@ impl Dispatcher {
                 }
                 done(if closed.release { self.fs.releasedir(cx, dir) } else { Ok(()) }, reply)
             }
-            Body::Fsyncdir(args) => {
-                let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
-                done(self.fs.fsyncdir(cx, File { ino, fh: Fh(args.fh) }, datasync), reply)
-            }
+            Body::Fsyncdir(args) => self.fsyncdir(call, args, reply),
             Body::Getlk(args) => self.getlk(call, args, reply),
             Body::Setlk(args) => self.setlk(call, args, reply),
             Body::Setlkw(args) => self.setlkw(call, args, reply),
@@ -254,7 +251,7 @@ impl Dispatcher {
             Body::Lseek(args) => self.lseek(call, args, reply),
             Body::CopyFileRange(args) => self.copy_file_range(call, args, false, reply),
             Body::CopyFileRange64(args) => self.copy_file_range(call, args, true, reply),
-            Body::Syncfs(_) => done(self.fs.syncfs(cx), reply),
+            Body::Syncfs(_) => self.syncfs(call, reply),
             Body::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
             Body::Init(_) => Err(Errno::EIO),

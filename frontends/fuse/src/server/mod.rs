@@ -422,7 +422,9 @@ impl Shared {
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
                     entry.statistics = Some(statistics);
                 }
-                session.wait();
+                if let Err(errno) = session.wait().durable {
+                    LOG.warn(|| format!("what process {pid} wrote may not be durable: {errno}"));
+                }
             }
             Err(error) => LOG.warn(|| format!("process {pid} is not served: {error}")),
         }

@@ -1,0 +1,126 @@
+//! Waits for file locks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Caller, Context, Errno, File, InterruptToken, LockRequest, Result};
+
+/// Receives the answer to a [`LockWait`]. Called once, from any thread.
+pub type LockAnswer = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// A wait for a lock, as [`FileSystem::setlkw`](crate::FileSystem::setlkw) receives it. Any thread
+/// may answer it at any time. Dropped without [`finish`](LockWait::finish) (also by a panic), it
+/// answers `EIO`.
+pub struct LockWait {
+    file: File,
+    request: LockRequest,
+    caller: Caller,
+    unique: u64,
+    interrupt: Arc<InterruptToken>,
+    answer: Option<LockAnswer>,
+}
+
+impl LockWait {
+    /// A wait by `caller` for the lock that `request` describes.
+    pub fn new(
+        (file, request): (File, LockRequest),
+        caller: Caller,
+        unique: u64,
+        interrupt: Arc<InterruptToken>,
+        answer: LockAnswer,
+    ) -> Self {
+        LockWait { file, request, caller, unique, interrupt, answer: Some(answer) }
+    }
+
+    /// The open file.
+    pub fn file(&self) -> File {
+        self.file
+    }
+
+    /// The lock; its `wait` is set.
+    pub fn request(&self) -> LockRequest {
+        self.request
+    }
+
+    /// The process that waits.
+    pub fn caller(&self) -> Caller {
+        self.caller
+    }
+
+    /// The interrupt of this wait. A backend that queues the wait registers a wake here, takes the
+    /// wait out of its queue and finishes it with `EINTR`.
+    pub fn interrupt(&self) -> &Arc<InterruptToken> {
+        &self.interrupt
+    }
+
+    /// The same wait on the file that `map` returns, for layers over a file system with other inode
+    /// numbers or handles.
+    #[must_use]
+    pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
+        self.file = map(self.file);
+        self
+    }
+
+    /// The same wait with another answer around the one it had, for layers that see or change it.
+    #[must_use]
+    pub fn map_answer(mut self, map: impl FnOnce(LockAnswer) -> LockAnswer) -> Self {
+        self.answer = self.answer.take().map(map);
+        self
+    }
+
+    /// Runs `run` with the context of this wait.
+    pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
+        run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
+    }
+
+    /// Answers: the lock was taken, or the error of [`setlk`](crate::FileSystem::setlk).
+    pub fn finish(mut self, result: Result<()>) {
+        self.complete(result);
+    }
+
+    fn complete(&mut self, result: Result<()>) {
+        if let Some(answer) = self.answer.take() {
+            answer(result);
+        }
+    }
+}
+
+impl Drop for LockWait {
+    fn drop(&mut self) {
+        self.complete(Err(Errno::EIO));
+    }
+}
+
+impl fmt::Debug for LockWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockWait")
+            .field("file", &self.file)
+            .field("request", &self.request)
+            .field("unique", &self.unique)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::layer::testing::a_lock;
+    use crate::{Fh, Ino};
+
+    #[test]
+    fn a_wait_that_is_dropped_is_answered_eio_and_one_that_is_finished_only_once() {
+        let (send, answers) = mpsc::channel();
+        let wait = || {
+            let send = send.clone();
+            let answer = Box::new(move |result| send.send(result).unwrap());
+            let file = File { ino: Ino(2), fh: Fh(1) };
+            LockWait::new((file, a_lock()), Caller::default(), 1, Arc::default(), answer)
+        };
+        drop(wait());
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [Err(Errno::EIO)]);
+        wait().map_file(|file| File { ino: Ino(3), ..file }).finish(Ok(()));
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [Ok(())]);
+    }
+}
