@@ -415,23 +415,28 @@ pub enum CacheMode {
     Direct,
 }
 
-/// What open returns.
+/// The file behind an open file: its bytes are those of `fd`, at the same offsets, for as long as it
+/// is open.
+#[derive(Clone, Debug)]
+pub struct Backing {
+    /// The open file.
+    pub fd: Arc<OwnedFd>,
+    /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
+    /// set-user-id, set-group-id and `security.capability` at every write: nobody else will. A
+    /// frontend that hands `fd` to the kernel does so from a thread that lacks the capability.
+    pub without_fsetid: bool,
+}
+
+/// The answer of open.
 #[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// The handle, passed to every operation on the open file until release.
     pub fh: Fh,
     /// How the frontend may cache.
     pub cache: CacheMode,
-    /// The bytes of the file are the bytes of this descriptor, at the same offsets, for as long as
-    /// it is open: a frontend may read and write it past the file system. Only with
-    /// [`Caps::backing_files`].
-    ///
-    /// A frontend that hands it on (to the kernel) does so on the thread that called open, with the
-    /// credentials that open left there. The file system leaves them so that the lower file system
-    /// clears set-user-id, set-group-id and `security.capability` at every such write (without
-    /// `CAP_FSETID`), since nobody else will. A layer that has to see reads or writes sets this to
-    /// `None`.
-    pub backing: Option<Arc<OwnedFd>>,
+    /// A descriptor with the file's bytes, which a frontend may read and write past the file system.
+    /// Only with [`Caps::backing_files`]. A layer that has to see reads or writes sets this to `None`.
+    pub backing: Option<Backing>,
     /// The open file of the lower file system that stands for this one, with or without `backing`.
     ///
     /// A frontend in the program's own process leaves to it what no file system can do for several

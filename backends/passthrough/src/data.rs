@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{
+use defuse_fs::{Backing, 
     CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
     Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
 };
@@ -135,10 +135,11 @@ impl Passthrough {
     /// Adds an open regular file to the table.
     pub(crate) fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
-        let backing = self.options.backing_files.then(|| Arc::clone(&fd));
+        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true };
+        let backing = self.options.backing_files.then(backing);
         if backing.is_some() {
-            // Writers that use the descriptor directly act with the credentials of this thread, and
-            // must clear set-user-id: see `Opened::backing`.
+            // A frontend that registers the file with the kernel drops the capability itself. A thread that
+            // remembers to lack it spares that frontend two system calls.
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));

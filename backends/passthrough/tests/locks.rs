@@ -92,8 +92,8 @@ fn a_release_unlocks_only_if_no_other_process_can_have_the_open_file() {
         let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
         let opened = served.fs.open(&me(), entry.ino, args).unwrap();
         assert_eq!(opened.lower.is_some(), locks == Locks::Inherited);
-        // With locks of the lower file system, both have the descriptor of the open file.
-        let elsewhere = opened.lower.or(opened.backing).unwrap();
+        // With locks of the lower file system both have the descriptor of the open file.
+        let elsewhere = opened.lower.or(opened.backing.map(|backing| backing.fd)).unwrap();
         let open = File { ino: entry.ino, fh: opened.fh };
         let lock = request(LockKind::Flock, 1, LockType::Write);
         assert_eq!(served.fs.setlk(&me(), open, &lock), Ok(()));

@@ -50,7 +50,7 @@ fn direct_io_reaches_the_lower_file() {
             other => other.unwrap(),
         };
         let file = File { ino: entry.ino, fh: opened.fh };
-        let backing = opened.backing.unwrap();
+        let backing = opened.backing.unwrap().fd;
         let has_direct =
             || rustix::fs::fcntl_getfl(&backing).unwrap().contains(rustix::fs::OFlags::DIRECT);
         assert!(has_direct());

@@ -119,7 +119,7 @@ impl Description {
             access: flags & 3,
             stream: opened.stream,
             needs_flush: fh.is_some() && !opened.no_flush,
-            backing: opened.backing,
+            backing: opened.backing.map(|backing| backing.fd),
             lower: opened.lower,
             here,
             id,

@@ -2,11 +2,12 @@
 //! (`FOPEN_PASSTHROUGH`, Documentation/filesystems/fuse/fuse-passthrough.rst).
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::{Fh, Ino, Result};
+use defuse_fs::{Backing, Errno, Fh, Ino, Result};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use defuse_wire::abi::{self, BackingMap};
 
@@ -30,11 +31,11 @@ pub(crate) struct Backings {
 
 #[derive(Default)]
 struct Shard {
-    used: HashMap<Ino, Backing>,
+    used: HashMap<Ino, Used>,
     recent: Vec<Recent>,
 }
 
-struct Backing {
+struct Used {
     /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with
     /// and without a backing file, so those who come later do as the first did.
     id: Option<i32>,
@@ -53,7 +54,7 @@ struct Recent {
 /// What the file system offers as the backing file of an open file.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer<'a> {
-    pub(crate) fd: BorrowedFd<'a>,
+    pub(crate) backing: &'a Backing,
     /// It was opened for reading only.
     pub(crate) only_reads: bool,
 }
@@ -76,18 +77,21 @@ impl Backings {
         let kept = self.take_recent(shard, ino);
         let (id, only_reads) = match (offer, kept) {
             (Some(_), Some(id)) => (Some(id), true),
-            (Some(offer), None) => (self.register(ino, offer.fd), offer.only_reads),
+            (Some(offer), None) => (self.register(ino, offer.backing), offer.only_reads),
             (None, kept) => {
                 kept.inspect(|id| unregister(&self.device, *id));
                 (None, false)
             }
         };
-        shard.used.insert(ino, Backing { id, users: vec![fh], only_reads });
+        shard.used.insert(ino, Used { id, users: vec![fh], only_reads });
         id
     }
 
-    fn register(&self, ino: Ino, fd: BorrowedFd<'_>) -> Option<i32> {
-        let id = register(&self.device, fd);
+    fn register(&self, ino: Ino, backing: &Backing) -> Option<i32> {
+        let id = match backing.without_fsetid {
+            true => without_fsetid(|| register(&self.device, &backing.fd)),
+            false => register(&self.device, &backing.fd),
+        };
         id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
     }
 
@@ -153,10 +157,27 @@ impl Backings {
     }
 }
 
-/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access
-/// (see [`defuse_fs::Opened::backing`]). Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file
+/// Runs `register` while this thread lacks `CAP_FSETID`. Errors: `EPERM` where the thread cannot give
+/// the capability up.
+fn without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
+    let own = capabilities(None).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+    if !own.effective.contains(CapabilitySet::FSETID) {
+        return register();
+    }
+    let without = CapabilitySets { effective: own.effective - CapabilitySet::FSETID, ..own };
+    set_capabilities(None, without).map_err(|_| Errno::EPERM)?;
+    let registered = register();
+    if let Err(errno) = set_capabilities(None, own) {
+        // It is permitted still, so this does not happen.
+        log::warn!("a worker has lost CAP_FSETID: {errno}");
+    }
+    registered
+}
+
+/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access.
+/// Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file
 /// systems are stacked too high, `EINVAL` where the file is not regular.
-fn register(device: &OwnedFd, fd: BorrowedFd<'_>) -> Result<i32> {
+fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
     // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map` is.
     let id = unsafe {

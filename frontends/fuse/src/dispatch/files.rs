@@ -1,6 +1,5 @@
 //! Open files, locks, and what is done to a file as a whole.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,8 +130,7 @@ impl Dispatcher {
     fn give_backing(&self, ino: Ino, opened: &Opened, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
         let only_reads = flags.access() == AccessMode::Read;
-        let offer = |fd| Offer { fd, only_reads };
-        let offer = opened.backing.as_ref().map(|fd| offer(fd.as_fd()));
+        let offer = opened.backing.as_ref().map(|backing| Offer { backing, only_reads });
         let Some(id) = backings.open(ino, opened.fh, offer) else { return };
         out.backing_id = id;
         out.open_flags |= abi::FOPEN_PASSTHROUGH;
