@@ -11,7 +11,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod acl;
 mod buf;
 mod context;
 mod errno;

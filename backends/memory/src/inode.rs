@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
+use defuse_fs::posix::acl::Acl;
+use defuse_fs::posix::without_set_id;
 use defuse_fs::{Errno, FileKind, Result, Timestamp};
 
-use crate::acl::Acl;
 use crate::data::Data;
 use crate::dir::Dir;
 use crate::space::Charge;
@@ -15,10 +16,8 @@ use crate::xattr::Xattrs;
 /// Maximum number of links to an inode.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
 
-/// Set-user-id and set-group-id bits.
-pub(crate) const SUID: u32 = 0o4000;
+/// Set-user-id and set-group-id.
 pub(crate) const SGID: u32 = 0o2000;
-const GROUP_EXEC: u32 = 0o010;
 
 /// An inode. Immutable fields are public; the locks around the others are taken in the order that
 /// the documentation of the crate gives.
@@ -178,11 +177,9 @@ impl Meta {
 
     /// Clears the set-id bits. Called for writes without privilege, and for every change of owner.
     pub fn kill_suidgid(&mut self) {
-        self.perm &= !SUID;
-        // As on Linux, set-group-id without group-execute stays: it once meant mandatory locking.
-        if self.perm & GROUP_EXEC != 0 {
-            self.perm &= !SGID;
-        }
+        // The groups of the caller are not known here: a frontend that knows them clears set-group-id
+        // without execution by chmod.
+        self.perm = without_set_id(self.perm, true);
         if self.xattrs.remove(b"security.capability") {
             self.uncharge();
         }

@@ -37,7 +37,6 @@
 
 #![forbid(unsafe_code)]
 
-mod acl;
 mod clock;
 mod data;
 mod dir;

@@ -3,16 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
+use defuse_fs::posix::{Parent, new_inode};
 use defuse_fs::{
     Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode, OpenArgs,
     OpenFlags, Opened, Push, Result, SetXattrFlags, Timestamp,
 };
 
 use crate::Memory;
-use crate::acl::Acl;
 use crate::data::Data;
 use crate::dir::{DOT, DOT_DOT, Dir};
-use crate::inode::{Body, DirBody, Fixed, Inode, LINK_MAX, Meta, Refs, SGID};
+use crate::inode::{Body, DirBody, Fixed, Inode, LINK_MAX, Meta, Refs};
 use crate::space::Charge;
 use crate::sync::{read, write};
 use crate::xattr::Xattrs;
@@ -267,8 +267,7 @@ pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timesta
     meta.modified(now);
 }
 
-/// Owner, permissions and ACLs of a new inode, like `inode_init_owner()` and `posix_acl_create()`
-/// of Linux.
+/// The attributes of a new inode in the directory `dir`.
 fn new_meta(
     cx: &Context<'_>,
     dir: &Meta,
@@ -276,41 +275,20 @@ fn new_meta(
     now: Timestamp,
     charge: Charge,
 ) -> Meta {
-    let is_dir = node.kind == FileKind::Directory;
-    let mut perm = node.perm & 0o7777;
-    let mut gid = node.gid;
-    if dir.perm & SGID != 0 {
-        gid = dir.gid;
-        let member = node.gid == dir.gid || node.supplementary_gid == Some(dir.gid);
-        if is_dir {
-            perm |= SGID;
-        } else if perm & 0o2010 == 0o2010 && !member && cx.caller.uid != 0 {
-            perm &= !SGID;
-        }
-    }
-    let mut access_acl = None;
-    match &dir.default_acl {
-        _ if node.kind == FileKind::Symlink => {}
-        Some(default) => {
-            let mut acl = default.clone();
-            perm = acl.inherit(perm);
-            access_acl = Some(acl).filter(|acl| !acl.is_minimal());
-        }
-        None => perm &= !(node.umask & 0o777),
-    }
-    let default_acl: Option<Acl> = if is_dir { dir.default_acl.clone() } else { None };
+    let parent = Parent { perm: dir.perm, gid: dir.gid, default_acl: dir.default_acl.as_ref() };
+    let made = new_inode(parent, node, cx.caller.uid == 0);
     Meta {
-        perm,
+        perm: made.perm,
         uid: node.uid,
-        gid,
+        gid: made.gid,
         nlink: 0,
         atime: now,
         mtime: now,
         ctime: now,
         linkable: false,
         xattrs: Xattrs::default(),
-        access_acl,
-        default_acl,
+        access_acl: made.access_acl,
+        default_acl: made.default_acl,
         charge,
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards};
 use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result};
 
 use crate::Memory;
@@ -17,14 +18,6 @@ struct Place<'a> {
     name: Name<'a>,
 }
 
-/// The relation of two different directories in the tree.
-struct Lineage {
-    /// If `to` is below `from`, the child of `from` that leads to it; and the other way round.
-    /// Moving that child would make a loop.
-    to_is_below: Option<u64>,
-    from_is_below: Option<u64>,
-}
-
 impl Memory {
     pub(crate) fn rename(
         &self,
@@ -33,36 +26,26 @@ impl Memory {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        const KNOWN: u32 = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
-        let exchange = flags.has(RenameFlags::EXCHANGE);
-        let others = flags.0 & (RenameFlags::NOREPLACE | RenameFlags::WHITEOUT);
-        if flags.0 & !KNOWN != 0 || (exchange && others != 0) {
-            return Err(Errno::EINVAL);
-        }
+        check_flags(flags)?;
         let (from_dir, to_dir) = (self.table.get(from.0.0)?, self.table.get(to.0.0)?);
         let (from_body, to_body) = (from_dir.dir()?, to_dir.dir()?);
         let from = Place { dir: &from_dir, name: from.1 };
         let to = Place { dir: &to_dir, name: to.1 };
         if from_dir.ino == to_dir.ino {
             let mut names = write(&from_body.names);
-            let none = Lineage { to_is_below: None, from_is_below: None };
+            let none = Lineage::default();
             return self.rename_locked(cx, &from, &to, &mut Names::One(&mut names), &none, flags);
         }
         // While this lock is held, no directory changes its parent. The relation therefore stays
         // valid until the names have changed.
         let _topology = lock(&self.rename);
+        let (from_ino, to_ino) = (Ino(from_dir.ino), Ino(to_dir.ino));
         let lineage = Lineage {
-            to_is_below: self.child_towards(&from_dir, &to_dir),
-            from_is_below: self.child_towards(&to_dir, &from_dir),
-        };
-        // Lock the ancestor first, as every path walk does; otherwise by inode number.
-        let from_first = match (&lineage.to_is_below, &lineage.from_is_below) {
-            (Some(_), _) => true,
-            (_, Some(_)) => false,
-            _ => from_dir.ino < to_dir.ino,
+            to_is_below: child_towards(from_ino, to_ino, |dir| Ok(self.parent(dir)))?,
+            from_is_below: child_towards(to_ino, from_ino, |dir| Ok(self.parent(dir)))?,
         };
         let (mut from_names, mut to_names);
-        if from_first {
+        if lineage.locks_from_first(from_ino, to_ino) {
             from_names = write(&from_body.names);
             to_names = write(&to_body.names);
         } else {
@@ -73,20 +56,10 @@ impl Memory {
         self.rename_locked(cx, &from, &to, &mut names, &lineage, flags)
     }
 
-    /// The child of `upper` on the way to `lower`; `None` if `lower` is not below it.
-    fn child_towards(&self, upper: &Inode, lower: &Arc<Inode>) -> Option<u64> {
-        let mut at = Arc::clone(lower);
-        loop {
-            let parent = at.dir().ok()?.parent.load(Ordering::Relaxed);
-            if parent == upper.ino && at.ino != upper.ino {
-                return Some(at.ino);
-            }
-            if parent == at.ino {
-                return None;
-            }
-            // A removed directory may have a parent that is gone. Nothing is below it any more.
-            at = self.table.get(parent).ok()?;
-        }
+    /// The parent of a directory. A removed directory may have one that is gone.
+    fn parent(&self, dir: Ino) -> Option<Ino> {
+        let dir = self.table.get(dir.0).ok()?;
+        Some(Ino(dir.dir().ok()?.parent.load(Ordering::Relaxed)))
     }
 
     fn rename_locked(
@@ -109,12 +82,8 @@ impl Memory {
         if exchange && target.is_none() {
             return Err(Errno::ENOENT);
         }
-        if lineage.to_is_below == Some(source.ino) {
-            return Err(Errno::EINVAL);
-        }
-        if target.as_ref().is_some_and(|target| lineage.from_is_below == Some(target.ino)) {
-            return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
-        }
+        let target_ino = target.as_ref().map(|target| Ino(target.ino));
+        lineage.check(Ino(source.ino), target_ino, flags)?;
         if target.as_ref().is_some_and(|target| target.ino == source.ino) {
             return Ok(());
         }
@@ -136,11 +105,7 @@ impl Memory {
         flags: RenameFlags,
     ) -> Result<()> {
         if let Some(target) = &target {
-            match (source.is_dir(), target.is_dir()) {
-                (true, false) => return Err(Errno::ENOTDIR),
-                (false, true) => return Err(Errno::EISDIR),
-                _ => {}
-            }
+            check_kinds(source.is_dir(), target.is_dir())?;
         }
         let across = from.dir.ino != to.dir.ino;
         let replaces_dir = target.as_ref().is_some_and(|target| target.is_dir());

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use defuse_fs::posix::acl::Acl;
 use defuse_fs::{Context, Errno, FileKind, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
 use crate::Memory;
-use crate::acl::Acl;
 use crate::inode::{Inode, Meta, SGID};
 use crate::space::Charge;
 use crate::sync::{read, write};

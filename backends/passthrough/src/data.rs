@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Backing, 
-    CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
-    Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
+use defuse_fs::{
+    Backing, CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs,
+    OpenFlags, Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
 };
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 

@@ -1,6 +1,6 @@
 //! Permission checks, by the rules of the kernel (`inode_permission()` in fs/namei.c).
 
-use defuse_fs::{Attr, Errno, FileKind, Result, acl};
+use defuse_fs::{Attr, Errno, FileKind, Result, posix};
 
 use crate::credentials::{Credentials, cap};
 use crate::mount::Mount;
@@ -70,23 +70,13 @@ fn by_mode(
     who: &Credentials,
     access: Access,
 ) -> Result<bool> {
-    let grants = |bits: u32| bits & access.0 == access.0;
-    if attr.uid == who.uid {
-        return Ok(grants(attr.perm >> 6));
-    }
-    // An ACL's mask is in the group bits of the mode. Without group bits, no ACL entry grants
-    // anything.
-    if mount.caps().posix_acl && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink {
-        let in_group = |group| who.in_group(group);
-        let owner = (attr.uid, attr.gid);
-        let decide = |list: &[u8]| {
-            acl::permits(list, (who.uid, &in_group), owner, access.0).unwrap_or(false)
-        };
+    if mount.caps().posix_acl && posix::consults_acl(who, attr) {
+        let decide = |list: &[u8]| posix::permits(who, attr, Some(list), access.0);
         if let Some(granted) = mount.with_acl(node, who, decide)? {
             return Ok(granted);
         }
     }
-    Ok(grants(if who.in_group(attr.gid) { attr.perm >> 3 } else { attr.perm }))
+    Ok(posix::permits(who, attr, None, access.0))
 }
 
 fn overrides(attr: &Attr, who: &Credentials, access: Access) -> bool {
@@ -99,17 +89,12 @@ fn overrides(attr: &Attr, who: &Credentials, access: Access) -> bool {
         || who.has(cap::DAC_OVERRIDE) && (executable || !access.includes(Access::EXEC))
 }
 
-/// True if `who` may perform operations reserved to the owner.
+/// True where `who` may do what is the owner's to do.
 pub(crate) fn owns(attr: &Attr, who: &Credentials) -> bool {
-    attr.uid == who.uid || who.has(cap::FOWNER)
+    posix::owns(who, attr)
 }
 
-/// The rule of sticky directories: only the owner of the file or of the directory may remove a
-/// name. Fails with `EPERM`.
+/// Lets the owner of a name or of the directory remove it from a sticky directory: `EPERM` for others.
 pub(crate) fn check_sticky(dir: &Attr, child: &Attr, who: &Credentials) -> Result<()> {
-    let free = dir.perm & 0o1000 == 0
-        || child.uid == who.uid
-        || dir.uid == who.uid
-        || who.has(cap::FOWNER);
-    if free { Ok(()) } else { Err(Errno::EPERM) }
+    if posix::may_remove(who, dir, child) { Ok(()) } else { Err(Errno::EPERM) }
 }

@@ -427,7 +427,7 @@ pub(crate) fn write_now(
     run(task, file, op, bytes).0
 }
 
-/// What makes changes durable, for a file system that wants its operations submitted.
+/// Runs a sync operation of a file system that wants its operations submitted.
 pub(crate) fn sync_now(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
     run(task, file, op, Vec::new()).0.map(drop)
 }

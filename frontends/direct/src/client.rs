@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use defuse_fs::{Errno, FileKind, FileSystem};
+use defuse_fs::{Errno, FileKind, FileSystem, posix};
 use defuse_probe::Snapshot;
 
 use crate::access;
@@ -306,12 +306,9 @@ impl Protected {
             return Ok(());
         }
         let attr = source.mount.attr(&source.node, who)?;
-        let privileged = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
         let rights = access::Access::READ.with(access::Access::WRITE);
-        let safe = attr.kind == FileKind::Regular
-            && !privileged
-            && access::check(&source.mount, &source.node, who, rights).is_ok();
-        if safe || access::owns(&attr, who) { Ok(()) } else { Err(Errno::EPERM) }
+        let accessible = || access::check(&source.mount, &source.node, who, rights).is_ok();
+        if posix::may_link(who, &attr, accessible) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     /// In a sticky directory that is world-writable (at level 2: group-writable, too), `O_CREAT`

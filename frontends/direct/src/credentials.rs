@@ -1,6 +1,6 @@
 //! The credentials that permission checks use.
 
-use defuse_fs::{Caller, Errno};
+use defuse_fs::{Caller, Errno, posix};
 
 /// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
@@ -89,5 +89,19 @@ impl Credentials {
     /// The caller as file systems see it.
     pub fn caller(&self) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid }
+    }
+}
+
+impl posix::User for Credentials {
+    fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn in_group(&self, gid: u32) -> bool {
+        Credentials::in_group(self, gid)
+    }
+
+    fn is_owner_of_all(&self) -> bool {
+        self.has(cap::FOWNER)
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Context, Errno, FileKind, RenameFlags};
+use defuse_fs::posix::rename::{self, Lineage, check_flags, check_kinds};
+use defuse_fs::{Context, Errno, FileKind, Ino, RenameFlags};
 use defuse_probe::Op;
 
 use crate::access::{self, Access, check_sticky};
@@ -200,12 +201,8 @@ impl Client {
         to: (At<'_>, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        const ALL: u32 = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        check_flags(flags)?;
         let exchange = flags.has(RenameFlags::EXCHANGE);
-        let rest = RenameFlags::NOREPLACE | RenameFlags::WHITEOUT;
-        if flags.0 & !ALL != 0 || exchange && flags.0 & rest != 0 {
-            return Err(Errno::EINVAL.into());
-        }
         let who = task.credentials();
         let old = self.walk(task, &who, from.0, from.1).and_then(|mut walk| walk.parent());
         let new = self.walk(task, &who, to.0, to.1).and_then(|mut walk| walk.parent());
@@ -339,21 +336,18 @@ fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> 
     check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
 }
 
-/// True if `dir` is `upper`, or lies below it.
-fn is_above(upper: &Here, dir: &Here, who: &Credentials) -> Result<bool, Errno> {
-    let mut at = Arc::clone(&dir.node);
-    // The climb is bounded, because directories may be moved meanwhile.
-    for _ in 0..crate::rest::PATH_MAX {
-        if at.ino() == upper.node.ino() {
-            return Ok(true);
-        }
-        match dir.mount.parent(&at, who) {
+/// The child of `upper` through which `lower` is reached, where `lower` is below `upper` and the file
+/// system tells parents.
+fn child_towards(upper: &Here, lower: &Here, who: &Credentials) -> Result<Option<Ino>, Errno> {
+    let mut at = Arc::clone(&lower.node);
+    rename::child_towards(upper.node.ino(), lower.node.ino(), |_| {
+        match lower.mount.parent(&at, who) {
             Ok(Some(parent)) => at = parent,
-            Ok(None) | Err(Errno::ENOSYS) => return Ok(false),
+            Ok(None) | Err(Errno::ENOSYS) => return Ok(None),
             Err(errno) => return Err(errno),
         }
-    }
-    Ok(false)
+        Ok(Some(at.ino()))
+    })
 }
 
 /// A rename in progress.
@@ -390,15 +384,18 @@ impl Moving {
         if old.node.ino() == new.node.ino() {
             return Ok(());
         }
-        if source.node.is_dir() && is_above(source, new, who)? {
-            return Err(Errno::EINVAL);
-        }
-        match target.filter(|target| target.node.is_dir()) {
-            Some(target) if is_above(target, old, who)? => {
-                Err(if self.exchange { Errno::EINVAL } else { Errno::ENOTEMPTY })
-            }
-            _ => Ok(()),
-        }
+        let target = target.filter(|target| target.node.is_dir());
+        let lineage = Lineage {
+            to_is_below: match source.node.is_dir() {
+                true => child_towards(old, new, who)?,
+                false => None,
+            },
+            from_is_below: match target {
+                Some(_) => child_towards(new, old, who)?,
+                None => None,
+            },
+        };
+        lineage.check(source.node.ino(), target.map(|target| target.node.ino()), self.flags)
     }
 
     fn check_permissions(
@@ -416,11 +413,7 @@ impl Moving {
             Some(target) => {
                 may_delete(&self.new.0, target, who)?;
                 if !self.exchange {
-                    match (source.node.is_dir(), target.node.is_dir()) {
-                        (true, false) => return Err(Errno::ENOTDIR),
-                        (false, true) => return Err(Errno::EISDIR),
-                        _ => {}
-                    }
+                    check_kinds(source.node.is_dir(), target.node.is_dir())?;
                 }
             }
         }

@@ -15,16 +15,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::posix::without_set_id;
-use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr};
-use defuse_fs::{XattrName, acl};
+use defuse_fs::posix::{self, without_set_id};
+use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr, XattrName};
 
 use defuse_wire::abi;
 use defuse_wire::convert::has_set_id;
 
 const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
-const WRITE: u32 = 2;
 
 /// Whether a SETATTR asks for [`clear`]: nothing is valid in it but how the file was found.
 pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
@@ -106,21 +104,34 @@ fn may_clear(
     if uid == 0 || uid == attr.uid {
         return Ok(true);
     }
-    let in_group = |gid| groups.has(gid);
-    if fs.caps().posix_acl && attr.perm & 0o070 != 0 {
+    let user = Asking { uid, groups };
+    let mut list = None;
+    if fs.caps().posix_acl && posix::consults_acl(&user, attr) {
         let name = XattrName::new(b"system.posix_acl_access")?;
-        match fs.getxattr(cx, ino, name, 1 << 16) {
-            Ok(Xattr::Value(list)) => {
-                let permits = acl::permits(&list, (uid, &in_group), (attr.uid, attr.gid), WRITE);
-                return Ok(permits.unwrap_or(false));
-            }
+        list = match fs.getxattr(cx, ino, name, 1 << 16) {
+            Ok(Xattr::Value(list)) => Some(list),
             Ok(Xattr::Size(_)) => return Err(Errno::EIO),
-            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => None,
             Err(errno) => return Err(errno),
-        }
+        };
     }
-    let granted = if in_group(attr.gid) { attr.perm >> 3 } else { attr.perm };
-    Ok(granted & WRITE != 0)
+    Ok(posix::permits(&user, attr, list.as_deref(), posix::WRITE))
+}
+
+/// The caller of a request.
+struct Asking<'a> {
+    uid: u32,
+    groups: &'a Groups,
+}
+
+impl posix::User for Asking<'_> {
+    fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn in_group(&self, gid: u32) -> bool {
+        self.groups.has(gid)
+    }
 }
 
 /// How often each inode is open for writing.

@@ -6,7 +6,7 @@
 
 use defuse_fs::{
     Attr, Context, Errno, Fh, File, FileKind, FileSystem, Ino, LockKind, LockType, Name, OpenFlags,
-    Result, Xattr, XattrName,
+    Result, Xattr, XattrName, posix,
 };
 
 use super::ledger::{Ledger, Modes};
@@ -138,7 +138,7 @@ impl Guard<'_> {
     }
 
     fn permit_attr(&self, ino: Ino, attr: &Attr, mask: u32, cx: &Context<'_>) -> Result<()> {
-        let list = match rules::may_have_list(self.who, attr) && self.fs.caps().posix_acl {
+        let list = match posix::consults_acl(self.who, attr) && self.fs.caps().posix_acl {
             true => self.access_list(ino, cx)?,
             false => None,
         };

@@ -4,45 +4,37 @@
 //!
 //! A file system has no user namespaces and no capabilities of users: who is not the owner has none.
 
-use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, acl};
+use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, posix};
 
 use super::peer::Credentials;
 use defuse_wire::abi;
 
-pub(super) const READ: u32 = 4;
-pub(super) const WRITE: u32 = 2;
-pub(super) const EXEC: u32 = 1;
+pub(super) use posix::{EXEC, READ, WRITE};
 
-const SUID: u32 = 0o4000;
 const SGID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 
+impl posix::User for Credentials {
+    fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn in_group(&self, gid: u32) -> bool {
+        self.groups.contains(&gid)
+    }
+}
+
 pub(super) fn owns(who: &Credentials, attr: &Attr) -> bool {
-    attr.uid == who.uid
+    posix::owns(who, attr)
 }
 
 pub(super) fn in_group(who: &Credentials, gid: u32) -> bool {
     who.groups.contains(&gid)
 }
 
-/// Whether an access list could grant anything: its mask is in the bits of the group.
-pub(super) fn may_have_list(who: &Credentials, attr: &Attr) -> bool {
-    !owns(who, attr) && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink
-}
-
 /// `EACCES` where neither the bits nor, where there is one, the access list grant `mask`.
 pub(super) fn permit(who: &Credentials, attr: &Attr, list: Option<&[u8]>, mask: u32) -> Result<()> {
-    let granted = |bits: u32| bits & mask == mask;
-    let granted = match list {
-        _ if owns(who, attr) => granted(attr.perm >> 6),
-        Some(list) => {
-            let member = |gid| in_group(who, gid);
-            let user = (who.uid, &member as &dyn Fn(u32) -> bool);
-            acl::permits(list, user, (attr.uid, attr.gid), mask).unwrap_or(false)
-        }
-        None => granted(if in_group(who, attr.gid) { attr.perm >> 3 } else { attr.perm }),
-    };
-    if granted { Ok(()) } else { Err(Errno::EACCES) }
+    if posix::permits(who, attr, list, mask) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// What has to be permitted to open with `flags`.
@@ -92,23 +84,18 @@ pub(super) fn may_set(who: &Credentials, attr: &Attr, args: &abi::SetattrIn) -> 
     Ok(has(atime | mtime) && !owner && !has(abi::FATTR_SIZE))
 }
 
-/// A new name for an inode, as with `fs.protected_hardlinks`: `EPERM`, unless it is the user's own, or
-/// a regular file without special bits that the user reads and writes (`is_accessible`).
+/// `EPERM` where `fs.protected_hardlinks` would refuse a new name for the inode.
 pub(super) fn may_link(
     who: &Credentials,
     attr: &Attr,
     is_accessible: impl FnOnce() -> bool,
 ) -> Result<()> {
-    let privileged = attr.perm & SUID != 0 || attr.perm & (SGID | 0o010) == SGID | 0o010;
-    let safe = attr.kind == FileKind::Regular && !privileged;
-    if owns(who, attr) || safe && is_accessible() { Ok(()) } else { Err(Errno::EPERM) }
+    if posix::may_link(who, attr, is_accessible) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Whether the name of `victim` in `dir` may go: `EPERM` in a sticky directory, unless either is the
-/// user's own.
+/// `EPERM` where the name of `victim` must stay in the sticky directory `dir`.
 pub(super) fn may_remove(who: &Credentials, dir: &Attr, victim: &Attr) -> Result<()> {
-    let free = dir.perm & STICKY == 0 || owns(who, dir) || owns(who, victim);
-    if free { Ok(()) } else { Err(Errno::EPERM) }
+    if posix::may_remove(who, dir, victim) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Whether an extended attribute also takes permission to read or write (`mask`) the inode, beside

@@ -1,10 +1,23 @@
-//! POSIX ACLs in the format of the extended attributes `system.posix_acl_access` and
-//! `system.posix_acl_default`, with the rules of acl(5).
-//!
-//! Sources: acl(5), and fs/posix_acl.c of Linux for the behaviour that programs rely on.
+//! POSIX access control lists, acl(5), in the format of the extended attributes
+//! `system.posix_acl_access` and `system.posix_acl_default`. Source: fs/posix_acl.c of Linux.
 
-use defuse_fs::acl::{GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ, VERSION};
-use defuse_fs::{Errno, Result};
+use super::User;
+use crate::{Errno, Result};
+
+/// First field of the value, `POSIX_ACL_XATTR_VERSION` of `linux/posix_acl_xattr.h`.
+pub const VERSION: u32 = 2;
+/// Tag: the owner. The tags are those of `linux/posix_acl.h`.
+pub const USER_OBJ: u16 = 0x01;
+/// Tag: a named user.
+pub const USER: u16 = 0x02;
+/// Tag: the group of the file.
+pub const GROUP_OBJ: u16 = 0x04;
+/// Tag: a named group.
+pub const GROUP: u16 = 0x08;
+/// Tag: the mask, the most that any entry but owner and other grants.
+pub const MASK: u16 = 0x10;
+/// Tag: everybody else.
+pub const OTHER: u16 = 0x20;
 
 /// The id of entries without a qualifier.
 const NO_ID: u32 = u32::MAX;
@@ -16,24 +29,50 @@ struct AclEntry {
     id: u32,
 }
 
-/// A valid ACL.
+/// Decides whether the list grants `mask` (4 read, 2 write, 1 execute) to `user` on a file of `owner`,
+/// user and group. `None` where the bytes are no list.
+pub fn permits<U: User + ?Sized>(
+    list: &[u8],
+    user: &U,
+    owner: (u32, u32),
+    mask: u32,
+) -> Option<bool> {
+    let (uid, gid) = owner;
+    let entries = entries(list).ok()?;
+    let limit = entries.clone().find(|entry| entry.tag == MASK).map_or(7, |entry| entry.perm);
+    let grants = |perm: u16| u32::from(perm) & mask == mask;
+    let mut in_a_group = false;
+    for entry in entries {
+        match entry.tag {
+            USER_OBJ if uid == user.uid() => return Some(grants(entry.perm)),
+            USER if entry.id == user.uid() => return Some(grants(entry.perm & limit)),
+            GROUP_OBJ | GROUP => {
+                let group = if entry.tag == GROUP_OBJ { gid } else { entry.id };
+                if user.in_group(group) {
+                    in_a_group = true;
+                    // One group that grants everything is enough.
+                    if grants(entry.perm) {
+                        return Some(grants(entry.perm & limit));
+                    }
+                }
+            }
+            OTHER => return Some(!in_a_group && grants(entry.perm)),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A valid list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Acl(Vec<AclEntry>);
+pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// Parses the value of the attribute. Returns `None` for an empty list, which means removal.
     /// Fails with `EINVAL` for an invalid list, and with `EOPNOTSUPP` for another version of the
     /// format.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
-        let (header, rest) = value.split_at_checked(4).ok_or(Errno::EINVAL)?;
-        if u32::from_le_bytes(header.try_into().expect("four bytes")) != VERSION {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let (chunks, tail) = rest.as_chunks::<8>();
-        if !tail.is_empty() {
-            return Err(Errno::EINVAL);
-        }
-        let entries: Vec<_> = chunks.iter().map(parse_entry).collect();
+        let entries: Vec<_> = entries(value)?.collect();
         if entries.is_empty() {
             return Ok(None);
         }
@@ -52,7 +91,7 @@ impl Acl {
         bytes
     }
 
-    /// The memory it uses, in bytes.
+    /// The memory that the entries take, in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
@@ -64,7 +103,8 @@ impl Acl {
         bits(self.find(USER_OBJ)) << 6 | bits(group) << 3 | bits(self.find(OTHER))
     }
 
-    /// True if the ACL is equivalent to the permission bits.
+    /// True where the permission bits say all that the list says.
+    #[must_use]
     pub fn is_minimal(&self) -> bool {
         self.0.iter().all(|entry| entry.tag & (USER_OBJ | GROUP_OBJ | OTHER) != 0)
     }
@@ -99,15 +139,7 @@ impl Acl {
     }
 }
 
-fn parse_entry(bytes: &[u8; 8]) -> AclEntry {
-    let [t0, t1, p0, p1, id @ ..] = *bytes;
-    let tag = u16::from_le_bytes([t0, t1]);
-    // Like the kernel, ignore the id unless the tag is a named user or group.
-    let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
-    AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
-}
-
-/// Checks the order: owner, users, group, groups, mask, other. Named entries require a mask.
+/// The order is owner, users, group, groups, mask, other; the mask is needed where someone is named.
 fn check(entries: &[AclEntry]) -> Result<()> {
     let mut previous = 0;
     let (mut needs_mask, mut seen) = (false, 0);
@@ -128,6 +160,24 @@ fn check(entries: &[AclEntry]) -> Result<()> {
     }
     let needed = USER_OBJ | GROUP_OBJ | OTHER | if needs_mask { MASK } else { 0 };
     if seen & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// The entries of a value. `EINVAL` for a wrong length, `EOPNOTSUPP` for another version.
+fn entries(value: &[u8]) -> Result<impl Iterator<Item = AclEntry> + Clone> {
+    let (header, rest) = value.split_first_chunk::<4>().ok_or(Errno::EINVAL)?;
+    if u32::from_le_bytes(*header) != VERSION {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let (chunks, tail) = rest.as_chunks::<8>();
+    if tail.is_empty() { Ok(chunks.iter().map(entry)) } else { Err(Errno::EINVAL) }
+}
+
+fn entry(bytes: &[u8; 8]) -> AclEntry {
+    let [t0, t1, p0, p1, id @ ..] = *bytes;
+    let tag = u16::from_le_bytes([t0, t1]);
+    // As in the kernel, an id counts only where the tag names a user or a group.
+    let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
+    AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
 }
 
 #[cfg(test)]
@@ -184,5 +234,40 @@ mod tests {
         let mut acl = Acl::parse(&named()).unwrap().unwrap();
         assert_eq!(acl.inherit(0o4666), 0o4660);
         assert_eq!(acl.find(USER).unwrap().perm, 5);
+    }
+
+    struct Member(u32, &'static [u32]);
+
+    impl User for Member {
+        fn uid(&self) -> u32 {
+            self.0
+        }
+        fn in_group(&self, gid: u32) -> bool {
+            self.1.contains(&gid)
+        }
+    }
+
+    #[test]
+    fn an_access_list_decides_as_acl_5_says() {
+        let acl = value(&[
+            (USER_OBJ, 6, NO_ID),
+            (USER, 7, 1001),
+            (GROUP_OBJ, 4, NO_ID),
+            (GROUP, 6, 50),
+            (MASK, 5, NO_ID),
+            (OTHER, 1, NO_ID),
+        ]);
+        let ask = |uid, groups: &'static [u32], mask| {
+            permits(&acl, &Member(uid, groups), (1000, 100), mask).unwrap()
+        };
+        assert!(ask(1000, &[1], 6) && !ask(1000, &[1], 1));
+        // A named user is limited by the mask, and looks no further.
+        assert!(ask(1001, &[100], 5) && !ask(1001, &[100], 2));
+        // The group grants reading, the named group writing, which the mask takes away.
+        assert!(ask(1002, &[100], 4) && !ask(1002, &[100], 1));
+        assert!(ask(1002, &[1, 50], 4) && !ask(1002, &[1, 50], 2));
+        // In a group that grants nothing, the rights of others do not count.
+        assert!(!ask(1002, &[100], 1) && ask(1003, &[1], 1));
+        assert_eq!(permits(b"xx", &Member(1, &[]), (0, 0), 1), None);
     }
 }

@@ -1,8 +1,6 @@
-//! Rules of POSIX and Linux as pure functions, for whoever decides by them.
+//! Set-user-id and set-group-id after changes.
 
-const SUID: u32 = 0o4000;
-const SGID: u32 = 0o2000;
-const GROUP_EXEC: u32 = 0o010;
+use super::{GROUP_EXEC, SGID, SUID};
 
 /// The permission bits that a change of the data or of the owner leaves, setattr_should_drop_suidgid of
 /// the kernel's `fs/attr.c`. Set-group-id without execution by the group stays where the caller is a

@@ -1,0 +1,65 @@
+//! Access by mode bits and access control list.
+
+use super::{User, acl};
+use crate::{Attr, FileKind};
+
+/// True where `user` may do what is the owner's to do.
+pub fn owns<U: User + ?Sized>(user: &U, attr: &Attr) -> bool {
+    attr.uid == user.uid() || user.is_owner_of_all()
+}
+
+/// True where the access list of an inode, if it has one, takes part in the decision about `user`. The
+/// owner has the bits alone; the group bits are the mask of the list, so that without any of them the
+/// list grants nothing more; and symbolic links have no list.
+pub fn consults_acl<U: User + ?Sized>(user: &U, attr: &Attr) -> bool {
+    attr.uid != user.uid() && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink
+}
+
+/// True where the mode bits, or the access list `list` where there is one, grant `mask` (4 read, 2
+/// write, 1 execute or search) to `user`. Capabilities do not count. A list that cannot be read grants
+/// nothing.
+#[inline]
+pub fn permits<U: User + ?Sized>(user: &U, attr: &Attr, list: Option<&[u8]>, mask: u32) -> bool {
+    let grants = |bits: u32| bits & mask == mask;
+    if attr.uid == user.uid() {
+        return grants(attr.perm >> 6);
+    }
+    match list {
+        Some(list) => acl::permits(list, user, (attr.uid, attr.gid), mask).unwrap_or(false),
+        None => grants(if user.in_group(attr.gid) { attr.perm >> 3 } else { attr.perm }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Plain, Privileged, attr, file};
+    use super::super::{EXEC, READ, WRITE};
+    use super::*;
+
+    #[test]
+    fn the_bits_of_the_class_that_a_user_is_in_decide() {
+        let group = attr(FileKind::Regular, 0o470, (0, 20));
+        assert!(!permits(&Plain(5), &file(0o047, 5), None, READ), "the owner has the owner's bits");
+        assert!(permits(&Plain(5), &group, None, READ | WRITE | EXEC));
+        assert!(permits(&Plain(5), &file(0o604, 0), None, READ));
+        assert!(!permits(&Plain(5), &file(0o604, 0), None, WRITE));
+    }
+
+    #[test]
+    fn a_list_replaces_the_bits_for_all_but_the_owner() {
+        let nothing = b"no list";
+        assert!(!permits(&Plain(5), &file(0o777, 0), Some(nothing), READ));
+        assert!(permits(&Plain(5), &file(0o700, 5), Some(nothing), READ));
+        assert!(consults_acl(&Plain(5), &file(0o670, 0)));
+        assert!(
+            !consults_acl(&Plain(5), &file(0o670, 5)) && !consults_acl(&Plain(5), &file(0o607, 0))
+        );
+        assert!(!consults_acl(&Plain(5), &attr(FileKind::Symlink, 0o777, (0, 0))));
+    }
+
+    #[test]
+    fn fowner_owns_everything_but_gets_no_bits_of_the_owner() {
+        assert!(owns(&Privileged, &file(0, 7)) && !owns(&Plain(5), &file(0, 7)));
+        assert!(!permits(&Privileged, &file(0o700, 7), None, READ));
+    }
+}

@@ -1,0 +1,99 @@
+//! Rules of POSIX and Linux as pure functions, for backends and frontends that decide by them. They
+//! follow inode_permission, may_delete and may_linkat of the kernel's `fs/namei.c`, `fs/attr.c`,
+//! `fs/inode.c` and `fs/posix_acl.c`.
+
+mod access;
+pub mod acl;
+mod create;
+mod names;
+pub mod rename;
+mod set_id;
+
+pub use access::{consults_acl, owns, permits};
+pub use create::{NewInode, Parent, new_inode};
+pub use names::{gives_privilege, may_link, may_remove};
+pub use set_id::without_set_id;
+
+/// Permission to execute a file or search a directory, `MAY_EXEC` of `linux/fs.h`.
+pub const EXEC: u32 = 1;
+/// Permission to write.
+pub const WRITE: u32 = 2;
+/// Permission to read.
+pub const READ: u32 = 4;
+
+pub(crate) const SUID: u32 = 0o4000;
+pub(crate) const SGID: u32 = 0o2000;
+pub(crate) const STICKY: u32 = 0o1000;
+pub(crate) const GROUP_EXEC: u32 = 0o010;
+
+/// A user as permissions see it, credentials(7).
+pub trait User {
+    /// File-system user id.
+    fn uid(&self) -> u32;
+
+    /// True where `gid` is the group of the user or one of the supplementary groups.
+    fn in_group(&self, gid: u32) -> bool;
+
+    /// True for a user with `CAP_FOWNER`, who may do what is the owner's to do.
+    fn is_owner_of_all(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::User;
+    use crate::{Attr, FileKind, Timestamp};
+
+    /// A user whose groups are its own number and 20.
+    pub struct Plain(pub u32);
+
+    impl User for Plain {
+        fn uid(&self) -> u32 {
+            self.0
+        }
+        fn in_group(&self, gid: u32) -> bool {
+            gid == self.0 || gid == 20
+        }
+    }
+
+    /// A user with `CAP_FOWNER`.
+    pub struct Privileged;
+
+    impl User for Privileged {
+        fn uid(&self) -> u32 {
+            1
+        }
+        fn in_group(&self, _: u32) -> bool {
+            false
+        }
+        fn is_owner_of_all(&self) -> bool {
+            true
+        }
+    }
+
+    pub fn attr(kind: FileKind, perm: u32, (uid, gid): (u32, u32)) -> Attr {
+        let zero = Timestamp::default();
+        Attr {
+            st_ino: 1,
+            kind,
+            perm,
+            nlink: 1,
+            uid,
+            gid,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            blksize: 4096,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            btime: None,
+            valid_for: std::time::Duration::ZERO,
+        }
+    }
+
+    pub fn file(perm: u32, uid: u32) -> Attr {
+        attr(FileKind::Regular, perm, (uid, uid))
+    }
+}
