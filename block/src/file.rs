@@ -58,7 +58,7 @@ pub enum OpenError {
     System {
         /// The file or device.
         path: PathBuf,
-        /// What was tried, as a verb: "open".
+        /// The step that failed, as a verb: "open".
         action: &'static str,
         /// The error.
         errno: Errno,

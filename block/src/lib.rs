@@ -1,12 +1,11 @@
 //! Block devices from user space: operations that are pushed to a queue and reaped later.
 //!
-//! What it is: the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
+//! The crate has the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
 //! [`Memory`]), and three devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory)
 //! and [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
 //! leave behind).
 //!
-//! What it is not: it knows no file system, keeps no cache, and promises no order that the device does
-//! not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
+//! It knows no file system, keeps no cache, and promises no order that the device does not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
 //!
 //! ```
 //! use defuse_block::{Blocking, Device, Ram};

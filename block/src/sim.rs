@@ -55,9 +55,9 @@ pub struct Sim {
 }
 
 struct State {
-    /// What a read finds.
+    /// The content that a read finds.
     now: Store,
-    /// What lay there when the events began.
+    /// The content before the first event.
     begin: Store,
     events: Vec<Event>,
     /// Operations that began.

@@ -16,7 +16,7 @@ pub struct Cuts {
     events: Vec<Event>,
     at: usize,
     begun: bool,
-    /// What is there for certain.
+    /// The content that survives for certain.
     base: Store,
     /// For blocks that were written: when the write in `base` began and ended.
     written: HashMap<u64, Span>,
@@ -230,14 +230,14 @@ impl Cut<'_> {
     }
 }
 
-/// What becomes of a write.
+/// The outcome of a write.
 enum Fate {
     Whole,
     Absent,
     Torn,
 }
 
-/// What a discarded block holds: what it held, zeros, or anything.
+/// The content of a discarded block: the old bytes, zeros, or anything.
 fn garbage(
     held: Option<Arc<[u8]>>,
     block_size: u32,

@@ -1,0 +1,297 @@
+//! Closing groups, and learning that they are durable.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::recover::Recovered;
+use super::{Rules, Slots};
+use crate::format::slot::{Identity, Kind, REMOVALS, removals};
+use crate::format::superblock::Chunk;
+
+/// A change of one inode, as it is when the group closes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The inode, new or not, with what its slot is to hold.
+    Write {
+        /// The number of the inode, not 0.
+        ino: u64,
+        /// The body of the slot.
+        body: Vec<u8>,
+    },
+    /// The inode is gone for good.
+    Remove {
+        /// The number of the inode.
+        ino: u64,
+    },
+}
+
+/// A slot that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlotWrite {
+    pub(crate) block: u64,
+    pub(crate) identity: Identity,
+    pub(crate) body: Vec<u8>,
+}
+
+/// A closed group: its slots may be written in any order, and beside those of other groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) number: u64,
+    pub(crate) writes: Vec<SlotWrite>,
+}
+
+/// There are too few slots that may be overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoSlots {
+    /// There will be enough when a superblock says that [`Groups::newest_durable`] is durable.
+    UntilMentioned,
+    /// There will be enough when the groups that were closed are durable.
+    UntilDurable,
+    /// There are not so many slots at all: another chunk is needed.
+    Full,
+}
+
+/// The state of commits.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    rules: Rules,
+    slots: Slots,
+    next_group: u64,
+    next_stamp: u64,
+    /// The newest group that is durable.
+    durable: u64,
+    /// The newest group that a durable slot or superblock calls durable.
+    mentioned: u64,
+    /// For each group that is not durable, the group that its slots call durable.
+    mentions: BTreeMap<u64, u64>,
+    /// The slot that counts of each inode.
+    live: HashMap<u64, u64>,
+    /// Slots that hold a copy of an inode, on the device or on the way there, that does not count.
+    stale: HashMap<u64, Vec<u64>>,
+    /// Slots whose overwriting is not durable: by group, with the inode whose copy goes.
+    overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
+    /// Inodes that are gone and have stale copies, with the block that lists each.
+    removed: HashMap<u64, u64>,
+    /// Removal blocks, with the number of inodes in `removed` that need each.
+    removal_blocks: HashMap<u64, usize>,
+}
+
+impl Groups {
+    /// Goes on from what a scan of `chunks` has found.
+    pub(crate) fn new(chunks: &[Chunk], found: &Recovered, rules: Rules) -> Self {
+        let mut groups = Groups {
+            rules,
+            slots: Slots::new(chunks, rules.usable),
+            next_group: found.durable + 1,
+            next_stamp: found.next_stamp,
+            durable: found.durable,
+            mentioned: found.durable,
+            mentions: BTreeMap::new(),
+            live: HashMap::new(),
+            stale: HashMap::new(),
+            overwritten: BTreeMap::new(),
+            removed: HashMap::new(),
+            removal_blocks: HashMap::new(),
+        };
+        for (ino, block) in &found.copies {
+            groups.slots.at(*block).owner = *ino;
+            match found.live.get(ino) {
+                Some(version) if version.block == *block => {
+                    groups.slots.at(*block).live = true;
+                    groups.live.insert(*ino, *block);
+                }
+                _ => groups.stale.entry(*ino).or_default().push(*block),
+            }
+        }
+        for (block, inos) in &found.removals {
+            let needed: Vec<u64> = inos.iter().copied().filter(|ino| groups.needs(*ino)).collect();
+            for ino in needed {
+                groups.list(ino, *block);
+            }
+        }
+        groups
+    }
+
+    /// True where stale copies of the inode lie about, and no removal block is known to list it.
+    fn needs(&self, ino: u64) -> bool {
+        self.stale.contains_key(&ino) && !self.removed.contains_key(&ino)
+    }
+
+    fn list(&mut self, ino: u64, block: u64) {
+        self.removed.insert(ino, block);
+        *self.removal_blocks.entry(block).or_default() += 1;
+        self.slots.at(block).live = true;
+    }
+
+    /// Adds an empty chunk, which the superblock on the device must list already.
+    pub(crate) fn add(&mut self, chunk: &Chunk) {
+        self.slots.add(chunk);
+    }
+
+    /// The newest group that is durable.
+    pub(crate) fn newest_durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// The newest group that was closed.
+    pub(crate) fn newest(&self) -> u64 {
+        self.next_group - 1
+    }
+
+    /// The slot of an inode.
+    pub(crate) fn slot_of(&self, ino: u64) -> Option<u64> {
+        self.live.get(&ino).copied()
+    }
+
+    /// Closes a group of `changes`, each of another inode. `None` where nothing has to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSlots`]; nothing has changed then.
+    pub(crate) fn close(&mut self, changes: Vec<Change>) -> Result<Option<Group>, NoSlots> {
+        let (mut written, mut gone) = (Vec::new(), Vec::new());
+        for change in changes {
+            match change {
+                Change::Write { ino, body } => written.push((ino, body)),
+                // Of an inode without a copy there is nothing to come back.
+                Change::Remove { ino } if self.has_copies(ino) => gone.push(ino),
+                Change::Remove { .. } => {}
+            }
+        }
+        debug_assert!(
+            written.iter().map(|(ino, _)| ino).chain(&gone).collect::<HashSet<_>>().len()
+                == written.len() + gone.len(),
+            "an inode changes once in a group"
+        );
+        let count = written.len() + gone.len().div_ceil(REMOVALS);
+        if count == 0 {
+            return Ok(None);
+        }
+        let mut blocks = self.take(count)?.into_iter();
+        let number = self.next_group;
+        self.next_group += 1;
+        let mut group = Group { number, writes: Vec::with_capacity(count) };
+        for ((ino, body), block) in written.into_iter().zip(&mut blocks) {
+            if let Some(old) = self.live.insert(ino, block) {
+                self.free(ino, old, number);
+            }
+            self.write(&mut group, block, Kind::Inode, ino, body);
+        }
+        for (inos, block) in gone.chunks(REMOVALS).zip(blocks) {
+            self.write(&mut group, block, Kind::Removals, 0, removals(inos));
+            for ino in inos {
+                if let Some(old) = self.live.remove(ino) {
+                    self.free(*ino, old, number);
+                }
+                self.list(*ino, block);
+            }
+            if !self.rules.removals_outlive_copies {
+                let slot = self.slots.at(block);
+                (slot.live, slot.freed) = (false, number);
+            }
+        }
+        let count = group.writes.len() as u32;
+        for (index, write) in (0..).zip(&mut group.writes) {
+            let (group, durable) = (number, self.durable);
+            write.identity = Identity { group, index, count, durable, ..write.identity };
+        }
+        self.mentions.insert(number, self.durable);
+        Ok(Some(group))
+    }
+
+    /// Takes in that all slots of the groups up to `group` survive a power failure.
+    pub(crate) fn durable(&mut self, group: u64) {
+        debug_assert!(group < self.next_group, "group {group} was never closed");
+        self.durable = self.durable.max(group);
+        let later = self.mentions.split_off(&(group + 1));
+        for mentioned in std::mem::replace(&mut self.mentions, later).into_values() {
+            self.mentioned = self.mentioned.max(mentioned);
+        }
+        let later = self.overwritten.split_off(&(group + 1));
+        let overwritten = std::mem::replace(&mut self.overwritten, later);
+        for (block, owner) in overwritten.into_values().flatten() {
+            self.slots.at(block).writing = false;
+            if let Some(ino) = owner {
+                self.copy_is_gone(ino, block);
+            }
+        }
+    }
+
+    /// Takes in that a durable superblock calls `group` durable.
+    pub(crate) fn mentioned(&mut self, group: u64) {
+        self.mentioned = self.mentioned.max(group);
+    }
+
+    fn has_copies(&self, ino: u64) -> bool {
+        self.live.contains_key(&ino) || self.stale.contains_key(&ino)
+    }
+
+    /// The newest group whose freed slots may be overwritten.
+    fn reusable(&self) -> u64 {
+        match (self.rules.reuse_waits_for_group, self.rules.reuse_waits_for_mention) {
+            (true, true) => self.mentioned,
+            (true, false) => self.durable,
+            (false, _) => u64::MAX,
+        }
+    }
+
+    fn take(&mut self, count: usize) -> Result<Vec<u64>, NoSlots> {
+        let found = self.slots.find(count, self.reusable());
+        if found.len() == count {
+            return Ok(found);
+        }
+        if self.slots.find(count, self.durable).len() == count {
+            return Err(NoSlots::UntilMentioned);
+        }
+        let all = self.slots.find(count, self.newest()).len() == count;
+        Err(if all { NoSlots::UntilDurable } else { NoSlots::Full })
+    }
+
+    /// Adds a slot to a group that is being closed. What lay there is overwritten.
+    fn write(&mut self, group: &mut Group, block: u64, kind: Kind, ino: u64, body: Vec<u8>) {
+        let identity = Identity::new(kind, ino, self.next_stamp);
+        self.next_stamp += 1;
+        group.writes.push(SlotWrite { block, identity, body });
+        let slot = self.slots.at(block);
+        let old = slot.owner();
+        (slot.owner, slot.live, slot.writing) = (ino, true, true);
+        self.overwritten.entry(group.number).or_default().push((block, old));
+    }
+
+    /// The copy at `block` does not count from `group` on.
+    fn free(&mut self, ino: u64, block: u64, group: u64) {
+        let slot = self.slots.at(block);
+        (slot.live, slot.freed) = (false, group);
+        let stale = self.stale.entry(ino).or_default();
+        // A slot that held an older copy already is there once.
+        if !stale.contains(&block) {
+            stale.push(block);
+        }
+    }
+
+    /// The copy of `ino` that lay at `block` is durably overwritten, perhaps by a newer one of its own.
+    fn copy_is_gone(&mut self, ino: u64, block: u64) {
+        if self.slots.at(block).owner() == Some(ino) && self.slot_is_stale(ino, block) {
+            return;
+        }
+        let Some(stale) = self.stale.get_mut(&ino) else { return };
+        stale.retain(|other| *other != block);
+        if !stale.is_empty() {
+            return;
+        }
+        self.stale.remove(&ino);
+        let Some(list) = self.removed.remove(&ino) else { return };
+        let Some(needed) = self.removal_blocks.get_mut(&list) else { return };
+        *needed -= 1;
+        if *needed == 0 {
+            self.removal_blocks.remove(&list);
+            let durable = self.durable;
+            let slot = self.slots.at(list);
+            (slot.live, slot.freed) = (false, durable);
+        }
+    }
+
+    /// True where the slot holds a copy of its owner that does not count any more.
+    fn slot_is_stale(&mut self, ino: u64, block: u64) -> bool {
+        !self.slots.at(block).live && self.live.get(&ino) != Some(&block)
+    }
+}

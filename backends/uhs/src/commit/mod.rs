@@ -1,0 +1,51 @@
+//! Commit groups: how changes of inodes become durable together, with neither a journal nor a bitmap.
+//!
+//! Nothing here does I/O. [`Groups::close`] turns changes into slots to write, [`Groups::durable`] is told
+//! when they survive a power failure, and [`recover`] turns the slots of a device into the state that
+//! counts. DESIGN.md has the rule and the reasons; each sentence of it that a test can switch off is
+//! a field of [`Rules`].
+
+mod groups;
+mod recover;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use groups::Change;
+pub(crate) use groups::{Group, Groups, NoSlots};
+pub use recover::{Recovered, Version};
+pub(crate) use recover::{Scanned, recover};
+pub(crate) use slots::Slots;
+
+/// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
+/// every other build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// A slot that a group freed is used again only when the group is durable.
+    pub(crate) reuse_waits_for_group: bool,
+    /// ... and when a durable slot or superblock says so.
+    pub(crate) reuse_waits_for_mention: bool,
+    /// A removal record stays until every older copy of its inode is durably overwritten.
+    pub(crate) removals_outlive_copies: bool,
+    /// A group counts only when all its members are there.
+    pub(crate) groups_are_counted: bool,
+    /// Slots of groups that do not count are zeroed before anything else is written.
+    pub(crate) void_slots_are_zeroed: bool,
+    /// The newest group that counts is in the superblock before slots are used again.
+    pub(crate) mount_is_recorded: bool,
+    /// Slots that may be used: with few of them, each is used again soon.
+    pub(crate) usable: usize,
+}
+
+impl Rules {
+    /// The whole rule.
+    pub(crate) const ALL: Rules = Rules {
+        reuse_waits_for_group: true,
+        reuse_waits_for_mention: true,
+        removals_outlive_copies: true,
+        groups_are_counted: true,
+        void_slots_are_zeroed: true,
+        mount_is_recorded: true,
+        usable: usize::MAX,
+    };
+}

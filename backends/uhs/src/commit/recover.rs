@@ -1,0 +1,135 @@
+//! From the slots of a device to the state that counts.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::Rules;
+use crate::format::slot::{Found, Identity, Kind, removed};
+
+/// A slot as the scan found it, without its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scanned {
+    /// A whole slot, with the inodes that it lists as gone.
+    Whole(Identity, Vec<u64>),
+    /// A torn or damaged one.
+    Broken(Identity, Option<Identity>),
+}
+
+impl Scanned {
+    /// The part of `found` that recovery needs; `None` for no slot.
+    pub(crate) fn of(found: &Found<'_>) -> Option<Scanned> {
+        match found {
+            Found::Nothing => None,
+            Found::Whole(identity, body) => {
+                let list = if identity.kind == Kind::Removals { removed(body) } else { Vec::new() };
+                Some(Scanned::Whole(*identity, list))
+            }
+            Found::Broken(one, other) => Some(Scanned::Broken(*one, *other)),
+        }
+    }
+}
+
+/// The copy of an inode that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// The block of the slot.
+    pub block: u64,
+    /// Grows with every slot that is written.
+    pub stamp: u64,
+}
+
+/// The state of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// The newest group that counts. All before it count, too.
+    pub durable: u64,
+    /// Higher than all stamps on the device.
+    pub next_stamp: u64,
+    /// Higher than all inode numbers on the device.
+    pub next_ino: u64,
+    /// The inodes.
+    pub live: HashMap<u64, Version>,
+    /// All copies of inodes that lie about: inode and block.
+    pub copies: Vec<(u64, u64)>,
+    /// Removal blocks, with what they list.
+    pub removals: Vec<(u64, Vec<u64>)>,
+    /// Slots of groups that do not count, which are zeroed before anything else is written.
+    pub void: Vec<u64>,
+    /// Inodes whose newest copy is damaged. They are not in `live`.
+    pub damaged: BTreeSet<u64>,
+    /// A removal block is damaged: inodes may be in `live` that are gone.
+    pub lost_removals: bool,
+}
+
+/// Works out what counts of the slots `scan`, given by block and each once. `known` is the group that the
+/// superblock calls durable.
+pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Recovered {
+    let durable = newest_group(scan, known, rules);
+    let mut found = Recovered { durable, next_stamp: 1, next_ino: 1, ..Recovered::default() };
+    let mut newest: HashMap<u64, (u64, u64, bool)> = HashMap::new();
+    for (block, scanned) in scan {
+        let identities: &[Option<Identity>] = match scanned {
+            Scanned::Whole(identity, _) => &[Some(*identity), None],
+            Scanned::Broken(one, other) => &[Some(*one), *other],
+        };
+        for identity in identities.iter().flatten() {
+            found.next_stamp = found.next_stamp.max(identity.stamp + 1);
+            found.next_ino = found.next_ino.max(identity.ino + 1);
+        }
+        if identities.iter().flatten().any(|identity| identity.group > durable) {
+            found.void.push(*block);
+            continue;
+        }
+        if let Scanned::Whole(Identity { kind: Kind::Removals, .. }, list) = scanned {
+            let last = list.iter().copied().max().unwrap_or(0);
+            found.next_ino = found.next_ino.max(last.saturating_add(1));
+            found.removals.push((*block, list.clone()));
+            continue;
+        }
+        let whole = matches!(scanned, Scanned::Whole(..));
+        for identity in identities.iter().flatten() {
+            match identity.kind {
+                Kind::Inode => {
+                    found.copies.push((identity.ino, *block));
+                    let version = (identity.stamp, *block, whole);
+                    let best = newest.entry(identity.ino).or_insert(version);
+                    *best = (*best).max(version);
+                }
+                Kind::Removals => found.lost_removals = true,
+                Kind::Nothing => {}
+            }
+        }
+    }
+    let gone: HashSet<u64> = found.removals.iter().flat_map(|(_, list)| list).copied().collect();
+    for (ino, (stamp, block, whole)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
+        match whole {
+            true => drop(found.live.insert(ino, Version { block, stamp })),
+            false => drop(found.damaged.insert(ino)),
+        }
+    }
+    found
+}
+
+/// The newest group that counts: the newest that anything calls durable, and after it all groups that are
+/// whole, up to the first that is not.
+fn newest_group(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> u64 {
+    let whole = || {
+        scan.iter().filter_map(|(_, scanned)| match scanned {
+            Scanned::Whole(identity, _) => Some(identity),
+            Scanned::Broken(..) => None,
+        })
+    };
+    let mut durable = whole().map(|identity| identity.durable).fold(known, u64::max);
+    let mut members: BTreeMap<u64, (BTreeSet<u32>, u32)> = BTreeMap::new();
+    for identity in whole().filter(|identity| identity.group > durable) {
+        let (present, count) = members.entry(identity.group).or_default();
+        present.insert(identity.index);
+        *count = identity.count;
+    }
+    while let Some((present, count)) = members.get(&(durable + 1)) {
+        if rules.groups_are_counted && present.len() != *count as usize {
+            break;
+        }
+        durable += 1;
+    }
+    durable
+}

@@ -1,0 +1,203 @@
+//! Random groups on a simulated device, with power failures at every moment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use defuse_block::{Device, Ram, Sim};
+
+use super::{Change, Rules};
+use crate::store::{Store, StoreError, make};
+
+/// Switches a rule off.
+type Switch = fn(&mut Rules);
+
+/// Inodes and their bodies.
+type Model = BTreeMap<u64, Vec<u8>>;
+
+/// One run: the state after each group, and what was acknowledged when.
+struct Run {
+    sim: Sim,
+    /// The state after each group.
+    states: BTreeMap<u64, Model>,
+    /// For each acknowledgement how many events there were, and the newest durable group.
+    acknowledged: Vec<(usize, u64)>,
+    next_ino: u64,
+}
+
+const BLOCKS: u64 = 8 * 512;
+
+fn fresh(seed: u64) -> Ram {
+    let ram = Ram::new(4096, BLOCKS);
+    make(&ram, [9; 16], &mut fastrand::Rng::with_seed(seed)).unwrap();
+    ram
+}
+
+fn open(device: impl Device + 'static, rules: Rules) -> (Store, super::Recovered) {
+    Store::open_by(Arc::new(device), rules, fastrand::Rng::with_seed(5)).unwrap()
+}
+
+/// The inodes that mounting `device` finds, and the newest group that counts.
+fn mounted(device: impl Device + 'static, rules: Rules) -> (u64, Model) {
+    let (mut store, found) = open(device, rules);
+    assert!(found.damaged.is_empty() && !found.lost_removals, "{found:?}");
+    let inos: Vec<u64> = found.live.keys().copied().collect();
+    let read = |ino| (ino, store.read(ino).unwrap().unwrap());
+    (found.durable, inos.into_iter().map(read).collect())
+}
+
+impl Run {
+    /// Opens `ram`, which holds `model`, and carries out random groups.
+    fn new(ram: &Ram, model: Model, next_ino: u64, seed: u64, rules: Rules) -> Run {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let sim = Sim::from_ram(ram, seed);
+        let (mut store, found) = open(sim.clone(), rules);
+        let mut run = Run {
+            sim,
+            states: BTreeMap::from([(found.durable, model.clone())]),
+            acknowledged: vec![(0, found.durable)],
+            next_ino,
+        };
+        let mut model = model;
+        for _ in 0..random.usize(1..14) {
+            if random.u8(..3) == 0 {
+                store.sync().unwrap();
+                run.acknowledged.push((run.sim.events(), store.durable()));
+                continue;
+            }
+            let mut after = model.clone();
+            let changes = run.changes(&mut after, &mut random);
+            match store.commit(&changes) {
+                Ok(group) => {
+                    model = after;
+                    run.states.insert(group, model.clone());
+                }
+                Err(StoreError::Full) => continue,
+                Err(error) => panic!("{error}"),
+            }
+            if random.bool() {
+                store.poll().unwrap();
+            }
+        }
+        run
+    }
+
+    /// A few changes of different inodes, which `model` undergoes.
+    fn changes(&mut self, model: &mut Model, random: &mut fastrand::Rng) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut touched = Vec::new();
+        for _ in 0..random.usize(1..5) {
+            let body = random.u64(..).to_le_bytes().to_vec();
+            let known: Vec<u64> =
+                model.keys().copied().filter(|ino| !touched.contains(ino)).collect();
+            let (ino, change) = match (random.u8(..4), random.choice(&known).copied()) {
+                (0, _) | (_, None) => {
+                    let ino = self.next_ino;
+                    self.next_ino += 1;
+                    (ino, Change::Write { ino, body })
+                }
+                (1 | 2, Some(ino)) => (ino, Change::Write { ino, body }),
+                (_, Some(ino)) => (ino, Change::Remove { ino }),
+            };
+            touched.push(ino);
+            match &change {
+                Change::Write { body, .. } => drop(model.insert(ino, body.clone())),
+                Change::Remove { .. } => drop(model.remove(&ino)),
+            }
+            changes.push(change);
+        }
+        changes
+    }
+
+    /// Some states in which the power can fail, each with the group that was acknowledged by then.
+    fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, Ram)> {
+        let mut found = Vec::new();
+        let mut cuts = self.sim.cuts();
+        let share = wanted as f64 / (self.sim.events() + 1) as f64;
+        while let Some(cut) = cuts.next() {
+            let before = self.acknowledged.iter().filter(|(events, _)| *events <= cut.at());
+            let group = before.map(|(_, group)| *group).max().unwrap_or(0);
+            while random.f64() < share / 2.0 {
+                found.push((group, cut.sample(random)));
+            }
+            if random.f64() < share / 4.0 {
+                let all: Vec<Ram> = cut.every().collect();
+                found.extend(random.choice(all).map(|ram| (group, ram)));
+            }
+        }
+        found
+    }
+
+    /// Mounts `ram`, in which nothing before `acknowledged` may be missing. Returns what it holds.
+    fn check(&self, acknowledged: u64, ram: &Ram, rules: Rules) -> Result<(u64, Model), String> {
+        let (group, model) = mounted(ram.fork(), rules);
+        if group < acknowledged {
+            return Err(format!("group {acknowledged} was acknowledged, {group} is there"));
+        }
+        match self.states.get(&group) {
+            Some(expected) if *expected == model => Ok((group, model)),
+            expected => Err(format!("group {group}: {model:?} instead of {expected:?}")),
+        }
+    }
+}
+
+/// Lives of one device, each ended by a power failure; some fail again while they are mounted.
+fn lives(seed: u64, rules: Rules) -> Result<usize, String> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut ram = fresh(seed);
+    let rules = Rules { usable: 6 + random.usize(..10), ..rules };
+    let (mut model, mut next_ino, mut states) = (Model::new(), 1, 0);
+    for life in 0..6 {
+        let run = Run::new(&ram, model, next_ino, seed * 100 + life, rules);
+        next_ino = run.next_ino;
+        let failures = run.failures(&mut random, 12);
+        for (acknowledged, failed) in &failures {
+            run.check(*acknowledged, failed, rules)?;
+            states += 1;
+        }
+        let Some((acknowledged, mut failed)) = random.choice(failures) else { return Ok(states) };
+        while random.u8(..3) == 0 {
+            let again = Sim::from_ram(&failed, random.u64(..));
+            drop(open(again.clone(), rules));
+            let mut cuts = again.cuts();
+            let at = random.usize(..=again.events());
+            while let Some(cut) = cuts.next() {
+                if cut.at() == at {
+                    failed = cut.sample(&mut random);
+                    break;
+                }
+            }
+            states += 1;
+        }
+        (_, model) = run.check(acknowledged, &failed, rules)?;
+        ram = failed;
+    }
+    Ok(states)
+}
+
+#[test]
+fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
+    let mut states = 0;
+    for seed in 0..120 {
+        states += lives(seed, Rules::ALL).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(states > 4000, "{states} states");
+}
+
+#[test]
+fn each_sentence_of_the_rule_is_needed() {
+    let without: [(&str, Switch); 6] = [
+        ("reuse waits for the group", |rules| rules.reuse_waits_for_group = false),
+        ("reuse waits for the mention", |rules| rules.reuse_waits_for_mention = false),
+        ("removals outlive copies", |rules| rules.removals_outlive_copies = false),
+        ("groups are counted", |rules| rules.groups_are_counted = false),
+        ("void slots are zeroed", |rules| rules.void_slots_are_zeroed = false),
+        ("a mount is recorded", |rules| rules.mount_is_recorded = false),
+    ];
+    for (name, switch_off) in without {
+        let mut rules = Rules::ALL;
+        switch_off(&mut rules);
+        let found = (0..400).find(|seed| lives(*seed, rules).is_err());
+        assert!(found.is_some(), "nothing fails without: {name}");
+        println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
+    }
+}

@@ -1,0 +1,209 @@
+//! The superblock: three copies, of which the newest one that is whole counts.
+
+use std::fmt;
+
+use super::bytes::{Reader, Writer};
+use super::{BLOCK, UNIT_BLOCKS, VERSION};
+
+const MAGIC: &[u8; 8] = b"defuseUH";
+
+/// The blocks of the copies. The smallest image, 16 MiB, has them all.
+pub(crate) const COPIES: [u64; 3] = [0, 3 * UNIT_BLOCKS, 7 * UNIT_BLOCKS];
+
+/// The fewest units of an image.
+pub(crate) const FEWEST_UNITS: u64 = 8;
+
+/// Chunks that the superblock lists at most.
+pub(crate) const CHUNKS: usize = 220;
+
+/// Features of the format that this program knows: none yet.
+const KNOWN: u64 = 0;
+
+/// Neighbouring units that hold slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) first_unit: u32,
+    pub(crate) units: u32,
+    /// A random number that the slots repeat.
+    pub(crate) key: u64,
+}
+
+/// The superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub(crate) uuid: [u8; 16],
+    /// Grows with every version.
+    pub(crate) epoch: u64,
+    /// Blocks of the file system.
+    pub(crate) blocks: u64,
+    /// A group that is durable, with all before it.
+    pub(crate) durable: u64,
+    /// No inode has this number or a higher one, unless a slot says so.
+    pub(crate) next_ino: u64,
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+/// A reason why a block is no superblock that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// Something else.
+    Other,
+    /// A superblock with bytes that are not as they were written.
+    Damaged,
+    /// Of a newer program.
+    Newer {
+        /// The version of the format.
+        version: u32,
+        /// Features that this program does not know.
+        features: u64,
+    },
+}
+
+impl Superblock {
+    /// The 4 KiB of a copy.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.bytes(MAGIC).u32(VERSION).u32(0).bytes(&self.uuid).u64(self.epoch).u64(self.blocks);
+        // Features: compatible, read-only compatible, incompatible.
+        out.u64(0).u64(0).u64(0);
+        out.u64(self.durable).u64(self.next_ino).u64(0).u64(0).u32(self.chunks.len() as u32).u32(0);
+        for chunk in &self.chunks {
+            out.u32(chunk.first_unit).u32(chunk.units).u64(chunk.key);
+        }
+        out.pad(BLOCK - 4);
+        let crc = crc32c::crc32c(out.as_slice());
+        out.u32(crc);
+        out.finish()
+    }
+
+    /// Reads a copy.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, Unusable> {
+        if !bytes.starts_with(MAGIC) {
+            return Err(Unusable::Other);
+        }
+        let (checked, crc) = bytes.split_at(BLOCK - 4);
+        if crc32c::crc32c(checked).to_le_bytes() != crc {
+            return Err(Unusable::Damaged);
+        }
+        let found = Superblock::fields(&checked[MAGIC.len()..]).ok_or(Unusable::Damaged)?;
+        let (superblock, version, features) = found;
+        if version != VERSION || features & !KNOWN != 0 {
+            return Err(Unusable::Newer { version, features });
+        }
+        if superblock.is_sound() { Ok(superblock) } else { Err(Unusable::Damaged) }
+    }
+
+    fn fields(bytes: &[u8]) -> Option<(Superblock, u32, u64)> {
+        let mut from = Reader::new(bytes);
+        let (version, _) = (from.u32()?, from.u32()?);
+        let (uuid, epoch, blocks) = (from.uuid()?, from.u64()?, from.u64()?);
+        let (_compatible, read_only, incompatible) = (from.u64()?, from.u64()?, from.u64()?);
+        let (durable, next_ino) = (from.u64()?, from.u64()?);
+        let (_snapshot, _snapshot_crc) = (from.u64()?, from.u64()?);
+        let (count, _) = (from.u32()? as usize, from.u32()?);
+        let mut chunks = Vec::new();
+        for _ in 0..count.min(CHUNKS + 1) {
+            let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
+            chunks.push(Chunk { first_unit, units, key });
+        }
+        let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
+        Some((superblock, version, incompatible | read_only))
+    }
+
+    /// Chunks lie within the image, and neither on each other nor on a copy of the superblock.
+    fn is_sound(&self) -> bool {
+        let units = self.blocks / UNIT_BLOCKS;
+        let mut ranges: Vec<(u64, u64)> = self
+            .chunks
+            .iter()
+            .map(|chunk| {
+                let first = u64::from(chunk.first_unit);
+                (first, first + u64::from(chunk.units))
+            })
+            .chain(COPIES.map(|block| (block / UNIT_BLOCKS, block / UNIT_BLOCKS + 1)))
+            .collect();
+        ranges.sort_unstable();
+        let apart = ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        units >= FEWEST_UNITS
+            && self.next_ino > 0
+            && self.chunks.len() <= CHUNKS
+            && apart
+            && ranges.iter().all(|range| range.0 < range.1 && range.1 <= units)
+    }
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unusable::Other => f.write_str("no uhs file system"),
+            Unusable::Damaged => f.write_str("the superblock is damaged"),
+            Unusable::Newer { version, features } => {
+                write!(f, "format {version} with features {features:#x} is newer than this program")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        let chunks = vec![
+            Chunk { first_unit: 1, units: 2, key: 11 },
+            Chunk { first_unit: 4, units: 1, key: 12 },
+        ];
+        let (uuid, epoch, blocks) = ([3; 16], 9, 10 * UNIT_BLOCKS);
+        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, chunks }
+    }
+
+    #[test]
+    fn a_superblock_is_read_as_it_was_written() {
+        let mut full = superblock();
+        assert_eq!(Superblock::decode(&full.encode()), Ok(full.clone()));
+        full.blocks = 1 << 30;
+        let chunk = |at| Chunk { first_unit: 8 + 3 * at, units: 2, key: u64::from(at) };
+        full.chunks = (0..CHUNKS as u32).map(chunk).collect();
+        assert_eq!(full.encode().len(), BLOCK);
+        assert_eq!(Superblock::decode(&full.encode()), Ok(full));
+    }
+
+    #[test]
+    fn a_damaged_byte_anywhere_is_noticed() {
+        let good = superblock().encode();
+        for at in 0..BLOCK {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1;
+            let found = Superblock::decode(&bytes);
+            assert!(matches!(found, Err(Unusable::Other | Unusable::Damaged)), "byte {at}");
+        }
+    }
+
+    /// An image is whatever somebody brings: a checksum that is right proves nothing.
+    #[test]
+    fn chunks_that_overlap_or_lie_outside_are_refused_with_a_right_checksum() {
+        let changes: [fn(&mut Superblock); 6] = [
+            |s| s.chunks[0].units = 3,
+            |s| s.chunks[0].first_unit = 0,
+            |s| s.chunks[1].first_unit = 10,
+            |s| s.chunks[1].units = u32::MAX,
+            |s| s.chunks[1].units = 0,
+            |s| s.blocks = 7 * UNIT_BLOCKS,
+        ];
+        for change in changes {
+            let mut bad = superblock();
+            change(&mut bad);
+            assert_eq!(Superblock::decode(&bad.encode()), Err(Unusable::Damaged), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_told_apart_from_damage() {
+        let mut bytes = superblock().encode();
+        bytes[8] = 2;
+        let crc = crc32c::crc32c(&bytes[..BLOCK - 4]);
+        bytes[BLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
+        let newer = Unusable::Newer { version: 2, features: 0 };
+        assert_eq!(Superblock::decode(&bytes), Err(newer));
+    }
+}

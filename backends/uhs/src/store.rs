@@ -1,0 +1,468 @@
+//! Inodes on a device: the commit rule, carried out.
+//!
+//! One thread at a time uses a store. [`Store::commit`] only begins the writes of a group, so that groups
+//! overlap; [`Store::sync`] waits until all of them survive a power failure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use defuse_block::{Blocking, Device, Done, Errno, FRAME, Frames, Kind, Op, Queue, Region};
+
+use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules, Scanned, recover};
+use crate::format::slot::{self, Found, Place};
+use crate::format::superblock::{COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
+use crate::format::{BLOCK, UNIT_BLOCKS};
+
+/// Frames for slots that are being written: 8 MiB.
+const FRAMES: u32 = 2048;
+
+/// Slots of one device write at most: 1 MiB.
+const GATHERED: usize = 256;
+
+/// Operations in flight.
+const DEPTH: u32 = 64;
+
+/// A failure of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The device failed.
+    Device {
+        /// The operation.
+        action: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+    /// No copy of the superblock can be used.
+    Unusable(Unusable),
+    /// The device is shorter than the file system.
+    Short {
+        /// Blocks of the device.
+        blocks: u64,
+        /// Blocks of the file system.
+        wanted: u64,
+    },
+    /// Blocks of the device are not of 4 KiB.
+    BlockSize(u32),
+    /// Fewer units than the smallest file system has.
+    TooSmall {
+        /// Bytes of the device.
+        bytes: u64,
+    },
+    /// No unit is free for more inodes.
+    Full,
+    /// A write or a flush has failed before, so that nobody knows what the device holds.
+    Failed,
+}
+
+/// The inodes of a device, each a body of up to [`BODY`](crate::BODY) bytes under a number.
+pub struct Store {
+    device: Arc<dyn Device>,
+    queue: Box<dyn Queue>,
+    region: Arc<Region>,
+    superblock: Superblock,
+    groups: Groups,
+    /// Slots of each group that are not written yet.
+    unwritten: BTreeMap<u64, usize>,
+    /// For each write in flight its group and the number of its slots.
+    writes: BTreeMap<u64, (u64, usize)>,
+    next_tag: u64,
+    /// Units that chunks may take.
+    free_units: Vec<u32>,
+    random: fastrand::Rng,
+    rules: Rules,
+    failed: bool,
+}
+
+/// Makes an empty file system that has the whole device.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub fn make(
+    device: &dyn Device,
+    uuid: [u8; 16],
+    random: &mut fastrand::Rng,
+) -> Result<(), StoreError> {
+    let facts = device.facts();
+    if facts.block_size as usize != BLOCK {
+        return Err(StoreError::BlockSize(facts.block_size));
+    }
+    if facts.blocks / UNIT_BLOCKS < FEWEST_UNITS {
+        return Err(StoreError::TooSmall { bytes: facts.bytes() });
+    }
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    // What lay in the copies before must not be believed beside the new ones.
+    for block in COPIES {
+        line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
+    }
+    line.flush().map_err(failed("flush"))?;
+    let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
+    let blocks = facts.blocks;
+    let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
+    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
+    write_superblock(&mut line, &superblock)
+}
+
+/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end
+/// all are the same.
+fn write_superblock(line: &mut Blocking, superblock: &Superblock) -> Result<(), StoreError> {
+    let bytes = superblock.encode();
+    let first = (superblock.epoch % COPIES.len() as u64) as usize;
+    for (nth, at) in (first..first + COPIES.len()).enumerate() {
+        line.write(COPIES[at % COPIES.len()], &bytes).map_err(failed("write the superblock"))?;
+        if nth == 0 {
+            line.flush().map_err(failed("flush"))?;
+        }
+    }
+    line.flush().map_err(failed("flush"))
+}
+
+/// Reads the newest copy of the superblock.
+pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
+    let mut best: Option<Superblock> = None;
+    let mut reason = Unusable::Other;
+    for block in COPIES.into_iter().filter(|block| *block < blocks) {
+        let mut bytes = vec![0; BLOCK];
+        if let Err(errno) = line.read(block, &mut bytes) {
+            log::warn!("the superblock at block {block} cannot be read: {errno}");
+            continue;
+        }
+        match Superblock::decode(&bytes) {
+            Ok(found) if best.as_ref().is_none_or(|best| found.epoch > best.epoch) => {
+                best = Some(found);
+            }
+            Ok(_) | Err(Unusable::Other) => {}
+            Err(other) => reason = other,
+        }
+    }
+    match (best, reason) {
+        // A newer program has written the newest copy.
+        (_, newer @ Unusable::Newer { .. }) => Err(StoreError::Unusable(newer)),
+        (Some(best), _) if best.blocks > blocks => {
+            Err(StoreError::Short { blocks, wanted: best.blocks })
+        }
+        (Some(best), _) => Ok(best),
+        (None, reason) => Err(StoreError::Unusable(reason)),
+    }
+}
+
+/// Reads all slots, and hands each to `see` with its block.
+pub(crate) fn scan(
+    line: &mut Blocking,
+    superblock: &Superblock,
+    mut see: impl FnMut(u64, &Found<'_>),
+) -> Result<(), StoreError> {
+    let mut bytes = vec![0; UNIT_BLOCKS as usize * BLOCK];
+    for chunk in &superblock.chunks {
+        for unit in chunk.first_unit..chunk.first_unit + chunk.units {
+            let first = u64::from(unit) * UNIT_BLOCKS;
+            line.read(first, &mut bytes).map_err(failed("read the inodes"))?;
+            for (block, bytes) in (first..).zip(bytes.chunks(BLOCK)) {
+                let place = Place { uuid: superblock.uuid, key: chunk.key, block };
+                see(block, &slot::decode(bytes, &place));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
+    move |errno| StoreError::Device { action, errno }
+}
+
+impl Store {
+    /// Opens the file system on `device`. What a power failure left half done is undone. `random` makes
+    /// the keys of new chunks, which nobody may guess.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn open(
+        device: Arc<dyn Device>,
+        random: fastrand::Rng,
+    ) -> Result<(Store, Recovered), StoreError> {
+        Store::open_by(device, Rules::ALL, random)
+    }
+
+    /// Opens the file system by some of the rules.
+    pub(crate) fn open_by(
+        device: Arc<dyn Device>,
+        rules: Rules,
+        random: fastrand::Rng,
+    ) -> Result<(Store, Recovered), StoreError> {
+        let blocks = device.facts().blocks;
+        let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
+        let mut superblock = read_superblock(&mut line, blocks)?;
+        let mut slots = Vec::new();
+        scan(&mut line, &superblock, |block, found| {
+            slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
+        })?;
+        let found = recover(&slots, superblock.durable, rules);
+        if rules.void_slots_are_zeroed && !found.void.is_empty() {
+            for block in &found.void {
+                line.write(*block, &[0; BLOCK]).map_err(failed("zero a slot"))?;
+            }
+            line.flush().map_err(failed("flush"))?;
+        }
+        superblock.epoch += 1;
+        superblock.next_ino = superblock.next_ino.max(found.next_ino);
+        if rules.mount_is_recorded {
+            superblock.durable = found.durable;
+        }
+        write_superblock(&mut line, &superblock)?;
+        drop(line);
+
+        let groups = Groups::new(&superblock.chunks, &found, rules);
+        let region = Region::new(FRAMES).map_err(failed("reserve memory"))?;
+        device.register(&region).map_err(failed("register memory"))?;
+        let queue = device.queue(DEPTH).map_err(failed("open a queue"))?;
+        let free_units = free_units(&superblock);
+        let store = Store {
+            device,
+            queue,
+            region,
+            superblock,
+            groups,
+            unwritten: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            next_tag: 0,
+            free_units,
+            random,
+            rules,
+            failed: false,
+        };
+        Ok((store, found))
+    }
+
+    /// Begins to write a group of `changes`, each of another inode. Returns its number; it is durable after
+    /// the next [`sync`](Store::sync).
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which only failures
+    /// follow.
+    pub fn commit(&mut self, changes: &[Change]) -> Result<u64, StoreError> {
+        self.check()?;
+        let group = loop {
+            match self.groups.close(changes.to_vec()) {
+                Ok(group) => break group,
+                Err(NoSlots::UntilDurable) => self.sync()?,
+                Err(NoSlots::UntilMentioned) => self.mention()?,
+                Err(NoSlots::Full) if self.rules.usable < usize::MAX => {
+                    return Err(StoreError::Full);
+                }
+                Err(NoSlots::Full) => self.add_chunk()?,
+            }
+        };
+        let Some(group) = group else { return Ok(self.groups.newest()) };
+        self.unwritten.insert(group.number, group.writes.len());
+        self.write(&group)?;
+        Ok(group.number)
+    }
+
+    /// Makes all groups durable.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device: nobody knows then what is durable of the groups since the sync before.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        while !self.writes.is_empty() {
+            self.queue.wait(None);
+            self.poll()?;
+        }
+        let newest = self.groups.newest();
+        if self.groups.newest_durable() == newest {
+            return Ok(());
+        }
+        self.run(Kind::Flush, "flush")?;
+        self.groups.durable(newest);
+        Ok(())
+    }
+
+    /// Takes in writes that have completed, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device.
+    pub fn poll(&mut self) -> Result<(), StoreError> {
+        let mut done = Vec::new();
+        self.queue.reap(&mut done);
+        for Done { tag, result, memory } in done {
+            drop(memory);
+            let Some((group, slots)) = self.writes.remove(&tag) else { continue };
+            self.note(result, "write inodes")?;
+            if let Some(left) = self.unwritten.get_mut(&group) {
+                *left -= slots;
+                if *left == 0 {
+                    self.unwritten.remove(&group);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest group that survives a power failure.
+    pub fn durable(&self) -> u64 {
+        self.groups.newest_durable()
+    }
+
+    /// Reads the body of an inode that is durable; `None` where there is no such inode.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device, `EIO` for a damaged slot.
+    pub fn read(&mut self, ino: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(block) = self.groups.slot_of(ino) else { return Ok(None) };
+        let mut bytes = vec![0; BLOCK];
+        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
+        line.read(block, &mut bytes).map_err(failed("read an inode"))?;
+        match slot::decode(&bytes, &self.place(block)) {
+            Found::Whole(identity, body) if identity.ino == ino => Ok(Some(body.to_vec())),
+            _ => Err(failed("read an inode")(Errno::IO)),
+        }
+    }
+
+    fn place(&self, block: u64) -> Place {
+        let unit = (block / UNIT_BLOCKS) as u32;
+        let chunks = self.superblock.chunks.iter();
+        let key = chunks
+            .filter(|chunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit))
+            .map(|chunk| chunk.key)
+            .next()
+            .unwrap_or_else(|| panic!("block {block} is no slot"));
+        Place { uuid: self.superblock.uuid, key, block }
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        if self.failed { Err(StoreError::Failed) } else { Ok(()) }
+    }
+
+    fn note(&mut self, result: Result<(), Errno>, action: &'static str) -> Result<(), StoreError> {
+        self.failed |= result.is_err();
+        result.map_err(failed(action))
+    }
+
+    /// Begins the writes of a group. Slots that lie side by side are written together.
+    fn write(&mut self, group: &Group) -> Result<(), StoreError> {
+        let mut order: Vec<usize> = (0..group.writes.len()).collect();
+        order.sort_unstable_by_key(|at| group.writes[*at].block);
+        let neighbours =
+            |a: &usize, b: &usize| group.writes[*a].block + 1 == group.writes[*b].block;
+        for run in order.chunk_by(neighbours).flat_map(|run| run.chunks(GATHERED)) {
+            let mut frames = self.frames(run.len() as u32)?;
+            for (at, out) in run.iter().zip(frames.chunks_mut(FRAME)) {
+                let write = &group.writes[*at];
+                slot::encode(write.identity, &write.body, &self.place(write.block), out);
+            }
+            let tag = self.next_tag;
+            self.next_tag += 1;
+            self.writes.insert(tag, (group.number, run.len()));
+            let block = group.writes[run[0]].block;
+            let kind = Kind::Write { block, memory: frames.into(), fua: false };
+            self.push(Op { tag, kind })?;
+        }
+        self.queue.kick();
+        Ok(())
+    }
+
+    fn push(&mut self, mut op: Op) -> Result<(), StoreError> {
+        while let Err(again) = self.queue.push(op) {
+            op = again;
+            self.queue.wait(None);
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    fn frames(&mut self, count: u32) -> Result<Frames, StoreError> {
+        loop {
+            if let Some(frames) = self.region.take(count) {
+                return Ok(frames);
+            }
+            // The frames come back with the writes.
+            self.queue.wait(None);
+            self.poll()?;
+        }
+    }
+
+    /// Carries out an operation beside the writes, and waits for it.
+    fn run(&mut self, kind: Kind, action: &'static str) -> Result<(), StoreError> {
+        let device = Arc::clone(&self.device);
+        let result = Blocking::new(&*device).and_then(|mut line| line.run(kind));
+        self.note(result, action)
+    }
+
+    /// Says on the device how far groups are durable, so that more slots may be used again.
+    fn mention(&mut self) -> Result<(), StoreError> {
+        let durable = self.groups.newest_durable();
+        self.update(|superblock| superblock.durable = durable)?;
+        self.groups.mentioned(durable);
+        Ok(())
+    }
+
+    /// Takes units for more slots: about an eighth of those that there are.
+    fn add_chunk(&mut self) -> Result<(), StoreError> {
+        let have: u32 = self.superblock.chunks.iter().map(|chunk| chunk.units).sum();
+        let Some(first) = self.free_units.first().copied() else { return Err(StoreError::Full) };
+        if self.superblock.chunks.len() == crate::format::superblock::CHUNKS {
+            return Err(StoreError::Full);
+        }
+        let wanted = (have / 8).max(1) as usize;
+        let neighbours = (first..).zip(&self.free_units).take_while(|(want, have)| want == *have);
+        let units = neighbours.take(wanted).count();
+        self.free_units.drain(..units);
+        let chunk = Chunk { first_unit: first, units: units as u32, key: self.random.u64(..) };
+        // A chunk is in a durable superblock before a slot of it is written.
+        self.update(|superblock| superblock.chunks.push(chunk))?;
+        self.groups.add(&chunk);
+        Ok(())
+    }
+
+    fn update(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<(), StoreError> {
+        let mut superblock = self.superblock.clone();
+        superblock.epoch += 1;
+        change(&mut superblock);
+        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
+        let written = write_superblock(&mut line, &superblock);
+        self.failed |= written.is_err();
+        written?;
+        self.superblock = superblock;
+        Ok(())
+    }
+}
+
+/// Units that hold neither a superblock nor slots.
+fn free_units(superblock: &Superblock) -> Vec<u32> {
+    let units = (superblock.blocks / UNIT_BLOCKS) as u32;
+    let taken = |unit: u32| {
+        let slots = superblock.chunks.iter();
+        slots.map(|c| c.first_unit..c.first_unit + c.units).any(|range| range.contains(&unit))
+            || COPIES.iter().any(|block| block / UNIT_BLOCKS == u64::from(unit))
+    };
+    (0..units).filter(|unit| !taken(*unit)).collect()
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreError::Device { action, errno } => write!(f, "cannot {action}: {errno}"),
+            StoreError::Unusable(reason) => write!(f, "{reason}"),
+            StoreError::Short { blocks, wanted } => write!(
+                f,
+                "the device has {blocks} blocks and the file system {wanted}: it was cut short"
+            ),
+            StoreError::BlockSize(bytes) => write!(f, "blocks of {bytes} bytes are not supported"),
+            StoreError::TooSmall { bytes } => {
+                write!(f, "{bytes} bytes are too few: the smallest file system has 16 MiB")
+            }
+            StoreError::Full => f.write_str("no space is left for inodes"),
+            StoreError::Failed => {
+                f.write_str("the device failed before; nothing is written any more")
+            }
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
