@@ -49,7 +49,7 @@ fn config(text: &str) -> std::result::Result<Config, String> {
 }
 
 fn size(text: &str) -> std::result::Result<u64, String> {
-    defuse_compose::bytes(text).ok_or_else(|| "write bytes, such as 500M or 2G".into())
+    defuse_fs::source::bytes(text).ok_or_else(|| "write bytes, such as 500M or 2G".into())
 }
 
 /// Runs the command in turns, and explains.

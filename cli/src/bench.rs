@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Subcommand;
+use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
 use defuse_fs::layer::Method;
+use defuse_fs::source::{Frontend, Threads};
 use defuse_fs::{Context, File, FileSystem, ReadArgs, ReadBuf, WriteArgs, WriteBuf, delegate};
 use defuse_memory::Memory;
 use defuse_study::direct::worker::{self, Calls};
@@ -15,6 +17,7 @@ use defuse_study::direct::{self, Options, Scale};
 use rustix::fs::OFlags;
 
 use crate::error::{Failure, Result, print, warn};
+use crate::sources::SOURCES;
 use crate::study::{failed, this_program};
 
 /// Measure defuse itself, on this machine
@@ -149,9 +152,8 @@ impl Library {
         let fs: Arc<dyn FileSystem> = if is_dummy {
             Arc::new(Dummy { inner: Memory::new(Default::default()) })
         } else {
-            let mut settings = defuse_compose::Settings::default();
-            settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
-            defuse_compose::open_text(source, settings)?.2
+            let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
+            SOURCES.open(source, Settings::of(frontend))?.fs
         };
         let client = Client::new(Default::default());
         let task = Task::of_this_process().map_err(Failure::failed)?;

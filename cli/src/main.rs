@@ -3,8 +3,8 @@
 //! What it is: the place where frontends meet backends, one file a subcommand. What it is not: it
 //! serves nothing itself, and knows no protocol.
 //!
-//! `compose.rs` has the table of file systems, `options.rs` that of options; `serve.rs` is the life
-//! of a mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
+//! `sources.rs` lists the kinds of file systems, `options.rs` the options; `serve.rs` is the life of a
+//! mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod serve;
 mod servers;
 mod share;
 mod signals;
+mod sources;
 mod stat;
 mod study;
 mod target;

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::error::{Failure, Result, print};
+use crate::sources::SOURCES;
 use crate::{Cli, options};
 
 /// Write the manual pages
@@ -143,7 +144,7 @@ pub fn help(args: &HelpArgs) -> Result {
 
 /// What `defuse mount --help` says after its arguments.
 pub fn mount_help() -> String {
-    format!("Sources:\n{}\n{}", defuse_compose::help(), options::help())
+    format!("Sources:\n{}\n{}", SOURCES.help(), options::help())
 }
 
 /// What `defuse --help` says after the commands.
@@ -191,11 +192,7 @@ fn main_page(command: &mut Command) -> Result<String> {
 
 /// What can be mounted, and all that `-o` takes.
 fn option_sections(page: &mut String) {
-    section(
-        page,
-        "SOURCES",
-        defuse_compose::BACKENDS.iter().map(|backend| (backend.form, backend.help)),
-    );
+    section(page, "SOURCES", SOURCES.kinds().map(|kind| (kind.about().form, kind.about().help)));
     for (title, options) in options::parts() {
         let title = format!("OPTIONS {}", title.to_uppercase());
         let rows: Vec<_> = options.iter().map(|(form, help)| (form.clone(), *help)).collect();

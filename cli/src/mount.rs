@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
+use crate::sources::SOURCES;
 use crate::{daemon, paths, serve, terminal};
 use defuse_compose::Source;
 
@@ -82,7 +83,7 @@ pub struct Plan {
 
 impl Plan {
     fn new(mut args: MountArgs) -> Result<Plan> {
-        let source = Source::parse(&args.source)?;
+        let source = SOURCES.parse(&args.source)?;
         let mut lists = args.options.clone();
         lists.extend(args.workers.map(|workers| format!("workers={workers}")));
         let settings = options::parse(args.profile, &source, &lists)?;

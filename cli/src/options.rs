@@ -8,13 +8,14 @@ pub use table::{OPTIONS, Scope};
 
 use std::fmt::Write as _;
 
-use defuse_compose::{BACKENDS, BackendOpt, Source};
+use defuse_compose::Source;
+use defuse_fs::source::{Frontend, Granted, Kind};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
 use defuse_fuse::{SessionOptions, negotiate};
-use defuse_passthrough::Granted;
 
 use crate::error::{Failure, Result};
+use crate::sources::SOURCES;
 
 /// Everything that options decide.
 #[derive(Clone, Debug)]
@@ -23,8 +24,8 @@ pub struct Settings {
     pub mount: MountOptions,
     /// How it is served.
     pub session: SessionOptions,
-    /// How each kind of file system is.
-    pub backends: defuse_compose::Settings,
+    /// The settings of the source.
+    pub source: defuse_compose::Settings,
     /// Whether the daemon gives up the privileges that it does not need.
     pub sandbox: bool,
     /// Whether the kernel checks permissions, where that was said.
@@ -45,15 +46,15 @@ pub enum Profile {
 
 impl Profile {
     fn settings(self) -> Settings {
-        use defuse_passthrough::Options as Passthrough;
-        let (session, passthrough) = match self {
-            Profile::Default => (SessionOptions::default(), Passthrough::default()),
-            Profile::Base => (SessionOptions::paper_base(), Passthrough::paper()),
-            Profile::Opt => (SessionOptions::paper_opt(), Passthrough::paper()),
+        let stackfs = || Frontend { stackfs: true, backing_files: false, ..Frontend::default() };
+        let (session, frontend) = match self {
+            Profile::Default => (SessionOptions::default(), Frontend::default()),
+            Profile::Base => (SessionOptions::paper_base(), stackfs()),
+            Profile::Opt => (SessionOptions::paper_opt(), stackfs()),
         };
-        let backends = defuse_compose::Settings { passthrough, ..Default::default() };
+        let source = defuse_compose::Settings::of(frontend);
         let mount = MountOptions::default();
-        Settings { mount, session, backends, default_permissions: None, sandbox: true }
+        Settings { mount, session, source, default_permissions: None, sandbox: true }
     }
 }
 
@@ -62,20 +63,16 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     let mut settings = profile.settings();
     settings.mount.fsname = fsname(source);
     for option in lists.iter().flat_map(|list| split(list)) {
-        let (name, value) = match option.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (option.as_str(), None),
-        };
-        apply(&mut settings, source.backend.name, name, value)?;
+        apply(&mut settings, source.kind, &option)?;
     }
     let checked = settings.default_permissions.unwrap_or_else(|| must_check(&settings.mount));
     settings.session.default_permissions = checked;
     settings.mount.default_permissions = checked;
-    settings.backends.passthrough.writeback = settings.session.writeback;
-    settings.backends.passthrough.noatime = settings.mount.noatime;
-    settings.backends.read_only = settings.mount.ro;
-    let granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
-    settings.backends.passthrough.granted = granted;
+    settings.source.read_only = settings.mount.ro;
+    let frontend = &mut settings.source.frontend;
+    frontend.writeback = settings.session.writeback;
+    frontend.noatime = settings.mount.noatime;
+    frontend.granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
     Ok(settings)
 }
 
@@ -90,20 +87,27 @@ fn must_check(mount: &MountOptions) -> bool {
 /// The source as `/proc/mounts` shows it; the kernel takes up to 255 bytes.
 fn fsname(source: &Source) -> String {
     let text = source.text().to_string_lossy().into_owned();
-    if text.len() < 256 { text } else { source.backend.name.to_owned() }
+    if text.len() < 256 { text } else { source.kind.about().name.to_owned() }
 }
 
-fn apply(settings: &mut Settings, backend: &str, name: &str, value: Option<&str>) -> Result {
+fn apply(settings: &mut Settings, kind: &dyn Kind, option: &str) -> Result {
+    let (name, value) = match option.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (option, None),
+    };
     if let Some(option) = OPTIONS.iter().find(|option| option.name == name) {
         return option.apply(settings, value);
     }
-    let of_backends = || defuse_compose::OPTIONS.iter().filter(|option| option.name == name);
-    if let Some(option) = of_backends().find(|option| option.backend == backend) {
-        return Ok(option.value.apply(&mut settings.backends, name, value)?);
+    if has_option(kind, name) {
+        let option = option.to_owned();
+        kind.check(std::slice::from_ref(&option))?;
+        settings.source.options.push(option);
+        return Ok(());
     }
-    if let Some(BackendOpt { backend: owner, .. }) = of_backends().next() {
+    if let Some(owner) = SOURCES.kinds().find(|kind| has_option(*kind, name)) {
+        let (owner, kind) = (owner.about().name, kind.about().name);
         return Err(Failure::Usage(format!(
-            "option {name} is for sources of type {owner}, not {backend}: leave it out"
+            "option {name} is for sources of type {owner}, not {kind}: leave it out"
         )));
     }
     let Some((_, bit)) = capability_options().into_iter().find(|(option, _)| option == name) else {
@@ -114,6 +118,10 @@ fn apply(settings: &mut Settings, backend: &str, name: &str, value: Option<&str>
     }
     settings.session.disabled |= bit;
     Ok(())
+}
+
+fn has_option(kind: &dyn Kind, name: &str) -> bool {
+    kind.options().iter().any(|option| option.name == name)
 }
 
 /// `no_…` for every INIT capability that is decided on, with its bit.
@@ -129,9 +137,9 @@ pub fn capability_options() -> Vec<(String, u64)> {
 fn unknown(name: &str) -> Failure {
     let capabilities = capability_options();
     let capabilities = capabilities.iter().map(|(name, _)| name.as_str());
-    let of_backends = defuse_compose::OPTIONS.iter().map(|option| option.name);
+    let of_kinds = SOURCES.kinds().flat_map(|kind| kind.options()).map(|option| option.name);
     let own = OPTIONS.iter().map(|option| option.name);
-    let candidates = own.chain(of_backends).chain(capabilities);
+    let candidates = own.chain(of_kinds).chain(capabilities);
     let near = candidates.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known));
     let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.6);
     let hint = match nearest {
@@ -144,7 +152,7 @@ fn unknown(name: &str) -> Failure {
 /// Whether there is such an option at all, for any source.
 pub fn is_known(name: &str) -> bool {
     OPTIONS.iter().any(|option| option.name == name)
-        || defuse_compose::OPTIONS.iter().any(|option| option.name == name)
+        || SOURCES.kinds().any(|kind| has_option(kind, name))
         || capability_options().iter().any(|(option, _)| option == name)
 }
 
@@ -166,11 +174,9 @@ pub fn parts() -> Vec<Part> {
         part("of every mount".into(), Scope::Mount),
         part("of every session".into(), Scope::Session),
     ];
-    for backend in BACKENDS {
-        let own = |option: &&BackendOpt| option.backend == backend.name;
-        let options = defuse_compose::OPTIONS.iter().filter(own);
-        let lines = options.map(|option| (option.form(), option.help)).collect();
-        parts.push((format!("of {}", backend.form), lines));
+    for kind in SOURCES.kinds() {
+        let lines = kind.options().into_iter().map(|option| (option.form, option.help)).collect();
+        parts.push((format!("of {}", kind.about().form), lines));
     }
     parts
 }
@@ -195,12 +201,13 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use defuse_fs::source::Locks;
     use defuse_fuse::mount::mount_option_names;
-    use defuse_passthrough::{FileHandles, Locks};
     use std::time::Duration;
 
-    fn of(profile: Profile, backend: &str, list: &str) -> Result<Settings> {
-        let source = Source::parse(format!("{backend}:x").as_ref()).unwrap();
+    fn of(profile: Profile, kind: &str, list: &str) -> Result<Settings> {
+        let rest = if kind == "memory" { "" } else { "x" };
+        let source = SOURCES.parse(format!("{kind}:{rest}").as_ref()).unwrap();
         parse(profile, &source, &[list.to_owned()])
     }
 
@@ -219,19 +226,17 @@ mod tests {
         for name in mount_option_names() {
             assert!(OPTIONS.iter().any(|option| option.name == name), "{name}");
         }
-        let of_backends = defuse_compose::OPTIONS.iter().map(|option| option.name);
-        let own = OPTIONS.iter().map(|option| option.name);
-        let mut names: Vec<_> = own.chain(of_backends).collect();
-        names.sort_unstable();
-        let before = names.len();
-        names.dedup();
-        assert_eq!(names.len(), before);
+        for kind in SOURCES.kinds() {
+            let of_kind = kind.options().into_iter().map(|option| option.name);
+            let own = OPTIONS.iter().map(|option| option.name);
+            let mut names: Vec<_> = own.chain(of_kind).collect();
+            names.sort_unstable();
+            let before = names.len();
+            names.dedup();
+            assert_eq!(names.len(), before, "{}", kind.about().name);
+        }
         for option in OPTIONS {
             assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
-        }
-        for option in defuse_compose::OPTIONS {
-            assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
-            assert!(BACKENDS.iter().any(|backend| backend.name == option.backend));
         }
     }
 
@@ -243,21 +248,19 @@ mod tests {
         assert_eq!((set.session.max_write, set.session.workers), (65536, Some(3)));
         assert_eq!(set.session.attr_timeout, Some(Duration::from_millis(500)));
         assert_eq!(set.session.entry_timeout, None);
-        assert_eq!(
-            (set.backends.passthrough.file_handles, set.backends.passthrough.fd_cache),
-            (FileHandles::Off, 9)
-        );
-        let set = ok("memory", "size=1G,inodes=0,mode=700,uid=5,timeout=2");
-        assert_eq!((set.backends.memory.size, set.backends.memory.inodes), (Some(1 << 30), None));
-        assert_eq!((set.backends.memory.root_perm, set.backends.memory.root_uid), (0o700, 5));
+        assert!(set.source.read_only);
+        assert_eq!(set.source.options, ["handles=off", "fd_cache=9"]);
+        let set = ok("memory", "size=1G,noatime,uid=5,timeout=2");
+        assert_eq!(set.source.options, ["size=1G", "uid=5"]);
+        assert!(set.source.frontend.noatime);
         assert_eq!(set.session.negative_timeout, Some(Duration::from_secs(2)));
     }
 
     #[test]
     fn what_several_parts_must_agree_on_reaches_all_of_them() {
         let set = ok("passthrough", "writeback,locks=filesystem");
-        assert!(set.session.writeback && set.backends.passthrough.writeback);
-        assert!(set.session.forward_locks && set.backends.passthrough.locks == Locks::FileSystem);
+        assert!(set.session.writeback && set.source.frontend.writeback);
+        assert!(set.session.forward_locks && set.source.frontend.locks == Locks::FileSystem);
         for (options, checked) in [
             ("allow_other", true),
             ("default_permissions", true),
@@ -274,13 +277,12 @@ mod tests {
     fn options_override_their_profile() {
         let with = |profile, list| of(profile, "passthrough", list).unwrap();
         let opt = with(Profile::Opt, "");
-        assert!(
-            opt.session.writeback
-                && opt.backends.passthrough.writeback
-                && !opt.backends.passthrough.xattrs
-        );
-        let opt = with(Profile::Opt, "no_writeback,xattr,max_write=1M");
-        assert!(!opt.backends.passthrough.writeback && opt.backends.passthrough.xattrs);
+        let frontend = &opt.source.frontend;
+        assert!(opt.session.writeback && frontend.writeback && frontend.stackfs);
+        assert!(!frontend.backing_files);
+        let opt = with(Profile::Opt, "no_writeback,xattr,max_write=1M,passthrough");
+        assert!(!opt.source.frontend.writeback && opt.source.frontend.backing_files);
+        assert_eq!(opt.source.options, ["xattr"]);
         assert_eq!(opt.session.max_write, 1 << 20);
         assert_eq!(with(Profile::Base, "").session.workers, Some(1));
     }

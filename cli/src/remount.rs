@@ -5,7 +5,6 @@
 
 use std::path::Path;
 
-use defuse_compose::Source;
 use defuse_fuse::mount::{MountEntry, resolve};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
@@ -13,6 +12,7 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::error::{self, Failure, Result};
 use crate::registry::{self, State};
+use crate::sources::SOURCES;
 use crate::{control, options, umount};
 
 /// What mount(8) adds to the options of every remount, because mountinfo has it.
@@ -140,9 +140,9 @@ fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
     if !cleared.contains(MountFlags::NOEXEC) {
         return MountFlags::empty();
     }
-    let source = Source::parse(source.as_ref()).ok();
-    let dir = source.filter(|source| source.backend.name == "passthrough");
-    let flags = dir.and_then(|dir| rustix::fs::statvfs(dir.rest.as_os_str()).ok());
+    let source = SOURCES.parse(source.as_ref()).ok();
+    let directory = source.as_ref().and_then(|source| source.directory());
+    let flags = directory.and_then(|directory| rustix::fs::statvfs(directory).ok());
     if flags.is_some_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
         error::warn(&"the source is mounted noexec, and so the mount stays");
         return MountFlags::NOEXEC;

@@ -6,29 +6,24 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
-use defuse_compose::{SERVED_LOCKS, Settings, Source, open_text};
 use defuse_direct::Protected;
-use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
-use defuse_preload_plan::{
-    ForkPolicy, Inherited, LIBRARY, MountPlan, ObjectSites, Plan, ServedBy, VARIABLE, layout,
-};
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use defuse_preload_plan::{ForkPolicy, Inherited, LIBRARY, ObjectSites, Plan, VARIABLE, layout};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::check;
 use crate::error::{Failure, Result, warn};
 
 mod attend;
+mod mounts;
 
 /// Run a program on file systems inside of its own process
 ///
@@ -86,10 +81,10 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
     let library = library()?;
-    let mounts = args.mount.iter().map(|text| parse(text, args.fork));
+    let mounts = args.mount.iter().map(|text| mounts::parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
-    refuse_twice(&mounts)?;
-    let (_servers, sockets) = serve(&mut mounts)?;
+    mounts::refuse_twice(&mounts)?;
+    let servers = mounts::serve(&mut mounts)?;
     let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
     let (objects, images) = images(&binaries, all);
@@ -121,7 +116,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let inherited = Inherited {
         memory: memory.as_raw_fd(),
         plan: sealed.as_raw_fd(),
-        sockets: sockets.iter().map(AsRawFd::as_raw_fd).collect(),
+        sockets: servers.sockets.iter().map(AsRawFd::as_raw_fd).collect(),
         leash: leash.as_ref().map(|(inherited, _)| inherited.as_raw_fd()),
         state: None,
     };
@@ -186,114 +181,6 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
             "{shown}: {why}: mount what it is to see by `defuse mount`"
         ))),
     }
-}
-
-/// `TARGET=TYPE:REST[,OPTION...]`.
-fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
-    let shown = text.display();
-    let form = "write TARGET=TYPE:REST, such as /data=passthrough:/srv";
-    let bytes = text.as_bytes();
-    let Some(at) = bytes.iter().position(|&byte| byte == b'=') else {
-        return Err(Failure::Usage(format!("mount {shown} has no source: {form}")));
-    };
-    let (target, rest) = (&bytes[..at], &bytes[at + 1..]);
-    let named = target.ends_with(b":") && target.len() > 1 && !target.contains(&b'/');
-    if !named && !target.starts_with(b"/") {
-        return Err(Failure::Usage(format!(
-            "mount {shown}: its target is neither an absolute path nor a name with a colon: {form}"
-        )));
-    }
-    let mut names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
-    if names.peek().is_none() || names.any(|name| matches!(name, b"." | b"..")) {
-        return Err(Failure::Usage(format!(
-            "mount {shown}: its target is not a place of its own: name a directory below /, without \
-             . and .."
-        )));
-    }
-    let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
-    let source = Source::parse(OsStr::from_bytes(&rest[..end]))?;
-    let mut text = source.text().into_vec();
-    text.extend_from_slice(&rest[end..]);
-    Ok(MountPlan { target: target.to_vec(), source: text, fork, ..MountPlan::default() })
-}
-
-/// Refuses two mounts with one target: what the first one is to be would never be seen.
-fn refuse_twice(mounts: &[MountPlan]) -> Result {
-    let names = |target: &[u8]| -> Vec<Vec<u8>> {
-        let names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
-        names.map(<[u8]>::to_vec).collect()
-    };
-    let mut known: Vec<Vec<Vec<u8>>> = Vec::new();
-    for mount in mounts {
-        let place = names(&mount.target);
-        if known.contains(&place) {
-            let target = String::from_utf8_lossy(&mount.target).into_owned();
-            return Err(Failure::Usage(format!(
-                "mount {target}: this target is given twice: leave one of them away"
-            )));
-        }
-        known.push(place);
-    }
-    Ok(())
-}
-
-/// Serves what several processes of the run have to share and cannot have in their own memory, until
-/// the end of the run; notes where. Returns the descriptors that programs inherit, too.
-fn serve(mounts: &mut [MountPlan]) -> Result<(Vec<Arc<Server>>, Vec<OwnedFd>)> {
-    let (mut servers, mut sockets) = (Vec::new(), Vec::new());
-    for mount in mounts {
-        if let Some(rest) = mount.source.strip_prefix(b"socket:") {
-            mount.served_by = ServedBy::Socket(rest.to_vec());
-            continue;
-        }
-        // What a passthrough knows is in the directory; all others keep something to themselves.
-        let own = !mount.source.starts_with(b"passthrough:");
-        if !(mount.fork == ForkPolicy::Server || mount.fork == ForkPolicy::Auto && own) {
-            continue;
-        }
-        let text = OsStr::from_bytes(&mount.source);
-        let mut settings = Settings::default();
-        settings.passthrough.locks = SERVED_LOCKS;
-        let (_, _, fs) = open_text(text, settings)?;
-        let (listener, socket) = unnamed_socket()?;
-        let server = Server::inherited(listener, fs, ServerOptions::default());
-        let server = Arc::new(server.map_err(Failure::failed)?);
-        let thread = std::thread::Builder::new().name("defuse-server".to_owned());
-        let served = Arc::clone(&server);
-        thread.spawn(move || served.run()).map_err(Failure::failed)?;
-        mount.served_by = ServedBy::Run(sockets.len());
-        servers.push(server);
-        sockets.push(socket);
-    }
-    Ok((servers, sockets))
-}
-
-/// A socket that listens and has no name, and the descriptor by which programs of the run connect to it
-/// (`O_PATH`). The socket is bound in a directory that nobody else may enter, and its name is removed
-/// at once. So nobody outside of the run can reach it; and when this process is gone, nobody can put
-/// something else in its place.
-fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
-    let mut why = String::new();
-    for base in std::env::var_os("XDG_RUNTIME_DIR").into_iter().chain(["/tmp".into()]) {
-        match unnamed_socket_in(Path::new(&base)) {
-            Ok(made) => return Ok(made),
-            Err(error) => why += &format!("; {}: {error}", base.display()),
-        }
-    }
-    Err(Failure::Failed(format!("no socket for the programs of the run{why}: make /tmp writable")))
-}
-
-fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(base)?;
-    let path = place.path().join("socket");
-    let flags = SocketFlags::CLOEXEC;
-    let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
-    // Programs of the run may become other users; the server looks who they are.
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
-    net::listen(&listener, 128)?;
-    let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-    Ok((listener, socket))
 }
 
 /// The variable that names the library, for whoever keeps it elsewhere.
@@ -557,17 +444,6 @@ fn table(head: &str, rows: impl Iterator<Item = (String, layout::Counts)>) -> St
 mod tests {
     use super::*;
 
-    fn error(text: &str) -> String {
-        parse(OsStr::new(text), ForkPolicy::Auto).err().unwrap().to_string()
-    }
-
-    #[test]
-    fn a_mount_has_a_target_a_source_and_options() {
-        let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
-        assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
-        assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
-    }
-
     #[test]
     fn the_library_is_found_where_it_is_built_installed_or_said_to_be() {
         let place = tempfile::tempdir().unwrap();
@@ -596,29 +472,5 @@ mod tests {
         assert_eq!(find_library(&program, Some(named.as_os_str())).unwrap(), named);
         let error = find_library(&program, Some(OsStr::new("/no/such"))).unwrap_err().to_string();
         assert!(error.contains("/no/such") && !error.contains("deps"), "{error}");
-    }
-
-    /// The later one was seen, and nothing said so.
-    #[test]
-    fn one_target_is_mounted_once() {
-        let plan = |text: &str| parse(OsStr::new(text), ForkPolicy::Auto).unwrap();
-        let all = |texts: [&str; 2]| refuse_twice(&texts.map(plan));
-        for texts in [["/a/b=memory:", "//a/b/=passthrough:/x"], ["m:=memory:", "m:=memory:"]] {
-            assert!(all(texts).unwrap_err().to_string().contains("given twice"), "{texts:?}");
-        }
-        for texts in [["/a=memory:", "/a/b=memory:"], ["m:=memory:", "/m=memory:"]] {
-            assert_eq!(all(texts), Ok(()), "{texts:?}");
-        }
-    }
-
-    #[test]
-    fn mistakes_name_the_next_step() {
-        assert!(error("/data").contains("TARGET=TYPE:REST"));
-        assert!(error("data=memory:").contains("absolute path"));
-        assert!(error("/data=nfs:x").contains("passthrough:DIR"));
-        for target in ["/", "//", "/a/../b", "/a/."] {
-            let error = error(&format!("{target}=memory:"));
-            assert!(error.contains("below /"), "{target}: {error}");
-        }
     }
 }

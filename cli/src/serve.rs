@@ -60,7 +60,7 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
 /// Mounts and begins to serve; what the user should know of it goes to `notes`.
 fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
-    let (fs, writable) = plan.source.open_with_switch(&plan.settings.backends)?;
+    let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
     umount::clear_dead(&plan.mountpoint)?;
@@ -68,10 +68,7 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     for taken in options.restrict(fs.caps().denied) {
         let source = plan.source.text();
         let source = source.display();
-        notes.push(match plan.source.backend.is_remote {
-            true => format!("{source} is another program's: mounted with no{taken}"),
-            false => format!("the source {source} is mounted no{taken}, and so is this mount"),
-        });
+        notes.push(format!("the source {source} allows no {taken}: mounted with no{taken}"));
     }
     let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
     // Others than root unmount with a set-user-id program.
@@ -88,9 +85,9 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     Ok((session, companions))
 }
 
-/// What serving `source` takes.
+/// The system calls that serving `source` needs.
 pub fn needs(source: &Source) -> Needs {
-    Needs { handles: source.backend.name == "passthrough", ..Needs::default() }
+    Needs { handles: source.directory().is_some(), ..Needs::default() }
 }
 
 /// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The

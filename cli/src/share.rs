@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_compose::{SERVED_LOCKS, Source};
+use defuse_compose::Source;
+use defuse_fs::source::Locks;
 use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
+use crate::sources::SOURCES;
 use crate::{daemon, mount, paths, sandbox, serve, servers, signals};
 
 /// How long the server may take to end after SIGTERM: its connections may take eight seconds.
@@ -75,7 +77,7 @@ impl ServeArgs {
 
 /// Serves here or in the background.
 pub fn run(mut args: ServeArgs) -> Result {
-    let source = Source::parse(&args.source)?;
+    let source = SOURCES.parse(&args.source)?;
     let settings = options::parse(Profile::Default, &source, &args.options)?;
     args.source = source.text();
     args.socket = paths::absolute(&args.socket);
@@ -105,9 +107,10 @@ pub fn run(mut args: ServeArgs) -> Result {
 
 fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<Server>> {
     serve::raise_file_limit();
-    let mut backends = settings.backends.clone();
-    backends.passthrough.locks = SERVED_LOCKS;
-    let fs = source.open(&backends)?;
+    let mut opened = settings.source.clone();
+    // The server keeps no locks, so that those of a frontend would hold for one client only.
+    opened.frontend.locks = Locks::FileSystem;
+    let fs = source.open(&opened)?;
     if settings.sandbox {
         sandbox::enter();
     }

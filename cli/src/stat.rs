@@ -51,7 +51,7 @@ pub struct StatArgs {
 /// Seconds, at least 10 ms of them.
 pub fn period(text: &str) -> std::result::Result<Duration, String> {
     let long_enough = |period: &Duration| *period >= Duration::from_millis(10);
-    defuse_compose::seconds(text)
+    defuse_fs::source::seconds(text)
         .filter(long_enough)
         .ok_or_else(|| "write seconds, such as 1 or 0.5".into())
 }

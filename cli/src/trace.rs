@@ -63,7 +63,7 @@ pub struct TraceArgs {
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    defuse_compose::seconds(text).ok_or_else(|| "write seconds, such as 0.001".into())
+    defuse_fs::source::seconds(text).ok_or_else(|| "write seconds, such as 0.001".into())
 }
 
 /// Prints requests until told to end.

@@ -73,7 +73,7 @@ fn device(text: &str) -> std::result::Result<Device, String> {
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    let wanted = defuse_compose::seconds(text).filter(|time| !time.is_zero());
+    let wanted = defuse_fs::source::seconds(text).filter(|time| !time.is_zero());
     wanted.ok_or_else(|| "write seconds, such as 60 or 0.5".into())
 }
 

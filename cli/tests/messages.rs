@@ -20,7 +20,7 @@ fn words_that_cannot_be_meant_end_with_2() {
         ("mount memory: mnt -o exclusive", "for sources of type passthrough"),
         ("mount memory: mnt -o max_write=12", "from 4096"),
         ("mount memory: mnt --workers 0", "a number from 1 to 1024"),
-        ("mount memory:x mnt", "limits are options"),
+        ("mount memory:x mnt", "nothing may follow the colon"),
         ("help nothing", "there is no help about nothing"),
     ] {
         place.fails(2, &line.split(' ').collect::<Vec<_>>(), text);

@@ -4,7 +4,8 @@
 //! What it is: inode operations as synchronous values, an optional asynchronous path for data and
 //! lock waits ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`],
 //! [`WriteBuf`]), a path API on top ([`path::PathFileSystem`]), layers that wrap any file system
-//! ([`layer`]), and a lock manager for whoever keeps file locks ([`locks`]).
+//! ([`layer`]), a lock manager for whoever keeps file locks ([`locks`]), and the description of a kind of
+//! source ([`source`]).
 //!
 //! What it is not: it knows no transport, no FUSE opcode, no system call and no third-party crate.
 //! A frontend never imports a backend and a backend never imports a frontend; both import this.
@@ -22,6 +23,7 @@ pub mod locks;
 mod notify;
 pub mod path;
 pub mod posix;
+pub mod source;
 mod types;
 
 pub use buf::{

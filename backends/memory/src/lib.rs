@@ -42,6 +42,7 @@ mod data;
 mod dir;
 mod files;
 mod inode;
+mod kind;
 mod listings;
 mod names;
 mod pages;
@@ -61,6 +62,8 @@ use defuse_fs::{
     Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
     SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
+
+pub use kind::KIND;
 
 use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
 use pages::{PAGE, Pool};

@@ -12,8 +12,8 @@ use rustix::fs::AtFlags;
 
 use crate::creds::{UNKNOWN, act_as};
 use crate::lower::OrErrno;
-use crate::options::Locks;
 use crate::passthrough::Passthrough;
+use defuse_fs::source::Locks;
 
 impl Passthrough {
     /// The first step of every operation: no state that the thread has from an earlier one may

@@ -58,6 +58,7 @@ mod fd_cache;
 mod file_system;
 mod handle;
 mod inode;
+mod kind;
 mod lease;
 mod locks;
 mod lookup;
@@ -74,6 +75,8 @@ mod slab;
 #[allow(unsafe_code)]
 mod sys;
 
+pub use defuse_fs::source::{Granted, Locks};
 pub use error::SourceError;
-pub use options::{Credentials, FileHandles, Granted, Locks, Options};
+pub use kind::KIND;
+pub use options::{Credentials, FileHandles, Options};
 pub use passthrough::{Passthrough, Stats};

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use defuse_fs::source::Granted;
 use defuse_fs::{Denied, Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use crate::handle::{Handle, fs_type, is_local};
 use crate::lower::{MountId, OrErrno, ProcPath, Stat};
-use crate::options::{FileHandles, Granted};
+use crate::options::FileHandles;
 use crate::sys;
 
 /// Maximum number of mounts (and btrfs subvolumes): [`GROUPS`] of [`GROUP`].

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use defuse_fs::CacheMode;
+use defuse_fs::source::{Granted, Locks};
 
 /// Use of file handles to find inodes again, open_by_handle_at(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,26 +16,6 @@ pub enum FileHandles {
     /// Never. Inodes are found again by name, and checked by mount, number and birth time. Without
     /// birth times, each inode needs an `O_PATH` descriptor, up to `RLIMIT_NOFILE`.
     Off,
-}
-
-/// Place of POSIX and flock locks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Locks {
-    /// In the frontend. They apply among all its callers, and cost nothing here.
-    #[default]
-    Frontend,
-    /// In the lower file system, so that they also apply to processes that use the source directly.
-    /// This costs one descriptor for every pair of inode and lock owner.
-    FileSystem,
-    /// Like `FileSystem`, in a process that forks: child processes and the next program share its
-    /// open files and their locks.
-    ///
-    /// Open files come with [`Opened::lower`](defuse_fs::Opened::lower), on which the frontend
-    /// takes the locks of an open file. A release closes the descriptor and unlocks nothing,
-    /// because another process may still have the open file. A conflicting lock is `EAGAIN`, and
-    /// the frontend asks again. A waiting thread would not exist in a child, which would find the
-    /// thread's mutex locked and its descriptors open.
-    Inherited,
 }
 
 /// The kind of threads that operations run on, which decides whether changed credentials may stay.
@@ -94,17 +75,6 @@ pub struct Options {
     pub descriptors_from: u32,
     /// The effects that the frontend grants to files. Default: none.
     pub granted: Granted,
-}
-
-/// Effects that a frontend may grant to files, see [`Denied`](defuse_fs::Denied). A mount below the
-/// source that denies one of them is then not served (`EACCES`). The restrictions of the source
-/// itself are in [`Caps::denied`](defuse_fs::Caps::denied), which the frontend must obey.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Granted {
-    /// Run set-user-id programs.
-    pub suid: bool,
-    /// Open device files.
-    pub dev: bool,
 }
 
 impl Default for Options {

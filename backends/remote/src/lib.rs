@@ -17,6 +17,7 @@ mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod init;
+mod kind;
 mod notices;
 mod program;
 mod slots;
@@ -43,6 +44,7 @@ use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
 use init::Agreement;
+pub use kind::{PROGRAM, SOCKET};
 use notices::Notices;
 pub use program::{Program, ProgramError};
 

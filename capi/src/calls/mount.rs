@@ -9,13 +9,17 @@
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
-use defuse_compose::Settings;
+use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::{MountArgs, Result};
 use defuse_fs::Errno;
+use defuse_fs::source::{Frontend, Threads};
 
 use crate::explain::{self, explained};
 use crate::memory::{Room, Text};
 use crate::state::{State, call, done};
+
+/// The kinds of sources that this library links.
+static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
 
 /// Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
 /// target, EBUSY if the target is a mount already, EIO if the file system could not be created.
@@ -30,11 +34,10 @@ pub extern "C" fn defuse_mount(target: Text, source: Text) -> c_int {
 }
 
 fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
-    let mut settings = Settings::default();
     // The threads belong to the application, so their credentials must be restored.
-    settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
-    let made = defuse_compose::open_text(OsStr::from_bytes(source), settings);
-    let (source, settings, fs) = made.map_err(|error| {
+    let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
+    let opened = SOURCES.open(OsStr::from_bytes(source), Settings::of(frontend));
+    let Opened { source, settings, fs } = opened.map_err(|error| {
         let (target, source) = (String::from_utf8_lossy(target), String::from_utf8_lossy(source));
         explain::say(format!("mount {source} on {target}: {error}"));
         match error {

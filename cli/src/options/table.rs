@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use defuse_compose::Value::{self, Choice, Flag, Number, Seconds, Size};
+use defuse_fs::source::Locks;
+use defuse_fs::source::Value::{self, Choice, Flag, Number, Seconds, Size};
 use defuse_fuse::mount::Applied;
 use defuse_fuse::{IoUring, SpliceLimits};
-use defuse_passthrough::Locks;
 
 use super::{Settings, unknown};
 use crate::error::{Failure, Result};
@@ -103,7 +103,7 @@ pub const OPTIONS: &[Opt] = &[
     session("no_splice", Flag(|s| s.session.splice = SpliceLimits::NEVER),
         "copy all reads and writes"),
     session("passthrough",
-        Flag(|s| { s.session.passthrough = true; s.backends.passthrough.backing_files = true; }),
+        Flag(|s| { s.session.passthrough = true; s.source.frontend.backing_files = true; }),
         "the kernel reads and writes backing files by itself, where it can (default)"),
     session("no_passthrough", Flag(|s| s.session.passthrough = false),
         "all reads and writes come to this program"),
@@ -119,8 +119,8 @@ pub const OPTIONS: &[Opt] = &[
         "requests travel over /dev/fuse"),
     session("direct_io", Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     session("locks", Choice(&[
-            ("frontend", |s| { s.session.forward_locks = false; s.backends.passthrough.locks = Locks::Frontend; }),
-            ("filesystem", |s| { s.session.forward_locks = true; s.backends.passthrough.locks = Locks::FileSystem; }),
+            ("frontend", |s| { s.session.forward_locks = false; s.source.frontend.locks = Locks::Frontend; }),
+            ("filesystem", |s| { s.session.forward_locks = true; s.source.frontend.locks = Locks::FileSystem; }),
         ]),
         "who keeps file locks: the kernel for this mount, or the file system for all its users"),
     session("attr_timeout", Seconds(|s, t| s.session.attr_timeout = Some(t)),

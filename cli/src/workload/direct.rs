@@ -6,14 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_compose::Settings;
+use defuse_compose::{Opened, Settings};
 use defuse_direct::{At, Client, Description, How, MountArgs, Options, Stop, Task};
+use defuse_fs::source::{Frontend, Threads};
 use defuse_fs::{FileKind, OpenFlags};
 use defuse_wml::plan::OpenFlags as Flags;
 use defuse_wml::{Access, Driver, Plan, Room};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::error::{Failure, Result};
+use crate::sources::SOURCES;
 
 /// `whence` of lseek(2).
 const FROM_START: u32 = 0;
@@ -30,10 +32,8 @@ impl Direct {
     /// process alone on the directory that all file sets of `plan` have in common.
     pub fn new(source: &OsString, plan: &Plan) -> Result<Self> {
         let target = common_directory(plan)?;
-        let mut settings = Settings::default();
-        // The threads are those of the workload, so nothing of them may stay changed.
-        settings.passthrough.credentials = defuse_compose::APPLICATION_THREADS;
-        let (source, settings, fs) = defuse_compose::open_text(source, settings)?;
+        let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
+        let Opened { source, settings, fs } = SOURCES.open(source, Settings::of(frontend))?;
         let client = Client::new(Options { kernel_links: false, ..Options::default() });
         let source = source.text().to_string_lossy().into_owned();
         let args = MountArgs { read_only: settings.read_only, source, ..MountArgs::default() };

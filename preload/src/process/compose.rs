@@ -6,16 +6,19 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use defuse_compose::{APPLICATION_THREADS, SHARED_LOCKS, Settings, Source, open_text, split};
+use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::MountArgs;
+use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{Remote, RemoteOptions};
 
 use crate::machine::descriptors::close;
+
+/// The kinds of sources that this library links. A run serves all others to its programs.
+static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
 
 /// A file system of a plan.
 pub struct Composed {
@@ -146,6 +149,7 @@ pub fn open(
     floor: u32,
     own: Option<Connection>,
 ) -> Result<Composed, String> {
+    let text = OsStr::from_bytes(&plan.source);
     let server = match &plan.served_by {
         ServedBy::Program => None,
         ServedBy::Socket(path) => Some(OsStr::from_bytes(path).to_owned()),
@@ -160,23 +164,27 @@ pub fn open(
             ServedBy::Run(_) => format!("the run that serves it has ended ({why})"),
             _ => why,
         })?;
-        let source = String::from_utf8_lossy(&plan.source).into_owned();
-        let args = MountArgs { source, ..MountArgs::default() };
+        let source = text.display().to_string();
+        let parsed = SOURCES.parse_with_options(text, Settings::default());
+        let read_only = parsed.is_ok_and(|(_, settings)| settings.read_only);
+        let args = MountArgs { read_only, source, ..MountArgs::default() };
         let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;
         return Ok(Composed { fs, args, fork: ForkPolicy::Server, relay: Some(relay) });
     }
-    let mut settings = Settings::default();
-    // Other processes of the run change the same directory, and nobody tells this one.
-    settings.passthrough.attr_valid_for = Duration::ZERO;
-    settings.passthrough.entry_valid_for = Duration::ZERO;
-    settings.passthrough.locks = SHARED_LOCKS;
-    settings.passthrough.credentials = APPLICATION_THREADS;
-    settings.passthrough.fd_cache = 256;
-    settings.passthrough.descriptors_from = floor;
-    let text = OsStr::from_bytes(&plan.source);
-    let (source, settings, fs) = open_text(text, settings).map_err(|error| error.to_string())?;
-    // What a passthrough knows is in the directory; anything else keeps its files in this process.
-    let own = if is_directory(&source) { ForkPolicy::Share } else { ForkPolicy::Deny };
+    let frontend = Frontend {
+        threads: Threads::Application,
+        locks: Locks::Inherited,
+        concurrent: true,
+        descriptors_kept: 256,
+        descriptors_from: floor,
+        ..Frontend::default()
+    };
+    let opened = SOURCES.open(text, Settings::of(frontend)).map_err(|error| error.to_string())?;
+    let Opened { source, settings, fs } = opened;
+    let own = match source.sharing() {
+        Sharing::InDirectory | Sharing::Shared => ForkPolicy::Share,
+        Sharing::NeedsServer | Sharing::Remote => ForkPolicy::Deny,
+    };
     let args = MountArgs {
         read_only: settings.read_only,
         source: text.display().to_string(),
@@ -186,18 +194,13 @@ pub fn open(
     Ok(Composed { fs, args, fork, relay: None })
 }
 
-/// The directory of the kernel that has the files of `plan`, whoever serves it; `None` where they are
-/// elsewhere.
+/// The directory of the kernel that has the files of `plan`; `None` for other sources. It does not depend on
+/// the process that serves the mount.
 pub fn directory(plan: &MountPlan) -> Option<Vec<u8>> {
-    let text = std::str::from_utf8(&plan.source).ok()?;
-    let source = Source::parse(OsStr::new(split(text).first()?)).ok()?;
-    let path = source.rest.as_bytes();
-    (is_directory(&source) && path.starts_with(b"/")).then(|| path.to_vec())
-}
-
-/// Whether all that a file system of this kind knows is in a directory of the kernel.
-fn is_directory(source: &Source) -> bool {
-    source.backend.name == "passthrough"
+    let text = OsStr::from_bytes(&plan.source);
+    let (source, _) = SOURCES.parse_with_options(text, Settings::default()).ok()?;
+    let path = source.directory()?.as_os_str().as_bytes();
+    path.starts_with(b"/").then(|| path.to_vec())
 }
 
 #[cfg(test)]

@@ -1,23 +1,23 @@
-//! What may follow the `=` of an option, and what it changes.
+//! Values of options: how the text after `=` is read, and the setting that it changes.
 
 use std::time::Duration;
 
-use crate::{Error, Result};
+use super::{Error, Result};
 
-/// A word that a value may be, and what it changes.
+/// One word of a [`Value::Choice`], with its effect.
 pub type Word<S> = (&'static str, fn(&mut S));
 
-/// What follows the `=`, and what it changes in the settings `S`.
+/// The form of the text after `=`, with the effect on settings of type `S`.
 pub enum Value<S: 'static> {
-    /// Nothing follows.
+    /// No value.
     Flag(fn(&mut S)),
-    /// A decimal number in a range.
+    /// A decimal number between the two limits, both included.
     Number(u64, u64, fn(&mut S, u64)),
-    /// Bytes, with K, M, G or T, in a range.
+    /// A number of bytes between the two limits, both included; see [`bytes`] for the units.
     Size(u64, u64, fn(&mut S, u64)),
-    /// An octal number up to this one.
+    /// An octal number up to the limit, included.
     Octal(u32, fn(&mut S, u32)),
-    /// Seconds, also fractions.
+    /// Seconds, see [`seconds`].
     Seconds(fn(&mut S, Duration)),
     /// One of these words.
     Choice(&'static [Word<S>]),
@@ -26,7 +26,7 @@ pub enum Value<S: 'static> {
 use Value::{Choice, Flag, Number, Octal, Seconds, Size};
 
 impl<S> Value<S> {
-    /// What follows the `=`, as help shows it; `None` where nothing does.
+    /// The value in help texts; `None` for a flag.
     pub fn form(&self) -> Option<String> {
         match self {
             Flag(_) => None,
@@ -40,7 +40,7 @@ impl<S> Value<S> {
         }
     }
 
-    /// What a value must be, for an error about one that is not.
+    /// A description of the right values, for an error message.
     fn expected(&self) -> String {
         match self {
             Number(min, max, _) => range("a number", *min, *max),
@@ -52,7 +52,11 @@ impl<S> Value<S> {
         }
     }
 
-    /// Applies the option `name` with its value, if it is given one.
+    /// Applies the option `name` with its value, `None` when the option came without `=`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`] for a missing value, a superfluous one, and one of the wrong form or range.
     pub fn apply(&self, settings: &mut S, name: &str, value: Option<&str>) -> Result {
         match (self, value) {
             (Flag(set), None) => {
@@ -79,7 +83,7 @@ impl<S> Value<S> {
         })
     }
 
-    /// `None` where the value is not of the expected form.
+    /// `None` when the value has the wrong form or range.
     fn apply_value(&self, settings: &mut S, value: &str) -> Option<()> {
         let within = |min: u64, max: u64| move |n: &u64| (min..=max).contains(n);
         match self {
@@ -104,12 +108,12 @@ fn range(what: &str, min: u64, max: u64) -> String {
     }
 }
 
-/// Digits only: `parse` would also take a plus sign.
+/// Only digits: `parse` would also accept a plus sign.
 fn decimal(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// A number of bytes with K, M, G or T, of 1024.
+/// Parses a number of bytes with a unit K, M, G or T (powers of 1024), or without one.
 pub fn bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -123,7 +127,7 @@ pub fn bytes(text: &str) -> Option<u64> {
     decimal(digits)?.checked_mul(1 << shift)
 }
 
-/// Up to a century, so that no sum of times can overflow.
+/// Parses seconds with a decimal fraction, up to a century, so that no sum of times can overflow.
 pub fn seconds(text: &str) -> Option<Duration> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let seconds: f64 = text.parse().ok().filter(|_| plain)?;

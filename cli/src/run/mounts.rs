@@ -1,0 +1,222 @@
+//! The mounts of a run: parsing `--mount`, and serving the file systems that programs cannot open by
+//! themselves.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use defuse_compose::{Settings, Source};
+use defuse_fs::source::{Frontend, Locks, Sharing};
+use defuse_fuse::{Server, ServerOptions};
+use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::{Failure, Result};
+use crate::sources::{SOURCES, is_in_process};
+
+/// Parses `TARGET=TYPE:REST[,OPTION...]`.
+pub fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
+    let shown = text.display();
+    let form = "write TARGET=TYPE:REST, such as /data=passthrough:/srv";
+    let bytes = text.as_bytes();
+    let Some(at) = bytes.iter().position(|&byte| byte == b'=') else {
+        return Err(Failure::Usage(format!("mount {shown} has no source: {form}")));
+    };
+    let (target, rest) = (&bytes[..at], &bytes[at + 1..]);
+    let named = target.ends_with(b":") && target.len() > 1 && !target.contains(&b'/');
+    if !named && !target.starts_with(b"/") {
+        return Err(Failure::Usage(format!(
+            "mount {shown}: the target is neither an absolute path nor a name with a colon: {form}"
+        )));
+    }
+    let mut names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
+    if names.peek().is_none() || names.any(|name| matches!(name, b"." | b"..")) {
+        return Err(Failure::Usage(format!(
+            "mount {shown}: the target must be a directory below /, without . and .."
+        )));
+    }
+    let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
+    let source = SOURCES.parse(OsStr::from_bytes(&rest[..end]))?;
+    let mut text = source.text().into_vec();
+    text.extend_from_slice(&rest[end..]);
+    Ok(MountPlan { target: target.to_vec(), source: text, fork, ..MountPlan::default() })
+}
+
+/// Refuses two mounts with one target: the second would hide the first.
+pub fn refuse_twice(mounts: &[MountPlan]) -> Result {
+    let names = |target: &[u8]| -> Vec<Vec<u8>> {
+        let names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        names.map(<[u8]>::to_vec).collect()
+    };
+    let mut known: Vec<Vec<Vec<u8>>> = Vec::new();
+    for mount in mounts {
+        let place = names(&mount.target);
+        if known.contains(&place) {
+            let target = String::from_utf8_lossy(&mount.target).into_owned();
+            return Err(Failure::Usage(format!(
+                "mount {target}: this target is given twice: leave out one of them"
+            )));
+        }
+        known.push(place);
+    }
+    Ok(())
+}
+
+/// The process that opens a source of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opener {
+    /// Every program by itself.
+    Program,
+    /// The server at the socket that the source names.
+    Elsewhere,
+    /// This process, for all programs of the run.
+    Run,
+}
+
+/// Chooses the process that opens a source. With `in_process`, the library in the programs can do it.
+fn opener(sharing: Sharing, in_process: bool, fork: ForkPolicy) -> Opener {
+    match (sharing, fork) {
+        _ if !in_process => Opener::Run,
+        (Sharing::Remote, _) => Opener::Elsewhere,
+        (_, ForkPolicy::Server) => Opener::Run,
+        (Sharing::NeedsServer, ForkPolicy::Auto) => Opener::Run,
+        (Sharing::NeedsServer | Sharing::InDirectory | Sharing::Shared, _) => Opener::Program,
+    }
+}
+
+/// The servers of a run, until its end.
+#[derive(Default)]
+pub struct Servers {
+    /// Stop with the process.
+    _servers: Vec<Arc<Server>>,
+    /// The sockets that programs inherit, see [`ServedBy::Run`].
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// Starts a server for each mount that the programs cannot open by themselves, and notes it in the mount.
+pub fn serve(mounts: &mut [MountPlan]) -> Result<Servers> {
+    let mut servers = Servers::default();
+    for mount in mounts {
+        let text = OsStr::from_bytes(&mount.source);
+        let frontend = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
+        let (source, settings) = SOURCES.parse_with_options(text, Settings::of(frontend))?;
+        source.kind.check(&settings.options)?;
+        match opener(source.sharing(), is_in_process(source.kind), mount.fork) {
+            Opener::Program => {}
+            Opener::Elsewhere => mount.served_by = ServedBy::Socket(source.rest.into_vec()),
+            Opener::Run => mount.served_by = servers.start(&source, &settings)?,
+        }
+    }
+    Ok(servers)
+}
+
+impl Servers {
+    fn start(&mut self, source: &Source, settings: &Settings) -> Result<ServedBy> {
+        let fs = source.open(settings)?;
+        let (listener, socket) = unnamed_socket()?;
+        let server = Server::inherited(listener, fs, ServerOptions::default());
+        let server = Arc::new(server.map_err(Failure::failed)?);
+        let thread = std::thread::Builder::new().name("defuse-server".to_owned());
+        let served = Arc::clone(&server);
+        thread.spawn(move || served.run()).map_err(Failure::failed)?;
+        self._servers.push(server);
+        self.sockets.push(socket);
+        Ok(ServedBy::Run(self.sockets.len() - 1))
+    }
+}
+
+/// A listening socket without a name, and the descriptor (`O_PATH`) by which programs of the run connect
+/// to it. The socket is bound in a directory that only this user may search, and its name is removed at
+/// once. So nobody outside of the run can connect, and nobody can put another socket in its place when
+/// this process has ended.
+fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
+    let mut why = String::new();
+    for base in std::env::var_os("XDG_RUNTIME_DIR").into_iter().chain(["/tmp".into()]) {
+        match unnamed_socket_in(Path::new(&base)) {
+            Ok(made) => return Ok(made),
+            Err(error) => why += &format!("; {}: {error}", base.display()),
+        }
+    }
+    Err(Failure::Failed(format!("no socket for the programs of the run{why}: make /tmp writable")))
+}
+
+fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(base)?;
+    let path = place.path().join("socket");
+    let flags = SocketFlags::CLOEXEC;
+    let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
+    // Programs of the run may become other users; the server checks the user of each connection.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    net::listen(&listener, 128)?;
+    let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    Ok((listener, socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse(OsStr::new(text), ForkPolicy::Auto).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_mount_has_a_target_a_source_and_options() {
+        let plan = parse(OsStr::new("/data=memory:,size=1G,ro"), ForkPolicy::Auto).unwrap();
+        assert_eq!((plan.target, plan.source), (b"/data".to_vec(), b"memory:,size=1G,ro".to_vec()));
+        assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
+    }
+
+    /// The later one was seen, and nothing said so.
+    #[test]
+    fn one_target_is_mounted_once() {
+        let plan = |text: &str| parse(OsStr::new(text), ForkPolicy::Auto).unwrap();
+        let all = |texts: [&str; 2]| refuse_twice(&texts.map(plan));
+        for texts in [["/a/b=memory:", "//a/b/=passthrough:/x"], ["m:=memory:", "m:=memory:"]] {
+            assert!(all(texts).unwrap_err().to_string().contains("given twice"), "{texts:?}");
+        }
+        for texts in [["/a=memory:", "/a/b=memory:"], ["m:=memory:", "/m=memory:"]] {
+            assert_eq!(all(texts), Ok(()), "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_next_step() {
+        assert!(error("/data").contains("TARGET=TYPE:REST"));
+        assert!(error("data=memory:").contains("absolute path"));
+        assert!(error("/data=nfs:x").contains("passthrough:DIR"));
+        for target in ["/", "//", "/a/../b", "/a/."] {
+            let error = error(&format!("{target}=memory:"));
+            assert!(error.contains("below /"), "{target}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_programs_cannot_open_is_served_by_the_run() {
+        use ForkPolicy::{Auto, Deny, Reopen, Server as Served, Share};
+        use Sharing::{InDirectory, NeedsServer, Remote, Shared};
+        let all = [InDirectory, NeedsServer, Remote, Shared];
+        for (sharing, fork) in
+            all.iter().flat_map(|s| [Auto, Share, Reopen, Served, Deny].map(|f| (*s, f)))
+        {
+            assert_eq!(opener(sharing, false, fork), Opener::Run, "{sharing:?} {fork:?}");
+        }
+        for fork in [Auto, Share, Reopen, Deny] {
+            assert_eq!(opener(InDirectory, true, fork), Opener::Program, "{fork:?}");
+            assert_eq!(opener(Shared, true, fork), Opener::Program, "{fork:?}");
+            let own = if fork == Auto { Opener::Run } else { Opener::Program };
+            assert_eq!(opener(NeedsServer, true, fork), own, "{fork:?}");
+            assert_eq!(opener(Remote, true, fork), Opener::Elsewhere, "{fork:?}");
+        }
+        for sharing in [InDirectory, NeedsServer, Shared] {
+            assert_eq!(opener(sharing, true, Served), Opener::Run, "{sharing:?}");
+        }
+        assert_eq!(opener(Remote, true, Served), Opener::Elsewhere);
+    }
+}

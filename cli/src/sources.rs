@@ -1,0 +1,16 @@
+//! The kinds of sources that this program links: the one place that lists them.
+
+use defuse_compose::{IN_PROCESS, Registry};
+use defuse_fs::source::Kind;
+
+/// All kinds.
+pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, ONLY_HERE]);
+
+/// Kinds that only this program links, because they bring a C library or anything else that has no place
+/// inside of another program. `defuse run` serves them for its programs.
+const ONLY_HERE: &[&dyn Kind] = &[];
+
+/// Tells whether the library that `defuse run` loads into programs links `kind`, too.
+pub fn is_in_process(kind: &dyn Kind) -> bool {
+    IN_PROCESS.iter().any(|known| known.about().name == kind.about().name)
+}

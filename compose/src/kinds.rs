@@ -1,0 +1,16 @@
+//! The kinds of sources that any program of this project can link.
+
+use defuse_fs::source::Kind;
+
+/// The kinds that run inside any program, also one that was not written for it: the library that
+/// `defuse run` loads, and the library for C. They are Rust without a C library of their own, so that
+/// they bring nothing into the program that loads them.
+///
+/// A kind that needs more goes into the list of the program `defuse`, which then serves it to the programs
+/// of a run.
+pub static IN_PROCESS: &[&dyn Kind] = &[
+    &defuse_passthrough::KIND,
+    &defuse_memory::KIND,
+    &defuse_remote::SOCKET,
+    &defuse_remote::PROGRAM,
+];

@@ -1,0 +1,262 @@
+//! The kinds of a program, and sources: parsing, opening, help.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use defuse_fs::FileSystem;
+use defuse_fs::layer::ReadOnly;
+use defuse_fs::source::{Kind, Rest, Sharing};
+
+use crate::settings::{Settings, split};
+use crate::{Error, Result};
+
+/// The kinds of sources that a program links. Each program has one, in one place.
+#[derive(Clone, Copy)]
+pub struct Registry {
+    lists: &'static [&'static [&'static dyn Kind]],
+}
+
+impl Registry {
+    /// The registry of all kinds in `lists`.
+    pub const fn new(lists: &'static [&'static [&'static dyn Kind]]) -> Self {
+        Registry { lists }
+    }
+
+    /// All kinds, in the order of the help text.
+    pub fn kinds(&self) -> impl Iterator<Item = &'static dyn Kind> + use<> {
+        self.lists.iter().flat_map(|list| list.iter().copied())
+    }
+
+    /// Parses `KIND:REST`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`] for a text without a kind, for an unknown kind, and for a `REST` that the kind
+    /// cannot have.
+    pub fn parse(&self, text: &OsStr) -> Result<Source> {
+        let bytes = text.as_bytes();
+        let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
+            return Err(self.without_kind(text));
+        };
+        let name = String::from_utf8_lossy(&bytes[..colon]);
+        let Some(kind) = self.kinds().find(|kind| kind.about().name == name) else {
+            return Err(self.unknown_kind(&name));
+        };
+        let rest = rest(kind, OsStr::from_bytes(&bytes[colon + 1..]))?;
+        Ok(Source { kind, rest })
+    }
+
+    /// Opens the file system that `text` names: a source, then options after commas. A backslash makes a
+    /// comma part of the source or option. The options are added to `settings`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`parse`](Registry::parse) and [`Kind::open`], and [`Error::Usage`] for a text that is not
+    /// valid UTF-8.
+    pub fn open(&self, text: &OsStr, settings: Settings) -> Result<Opened> {
+        let (source, settings) = self.parse_with_options(text, settings)?;
+        let fs = source.open(&settings)?;
+        Ok(Opened { source, settings, fs })
+    }
+
+    /// Parses a source with options after commas, which are added to `settings`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Registry::open), but for options, which are not checked.
+    pub fn parse_with_options(
+        &self,
+        text: &OsStr,
+        mut settings: Settings,
+    ) -> Result<(Source, Settings)> {
+        let text = text.to_str().ok_or_else(|| {
+            let shown = text.display();
+            Error::Usage(format!("source {shown} is not valid UTF-8, as options after it must be"))
+        })?;
+        let mut parts = split(text).into_iter();
+        let source = self.parse(OsStr::new(&parts.next().unwrap_or_default()))?;
+        parts.for_each(|option| settings.add(option));
+        Ok((source, settings))
+    }
+
+    /// The kinds of sources for help texts, one a line.
+    pub fn help(&self) -> String {
+        let about = self.kinds().map(|kind| kind.about());
+        about.map(|about| format!("  {:<20} {}\n", about.form, about.help)).collect()
+    }
+
+    fn without_kind(&self, text: &OsStr) -> Error {
+        let shown = text.display();
+        let is_path = Path::new(text).exists() || text.as_bytes().contains(&b'/');
+        let of_directories = |kind: &&dyn Kind| kind.about().sharing == Sharing::InDirectory;
+        if let Some(kind) = self.kinds().find(of_directories).filter(|_| is_path) {
+            let name = kind.about().name;
+            return Error::Usage(format!(
+                "source {shown} has no type: to serve this directory, write {name}:{shown}"
+            ));
+        }
+        let known = self.forms();
+        Error::Usage(format!("source {shown} has no type: write TYPE:…, where TYPE is {known}"))
+    }
+
+    fn unknown_kind(&self, name: &str) -> Error {
+        let known = self.forms();
+        Error::Usage(format!("there are no sources of type {name:?}: known are {known}"))
+    }
+
+    fn forms(&self) -> String {
+        self.kinds().map(|kind| kind.about().form).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Checks the text after the colon, and makes a path absolute.
+fn rest(kind: &dyn Kind, rest: &OsStr) -> Result<OsString> {
+    let about = kind.about();
+    match about.rest {
+        Rest::Path if rest.is_empty() => {
+            let (name, form) = (about.name, about.form);
+            Err(Error::Usage(format!("source {name}: names no path: {form}")))
+        }
+        Rest::Path => Ok(absolute(rest)),
+        Rest::Nothing if !rest.is_empty() => {
+            let (name, rest) = (about.name, rest.display());
+            Err(Error::Usage(format!(
+                "source {name}:{rest}: nothing may follow the colon: write {name}: and options apart"
+            )))
+        }
+        Rest::Nothing | Rest::Text => Ok(rest.to_os_string()),
+    }
+}
+
+/// A daemon works in `/`, where a relative path would mean something else.
+fn absolute(path: &OsStr) -> OsString {
+    std::path::absolute(path).map_or_else(|_| path.to_os_string(), Into::into)
+}
+
+/// While it is true, changes of a read-only file system are let through.
+pub type Switch = Option<Arc<AtomicBool>>;
+
+/// A source, parsed.
+#[derive(Clone)]
+pub struct Source {
+    /// The kind.
+    pub kind: &'static dyn Kind,
+    /// The text after the colon; absolute if it is a path.
+    pub rest: OsString,
+}
+
+/// A source that was opened.
+pub struct Opened {
+    /// The source.
+    pub source: Source,
+    /// The settings, with the options of the text.
+    pub settings: Settings,
+    /// The file system.
+    pub fs: Arc<dyn FileSystem>,
+}
+
+impl Source {
+    /// Opens the file system. A read-only one refuses changes by itself, because the flag of a kernel
+    /// mount can be removed while it is mounted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Kind::open`].
+    pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+        self.open_with_switch(settings).map(|(fs, _)| fs)
+    }
+
+    /// [`open`](Source::open), with the switch of the layer that refuses changes ([`ReadOnly::switch`]),
+    /// if there is one.
+    pub fn open_with_switch(&self, settings: &Settings) -> Result<(Arc<dyn FileSystem>, Switch)> {
+        let fs = self.kind.open(&self.rest, &settings.frontend, &settings.options)?;
+        if !settings.read_only {
+            return Ok((fs, None));
+        }
+        let fs = ReadOnly::new(fs);
+        let switch = fs.switch();
+        Ok((Arc::new(fs), Some(switch)))
+    }
+
+    /// `KIND:REST`, with an absolute path.
+    pub fn text(&self) -> OsString {
+        let mut bytes = self.kind.about().name.as_bytes().to_vec();
+        bytes.push(b':');
+        bytes.extend_from_slice(self.rest.as_bytes());
+        OsString::from_vec(bytes)
+    }
+
+    /// How several processes can use the source.
+    pub fn sharing(&self) -> Sharing {
+        self.kind.about().sharing
+    }
+
+    /// The directory of the kernel that has all state of the source; `None` for other sources.
+    pub fn directory(&self) -> Option<&Path> {
+        (self.sharing() == Sharing::InDirectory).then(|| Path::new(&self.rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IN_PROCESS;
+
+    static ALL: Registry = Registry::new(&[IN_PROCESS]);
+
+    fn error(text: &str) -> String {
+        ALL.parse(OsStr::new(text)).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn sources_have_a_kind() {
+        let source = ALL.parse(OsStr::new("passthrough:/srv/a:b")).unwrap();
+        assert_eq!(source.text(), "passthrough:/srv/a:b");
+        assert_eq!(source.directory(), Some(Path::new("/srv/a:b")));
+        let relative = ALL.parse(OsStr::new("passthrough:x")).unwrap();
+        assert!(Path::new(&relative.rest).is_absolute());
+        assert_eq!(ALL.parse(OsStr::new("memory:")).unwrap().directory(), None);
+    }
+
+    #[test]
+    fn a_text_is_a_source_with_options() {
+        let open = |text: &str| ALL.open(OsStr::new(text), Settings::default());
+        let opened = open("memory:,size=1M,ro").unwrap();
+        assert_eq!(opened.settings.options, ["size=1M"]);
+        assert!(opened.fs.caps().read_only && opened.settings.read_only);
+        let cx = defuse_fs::Context::new(Default::default());
+        assert_eq!(opened.fs.statfs(&cx, defuse_fs::Ino::ROOT).unwrap().blocks, 256);
+        let message = |text| open(text).err().unwrap().to_string();
+        assert!(message("memory:,sice=1").contains("known are ro, rw, size"));
+        assert!(message("memory:,handles=on").contains("no option handles of memory"));
+        assert!(message("memory:,size").contains("write size=BYTES"));
+    }
+
+    #[test]
+    fn mistakes_name_the_next_step() {
+        assert!(error("/tmp").ends_with("write passthrough:/tmp"));
+        assert!(error("memory").contains("known") || error("memory").contains("memory:"));
+        assert!(error("nfs:server").contains("passthrough:DIR, memory:"));
+        assert!(error("passthrough:").contains("names no path"));
+        assert!(error("memory:x").contains("nothing may follow the colon"));
+    }
+
+    #[test]
+    fn no_two_kinds_have_one_name_and_each_fits_a_line_of_help() {
+        let mut names: Vec<_> = ALL.kinds().map(|kind| kind.about().name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for kind in ALL.kinds() {
+            let about = kind.about();
+            assert!(about.form.starts_with(&format!("{}:", about.name)), "{}", about.form);
+            for option in kind.options() {
+                assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How a frontend will use a file system.
+
+/// How a frontend will use the file system that it opens. A backend takes from it the settings that depend
+/// on the frontend, and may ignore all of it.
+///
+/// The default describes a frontend with threads of its own in one process, such as a kernel mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frontend {
+    /// The threads that call.
+    pub threads: Threads,
+    /// The place of file locks.
+    pub locks: Locks,
+    /// Other processes open the same source at the same time, and nobody tells this one of their changes:
+    /// attributes and names must be valid for no time at all.
+    pub concurrent: bool,
+    /// The frontend holds writes back (the kernel's write-back cache).
+    pub writeback: bool,
+    /// Reading must not update access times.
+    pub noatime: bool,
+    /// The frontend can use [`Opened::backing`](crate::Opened::backing).
+    pub backing_files: bool,
+    /// Effects that the frontend lets files have.
+    pub granted: Granted,
+    /// The lowest number for descriptors that outlive an operation. 0: any, and the file system may raise
+    /// the limit of descriptors. An in-process frontend keeps the lower numbers for its program.
+    pub descriptors_from: u32,
+    /// Most descriptors that the file system keeps open for inodes; 0: its own choice.
+    pub descriptors_kept: usize,
+    /// Compare with Stackfs of "To FUSE or Not to FUSE" (FAST '17): leave out everything that it had not.
+    pub stackfs: bool,
+}
+
+impl Default for Frontend {
+    fn default() -> Self {
+        Frontend {
+            threads: Threads::Serving,
+            locks: Locks::Frontend,
+            concurrent: false,
+            writeback: false,
+            noatime: false,
+            backing_files: true,
+            granted: Granted::default(),
+            descriptors_from: 0,
+            descriptors_kept: 0,
+            stackfs: false,
+        }
+    }
+}
+
+/// The threads that call a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Threads {
+    /// They serve requests and do nothing else: an operation may leave their credentials changed.
+    #[default]
+    Serving,
+    /// They belong to an application: an operation must leave nothing of them changed.
+    Application,
+}
+
+/// Place of POSIX and flock locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locks {
+    /// In the frontend. They apply among all its callers, and cost nothing in the file system.
+    #[default]
+    Frontend,
+    /// In the file system; for a directory in the lower one, so that they also apply to processes that
+    /// use the source directly.
+    FileSystem,
+    /// Like `FileSystem`, in a process that forks: child processes and the next program share its open
+    /// files and their locks.
+    ///
+    /// Open files come with [`Opened::lower`](crate::Opened::lower), on which the frontend takes the locks
+    /// of an open file. A release closes the descriptor and unlocks nothing, because another process may
+    /// still have the open file. A conflicting lock is `EAGAIN`, and the frontend asks again. A waiting
+    /// thread would not exist in a child, which would find the thread's mutex locked and its descriptors
+    /// open.
+    Inherited,
+}
+
+/// Effects that a frontend may grant to files, see [`Denied`](crate::Denied). A mount below the source that
+/// denies one of them is then not served (`EACCES`). The restrictions of the source itself are in
+/// [`Caps::denied`](crate::Caps::denied), which the frontend must obey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Run set-user-id programs.
+    pub suid: bool,
+    /// Open device files.
+    pub dev: bool,
+}

@@ -1,0 +1,276 @@
+//! Kinds of file systems, described where they are implemented.
+//!
+//! A *source* names a file system in text: `KIND:REST`, such as `passthrough:/srv`, with options beside it.
+//! Each backend describes its kinds by a [`Description`]: the name, the help text, the options, and the
+//! function that opens a source. Programs list the kinds that they link and know nothing else about them.
+//!
+//! What it is not: no list of kinds (programs have these), and no parser of command lines.
+
+mod frontend;
+mod value;
+
+pub use frontend::{Frontend, Granted, Locks, Threads};
+pub use value::{Value, Word, bytes, seconds};
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::FileSystem;
+
+/// The facts of a kind that programs show and decide by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The word before the colon of a source. Lower case, unique among the kinds of a program.
+    pub name: &'static str,
+    /// The form of a source in help texts: `passthrough:DIR`.
+    pub form: &'static str,
+    /// One line of help.
+    pub help: &'static str,
+    /// The meaning of the text after the colon.
+    pub rest: Rest,
+    /// How several processes can use one source.
+    pub sharing: Sharing,
+}
+
+/// The meaning of the text after the colon of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// A path. It must not be empty, and a relative path is made absolute: the process that serves a mount
+    /// works in `/`.
+    Path,
+    /// Any text, passed on as it is.
+    Text,
+    /// Nothing may follow.
+    Nothing,
+}
+
+/// How several processes can use one source at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// All state is in a directory of the kernel, named by the text after the colon. Every process opens
+    /// the source by itself.
+    InDirectory,
+    /// The state is in the process that opened the source. Others reach it through a server in that process.
+    NeedsServer,
+    /// Another process serves the file system on a socket, named by the text after the colon. Every
+    /// process connects by itself.
+    Remote,
+    /// The state is outside of the process, and processes that open the same source coordinate by
+    /// themselves.
+    Shared,
+}
+
+/// Why a source could not be opened. The text names the object and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The text is wrong.
+    Usage(String),
+    /// The text is right, but opening failed.
+    Failed(String),
+}
+
+impl Error {
+    /// Opening failed with `error`.
+    pub fn failed(error: impl fmt::Display) -> Self {
+        Error::Failed(error.to_string())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Usage(text) | Error::Failed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The result of parsing or opening a source.
+pub type Result<T = ()> = std::result::Result<T, Error>;
+
+/// A kind of file system that a program can open by name. Backends implement it by a [`Description`].
+pub trait Kind: Sync {
+    /// The facts.
+    fn about(&self) -> &About;
+
+    /// The options, for help texts and for suggestions.
+    fn options(&self) -> Vec<OptionHelp>;
+
+    /// Checks `options`, each `NAME` or `NAME=VALUE`, without opening anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`] for an unknown option, and for a value that the option cannot have.
+    fn check(&self, options: &[String]) -> Result;
+
+    /// Opens the source `rest` for `frontend`, with `options` in their order: later ones override earlier
+    /// ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`] as for [`check`](Kind::check), and for a `rest` of the wrong form;
+    /// [`Error::Failed`] when the file system cannot be opened.
+    fn open(
+        &self,
+        rest: &OsStr,
+        frontend: &Frontend,
+        options: &[String],
+    ) -> Result<Arc<dyn FileSystem>>;
+}
+
+/// An option of a kind, as help texts show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionHelp {
+    /// The name.
+    pub name: &'static str,
+    /// The name with the form of its value: `size=BYTES`.
+    pub form: String,
+    /// One line of help.
+    pub help: &'static str,
+}
+
+/// A kind whose settings have the type `S`.
+pub struct Description<S: 'static> {
+    /// The facts.
+    pub about: About,
+    /// All options, in the order of the help text.
+    pub options: &'static [Opt<S>],
+    /// The settings without options, for this frontend.
+    pub defaults: fn(&Frontend) -> S,
+    /// Opens the text after the colon.
+    pub open: fn(&OsStr, S) -> Result<Arc<dyn FileSystem>>,
+}
+
+/// An option, and its effect on settings of type `S`.
+pub struct Opt<S: 'static> {
+    /// The name.
+    pub name: &'static str,
+    /// One line of help, less than 100 bytes.
+    pub help: &'static str,
+    /// The form of the value, and its effect.
+    pub value: Value<S>,
+}
+
+impl<S> Opt<S> {
+    /// An option.
+    pub const fn new(name: &'static str, value: Value<S>, help: &'static str) -> Self {
+        Opt { name, help, value }
+    }
+
+    fn help(&self) -> OptionHelp {
+        let form = match self.value.form() {
+            Some(value) => format!("{}={value}", self.name),
+            None => self.name.to_owned(),
+        };
+        OptionHelp { name: self.name, form, help: self.help }
+    }
+}
+
+impl<S> Description<S> {
+    /// The settings for `frontend` after `options`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`], see [`Kind::check`].
+    pub fn settings(&self, frontend: &Frontend, options: &[impl AsRef<str>]) -> Result<S> {
+        let mut settings = (self.defaults)(frontend);
+        for option in options {
+            let option = option.as_ref();
+            let (name, value) = match option.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (option, None),
+            };
+            match self.options.iter().find(|known| known.name == name) {
+                Some(known) => known.value.apply(&mut settings, name, value)?,
+                None => return Err(self.unknown(name)),
+            }
+        }
+        Ok(settings)
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let kind = self.about.name;
+        let names: Vec<_> = self.options.iter().map(|known| known.name).collect();
+        let known = match names.is_empty() {
+            true => String::new(),
+            false => format!(", {}", names.join(", ")),
+        };
+        Error::Usage(format!("there is no option {name} of {kind}: known are ro, rw{known}"))
+    }
+}
+
+impl<S> Kind for Description<S> {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn options(&self) -> Vec<OptionHelp> {
+        self.options.iter().map(Opt::help).collect()
+    }
+
+    fn check(&self, options: &[String]) -> Result {
+        self.settings(&Frontend::default(), options).map(drop)
+    }
+
+    fn open(
+        &self,
+        rest: &OsStr,
+        frontend: &Frontend,
+        options: &[String],
+    ) -> Result<Arc<dyn FileSystem>> {
+        (self.open)(rest, self.settings(frontend, options)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Settings {
+        size: u64,
+        quiet: bool,
+    }
+
+    static KIND: Description<Settings> = Description {
+        about: About {
+            name: "test",
+            form: "test:",
+            help: "nothing",
+            rest: Rest::Nothing,
+            sharing: Sharing::NeedsServer,
+        },
+        options: &[
+            Opt::new("size", Value::Size(1, 1 << 40, |s: &mut Settings, n| s.size = n), "bytes"),
+            Opt::new("quiet", Value::Flag(|s: &mut Settings| s.quiet = true), "no output"),
+        ],
+        defaults: |frontend| Settings { size: 7, quiet: frontend.writeback },
+        open: |_, _| Err(Error::failed("nothing to open")),
+    };
+
+    #[test]
+    fn later_options_override_earlier_ones_and_the_frontend() {
+        let of = |frontend: &Frontend, options: &[&str]| KIND.settings(frontend, options);
+        let frontend = Frontend { writeback: true, ..Frontend::default() };
+        assert_eq!(of(&frontend, &[]), Ok(Settings { size: 7, quiet: true }));
+        let after = of(&Frontend::default(), &["size=1K", "quiet", "size=2K"]);
+        assert_eq!(after, Ok(Settings { size: 2048, quiet: true }));
+    }
+
+    #[test]
+    fn a_wrong_option_is_refused_with_the_right_ones() {
+        let error = |option: &str| KIND.check(&[option.to_owned()]).unwrap_err().to_string();
+        assert!(error("sice=1").ends_with("known are ro, rw, size, quiet"));
+        assert!(error("size").contains("write size=BYTES"));
+        assert!(error("quiet=1").contains("takes no value"));
+        assert!(error("size=0").contains("bytes (also 64K, 1M, 2G) from 1 to"));
+    }
+
+    #[test]
+    fn help_has_the_form_of_the_value() {
+        let forms: Vec<_> = Kind::options(&KIND).into_iter().map(|option| option.form).collect();
+        assert_eq!(forms, ["size=BYTES", "quiet"]);
+    }
+}
