@@ -74,7 +74,7 @@ impl Target {
         let mut target = Self { spec, root, daemon: Some(child) };
         target.wait_until_mounted().with_context(|| {
             let said = fs::read_to_string(work.join(format!("{name}.log"))).unwrap_or_default();
-            format!("target {name} did not mount; it said: {}", said.trim())
+            format!("target {name} did not mount; its output: {}", said.trim())
         })?;
         Ok(target)
     }

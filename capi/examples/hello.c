@@ -1,4 +1,4 @@
-/* Files in memory, reached without a system call:
+/* Files in memory, used without a system call:
  *
  *   cargo xtask library
  *   cc capi/examples/hello.c -o hello -Itarget/libdefuse/include -Ltarget/libdefuse/lib -ldefuse \

@@ -15,7 +15,7 @@
 
 enum { PIECES = 4, PIECE = 64 * 1024, SIZE = PIECES * PIECE };
 
-/* What was done, for the last line. */
+/* The numbers of the last line. */
 static struct {
     int mounts, files, reads;
     long long bytes;
@@ -40,7 +40,7 @@ static int open_file(const char *path, int flags) {
     return fd;
 }
 
-/* From one mount to another one, whatever their types. */
+/* Copies between mounts of any types. */
 static void copy(const char *from, const char *to) {
     int in = open_file(from, O_RDONLY), out = open_file(to, O_WRONLY | O_CREAT | O_TRUNC);
     ssize_t count, total = 0;
@@ -64,7 +64,7 @@ static void list(const char *path) {
     defuse_closedir(dir);
 }
 
-/* Several reads at once; the events come in any order. */
+/* Several concurrent reads, whose events come in any order. */
 static void read_later(const char *path, const char *expected) {
     static char memory[SIZE];
     defuse_aio_op ops[PIECES];

@@ -37,12 +37,12 @@ fn next_step(stop: &Stop) -> &'static str {
             "no mount of this process is there: mount one with defuse_mount, or use the call without \
              the prefix"
         }
-        Errno::ENOENT => "check the name, or make it (O_CREAT, defuse_mkdir)",
-        Errno::ENOTDIR => "a part of the path is no directory: look at it with defuse_lstat",
+        Errno::ENOENT => "check the name, or create it (O_CREAT, defuse_mkdir)",
+        Errno::ENOTDIR => "a component of the path is no directory: check it with defuse_lstat",
         Errno::EISDIR => "it is a directory: open it with O_RDONLY, or with defuse_opendir",
-        Errno::EEXIST => "remove it first, or leave O_EXCL away",
-        Errno::EACCES => "look at its owner and mode, and those of the directories, by defuse_stat",
-        Errno::EPERM => "only its owner, or a privileged process, may do this",
+        Errno::EEXIST => "remove it first, or open it without O_EXCL",
+        Errno::EACCES => "check owner and mode of the file and its directories with defuse_stat",
+        Errno::EPERM => "this requires the owner or a privileged process",
         Errno::EROFS => "the mount is read-only: mount it without the option ro",
         Errno::EBUSY => {
             "it is in use: close its files and leave its directories, unmount what is on it, or \
@@ -51,14 +51,16 @@ fn next_step(stop: &Stop) -> &'static str {
         Errno::EINVAL => {
             "a target is an absolute path, or a name with a colon (mem:); flags must be of open(2)"
         }
-        Errno::ENXIO => "fifos, sockets and devices are the kernel's: open them with O_PATH alone",
+        Errno::ENXIO => {
+            "fifos, sockets and devices belong to the kernel: open them with O_PATH only"
+        }
         Errno::ELOOP => {
-            "links lead in a circle, or O_NOFOLLOW met one: look at it with defuse_lstat"
+            "there is a loop of symbolic links, or O_NOFOLLOW was given: check it with defuse_lstat"
         }
         Errno::EMFILE | Errno::ENFILE => "close descriptors that are no longer needed",
         Errno::ENAMETOOLONG => "a name has at most 255 bytes, a path 4095",
-        Errno::ENOSPC => "make room, or mount it with more (memory:,size=)",
+        Errno::ENOSPC => "free space, or mount it with more (memory:,size=)",
         Errno::EFAULT => "give a pointer that is not NULL",
-        _ => "errno(3) says what the number means",
+        _ => "errno(3) lists the error numbers",
     }
 }

@@ -96,7 +96,7 @@ fn every_table_is_measured_and_direct_calls_wait_for_nobody() {
         "against native",
         "voluntary",
         "memory:",
-        "the client's part",
+        "the client's share",
         "a start",
     ] {
         let what = |goal: &&Value| goal["what"].as_str().unwrap().contains(part);

@@ -98,7 +98,7 @@ fn sum(snapshot: &Snapshot, stage: Stage, op: Op) -> f64 {
     snapshot.get_stage(stage, op).map_or(0.0, |stats| stats.latency.sum_ns as f64)
 }
 
-/// The stages add up to the total within 5 %, and few requests are not seen to be taken.
+/// The stages add up to the total within 5 %, and few requests are read not observed.
 fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
     let total = snapshot.get_stage(Stage::Total, op).unwrap_or_else(|| panic!("no {op}"));
     assert!(total.latency.count >= least, "{op}: {} requests", total.latency.count);
@@ -108,7 +108,7 @@ fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
     assert!((0.95..1.05).contains(&ratio), "{op}: stages are {ratio} of the total");
     let unsplit = snapshot.get_stage(Stage::Unsplit, op).map_or(0, |stats| stats.latency.count);
     let share = unsplit as f64 / total.latency.count as f64;
-    assert!(share < 0.05, "{op}: {share} of the requests were not seen to be taken");
+    assert!(share < 0.05, "{op}: {share} of the requests were read not observed");
 }
 
 /// Random reads of 4 KiB past the page cache, so that each is a request; the mean in nanoseconds

@@ -15,7 +15,7 @@ use crate::{Error, Event, Flight, InFlight, Losses, Wanted, processes_of};
 
 /// The compiled program, built from `bpf/stages.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes_aligned!("../bpf/stages.bpf.o");
-const WHAT: &str = "following requests by BPF";
+const WHAT: &str = "tracing requests by BPF";
 /// The initial pid namespace. Only there, process ids are those of the whole machine.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// If a request stays at the front of a queue for this long while later ones are read, its caller
@@ -41,12 +41,12 @@ impl Eyes {
     /// `notes`.
     pub(crate) fn open(wanted: &Wanted, notes: &mut Vec<String>) -> Result<Eyes, Error> {
         if !cfg!(all(target_arch = "x86_64", target_endian = "little")) {
-            let cause = "the BPF program is for x86-64 alone".to_owned();
+            let cause = "the BPF program supports x86-64 only".to_owned();
             return Err(Error::Unsupported { what: WHAT, cause });
         }
         let unsupported = |cause: String| Error::Unsupported { what: WHAT, cause };
         let btf = Btf::from_sys_fs()
-            .map_err(|error| unsupported(format!("the kernel describes no types: {error}")))?;
+            .map_err(|error| unsupported(format!("the kernel has no BTF: {error}")))?;
         let mut ebpf = load(wanted, &btf)?;
         for (program, tracepoint) in
             [("on_end", "fuse_request_end"), ("on_send", "fuse_request_send")]
@@ -60,7 +60,7 @@ impl Eyes {
             }
         };
         optional("on_exit", "sys_exit", "pending and processing are one stage");
-        optional("on_alloc", "kmem_cache_alloc", "the background queue is not seen");
+        optional("on_alloc", "kmem_cache_alloc", "the background queue is not measured");
         if uses_rings() {
             optional("on_ring", "io_uring_complete", "requests over io_uring have one stage");
         }

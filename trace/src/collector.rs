@@ -59,7 +59,7 @@ impl Collector {
                     let eyes =
                         tracefs::Eyes::open(wanted).map_err(|second| worse(&error, second))?;
                     notes.push(format!(
-                        "{error}; only the time from sending to the end is seen, by tracefs"
+                        "{error}; tracing by tracefs, which reports only the time from sending to the end"
                     ));
                     Eyes::Tracefs(eyes.into())
                 }
@@ -163,12 +163,12 @@ fn worse(first: &Error, second: Error) -> Error {
         Error::NotPermitted { what, cause } => Error::NotPermitted { what, cause },
         Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {
             Error::NotPermitted {
-                what: "looking into the kernel",
+                what: "tracing the kernel",
                 cause: format!("{first}; {}: {cause}", path.display()),
             }
         }
         second => Error::Unsupported {
-            what: "looking into the kernel",
+            what: "tracing the kernel",
             cause: format!("{first}; and without BPF: {second}"),
         },
     }

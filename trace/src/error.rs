@@ -38,12 +38,14 @@ impl fmt::Display for Error {
             Error::NotPermitted { what, cause } => {
                 write!(
                     f,
-                    "{what} is not permitted ({cause}): do it as root with CAP_BPF and CAP_PERFMON"
+                    "{what} is not permitted ({cause}): run it as root with CAP_BPF and CAP_PERFMON"
                 )
             }
-            Error::Unsupported { what, cause } => write!(f, "{what} is not possible here: {cause}"),
+            Error::Unsupported { what, cause } => {
+                write!(f, "{what} is not supported here: {cause}")
+            }
             Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {
-                write!(f, "{}: {cause}: do it as root", path.display())
+                write!(f, "{}: {cause}: run it as root", path.display())
             }
             Error::File { path, cause } => write!(f, "{}: {cause}", path.display()),
             Error::Map(cause) => write!(f, "the BPF program's counts cannot be read: {cause}"),

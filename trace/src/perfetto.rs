@@ -110,7 +110,7 @@ impl<W: Write> Timeline<W> {
         self.extra_tracks += u32::from(!own);
         tracks.push(Track { tid, busy_until_ns: to_ns });
         let mut label = match thread {
-            NO_THREAD => "not seen to be taken".to_owned(),
+            NO_THREAD => "read not observed".to_owned(),
             thread => format!("daemon thread {thread}"),
         };
         if number > 1 {

@@ -58,10 +58,10 @@ impl Losses {
     /// A description of the losses; `None` if there are none.
     pub fn describe(&self) -> Option<String> {
         let parts = [
-            (self.requests, "requests not followed (too many under way)"),
+            (self.requests, "requests not followed (too many in progress)"),
             (self.latencies, "latencies not counted (too many kinds)"),
-            (self.events, "events lost (they came faster than they were read)"),
-            (self.background_waits, "background requests whose wait was not seen"),
+            (self.events, "events lost (the reader was too slow)"),
+            (self.background_waits, "background requests whose wait was not observed"),
         ];
         let parts: Vec<String> = parts
             .iter()

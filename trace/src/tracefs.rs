@@ -395,7 +395,7 @@ mod tests {
     fn a_request_is_timed_from_sending_to_its_end() {
         let mut state = State { filter: Some(Filter::default()), ..State::default() };
         state.take(ENDED);
-        assert!(state.stats.is_empty(), "its sending was not seen");
+        assert!(state.stats.is_empty(), "its sending was not observed");
         state.take(SENT);
         assert_eq!(state.sent.len(), 1);
         state.take(ENDED);

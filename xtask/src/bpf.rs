@@ -51,14 +51,14 @@ pub fn check() -> Result<()> {
     let fresh = command::target_dir()?.join("stages.bpf.o");
     compile(&fresh)?;
     if source_line(&noted) != source_line(&ours) {
-        bail!("{OBJECT} is of another source: run `cargo xtask bpf`, and commit what it makes");
+        bail!("{OBJECT} is outdated: run `cargo xtask bpf`, and commit the result");
     }
     if noted != ours {
-        println!("{SOURCE} compiles; the object is not compared: another compiler made it");
+        println!("{SOURCE} compiles; the object was made by another compiler and is not compared");
         return Ok(());
     }
     if fs::read(&fresh)? != fs::read(dir.join(OBJECT))? {
-        bail!("{OBJECT} is not what {SOURCE} becomes: run `cargo xtask bpf`");
+        bail!("{OBJECT} does not match {SOURCE}: run `cargo xtask bpf`");
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ fn install_components(names: &[&str]) {
         return;
     }
     if command::find("rustup").is_none() {
-        println!("rustup is not there to install {}", names.join(", "));
+        println!("rustup is missing, which is needed to install {}", names.join(", "));
         return;
     }
     println!("installing components of Rust: {}", names.join(", "));

@@ -45,7 +45,7 @@ impl Drop for Allowed {
 /// Runs the tests that mount over io_uring. By default, tests use /dev/fuse.
 pub fn test(parts: &mut Parts) -> Result<()> {
     if !command::is_root() {
-        parts.skip("FUSE over io_uring: only root may allow it and mount");
+        parts.skip("FUSE over io_uring: only root may enable it and mount");
         return Ok(());
     }
     let allowed = Allowed::now();

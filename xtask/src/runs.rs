@@ -9,7 +9,7 @@ use crate::parts::Parts;
 /// only then. The program under test is that of the other tests.
 pub fn test(parts: &mut Parts) -> Result<()> {
     if !command::is_root() {
-        parts.skip("only root can make the ext4 below, and become other users");
+        parts.skip("only root can create the ext4 below, and change users");
         return Ok(());
     }
     command::run(command::cargo().args(["build", "--package", "defuse"]))?;

@@ -57,7 +57,7 @@ impl fmt::Display for SourceError {
             ),
             SourceError::Io(path, errno) => write!(
                 f,
-                "the source {} cannot be opened: {errno}; see whether `ls` of it works",
+                "the source {} cannot be opened: {errno}; check it with `ls`",
                 path.display()
             ),
             SourceError::NoFileHandles(path, errno) => write!(

@@ -33,7 +33,7 @@ const OPTIONS: &[Opt<Options>] = &[
         ]),
         "let frontends read and write files by their own descriptors (default on)"),
     Opt::new("exclusive", Flag(|o| o.exclusive = true),
-        "nobody changes the source but through this mount: caches live longer"),
+        "the source changes only through this mount: caches live longer"),
     Opt::new("handles", Choice(&[
             ("auto", |o| o.file_handles = FileHandles::Auto),
             ("on", |o| o.file_handles = FileHandles::On),

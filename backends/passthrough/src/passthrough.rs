@@ -106,7 +106,7 @@ impl Passthrough {
             }
             if options.file_handles == FileHandles::Auto {
                 log::info!(
-                    "no file handles in {}: what is known is found again by name",
+                    "no file handles in {}: inodes are found again by name",
                     source.display()
                 );
             }

@@ -12,7 +12,7 @@ use crate::target::{MOUNT, Role, SOURCE, Spec};
 /// `fuser-N` with N event loops, or `fuser-N-wb` with the write-back cache, too.
 pub fn spec(name: &str, timeout: u64) -> Result<Spec> {
     let (threads, writeback) = parse(name)
-        .with_context(|| format!("{name}: fuser-N or fuser-N-wb is expected, N event loops"))?;
+        .with_context(|| format!("{name}: expected fuser-N or fuser-N-wb with N event loops"))?;
     let mut words = vec![format!("--threads={threads}"), format!("--timeout={timeout}")];
     if writeback {
         words.push("--writeback".into());
@@ -49,10 +49,7 @@ fn ensure() -> Result<PathBuf> {
         return Err(error.context("fuser_passthrough could not be built"));
     }
     if !program.exists() {
-        bail!(
-            "{} is missing although it was built; is this a different profile?",
-            program.display()
-        );
+        bail!("{} is missing although it was built: the profile may differ", program.display());
     }
     Ok(program)
 }

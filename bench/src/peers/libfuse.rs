@@ -41,7 +41,7 @@ pub fn spec(build: Build, timeout: u64) -> Result<Spec> {
     match timeout {
         86400 => {}
         0 => command.push("--nocache".into()),
-        _ => bail!("--timeout {timeout}: passthrough_hp knows only 86400 and 0"),
+        _ => bail!("--timeout {timeout}: passthrough_hp supports only 86400 and 0"),
     }
     command.extend([SOURCE.into(), MOUNT.into()]);
     let version = format!("passthrough_hp of libfuse3 {}", package_version()?);

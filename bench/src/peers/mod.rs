@@ -31,7 +31,7 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
         }
     }
     if specs.is_empty() {
-        bail!("no target is left to measure");
+        bail!("there is no target to measure");
     }
     Ok(specs)
 }
@@ -44,7 +44,7 @@ fn native() -> Spec {
 /// The directory of this program, which is cargo's directory for all programs.
 fn program_dir() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
-    let dir = program.parent().context("this program lies in no directory")?;
+    let dir = program.parent().context("this program is in no directory")?;
     // Test programs are one level deeper.
     Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir }.to_owned())
 }

@@ -127,7 +127,7 @@ impl Bench<'_> {
             ended.store(true, Ordering::Relaxed);
             outcome
         })?;
-        let outcome = outcome.context("the workload told nothing about itself")?;
+        let outcome = outcome.context("the workload returned no result")?;
         let system = cpu::Sample::take(None);
         let device = self.device.used()?;
         let after = self.moment(mount, groups)?;
@@ -191,7 +191,7 @@ impl Bench<'_> {
         if text.trim().is_empty() {
             return Ok(None);
         }
-        Ok(Some(serde_json::from_str(&text).context("what the workload told is not understood")?))
+        Ok(Some(serde_json::from_str(&text).context("the result of the workload is invalid")?))
     }
 
     /// Time limit of a cell.

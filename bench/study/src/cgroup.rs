@@ -178,7 +178,7 @@ impl Groups {
     }
 
     fn limit(&self, bytes: u64) -> Result<()> {
-        let folder = self.memory.as_ref().context("no memory control group can be made here")?;
+        let folder = self.memory.as_ref().context("no memory control group can be created here")?;
         let file = if self.memory_is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         let file = folder.join(file);
         fs::write(&file, bytes.to_string())
@@ -238,7 +238,7 @@ impl Groups {
             return Throttle::v1(root, device, limits);
         }
         let folder =
-            self.unified.as_ref().context("no control group that throttles can be made here")?;
+            self.unified.as_ref().context("no control group for throttling can be created here")?;
         Throttle::v2(folder, device, limits)
     }
 }
@@ -262,7 +262,7 @@ pub fn remove(folder: &Path) {
         }
         sleep(Duration::from_millis(10));
     }
-    eprintln!("{}: still in use, so it stays; remove it with rmdir", folder.display());
+    eprintln!("{}: still in use and not removed; remove it with rmdir", folder.display());
 }
 
 /// `usage_usec` of a `cpu.stat`, in nanoseconds.
@@ -372,7 +372,7 @@ mod tests {
         let name = format!("defuse-study-test-{}", std::process::id());
         let groups = Groups::create(&unified, &name, Some(64 << 20));
         let Some(folder) = groups.unified.clone() else {
-            println!("not here: no group of version 2 can be made here");
+            println!("not here: no group of version 2 can be created here");
             return;
         };
         assert_eq!(

@@ -41,13 +41,13 @@ pub fn before_start(
     if let DeviceChoice::Emulated(media) = options.device {
         ensure!(
             hierarchies.throttle_version().is_some(),
-            "an emulated {} needs the block control group (blkio or io), which is not there: use --device none",
+            "an emulated {} needs the block control group (blkio or io), which is missing: use --device none",
             media.name()
         );
     }
     space(&options.work, estimate.image_bytes, "--work")?;
     fs::create_dir_all(&options.out).with_context(|| {
-        format!("cannot make {}: name another with --out", options.out.display())
+        format!("cannot create {}: name another with --out", options.out.display())
     })?;
     space(&options.out, 64 * MIB, "--out")
 }
@@ -60,7 +60,7 @@ pub fn space(dir: &Path, bytes: u64, option: &str) -> Result<()> {
     let free = stat.f_bavail * stat.f_frsize;
     if free < bytes {
         bail!(
-            "{} has {} MiB free, and {} MiB are needed: name a larger place with {option}, or take less with a smaller --scale",
+            "{} has {} MiB free, and {} MiB are needed: name another directory with {option}, or use a smaller --scale",
             dir.display(),
             free / MIB,
             bytes.div_ceil(MIB)
@@ -166,7 +166,7 @@ impl Work {
     pub fn called(parent: &Path, prefix: &str) -> Result<Work> {
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| {
-            format!("cannot make {}: name another place with --work", dir.display())
+            format!("cannot create {}: name another directory with --work", dir.display())
         })?;
         Ok(Work(dir))
     }
@@ -182,7 +182,10 @@ impl Drop for Work {
         // If a mount could not be removed, do not delete files: they would be the user's.
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         if table.contains(&*self.0.to_string_lossy()) {
-            eprintln!("{} still has a mount below it and stays: see mount(8)", self.0.display());
+            eprintln!(
+                "{} still has a mount below it and is not removed: see mount(8)",
+                self.0.display()
+            );
         } else if let Err(error) = fs::remove_dir_all(&self.0) {
             eprintln!("{} could not be removed: {error}", self.0.display());
         }

@@ -60,7 +60,7 @@ impl Device {
             command::output("losetup", &[how, &["--find", "--show", &name]].concat())
         };
         let node = losetup(&["--direct-io=on"]).or_else(|_| losetup(&[]));
-        let node = node.context("no loop device could be had: is the module `loop` there?")?;
+        let node = node.context("no loop device is available: load the module `loop`")?;
         let node = PathBuf::from(node.trim());
         let open = File::open(&node).with_context(|| format!("open {}", node.display()));
         // While the device is open, this marks it to be detached on its last close.

@@ -70,7 +70,7 @@ pub struct Outcome {
 /// Fails if the job cannot be read, and with the first failure of the workload.
 pub fn work(job_file: &Path) -> Result<Option<String>> {
     let text = fs::read(job_file).with_context(|| format!("cannot read {}", job_file.display()))?;
-    let job: Job = serde_json::from_slice(&text).context("the job is not understood")?;
+    let job: Job = serde_json::from_slice(&text).context("the job is invalid")?;
     let mut plan = plan(&job)?;
     let phase = job.phase;
     plan.actions.retain(|action| match action {

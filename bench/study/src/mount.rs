@@ -93,13 +93,13 @@ impl Mount {
                     continue;
                 }
                 Some(status) => bail!(
-                    "it ended with {status} and mounted nothing; it said: {}",
+                    "it ended with {status} and mounted nothing; its output: {}",
                     self.daemon.said()
                 ),
                 None => sleep(Duration::from_millis(2)),
             }
         }
-        bail!("nothing was mounted within {MOUNT_PATIENCE:?}; it said: {}", self.daemon.said())
+        bail!("nothing was mounted within {MOUNT_PATIENCE:?}; its output: {}", self.daemon.said())
     }
 
     /// The number of the connection, as in `/sys/fs/fuse/connections`.
@@ -128,8 +128,8 @@ impl Mount {
             self.mountpoint.clone().into_os_string(),
         ];
         let text =
-            command::output("env", &words).context("the daemon's statistics cannot be had")?;
-        Ok(Some(serde_json::from_str(&text).context("the daemon's statistics are not understood")?))
+            command::output("env", &words).context("the daemon's statistics cannot be read")?;
+        Ok(Some(serde_json::from_str(&text).context("the daemon's statistics are invalid")?))
     }
 
     /// Unmounts, and waits until the daemon has exited.
@@ -138,7 +138,7 @@ impl Mount {
         let waited = self.daemon.wait(END_PATIENCE, &Default::default());
         waited
             .map(drop)
-            .with_context(|| format!("the daemon on {} stays", self.mountpoint.display()))
+            .with_context(|| format!("the daemon on {} does not exit", self.mountpoint.display()))
     }
 
     fn unmount(&mut self) {

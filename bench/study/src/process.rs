@@ -90,7 +90,7 @@ impl Process {
     pub fn finish(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<()> {
         let status = self.wait(patience, interrupt)?;
         if !status.success() {
-            bail!("{} ended with {status}; it said: {}", self.name, self.said());
+            bail!("{} ended with {status}; its output: {}", self.name, self.said());
         }
         Ok(())
     }

@@ -232,7 +232,7 @@ impl Results {
             schema: String,
         }
         let head: Head = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no result of a study", path.display()))?;
+            .with_context(|| format!("{} is not the result of a study", path.display()))?;
         ensure!(
             head.schema == SCHEMA,
             "{} has schema {:?}, this program reads {SCHEMA}: use the version that wrote it",

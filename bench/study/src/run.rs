@@ -33,7 +33,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let kernel = KernelStages::probe(options.kernel_stages);
     let mut results = beginning(options, &hierarchies, &kernel)?;
     for path in check::clear_left_behind(&options.work, &hierarchies) {
-        tell(&format!("removed what an earlier study left: {}", path.display()));
+        tell(&format!("removed the remains of an earlier study: {}", path.display()));
     }
     introduce(options, &estimate, &results, tell);
     let interrupt = Interrupt::catch()?;
@@ -57,7 +57,7 @@ fn beginning(
     if !options.resume {
         ensure!(
             !options.out.join(crate::results::FILE).exists(),
-            "{} has results already: go on with --resume, or name another directory with --out",
+            "{} has results already: continue with --resume, or name another directory with --out",
             options.out.display()
         );
         return Ok(fresh);
@@ -103,7 +103,7 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
     let memory = match hierarchies.memory_version() {
         _ if options.scale == crate::options::Scale::Tiny => "not limited at scale tiny".into(),
         Some(version) => format!("limited by {version}, 4 GB for 60 GB of data"),
-        None => "memory not limited: no memory control group can be made here".into(),
+        None => "memory not limited: no memory control group can be created here".into(),
     };
     Results {
         schema: SCHEMA.into(),
@@ -149,7 +149,7 @@ fn introduce(
     tell(&format!("memory: {}", results.memory));
     tell(&format!("kernel queues: {}", results.kernel_stages));
     if cfg!(debug_assertions) {
-        tell("this build is not optimised, so throughput says nothing; request counts do");
+        tell("this build is not optimised, so throughput is meaningless; request counts are valid");
     }
 }
 

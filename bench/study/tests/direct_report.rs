@@ -115,7 +115,7 @@ fn goals_are_met_by_fast_and_missed_by_slow_results() {
         assert_eq!(outcome(&fast, what), Outcome::Met, "{what}");
         assert_eq!(outcome(&slow, what), Outcome::Missed, "{what}");
     }
-    for what in ["voluntary", "the client's part of a 4K read", "a start within a run"] {
+    for what in ["voluntary", "the client's share of a 4K read", "a start within a run"] {
         assert_eq!(outcome(&slow, what), Outcome::Met, "{what}");
     }
     let mut waiting = results(300);

@@ -1,4 +1,4 @@
-/* Operations that finish later. */
+/* Asynchronous operations. */
 #include "check.h"
 
 #include <poll.h>
@@ -44,7 +44,7 @@ static void moves_data(int aio, int fd) {
     }
     CHECK(defuse_aio_submit(aio, ops, PIECES) == PIECES);
     CHECK(poll(&ready, 1, -1) == 1);
-    /* Room there is only for so many that nobody has collected. */
+    /* There is room for a limited number of uncollected events. */
     FAILS(defuse_aio_submit(aio, ops, 1), EAGAIN);
     for (seen = 0; seen < PIECES;) {
         int found = defuse_aio_getevents(aio, 1, PIECES, events, NULL);
@@ -98,7 +98,7 @@ static void refuses(int aio, int fd) {
     FAILS(defuse_aio_submit(aio, &op, 1), EINVAL);
     FAILS(defuse_aio_submit(9999, two, 1), EINVAL);
     FAILS(defuse_aio_submit(aio, two + 1, 1), EBADF);
-    /* The first one is started, and says so. */
+    /* The first one is started and reported. */
     CHECK(defuse_aio_submit(aio, two, 2) == 1 && defuse_aio_getevents(aio, 1, 2, events, NULL) == 1);
     FAILS(defuse_aio_getevents(aio, 2, 1, events, NULL), EINVAL);
     FAILS(defuse_aio_getevents(aio, 0, 1, events, &never), EINVAL);

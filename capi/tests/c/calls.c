@@ -1,4 +1,4 @@
-/* Every call once or more, on memory and on a passthrough of the directory that is given. */
+/* Makes every call, on memory and on a passthrough of the directory given. */
 #include "check.h"
 
 #include <limits.h>
@@ -14,7 +14,7 @@
 
 static char path_room[4][256];
 
-/* A path below the mount that is under test. */
+/* A path in the mount under test. */
 static const char *at(const char *mount, const char *name, int number) {
     snprintf(path_room[number], sizeof path_room[number], "%s%s", mount, name);
     return path_room[number];
@@ -180,7 +180,7 @@ static void names(const char *mount) {
     CHECK(defuse_mkdirat(dir, "sub", 0700) == 0 && defuse_remove(P("/n/sub")) == 0);
     CHECK(defuse_remove(P("/n/hard2")) == 0);
     FAILS(defuse_mkdirat(9999, "x", 0700), EBADF);
-    /* The directory does not matter for a path that is absolute. */
+    /* The directory is ignored for an absolute path. */
     CHECK(defuse_mkdirat(9999, P("/n/abs"), 0700) == 0);
     CHECK(defuse_close(dir) == 0);
 }
@@ -314,7 +314,7 @@ static void locks(const char *mount) {
     lock = (struct flock){.l_type = 99};
     FAILS(defuse_fcntl(b, F_SETLK, &lock), EINVAL);
     FAILS(defuse_fcntl(b, F_SETLK, NULL), EFAULT);
-    /* One who waits is let go by a signal, and gets the lock when it is free. */
+    /* A signal ends a wait, and a wait ends when the lock is free. */
     waiter.fd = b;
     sigaction(SIGUSR1, &(struct sigaction){.sa_handler = nothing, .sa_flags = SA_RESTART}, NULL);
     CHECK(pthread_create(&thread, NULL, wait_for_lock, &waiter) == 0);
@@ -328,7 +328,7 @@ static void locks(const char *mount) {
     lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET};
     CHECK(defuse_fcntl(a, F_OFD_SETLK, &lock) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(waiter.result == 0 && defuse_close(b) == 0);
-    /* Those of the process. */
+    /* Locks of the process. */
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 5};
     CHECK(defuse_fcntl(a, F_SETLKW, &lock) == 0 && defuse_fcntl(a, F_GETLK, &lock) == 0);
     CHECK(lock.l_type == F_UNLCK && defuse_lockf(a, F_LOCK, 3) == 0 && defuse_lockf(a, F_TEST, 3) == 0);
@@ -353,12 +353,12 @@ static void mappings(const char *mount) {
     CHECK(memcmp(same, "SECOND", 6) == 0);
     CHECK(defuse_msync(all, 3 * page, MS_SYNC) == 0);
     CHECK(defuse_pread(fd, buf, 6, page) == 6 && memcmp(buf, "SECOND", 6) == 0);
-    /* A private one is a copy from its first write on. */
+    /* A private mapping is a copy from its first write on. */
     CHECK((private = defuse_mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0)) != MAP_FAILED);
     memcpy(private, "PRIVATE", 7);
     CHECK(defuse_msync(private, page, MS_SYNC) == 0 && defuse_munmap(private, page) == 0);
     CHECK(defuse_pread(fd, buf, 5, 0) == 5 && memcmp(buf, "begin", 5) == 0);
-    /* Parts are unmapped, and written back by that; the file keeps its length. */
+    /* Unmapping a part writes it back; the file keeps its size. */
     memcpy(all + 2 * page, "third", 5);
     CHECK(defuse_munmap(all + 2 * page, page) == 0 && defuse_munmap(same, page) == 0);
     CHECK(defuse_pread(fd, buf, 5, 2 * page) == 5 && memcmp(buf, "third", 5) == 0);
@@ -429,7 +429,7 @@ int main(int argc, char **argv) {
     all("mem:");
     all("/mounted/here");
     all("served:");
-    /* The end of the program writes this one back. */
+    /* The exit of the program writes this one back. */
     CHECK((fd = defuse_open("served:/left", O_RDWR | O_CREAT, 0600)) >= 0 && defuse_write(fd, "----", 4) == 4);
     CHECK((left = defuse_mmap(NULL, 4, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
     memcpy(left, "left", 4);

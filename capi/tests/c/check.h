@@ -1,4 +1,4 @@
-/* What the programs beside this file check with: the first fact that does not hold ends the program. */
+/* The checks of the test programs: the first failure ends the program. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -18,7 +18,7 @@
         }                                                                                                    \
     } while (0)
 
-/* `call` fails with this number. */
+/* `call` fails with this error number. */
 #define FAILS(call, number) CHECK((call) == -1 && errno == (number))
 
 #endif

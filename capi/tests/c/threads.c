@@ -1,4 +1,4 @@
-/* Threads that share mounts, descriptors and a context. */
+/* Threads share mounts, descriptors and a context. */
 #include "check.h"
 
 #include <pthread.h>
@@ -20,7 +20,7 @@ static void tell(const defuse_aio_event *event) {
     sem_post(&end->told);
 }
 
-/* Makes, fills, checks, renames and removes files of its own, and appends to the one of all. */
+/* Creates, fills, checks, renames and removes its own files, and appends to the shared one. */
 static void *work(void *argument) {
     int self = (int)(intptr_t)argument;
     char name[64], other[64], record[RECORD], back[RECORD], text[64];
@@ -41,7 +41,7 @@ static void *work(void *argument) {
         CHECK(defuse_close(fd) == 0 && defuse_fstat(copy, &st) == 0 && st.st_size == RECORD);
         CHECK(defuse_close(copy) == 0 && defuse_rename(name, other) == 0 && defuse_unlink(other) == 0);
         CHECK(defuse_write(shared, record, RECORD) == RECORD);
-        /* errno and the text of the last error are this thread's. */
+        /* errno and the text of the last error belong to this thread. */
         snprintf(text, sizeof text, "%s/none-%d", mount, self);
         FAILS(defuse_open(text, O_RDONLY), ENOENT);
         CHECK(strstr(defuse_last_error(), text) != NULL);
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
         CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    /* Nothing that was appended is lost or torn. */
+    /* No appended data is lost or torn. */
     CHECK(defuse_fstat(shared, &st) == 0 && st.st_size == (off_t)RECORD * (THREADS * ROUNDS + 1));
     for (off_t at = 0; at < st.st_size; at += RECORD) {
         CHECK(defuse_pread(shared, record, RECORD, at) == RECORD);

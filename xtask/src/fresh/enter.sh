@@ -1,6 +1,6 @@
-# Makes the namespaces in which it runs those of a system in $1, and runs a command there. Everything
-# that is mounted here goes away with the last process. $2 is the Rust toolchain, $3 what cargo has
-# downloaded (or nothing), $4 a directory for what cargo downloads now.
+# Sets up its namespaces for the system in $1, and runs a command there. All mounts end with the last
+# process. $2 is the Rust toolchain, $3 cargo's downloads (or nothing), $4 a directory for new
+# downloads of cargo.
 set -eu
 root=$1 toolchain=$2 registry=$3 room=$4
 shift 4
@@ -10,7 +10,7 @@ mount --rbind /sys "$root/sys"
 mount --make-rslave "$root/sys"
 mount -t tmpfs -o mode=755 run "$root/run"
 
-# The devices of any machine, those of FUSE and loop devices; no disk.
+# The standard devices, FUSE and loop devices; no disk.
 dev="$root/dev"
 mount -t tmpfs -o mode=755 dev "$dev"
 device() { mknod -m 666 "$dev/$1" c "$2" "$3"; }

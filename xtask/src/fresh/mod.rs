@@ -59,7 +59,7 @@ pub fn run(args: &FreshArgs) -> Result<()> {
     if args.resolve {
         return resolve(&release);
     }
-    ensure!(command::is_root(), "only root may make the root of a system: run it as root");
+    ensure!(command::is_root(), "creating a root file system requires root: run it as root");
     packages::provide(TOOLS);
     if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
         bail!("{} is missing: {}", tool.name, tool.by_hand());
@@ -84,11 +84,11 @@ fn run_in(release: &Release, dir: &std::path::Path, commands: &[&[&str]]) -> Res
     let children = Children::watch_signals()?;
     let root = Root::make(&children, release, dir, FIRST)?;
     for words in commands {
-        println!("\n#### on a fresh {}: cargo xtask {}", release.name(), words.join(" "));
+        println!("\n#### on a new {}: cargo xtask {}", release.name(), words.join(" "));
         root.xtask(&children, words)?;
     }
     root.remove()?;
-    println!("#### a fresh {} has passed; it is removed", release.name());
+    println!("#### a new {} has passed; it is removed", release.name());
     Ok(())
 }
 

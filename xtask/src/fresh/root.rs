@@ -51,7 +51,7 @@ impl Root {
         packages: &str,
     ) -> Result<Root> {
         let root = Root { place: place(parent)?, toolchain: toolchain()?, registry: registry() };
-        println!("making a root of {} in {}", release.name(), root.dir().display());
+        println!("creating a root of {} in {}", release.name(), root.dir().display());
         let (sources, settings) = (root.path("sources.list"), root.path("apt.conf"));
         fs::write(&sources, release.sources())?;
         fs::write(&settings, release.settings())?;

@@ -20,7 +20,7 @@ impl Limit {
         let (done, end) = channel();
         let watcher = std::thread::spawn(move || {
             if end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
-                println!("{step}: not done after {} minutes; killed:", time.as_secs() / 60);
+                println!("{step}: not finished after {} minutes; killed:", time.as_secs() / 60);
                 kill_descendants();
             }
         });

@@ -177,7 +177,7 @@ fn summarize(reports: &[Report]) {
 fn say_left_out(parts: &Parts, strict: bool) {
     let not_here = parts.left_out(false);
     if !not_here.is_empty() {
-        println!("{} parts cannot be done on this machine, whatever is installed:", not_here.len());
+        println!("{} parts cannot run on this machine, whatever is installed:", not_here.len());
         say_each(&not_here);
     }
     let left_out = parts.left_out(true);

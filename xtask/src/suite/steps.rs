@@ -67,12 +67,12 @@ const TEST_TOOLS: &[Tool] = &[
         "/usr/include/linux/fuse.h",
         "the ABI against the C header",
     ),
-    Tool::package_for("util-linux", "setpriv", "what other users than root make"),
+    Tool::package_for("util-linux", "setpriv", "files created by users other than root"),
     Tool::package_for("chromium", "chromium", "the report of a study in a browser"),
-    Tool::package_for("bindfs", "bindfs", "statistics of file systems that are not of defuse"),
+    Tool::package_for("bindfs", "bindfs", "statistics of other FUSE file systems"),
     Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
-    Tool::package_for("fio", "fio", "latencies in the kernel beside those of fio"),
+    Tool::package_for("fio", "fio", "latencies in the kernel compared with fio"),
     Tool::package_for(
         "libpython3.*-testsuite",
         "/usr/lib/python3.*/test/test_mmap.py",
@@ -113,7 +113,7 @@ pub const STEPS: &[Step] = &[
     ),
     cargo(
         "structure",
-        "crates, files and documents are where the rules want them",
+        "crates, files and documents follow the structure rules",
         &[],
         &["test", "--package", "xtask", "--test", "structure"],
     ),
@@ -127,7 +127,7 @@ pub const STEPS: &[Step] = &[
         when: When::Always,
         ..full(
             "packages",
-            "every package in the tables is one of this release",
+            "every package in the tables is available in this release",
             &[],
             check_packages,
         )
@@ -157,7 +157,7 @@ pub const STEPS: &[Step] = &[
     },
     cargo(
         "shuttle",
-        "the worker pool under every schedule that shuttle tries",
+        "the worker pool under the schedules of shuttle",
         &[],
         &["test", "--package", "defuse-fuse", "--features", "shuttle", "--test", "shuttle"],
     ),
@@ -176,13 +176,10 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "run_suites"],
         )
     },
-    full("bpf", "the BPF program is what its source becomes", bpf::TOOLS, |_| bpf::check()),
-    full(
-        "fresh",
-        "both commands of the README on a Debian that has nothing yet",
-        fresh::TOOLS,
-        |_| fresh::check(),
-    ),
+    full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
+    full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
+        fresh::check()
+    }),
     full("demo", "real programs in every profile of a mount", demo::TOOLS, |_| demo::check()),
 ];
 

@@ -58,7 +58,7 @@ fn all(run: &Run) -> Vec<Candidate> {
         add(
             "timeout=60,exclusive",
             format!("{names} requests ask for names and attributes"),
-            "nobody changes the source but through this mount",
+            "the source changes only through this mount",
         );
     }
     let (writes, bytes) = of(run, Op::WRITE);

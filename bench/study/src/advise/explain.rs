@@ -72,7 +72,7 @@ fn times(text: &mut String, advice: &Advice) {
     } else if advice.native.is_slower_than(&advice.mounted) {
         format!("{:.0} % shorter", -change)
     } else {
-        "no difference that could be told from noise".to_owned()
+        "no difference above the noise".to_owned()
     };
     let name = &advice.mounted.name;
     let _ = writeln!(
@@ -97,16 +97,16 @@ fn requests(text: &mut String, run: &Run) {
     let count: u64 = costs.iter().map(|cost| cost.count).sum();
     if count == 0 {
         let why = if run.daemon.is_none() && run.kernel.is_none() {
-            "Requests were not counted: the mount is of another program, and only root may look into the kernel."
+            "Requests were not counted: the mount belongs to another program, and only root may trace the kernel."
         } else {
-            "The mount got no request: the kernel answered everything by itself."
+            "The mount got no request: the kernel answered everything from its caches."
         };
         let _ = writeln!(text, "{why}");
         return;
     }
     let sum_ns: u64 = costs.iter().map(|cost| cost.sum_ns).sum();
     let whole = run.kernel.as_ref().is_some_and(|kernel| has_stage(kernel, Stage::Total));
-    let place = if whole { "from being made to being answered" } else { "in the daemon" };
+    let place = if whole { "from creation to reply" } else { "in the daemon" };
     let _ = writeln!(text, "{count} requests took {} {place}:", seconds(sum_ns as f64 / 1e9));
     for cost in costs.iter().filter(|cost| cost.sum_ns * 50 >= sum_ns).take(8) {
         let _ = writeln!(
@@ -164,12 +164,12 @@ fn tried(text: &mut String, advice: &Advice) {
         let none = if advice.mounted.seconds() <= advice.native.seconds() {
             "Nothing was tried, because the mount is not slower."
         } else {
-            "There is no further option that these requests speak for."
+            "No further option could reduce these requests."
         };
         let _ = writeln!(text, "{none}");
         return;
     }
-    let _ = writeln!(text, "Tried, because of what was seen:");
+    let _ = writeln!(text, "Tried, because of these requests:");
     for tried in &advice.tried {
         let change = 100.0 * (tried.with.seconds() / tried.without.seconds().max(1e-9) - 1.0);
         let (before, after) = (count(&tried.without.runs), count(&tried.with.runs));
@@ -180,7 +180,7 @@ fn tried(text: &mut String, advice: &Advice) {
         } else if after >= before {
             "does not help: there are as many requests".into()
         } else {
-            "saves no time that could be told from noise".into()
+            "saves no time above the noise".into()
         };
         let _ = writeln!(
             text,
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn differences_within_the_spread_are_called_noise() {
         let text = explain(&advice(vec![run(0.9, &[]), run(1.05, &[]), run(1.3, &[])], Vec::new()));
-        assert!(text.contains("no difference that could be told from noise"), "{text}");
+        assert!(text.contains("no difference above the noise"), "{text}");
         assert!(text.contains("The mount got no request"), "{text}");
     }
 }

@@ -144,13 +144,10 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
     ensure!(
         options.dir.is_dir(),
-        "{} is no directory: name the one that the command works on",
+        "{} is no directory: name the directory that the command uses",
         options.dir.display()
     );
-    ensure!(
-        options.config.kind != Kind::Native,
-        "native is compared with a mount: name another --config"
-    );
+    ensure!(options.config.kind != Kind::Native, "native is the reference: name another --config");
     if options.cold {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -223,7 +220,7 @@ impl Stand<'_> {
 
     /// One run, from the initial state.
     fn run(&mut self, config: &Config) -> Result<Run> {
-        ensure!(!self.interrupt.is_set(), "interrupted: nothing is left behind");
+        ensure!(!self.interrupt.is_set(), "interrupted: everything is removed");
         if self.options.cold {
             caches::sync(&self.copy())?;
             fs::write("/proc/sys/vm/drop_caches", "3").context("caches could not be dropped")?;
@@ -287,15 +284,18 @@ impl Stand<'_> {
         let seconds = began.elapsed().as_secs_f64();
         let code = match status.code() {
             Some(code @ (126 | 127)) => {
-                bail!("the command cannot be run (exit code {code}); it said: {}", process.said())
+                bail!(
+                    "the command cannot be run (exit code {code}); its output: {}",
+                    process.said()
+                )
             }
             Some(code) => code,
-            None => bail!("the command was ended by signal {}", status.signal().unwrap_or(0)),
+            None => bail!("the command was killed by signal {}", status.signal().unwrap_or(0)),
         };
         match *self.exit_code.get_or_insert(code) {
             first if first == code => {}
             first => bail!(
-                "the command ended with {code} here and with {first} natively, so that times cannot be compared; it said: {}",
+                "the command ended with {code} here and with {first} natively, so that times cannot be compared; its output: {}",
                 process.said()
             ),
         }

@@ -77,10 +77,10 @@ pub fn all(results: &Results) -> Vec<Goal> {
         add(what, "x", Limit::AtLeast(least), speed);
     }
     for case in results.cases(Table::Share) {
-        let what = format!("the client's part of a {} {}", size(case.block), case.op.name());
+        let what = format!("the client's share of a {} {}", size(case.block), case.op.name());
         add(what, "%", Limit::Below(3.0), share_pct(results, case));
     }
-    let what = "a start within a run, more than plain".to_owned();
+    let what = "additional time of a start within a run".to_owned();
     add(what, "ms", Limit::Below(5.0), results.start_more_ms());
     goals
 }

@@ -37,7 +37,7 @@ const AT_LEAST_MS: u64 = 25;
 pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let libfuse = before_start(options)?;
     for path in check::clear_directories(&options.work, WORK_PREFIX) {
-        tell(&format!("removed what an earlier measurement left: {}", path.display()));
+        tell(&format!("removed the remains of an earlier measurement: {}", path.display()));
     }
     let mut results = beginning(options, libfuse.as_deref());
     for left_out in &results.left_out {
@@ -50,7 +50,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     let mut longest = Duration::ZERO;
     for round in 1..=options.rounds {
         if round > 1 && begun.elapsed() + longest > ENOUGH {
-            tell(&format!("{} rounds are enough: two and a half minutes are over", round - 1));
+            tell(&format!("ended after {} rounds: two and a half minutes are over", round - 1));
             break;
         }
         let start = Instant::now();
@@ -92,7 +92,7 @@ fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
     if let Some(available) = available_memory(&meminfo) {
         ensure!(
             available > needed,
-            "{} MiB of memory are available, and {} MiB are needed for files on tmpfs: end what uses it, or take --scale tiny",
+            "{} MiB of memory are available, and {} MiB are needed for files on tmpfs: free memory, or use --scale tiny",
             available >> 20,
             needed.div_ceil(1 << 20)
         );
@@ -112,7 +112,7 @@ fn beginning(options: &Options, libfuse: Option<&Path>) -> Results {
     let left_out = if libfuse.is_some() {
         "libfuse on ext4: it has no direct_io, and with O_DIRECT it would leave out the cache of ext4, too"
     } else {
-        "libfuse: no passthrough_hp was found; `cargo xtask bench --targets libfuse` makes one, --libfuse names one"
+        "libfuse: no passthrough_hp was found; `cargo xtask bench --targets libfuse` builds it, --libfuse names it"
     };
     Results {
         schema: SCHEMA.into(),
@@ -256,7 +256,7 @@ impl Round<'_> {
 
 /// Number of READ and WRITE requests to a daemon.
 fn requests(mount: &crate::mount::Mount) -> Result<u64> {
-    let Some(snapshot) = mount.snapshot()? else { bail!("a mount of ours has no statistics") };
+    let Some(snapshot) = mount.snapshot()? else { bail!("a mount of defuse has no statistics") };
     let count = |op| snapshot.get(op).map_or(0, |stats| stats.latency.count);
     Some(count(Request::READ) + count(Request::WRITE)).context("no requests")
 }

@@ -49,16 +49,16 @@ pub fn html(results: &Results) -> String {
         part("writes", "Writes and context switches", writes(results)),
         part("sequential", "Sequential writes and reads", sequential(results)),
         part("memory", "Files in memory", memory(results)),
-        part("share", "What of a call is the client's", share(results)),
-        part("start", "What a start costs", start(results)),
+        part("share", "The client's share of a call", share(results)),
+        part("start", "Cost of a start", start(results)),
         part("figures", "All figures", figures(results)),
     ];
-    let heading = "What it brings to leave the kernel out";
+    let heading = "The benefit of leaving out the kernel";
     html::page(heading, heading, &facts(results), &parts)
 }
 
 fn facts(results: &Results) -> String {
-    let build = if results.optimised { "" } else { ", not optimised: its times say nothing" };
+    let build = if results.optimised { "" } else { ", not optimised: its times are meaningless" };
     let mut facts: Vec<(&str, String)> = vec![
         ("Machine", html::machine(&results.machine)),
         ("Kernel", results.machine.kernel.clone()),
@@ -71,7 +71,7 @@ fn facts(results: &Results) -> String {
     facts.extend(results.left_out.iter().map(|left_out| ("Left out", left_out.clone())));
     let mut text = html::facts(&facts);
     if results.interrupted {
-        text.push_str("<p><strong>It was interrupted; what follows is of the rounds that were complete.</strong></p>\n");
+        text.push_str("<p><strong>It was interrupted; the results are those of the complete rounds.</strong></p>\n");
     }
     text
 }
@@ -104,7 +104,7 @@ fn all_goals(results: &Results) -> String {
         );
     }
     let head = ["", "measured", "required", ""];
-    "<p>Medians over the rounds; behind <em>~</em> half the distance of the quartiles. Ratios are of the same round.</p>\n"
+    "<p>Medians over the rounds; after <em>~</em> half the interquartile range. Ratios are taken within a round.</p>\n"
         .to_owned()
         + &wide_table("Goals", &head, &body)
 }

@@ -36,11 +36,11 @@ pub fn table(results: &Results) -> String {
     all_goals(&mut text, results);
     if !results.optimised {
         text.push_str(
-            "\nThis build is not optimised, so its times say nothing: build with --release.\n",
+            "\nThis build is not optimised, so its times are meaningless: build with --release.\n",
         );
     }
     if results.interrupted {
-        text.push_str("\nIt was interrupted; this is of the rounds that were complete.\n");
+        text.push_str("\nIt was interrupted; the results are those of the complete rounds.\n");
     }
     text
 }
@@ -158,7 +158,7 @@ fn memory(text: &mut String, results: &Results) {
 }
 
 fn share(text: &mut String, results: &Results) {
-    heading(text, "the client's part of a call on passthrough over tmpfs");
+    heading(text, "the client's share of a call on passthrough over tmpfs");
     for case in results.cases(Table::Share) {
         let ns = |target| middle(results, case, target, Cell::ns_per_call);
         let _ = writeln!(

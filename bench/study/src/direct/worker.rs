@@ -133,7 +133,7 @@ pub fn work(calls: &mut dyn Calls, server: Option<u32>) -> Result<()> {
     let server = server.map(|pid| pid.to_string());
     let mut memory = Vec::new();
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).context("an order is not understood")?;
+        let order: Order = serde_json::from_str(&line?).context("an order is invalid")?;
         let outcome = perform(calls, order, server.as_deref(), &mut memory)?;
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &outcome)?;
@@ -149,7 +149,7 @@ fn perform(
     server: Option<&str>,
     memory: &mut Vec<u8>,
 ) -> Result<Outcome> {
-    ensure!((1..=MOST).contains(&order.block), "a block of {} bytes cannot be", order.block);
+    ensure!((1..=MOST).contains(&order.block), "a block of {} bytes is not possible", order.block);
     go_to(order.cpu)?;
     let block = aligned(memory, order.block as usize);
     let of_server = || server.map_or(Switches::default(), Switches::of);
@@ -180,7 +180,7 @@ fn go_to(cpu: usize) -> Result<()> {
 ///
 /// Those of sched_getaffinity(2).
 pub fn processors() -> Result<Vec<usize>> {
-    let set = sched_getaffinity(None).context("which processors there are is not known")?;
+    let set = sched_getaffinity(None).context("the processors are unknown")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 

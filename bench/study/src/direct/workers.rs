@@ -71,7 +71,7 @@ impl Worker {
             Err(RecvTimeoutError::Disconnected) => {
                 let said = std::fs::read_to_string(&self.log).unwrap_or_default();
                 let tail = said.trim().lines().last().unwrap_or("(nothing)");
-                bail!("{name} ended at {op} of {block} bytes; it said: {tail}")
+                bail!("{name} ended at {op} of {block} bytes; its output: {tail}")
             }
         }
     }

@@ -67,8 +67,9 @@ pub fn caution(results: &Results) -> Option<String> {
     if results.program.contains(NOT_OPTIMISED) {
         reasons.push("the program was built without optimisation");
     }
-    (!reasons.is_empty())
-        .then(|| format!("{}: throughput says nothing, request counts do.", reasons.join(", and ")))
+    (!reasons.is_empty()).then(|| {
+        format!("{}: throughput is meaningless, request counts are valid.", reasons.join(", and "))
+    })
 }
 
 /// The median; `None` for no values.

@@ -328,7 +328,7 @@ fn flowops(results: &Results, row: &Row) -> String {
         }
     }
     let head = ["", "operation", "count", "mean", "p50", "p99", "max"];
-    if text.is_empty() { text } else { wide_table("What the application waits for", &head, &text) }
+    if text.is_empty() { text } else { wide_table("Latency of the application", &head, &text) }
 }
 
 /// CPU time per operation: application, daemon, and the rest of the machine.

@@ -115,6 +115,6 @@ fn failures(text: &mut String, results: &Results) {
         }
     }
     if results.interrupted {
-        let _ = writeln!(text, "The study was interrupted: go on with --resume.");
+        let _ = writeln!(text, "The study was interrupted: continue with --resume.");
     }
 }

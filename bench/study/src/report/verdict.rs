@@ -65,7 +65,7 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
         format!("from {worst_pct:+.0} % (row {worst}) to {best_pct:+.0} %")
     };
     let word = match (Class::of(worst_pct), Class::of(best_pct)) {
-        (Class::Green, _) => "no cost to speak of",
+        (Class::Green, _) => "no significant cost",
         (Class::Yellow, _) => "a moderate cost",
         (Class::Orange | Class::Red, Class::Green) => {
             "from no cost to a high one, by the kind of access"

@@ -133,7 +133,7 @@ impl Lexer {
         };
         let value = digits.parse::<i64>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
         let value = value.ok_or_else(|| {
-            let expected = "a whole number below 2^63, with k, m, g or t at its end at most";
+            let expected = "a whole number below 2^63, optionally with the suffix k, m, g or t";
             Mistake::new(place, format!("found `{text}`"), expected)
         })?;
         Ok(Token::Integer(if negative { -value } else { value }))

@@ -34,12 +34,12 @@ const COMMANDS: &[&str] = &[
 const REFUSED: &[(&str, &str)] = &[
     ("foreach", "`define process`, `run` and so on for each value, or a loop around -D VAR=VALUE"),
     ("fscheck", "no check of the file system: use its own program when the run is over"),
-    ("fsflush", "`create files`, which lets the page cache forget what was made"),
+    ("fsflush", "`create files`, which drops created files from the page cache"),
     ("help", "nothing interactive: docs/workloads.md lists the language"),
     ("list", "nothing interactive: docs/workloads.md lists the flowops"),
     ("log", "`echo \"...\"`"),
     ("stats", "`run SECONDS` or `psrun`, which measure and print by themselves"),
-    ("warmup", "a `run SECONDS` whose result is left aside, before the one that counts"),
+    ("warmup", "a first `run SECONDS` whose result is ignored"),
 ];
 
 /// The statements of `text`. Messages name the file `file`.
@@ -232,7 +232,7 @@ impl Parser {
         let seconds = if period.is_some() { number() } else { None };
         if seconds.is_some_and(|seconds| seconds < 0) {
             self.at -= 1;
-            return self.wrong("for how many seconds to run, which is no negative number");
+            return self.wrong("the number of seconds to run, which is not negative");
         }
         Ok(Command::PeriodicRun { period: period.unwrap_or(0), seconds })
     }
@@ -240,7 +240,7 @@ impl Parser {
     fn sleep(&mut self) -> Result<Command> {
         match self.peek() {
             Token::Integer(_) | Token::Variable(_) => self.value().map(Command::Sleep),
-            _ => self.wrong("for how many seconds to sleep"),
+            _ => self.wrong("the number of seconds to sleep"),
         }
     }
 
@@ -282,7 +282,7 @@ impl Parser {
             _ => return self.value(),
         };
         self.advance();
-        self.symbol('(', "and what it is like")?;
+        self.symbol('(', "and its attributes")?;
         let attributes = self.attributes(schema)?;
         self.symbol(')', "or `,` and another attribute")?;
         Ok(if word == "cvar" {

@@ -144,7 +144,7 @@ impl Flowops {
     ) -> Result<FlowopPlan> {
         if depth == MAX_DEPTH {
             let found = format!("`{}` is nested {MAX_DEPTH} times", one.kind);
-            return Err(Mistake::new(one.place, found, "composite flowops that end somewhere"));
+            return Err(Mistake::new(one.place, found, "composite flowops without recursion"));
         }
         let composite = self.composites[&one.kind].clone();
         let mut inner = attributes.variables.clone();

@@ -97,7 +97,7 @@ impl Variables {
             Operator::By => left.checked_div(right),
         };
         result.ok_or_else(|| {
-            let found = format!("{left} and {right} have no such result");
+            let found = format!("the result of {left} and {right} is not valid");
             Mistake::new(operands[1].1, found, "a result below 2^63, and no division by 0")
         })
     }
