@@ -245,7 +245,7 @@ fn nothing_depends_on_the_program_the_benchmark_or_these_commands() {
 }
 
 #[test]
-fn workloads_and_the_study_are_for_those_who_are_named() {
+fn only_listed_crates_use_workloads_and_the_study() {
     let packages = packages();
     let mut complaints = Vec::new();
     for (folder, users) in [(WORKLOADS, USES_WORKLOADS), (STUDY, USES_STUDY)] {
@@ -267,7 +267,7 @@ fn the_contract_needs_the_standard_library_and_nothing_else() {
 }
 
 #[test]
-fn unsafe_code_is_in_named_files_and_says_why_it_is_sound() {
+fn unsafe_code_is_in_listed_files_and_has_a_safety_comment() {
     let mut complaints = Vec::new();
     let mut found = BTreeSet::new();
     for path in sources() {
@@ -353,7 +353,7 @@ fn declared(code: &str) -> Option<String> {
 }
 
 #[test]
-fn every_crate_opens_with_what_it_is() {
+fn every_crate_begins_with_its_documentation() {
     let mut complaints = Vec::new();
     for Package { name, roots, license, .. } in packages() {
         for target in roots.iter().filter(|target| target.kind != "custom-build") {
@@ -413,14 +413,14 @@ fn the_opening_word_of_a_doc_comment_is_found() {
 }
 
 #[test]
-fn the_licences_are_there() {
+fn the_licences_exist() {
     assert!(read(&root().join("LICENSE-MIT")).contains("Permission is hereby granted"));
     let apache = read(&root().join("LICENSE-APACHE"));
     assert!(apache.contains("Version 2.0, January 2004") && apache.contains("END OF TERMS"));
 }
 
 #[test]
-fn the_architecture_knows_every_crate_and_where_a_read_goes() {
+fn the_architecture_names_every_crate_and_the_path_of_a_read() {
     let text = read(&root().join("ARCHITECTURE.md"));
     let heading =
         text.lines().any(|line| line.starts_with('#') && line.ends_with("Where does a read go"));
@@ -496,7 +496,7 @@ fn nothing_is_left_for_later_and_no_registry_is_named() {
 
 /// `cargo xtask test` counts what tests leave out by these words, and fails a run under CI by them.
 #[test]
-fn a_test_that_leaves_something_out_says_so_in_the_words_that_are_counted() {
+fn tests_report_left_out_parts_in_the_words_that_are_counted() {
     let mut complaints = Vec::new();
     for path in sources() {
         for (number, line) in read(&path).lines().enumerate() {

@@ -67,7 +67,7 @@ fn a_directory_cannot_move_below_itself_and_its_parent_follows_it() {
 }
 
 #[test]
-fn a_whiteout_is_left_where_the_name_was() {
+fn a_rename_can_leave_a_whiteout() {
     let fs = memory(None, None);
     file(&fs, Ino::ROOT, "a");
     rename(&fs, (Ino::ROOT, "a"), (Ino::ROOT, "b"), RenameFlags::WHITEOUT).unwrap();

@@ -21,18 +21,18 @@
 //! |---|---|
 //! | lookup of a known inode, also in readdirplus | 1: statx +dir |
 //! | lookup of a new inode | 2: statx, name_to_handle_at +dir |
-//! | getattr by handle; by inode | 1: statx; the same and 1 to open what is not in the cache |
-//! | open, opendir | 1: open_by_handle_at; fstat where it was open for reading a moment ago, and one for what is written |
+//! | getattr by handle; by inode | 1: statx; one more to open an inode that is not in the cache |
+//! | open, opendir | 1: open_by_handle_at, or fstat of a recently read file; one more fstat to open for writing |
 //! | create | 3: openat, statx, name_to_handle_at +dir |
 //! | mknod, mkdir, symlink | 3: the call, statx, name_to_handle_at +dir |
-//! | unlink, rmdir, rename over something | 4: statx, open_by_handle_at of what a frontend still knows, the call, statx of the same +dir |
+//! | unlink, rmdir, rename over an existing name | 4: statx, open_by_handle_at if a frontend knows the inode, the call, statx of the inode +dir |
 //! | rename to a new name | 2: statx, renameat2 +dirs |
-//! | link | 2: linkat, statx +dir, and 1 to open the inode if not in the cache |
+//! | link | 2: linkat, statx +dir; one more to open an inode that is not in the cache |
 //! | setattr | 1 for each kind of change, and statx |
 //! | read, write, fsync, lseek, fallocate, copy_file_range | 1 |
 //! | readdir | 1 getdents64 for 32 KiB of entries |
-//! | xattrs | 1 by `/proc/self/fd`, and 1 to open what is not in the cache |
-//! | release, forget of a pinned inode | 1: close; 0 for what was open for reading, until it is trimmed |
+//! | xattrs | 1 by `/proc/self/fd`; one more to open an inode that is not in the cache |
+//! | release, forget of a pinned inode | 1: close; 0 for a file open for reading, until it is trimmed |
 //! | flush | 0 on local file systems |
 //!
 //! Without file handles, a lookup of a new inode takes 3 calls (statx, openat, statx), and open

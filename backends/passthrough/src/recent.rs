@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_kept_than_there_is_room_for() {
+    fn no_more_files_are_kept_than_the_capacity() {
         let recent = RecentFiles::new(16);
         for number in 0..1000 {
             recent.put(number, fd());

@@ -31,7 +31,7 @@ fn required_file_handles_that_do_not_work_are_an_error() {
 }
 
 #[test]
-fn an_exclusive_source_keeps_what_is_cached() {
+fn an_exclusive_source_keeps_cached_pages() {
     let served = Served::new(&bases()[0], Options { exclusive: true, ..Options::default() });
     let (entry, _) = served.create("a");
     let opened = served.fs.open(&me(), entry.ino, flags(0)).unwrap();

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_switches() {
+    fn sleeping_is_a_voluntary_switch() {
         let before = Switches::of("self");
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert!(Switches::of("self").since(&before).voluntary > 0);

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_holds_only_what_came_later() {
+    fn a_span_contains_only_later_operations() {
         let (cell, mut before, mut after) =
             (Cell::new(), Histogram::default(), Histogram::default());
         cell.record(10, 1);

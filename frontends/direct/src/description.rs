@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_over_from_a_process_that_is_gone_and_from_nobody_else() {
+    fn a_lock_is_taken_over_only_from_a_process_that_is_gone() {
         let (cells, looks) = (OpenCells::default(), Looks(AtomicU32::new(3)));
         std::mem::forget(cells.acquire(7, None));
         let held = cells.acquire(8, Some(&looks));

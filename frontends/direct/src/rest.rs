@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn links_come_before_what_follows_them() {
+    fn the_text_of_a_link_precedes_the_rest_of_the_path() {
         let mut rest = Rest::new(b"//a/./l/b//", 0);
         let names = [rest.next(), rest.next(), rest.next()].map(|c| c.unwrap().bytes().to_vec());
         assert_eq!(names, [b"a".to_vec(), b".".to_vec(), b"l".to_vec()]);

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_of_change_ends_where_its_value_is() {
+    fn a_bar_of_change_ends_at_its_value() {
         let svg = change(-50.0, "red", Some(-25.0), "a \"label\"");
         assert!(svg.contains("class=\"red\" x=\"400.0\" y=\"1\" width=\"400.0\""), "{svg}");
         assert!(svg.contains("class=\"tick\" x=\"597.0\""), "{svg}");

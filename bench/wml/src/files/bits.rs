@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_finds_what_a_tree_finds(
+        fn it_finds_the_same_numbers_as_a_tree(
             limit in 1u32..20_000,
             steps in prop::collection::vec((any::<u32>(), any::<bool>()), 1..200),
         ) {
