@@ -311,6 +311,11 @@ impl<'a> DirBuf<'a> {
         self.sink.wants_entries()
     }
 
+    /// True where an entry with a name of `name_len` bytes fits.
+    pub fn fits(&self, name_len: usize) -> bool {
+        self.sink.fits(name_len)
+    }
+
     /// Appends `item` without attributes.
     pub fn push(&mut self, item: DirItem<'_>) -> Push {
         self.push_with(item, || None)

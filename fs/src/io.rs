@@ -111,6 +111,14 @@ impl Io {
         self
     }
 
+    /// The operation that `map` returns, for layers that also change its arguments. It must move the same
+    /// number of bytes.
+    #[must_use]
+    pub fn map_op(mut self, map: impl FnOnce(IoOp) -> IoOp) -> Self {
+        self.op = map(self.op);
+        self
+    }
+
     /// The same operation with another completion around the one it had, for layers that want to
     /// see the answer. Bytes that were already put into the buffer stay counted.
     #[must_use]

@@ -61,6 +61,14 @@ impl LockWait {
         self
     }
 
+    /// The same wait for the lock that `map` returns, for layers over a file system that knows other
+    /// owners.
+    #[must_use]
+    pub fn map_request(mut self, map: impl FnOnce(LockRequest) -> LockRequest) -> Self {
+        self.request = map(self.request);
+        self
+    }
+
     /// The same wait with another answer around the one it had, for layers that see or change it.
     #[must_use]
     pub fn map_answer(mut self, map: impl FnOnce(LockAnswer) -> LockAnswer) -> Self {

@@ -5,7 +5,9 @@
 //! ([`Recorder`], [`Cells`]), their readings ([`Snapshot`]), and a layer that measures any file
 //! system ([`Probed`]).
 //!
-//! It starts no threads, opens no files, and prints nothing. Frontends and the command line decide
+//! [`Limited`] writes warnings that somebody else can cause at will.
+//!
+//! It starts no threads, opens no files, and prints nothing but those warnings, to the log. Frontends and the command line decide
 //! when and where a snapshot is shown.
 //!
 //! ```
@@ -24,12 +26,14 @@
 mod cells;
 pub mod clock;
 mod histogram;
+mod limited;
 mod op;
 mod probed;
 mod snapshot;
 
 pub use cells::{Cells, Recorder};
 pub use histogram::{BUCKETS, Histogram};
+pub use limited::Limited;
 pub use op::{Op, Stage};
 pub use probed::Probed;
 pub use snapshot::{OpStats, Snapshot};

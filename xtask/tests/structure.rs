@@ -152,7 +152,6 @@ const ASKING_FOLDERS: &[&str] = &[
     "backends/remote",
     "cli",
     "compose",
-    "connection",
     "frontends/fuse",
     "frontends/socket",
     "fs",
@@ -194,7 +193,11 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "backends" if package.folder == "backends/uhs" => &["fs", "probe", "block"],
             "probe" | "backends" => &["fs"],
             "wire" => &["fs", "probe"],
-            "frontends" if package.folder == "frontends/fuse" => &["fs", "probe", "wire"],
+            // A layer for clients in other processes, whatever protocol they speak.
+            "connection" => &["fs", "probe"],
+            "frontends" if package.folder == "frontends/fuse" => {
+                &["fs", "probe", "wire", "connection"]
+            }
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],

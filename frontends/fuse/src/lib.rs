@@ -10,7 +10,6 @@ mod dispatch;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod init;
-mod limited;
 pub mod mount;
 mod notify;
 mod options;
@@ -20,6 +19,7 @@ mod sync;
 mod transport;
 mod workers;
 
+pub use defuse_connection::Limits;
 /// The structure of INIT, which [`negotiate`] takes, and the flags that it decides.
 pub use defuse_wire::abi;
 #[cfg(fuzzing)]
@@ -28,7 +28,7 @@ pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{IoUring, SessionOptions};
 #[cfg(fuzzing)]
 pub use server::fuzzed::peers as fuzz_peers;
-pub use server::{Admission, Limits, ServeError, Server, ServerOptions};
+pub use server::{Admission, ServeError, Server, ServerOptions};
 pub use session::{Ended, Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
 

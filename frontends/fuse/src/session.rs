@@ -14,12 +14,10 @@ use rustix::fs::{Mode, OFlags};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Client, Dispatcher};
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
-use crate::limited::Limited;
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
-use crate::server::Peer;
 use crate::transport::dev::{DevChannel, DevLimits, DevPort, Line};
 use crate::transport::uring;
 use crate::transport::{Channel, Message, Received, ReplyPort, errno};
@@ -29,6 +27,7 @@ use crate::workers::ring::Rings;
 use crate::workers::sentinel::Bell;
 use crate::workers::set_aside::SetAside;
 use crate::workers::{ring, sentinel, serve, signal};
+use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn};
 use defuse_wire::request::{Body, DecodeOptions, Request};
 use defuse_wire::vendor::SOCKET_IO_MAX;
@@ -76,19 +75,18 @@ impl Session {
     }
 
     /// Answers INIT on `socket`, at whose other end is a client in the kernel's place
-    /// (`defuse-remote`), and starts to serve `fs`. `caps` is what that client may believe of it.
+    /// (`defuse-remote`), and starts to serve `fs`.
     pub(crate) fn over_socket(
         socket: OwnedFd,
         fs: Arc<dyn FileSystem>,
-        caps: &Caps,
         options: &SessionOptions,
-        peer: Peer,
+        client: Client,
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let options = over_socket(options);
         let socket = Arc::new(socket);
-        let agreed = handshake(&socket, Line::Socket, caps, &options)?;
-        Session::begin(&socket, fs, agreed, &options, Some(peer))
+        let agreed = handshake(&socket, Line::Socket, &fs.caps(), &options)?;
+        Session::begin(&socket, fs, agreed, &options, Some(client))
     }
 
     fn begin(
@@ -96,7 +94,7 @@ impl Session {
         fs: Arc<dyn FileSystem>,
         agreed: Agreed,
         options: &SessionOptions,
-        mut peer: Option<Peer>,
+        client: Option<Client>,
     ) -> std::result::Result<Session, StartError> {
         let Agreed { mut negotiated, port, line, mut plan } = agreed;
         let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
@@ -108,8 +106,7 @@ impl Session {
                 negotiated.clone(),
                 options,
                 Arc::clone(device),
-                // Rings may be refused and this be done anew, but a socket has none.
-                peer.take(),
+                client.clone(),
             );
             let queues = plan.as_ref().map(|plan| plan.queues);
             let shared = Shared::new(dispatcher, options, (device, line), &port, queues);

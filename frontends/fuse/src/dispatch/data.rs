@@ -4,12 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use defuse_fs::{
-    Errno, Fh, File, FileSystem, Ino, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs,
-    WriteBuf,
+    Errno, Fh, File, FileSystem, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
 };
 
 use super::{Call, Dispatcher, Done, done, pod};
-use crate::server::Mapped;
 use crate::transport::dev::MemorySource;
 use crate::transport::{Deferred, Reply};
 use defuse_wire::request::{Payload, Records};
@@ -31,20 +29,12 @@ impl Dispatcher {
         let args = ReadArgs {
             offset: args.offset,
             flags: convert::open_flags(args.flags),
-            lock_owner: owned.then(|| self.owner(LockOwner(args.lock_owner))),
+            lock_owner: owned.then_some(LockOwner(args.lock_owner)),
         };
         if self.submits {
             let deferred = reply.defer(Deferred::Read(len));
             self.submit(call, IoOp::Read { file, args, len }, deferred);
             return Ok(Done::Deferred);
-        }
-        if let Some(bytes) =
-            self.on_map(call.ino, |fs, mapped| mapped.read(fs, &call.cx, (file, args, len)))
-        {
-            let bytes = bytes?;
-            reply.data(len).put(&bytes)?;
-            let _ = reply.send_data();
-            return Ok(Done::Moved(bytes.len()));
         }
         let mut out = ReadBuf::new(reply.data(len), len);
         self.fs.read(&call.cx, file, args, &mut out)?;
@@ -65,9 +55,8 @@ impl Dispatcher {
         let args = WriteArgs {
             offset: args.offset,
             flags: convert::open_flags(args.flags),
-            lock_owner: has(abi::FUSE_WRITE_LOCKOWNER)
-                .then(|| self.owner(LockOwner(args.lock_owner))),
-            kill_suidgid: self.kills(has(abi::FUSE_WRITE_KILL_SUIDGID)),
+            lock_owner: has(abi::FUSE_WRITE_LOCKOWNER).then_some(LockOwner(args.lock_owner)),
+            kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
             from_cache: has(abi::FUSE_WRITE_CACHE),
         };
         if self.submits {
@@ -78,15 +67,7 @@ impl Dispatcher {
             self.submit(call, IoOp::Write { file, args, len }, deferred);
             return Ok(Done::Deferred);
         }
-        let mapped = match data {
-            Payload::Memory(bytes) => {
-                self.on_map(call.ino, |fs, mapped| mapped.write(fs, &call.cx, (file, args, bytes)))
-            }
-            // Sockets have no pipes.
-            Payload::Pipe(_) => None,
-        };
         let count = match data {
-            _ if mapped.is_some() => mapped.unwrap_or(Err(Errno::EIO))?,
             Payload::Memory(bytes) => {
                 let mut source = MemorySource::new(bytes);
                 self.write_from(call, file, args, &mut WriteBuf::new(&mut source))?
@@ -99,16 +80,6 @@ impl Dispatcher {
         Ok(Done::Moved(count))
     }
 
-    /// Runs `run` on the file where clients have it mapped. A client on a socket alone can do that.
-    pub(super) fn on_map<T>(
-        &self,
-        ino: Ino,
-        run: impl FnOnce(&dyn FileSystem, &mut Mapped) -> T,
-    ) -> Option<T> {
-        let maps = &self.peer.as_ref()?.maps;
-        maps.with(ino, |mapped| run(&*self.fs, mapped))
-    }
-
     /// SETUPMAPPING: the answer has a descriptor of the memory that all mappings of the file share.
     pub(super) fn setupmapping(
         &self,
@@ -116,36 +87,25 @@ impl Dispatcher {
         args: &abi::SetupmappingIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let peer = self.peer.as_ref().filter(|_| !self.submits).ok_or(Errno::ENOSYS)?;
+        let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let open = peer.ledger.modes(file).ok_or(Errno::EBADF)?;
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
-        if !open.reads || writes && !open.writes {
-            return Err(Errno::EACCES);
-        }
-        let end = args.foffset.checked_add(args.len).filter(|&end| end <= i64::MAX as u64);
-        let range = args.foffset..end.ok_or(Errno::EOVERFLOW)?;
-        let memory = peer.ledger.map(call.ino, args.len, |room| {
-            peer.maps.map(&*self.fs, call.ino, range, (writes, room))
-        })?;
-        // Of a client that has gone, it goes with the rest.
-        let _ = reply.send_descriptor(memory.fd.as_fd());
+        let fd = memory.map(&call.cx, file, (args.foffset, args.len), writes)?;
+        // If the client has ended, so does the mapping.
+        let _ = reply.send_descriptor(fd.as_fd());
         Ok(Done::Sent)
     }
 
-    /// REMOVEMAPPING: as many mappings as there are items are gone.
+    /// REMOVEMAPPING: as many mappings as there are items have ended.
     pub(super) fn removemapping(
         &self,
         call: &Call<'_>,
         items: Records<'_, abi::RemovemappingOne>,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let peer = self.peer.as_ref().ok_or(Errno::ENOSYS)?;
+        let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         for _ in items {
-            if !peer.ledger.unmapped(call.ino) {
-                return Err(Errno::EINVAL);
-            }
-            peer.maps.release(&*self.fs, call.ino, 1);
+            memory.unmap(&call.cx, call.ino)?;
         }
         done(Ok(()), reply)
     }

@@ -12,7 +12,6 @@ use zerocopy::IntoBytes;
 
 use super::data::write_out;
 use super::{Call, Dispatcher};
-use crate::server::Wait;
 use crate::transport::DeferredReply;
 use defuse_wire::abi::Opcode;
 use defuse_wire::op::op_of;
@@ -70,23 +69,16 @@ impl Dispatcher {
         self.fs.submit(Io::new(op, call.cx.caller, call.unique, interrupt, completion));
     }
 
-    /// Waits for a lock; `wait` counts the waits of a client.
+    /// Waits for a lock.
     pub(super) fn wait_for_lock(
         self: &Arc<Self>,
         call: &Call<'_>,
         (file, lock): (File, LockRequest),
         reply: Box<dyn DeferredReply>,
-        wait: Option<Wait>,
     ) {
         let interrupt = self.begin_deferred(call);
         let completion = Box::new(self.completion(call, reply, 0));
-        let answer = move |taken: Result<()>| {
-            let _wait = wait;
-            if taken.is_ok() {
-                completion.dispatcher.note_locked(file.ino, &lock);
-            }
-            completion.finish(taken.map(|()| 0));
-        };
+        let answer = move |taken: Result<()>| completion.finish(taken.map(|()| 0));
         let (caller, answer) = (call.cx.caller, Box::new(answer));
         self.fs.setlkw(LockWait::new((file, lock), caller, call.unique, interrupt, answer));
     }

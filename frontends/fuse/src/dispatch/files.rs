@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, LockRequest, LockType, Name, Notify, OpenArgs, OpenFlags, Opened,
-    PollHandle, ReleaseArgs, Result, Whence,
+    IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    ReleaseArgs, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
 use super::names::new_node;
 use super::{Call, Dispatcher, Done, done, pod};
 use crate::backing::Offer;
-use crate::server::drop_locks;
 use crate::transport::{Deferred, Reply};
 use defuse_wire::abi;
 use defuse_wire::convert::{self, Timeouts};
@@ -28,19 +27,9 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let args = self.open_args(call, args.flags, args.open_flags);
-        let open = || self.fs.open(&call.cx, call.ino, args);
-        let truncated = match args.flags.has(OpenFlags::TRUNC) {
-            true => self.on_map(call.ino, |fs, mapped| mapped.resize(fs, 0, open)),
-            false => None,
-        };
-        let opened = match truncated {
-            Some(opened) => opened?,
-            None => open()?,
-        };
+        let opened = self.fs.open(&call.cx, call.ino, args)?;
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
-        let file = File { ino: call.ino, fh: opened.fh };
-        out.fh = self.note_opened(file, false, args.flags).0;
         self.note_writer(call.ino, args.flags);
         self.forget_times(call.ino, args.flags);
         if reply.send(&[out.as_bytes()]).is_err() {
@@ -89,13 +78,11 @@ impl Dispatcher {
     ) -> Result<Done> {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
-        self.note_lookup(entry.ino);
-        open.fh = self.note_opened(File { ino: entry.ino, fh: opened.fh }, false, flags).0;
         self.note_writer(entry.ino, flags);
         let out = CreateOut { entry: self.timeouts_of(entry.ino).entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
-            self.take_back(entry.ino, 1);
+            self.fs.forget(entry.ino, 1);
         }
         Ok(Done::Sent)
     }
@@ -108,7 +95,7 @@ impl Dispatcher {
         let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let unseen = !told && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
         let asked = unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0;
-        OpenArgs { flags, kill_suidgid: self.kills(asked) }
+        OpenArgs { flags, kill_suidgid: asked }
     }
 
     /// What to tell the kernel of an open file or directory.
@@ -147,17 +134,12 @@ impl Dispatcher {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
         self.note_writer_gone(ino, flags);
-        if let Ok(closed) = self.note_closed(file)
-            && closed.release
-        {
-            let file = File { ino, fh: closed.handle };
-            let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
-        }
+        let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
     }
 
     /// Counts who has a file open for writing, of the kernel's mounts alone: see [`super::privileges`].
     fn note_writer(&self, ino: Ino, flags: OpenFlags) {
-        if flags.writable() && self.peer.is_none() {
+        if flags.writable() && self.is_kernel {
             self.writers.opened(ino);
         }
     }
@@ -182,7 +164,7 @@ impl Dispatcher {
     }
 
     fn note_writer_gone(&self, ino: Ino, flags: OpenFlags) {
-        if flags.writable() && self.peer.is_none() {
+        if flags.writable() && self.is_kernel {
             self.writers.closed(ino);
         }
     }
@@ -201,18 +183,10 @@ impl Dispatcher {
     ) -> Result<Done> {
         let unlock = args.release_flags & abi::FUSE_RELEASE_FLOCK_UNLOCK != 0;
         let flags = convert::open_flags(args.flags);
-        let closed = self.note_closed(File { ino: call.ino, fh: Fh(args.fh) })?;
-        let file = File { ino: call.ino, fh: closed.handle };
+        let file = File { ino: call.ino, fh: Fh(args.fh) };
         self.close_backing(file);
         self.note_writer_gone(file.ino, flags);
-        // What the last who has an open file does not say of its locks, the books do.
-        for (kind, owner) in closed.locks {
-            drop_locks(&*self.fs, file, kind, self.owner(owner));
-        }
-        if !closed.release {
-            return done(Ok(()), reply);
-        }
-        let flock_owner = unlock.then(|| self.owner(LockOwner(args.lock_owner)));
+        let flock_owner = unlock.then_some(LockOwner(args.lock_owner));
         done(self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner }), reply)
     }
 
@@ -223,8 +197,7 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let owner = self.owner(LockOwner(args.lock_owner));
-        done(self.fs.flush(&call.cx, file, owner), reply)
+        done(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
     }
 
     pub(super) fn fsync(
@@ -235,7 +208,6 @@ impl Dispatcher {
     ) -> Result<Done> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        self.write_back(call.ino)?;
         if self.submits {
             let deferred = reply.defer(Deferred::Plain);
             self.submit(call, IoOp::Fsync { file, datasync }, deferred);
@@ -275,14 +247,9 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
-        let mut out = self.open_out(&opened);
-        let dir = File { ino: call.ino, fh: opened.fh };
-        let number = self.note_opened(dir, true, convert::open_flags(args.flags));
-        out.fh = number.0;
-        if reply.send(&[out.as_bytes()]).is_err()
-            && self.note_closed(File { fh: number, ..dir }).is_ok_and(|closed| closed.release)
-        {
-            let _ = self.fs.releasedir(&call.cx, dir);
+        let out = self.open_out(&opened);
+        if reply.send(&[out.as_bytes()]).is_err() {
+            let _ = self.fs.releasedir(&call.cx, File { ino: call.ino, fh: opened.fh });
         }
         Ok(Done::Sent)
     }
@@ -293,13 +260,9 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let request = self.lock_request(args, false)?;
+        let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let mut found = self.fs.getlk(&call.cx, file, &request)?;
-        if found.is_some() && self.await_ended() {
-            found = self.fs.getlk(&call.cx, file, &request)?;
-        }
-        pod(reply, &convert::lk_out(found))
+        pod(reply, &convert::lk_out(self.fs.getlk(&call.cx, file, &request)?))
     }
 
     pub(super) fn setlk(
@@ -308,30 +271,9 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let request = self.lock_request(args, false)?;
+        let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let mut taken = self.fs.setlk(&call.cx, file, &request);
-        if taken == Err(Errno::EAGAIN) && self.await_ended() {
-            taken = self.fs.setlk(&call.cx, file, &request);
-        }
-        if taken.is_ok() {
-            self.note_locked(call.ino, &request);
-        }
-        done(taken, reply)
-    }
-
-    /// Notes what the file system has locked or unlocked, for `request` as the file system had it.
-    pub(super) fn note_locked(&self, ino: Ino, request: &LockRequest) {
-        if let Some(peer) = &self.peer {
-            // The same again is the owner that the client named.
-            let owner = peer.ledger.owner(request.owner);
-            peer.ledger.locked(ino, &LockRequest { owner, ..*request });
-        }
-    }
-
-    /// Waits for the locks of clients that are gone; false where there are none.
-    fn await_ended(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.await_ended())
+        done(self.fs.setlk(&call.cx, file, &request), reply)
     }
 
     /// A lock that is waited for never holds a worker: all of them could end up waiting, and nobody
@@ -342,15 +284,14 @@ impl Dispatcher {
         args: &abi::LkIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        let lock = self.lock_request(args, true)?;
+        let lock = convert::lock_request(args, true)?;
         if lock.lock.typ == LockType::Unlock {
             // flock(2) unlocks with the request that waits.
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let wait = self.peer.as_ref().map(|peer| peer.ledger.begin_wait()).transpose()?;
         let deferred = reply.defer(Deferred::Plain);
-        self.wait_for_lock(call, (file, lock), deferred, wait);
+        self.wait_for_lock(call, (file, lock), deferred);
         Ok(Done::Deferred)
     }
 
@@ -410,16 +351,7 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let range = Fallocate { mode: args.mode, offset: args.offset, length: args.length };
-        let change = || self.fs.fallocate(&call.cx, file, range);
-        // Some modes move what is behind the range.
-        let changed =
-            self.on_map(call.ino, |fs, mapped| mapped.change(fs, args.offset..u64::MAX, change));
-        done(changed.unwrap_or_else(change), reply)
-    }
-
-    /// What was changed through mappings has to be seen by the file system.
-    fn write_back(&self, ino: Ino) -> Result<()> {
-        self.on_map(ino, |fs, mapped| mapped.write_back(fs, 0..u64::MAX)).unwrap_or(Ok(()))
+        done(self.fs.fallocate(&call.cx, file, range), reply)
     }
 
     pub(super) fn lseek(
@@ -435,7 +367,6 @@ impl Dispatcher {
             _ => return Err(Errno::EINVAL),
         };
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        self.write_back(call.ino)?;
         let offset = self.fs.lseek(&call.cx, file, args.offset, whence)?;
         pod(reply, &abi::LseekOut { offset })
     }
@@ -457,11 +388,7 @@ impl Dispatcher {
             length: args.len.min(longest),
             flags: args.flags,
         };
-        self.write_back(call.ino)?;
-        let change = || self.fs.copy_file_range(&call.cx, &copy);
-        let range = copy.dst_offset..copy.dst_offset.saturating_add(copy.length);
-        let copied = self.on_map(copy.dst.ino, |fs, mapped| mapped.change(fs, range, change));
-        let count = copied.unwrap_or_else(change)?;
+        let count = self.fs.copy_file_range(&call.cx, &copy)?;
         if wide {
             pod(reply, &abi::CopyFileRangeOut { bytes_copied: count })
         } else {

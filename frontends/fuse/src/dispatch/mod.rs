@@ -16,24 +16,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, LockKind,
-    LockOwner, LockRequest, Name, OpenFlags, Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Name, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::backing::Backings;
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::server::{Closed, Guard, Peer, drop_locks};
 use crate::transport::Reply;
 use deferred::DeferredTable;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::convert::{self, Timeouts};
 use defuse_wire::request::{Body, Payload, Request};
-use defuse_wire::vendor;
 use privileges::Writers;
 
 /// All that handlers need to know of their session.
@@ -51,9 +48,26 @@ pub(crate) struct Dispatcher {
     backings: Option<Backings>,
     deferred: DeferredTable,
     writers: Writers,
-    /// Who is at the other end of a socket, and may ask for no more than that user could. The kernel
-    /// says of each request who asks.
-    peer: Option<Peer>,
+    /// The requests come from the kernel, which vouches for their callers, and not from a client over a
+    /// socket.
+    is_kernel: bool,
+    memory: Option<Arc<dyn SharedMemory>>,
+}
+
+/// Memory that mappings of a file share, for clients that ask by SETUPMAPPING.
+pub(crate) trait SharedMemory: Send + Sync {
+    /// A descriptor of the memory of `file`, filled with `len` bytes at `offset` at least.
+    fn map(&self, cx: &Context<'_>, file: File, range: (u64, u64), writes: bool)
+    -> Result<OwnedFd>;
+
+    /// One mapping of `ino` has ended.
+    fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
+}
+
+/// A client over a socket, in the kernel's place.
+#[derive(Clone, Default)]
+pub(crate) struct Client {
+    pub(crate) memory: Option<Arc<dyn SharedMemory>>,
 }
 
 /// What became of a request, for statistics.
@@ -90,7 +104,7 @@ impl Dispatcher {
         negotiated: Negotiated,
         options: &SessionOptions,
         device: Arc<OwnedFd>,
-        peer: Option<Peer>,
+        client: Option<Client>,
     ) -> Self {
         let caps = fs.caps();
         // With write-back the kernel knows size and times better than we, but not the space in use,
@@ -117,7 +131,8 @@ impl Dispatcher {
             backings,
             deferred: DeferredTable::default(),
             writers: Writers::default(),
-            peer,
+            is_kernel: client.is_none(),
+            memory: client.and_then(|client| client.memory),
         }
     }
 
@@ -162,38 +177,6 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let (cx, ino) = (&call.cx, call.ino);
-        if let Some(peer) = &self.peer {
-            if let Body::Ioctl { args, data } = body
-                && args.cmd == vendor::TAKE_OVER
-            {
-                let taken = vendor::TakeOver::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
-                peer.take_over(ino, &taken)?;
-                return pod(reply, &abi::IoctlOut::default());
-            }
-            peer.check(body, ino, cx.caller)?;
-            peer.ledger.admit(body)?;
-            let _held = peer.hold(body, ino);
-            peer.guard(&*self.fs, body, ino, cx)?;
-            // Locks belong to the open file that the client names.
-            match body {
-                Body::Setlk(args) => self.note_lock(ino, args)?,
-                Body::Setlkw(args) => self.note_lock(ino, args)?,
-                Body::Flush(args) if !self.note_flushed(ino, args) => return done(Ok(()), reply),
-                _ => {}
-            }
-            return self.perform(call, &peer.with_handles(body, ino)?, reply);
-        }
-        self.perform(call, body, reply)
-    }
-
-    /// Carries out a request whose handles are those of the file system.
-    fn perform(
-        self: &Arc<Self>,
-        call: &Call<'_>,
-        body: &Body<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
-        let (cx, ino) = (&call.cx, call.ino);
         match body {
             Body::Lookup { name } => self.lookup(call, name, reply),
             Body::Getattr(args) => self.getattr(call, args, reply),
@@ -229,12 +212,7 @@ impl Dispatcher {
             Body::Readdir(args) => self.readdir(call, args, false, reply),
             Body::Readdirplus(args) => self.readdir(call, args, true, reply),
             Body::Releasedir(args) => {
-                let closed = self.note_closed(File { ino, fh: Fh(args.fh) })?;
-                let dir = File { ino, fh: closed.handle };
-                for &(kind, owner) in &closed.locks {
-                    drop_locks(&*self.fs, dir, kind, self.owner(owner));
-                }
-                done(if closed.release { self.fs.releasedir(cx, dir) } else { Ok(()) }, reply)
+                done(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
             }
             Body::Fsyncdir(args) => self.fsyncdir(call, args, reply),
             Body::Getlk(args) => self.getlk(call, args, reply),
@@ -274,7 +252,7 @@ impl Dispatcher {
                 if let Some(backings) = &self.backings {
                     backings.forget(Ino(nodeid));
                 }
-                self.take_back(Ino(nodeid), lookups);
+                self.fs.forget(Ino(nodeid), lookups);
             }
         };
         let run = || match request.body {
@@ -295,80 +273,6 @@ impl Dispatcher {
         if catch_unwind(AssertUnwindSafe(|| self.fs.trim())).is_err() {
             log::error!("the file system panicked while it trimmed what it keeps");
         }
-    }
-
-    /// Takes lookups back. A client gives back what it was given, and nothing of others.
-    fn take_back(&self, ino: Ino, lookups: u64) {
-        let held = self.peer.as_ref().map(|peer| peer.ledger.forgotten(ino, lookups));
-        match held.unwrap_or(lookups) {
-            0 => {}
-            lookups => self.fs.forget(ino, lookups),
-        }
-    }
-
-    /// Notes a lookup that is about to be given.
-    fn note_lookup(&self, ino: Ino) {
-        if let Some(peer) = &self.peer {
-            peer.ledger.looked_up(ino);
-        }
-    }
-
-    /// Notes a handle that is about to be given. Returns what the client is to name it by.
-    fn note_opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
-        self.peer.as_ref().map_or(file.fh, |peer| peer.ledger.opened(file, dir, flags))
-    }
-
-    /// Notes that an open file comes back; `EBADF` where it was not given.
-    fn note_closed(&self, file: File) -> Result<Closed> {
-        match &self.peer {
-            Some(peer) => peer.ledger.closed(file).ok_or(Errno::EBADF),
-            None => Ok(Closed { handle: file.fh, release: true, locks: Vec::new() }),
-        }
-    }
-
-    /// Notes that the record locks of an owner are given up. False where others have them, too.
-    fn note_flushed(&self, ino: Ino, args: &abi::FlushIn) -> bool {
-        let Some(peer) = &self.peer else { return true };
-        let (file, owner) = (File { ino, fh: Fh(args.fh) }, LockOwner(args.lock_owner));
-        let last = peer.ledger.flushed(file, owner);
-        // Who closes an open file of its own waits for this answer, and not for that of RELEASE.
-        if last
-            && peer.ledger.takes_flock(file, owner)
-            && let Ok(fh) = peer.ledger.handle(file)
-        {
-            drop_locks(&*self.fs, File { ino, fh }, LockKind::Flock, peer.ledger.owner(owner));
-        }
-        last
-    }
-
-    /// Notes whose locks have to go when the client does.
-    fn note_lock(&self, ino: Ino, args: &abi::LkIn) -> Result<()> {
-        let request = convert::lock_request(args, false)?;
-        if let Some(peer) = &self.peer {
-            peer.ledger.locks(File { ino, fh: Fh(args.fh) }, &request);
-        }
-        Ok(())
-    }
-
-    /// The owner of a lock as the file system is to know it.
-    fn owner(&self, owner: LockOwner) -> LockOwner {
-        self.peer.as_ref().map_or(owner, |peer| peer.ledger.owner(owner))
-    }
-
-    fn lock_request(&self, args: &abi::LkIn, wait: bool) -> Result<LockRequest> {
-        let request = convert::lock_request(args, wait)?;
-        Ok(LockRequest { owner: self.owner(request.owner), ..request })
-    }
-
-    /// The rules for a client that may do no more than its user.
-    fn guard(&self) -> Option<Guard<'_>> {
-        self.peer.as_ref()?.guarded(&*self.fs)
-    }
-
-    /// Whether a change of the data takes set-user-id away. A user who is not root does not decide
-    /// that.
-    fn kills(&self, asked: bool) -> bool {
-        asked || self.peer.as_ref().is_some_and(|peer| peer.is_guarded)
     }
 
     /// NOTIFY_REPLY: the answer of the page cache to a RETRIEVE. `reply` holds the data where the

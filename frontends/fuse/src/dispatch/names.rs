@@ -45,9 +45,8 @@ impl Dispatcher {
     /// Sends `entry`, or takes back its lookup.
     fn send_entry(&self, entry: &Entry, reply: &mut dyn Reply) -> Result<Done> {
         let out = self.timeouts_of(entry.ino).entry_out(entry);
-        self.note_lookup(entry.ino);
         if reply.send(&[out.as_bytes()]).is_err() {
-            self.take_back(entry.ino, 1);
+            self.fs.forget(entry.ino, 1);
         }
         Ok(Done::Sent)
     }
@@ -80,25 +79,15 @@ impl Dispatcher {
         args: &abi::SetattrIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        // What a client on a socket says of its process is not vouched for.
-        let kernel = self.peer.is_none();
+        // A client over a socket may lie about its process.
         let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
-        if kernel && clears && privileges::asks_to_clear(args) {
+        if self.is_kernel && clears && privileges::asks_to_clear(args) {
             let is_written = !privileges::is_chown(args) && self.writers.any(call.ino);
             let attr = privileges::clear(&*self.fs, &call.cx, call.ino, is_written)?;
             return pod(reply, &convert::attr_for_now(&attr));
         }
         let fh = (args.valid & abi::FATTR_FH != 0).then_some(Fh(args.fh));
-        let mut set = convert::set_attr(args);
-        set.kill_suidgid = set.kill_suidgid || set.size.is_some() && self.kills(false);
-        let change = || self.fs.setattr(&call.cx, call.ino, fh, &set);
-        let resized = set
-            .size
-            .and_then(|size| self.on_map(call.ino, |fs, mapped| mapped.resize(fs, size, change)));
-        let attr = match resized {
-            Some(resized) => resized?,
-            None => change()?,
-        };
+        let attr = self.fs.setattr(&call.cx, call.ino, fh, &convert::set_attr(args))?;
         pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
     }
 
@@ -187,16 +176,9 @@ impl Dispatcher {
         let flags = SetXattrFlags {
             create: args.flags & 1 != 0,
             replace: args.flags & 2 != 0,
-            clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0
-                || self.list_clears_sgid(call, name)?,
+            clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0,
         };
         done(self.fs.setxattr(&call.cx, call.ino, self.xattr_name(name)?, value, flags), reply)
-    }
-
-    /// A user who is not root does not decide that an access list keeps set-group-id.
-    fn list_clears_sgid(&self, call: &Call<'_>, name: &[u8]) -> Result<bool> {
-        let guard = self.guard().filter(|_| name == b"system.posix_acl_access");
-        guard.map_or(Ok(false), |guard| guard.list_clears_sgid(call.ino, &call.cx))
     }
 
     pub(super) fn getxattr(
@@ -234,7 +216,7 @@ impl Dispatcher {
         name: &[u8],
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        if name == b"security.capability" && self.peer.is_none() {
+        if name == b"security.capability" && self.is_kernel {
             let is_written = self.writers.any(call.ino);
             privileges::may_lose_capabilities(&*self.fs, &call.cx, call.ino, is_written)?;
         }
@@ -250,12 +232,8 @@ impl Dispatcher {
     ) -> Result<Done> {
         let size = (args.size as usize).min(self.negotiated.max_read);
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
-        // Who may only read the directory sees names, and gets no inodes.
-        let searches = || self.guard().is_none_or(|guard| guard.may_search(call.ino, &call.cx));
-        let has_room = || self.peer.as_ref().is_none_or(|peer| peer.ledger.may_look_up());
-        let gives = plus && searches() && has_room();
         let encoder = DirEncoder::new(reply.room(size));
-        let mut sink = KernelDir { encoder, plus, gives, dispatcher: self };
+        let mut sink = KernelDir { encoder, plus, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
         let len = sink.encoder.len();
         // What came before an error has been looked up and is worth sending; the error comes again.
@@ -274,7 +252,7 @@ impl Dispatcher {
     fn forget_entries(&self, mut bytes: &[u8]) {
         while let Ok((entry, _)) = abi::Direntplus::read_from_prefix(bytes) {
             if entry.entry_out.nodeid != 0 {
-                self.take_back(Ino(entry.entry_out.nodeid), 1);
+                self.fs.forget(Ino(entry.entry_out.nodeid), 1);
             }
             let len = size_of::<abi::Direntplus>() + entry.dirent.namelen as usize;
             bytes = bytes.get(abi::rec_align(len)..).unwrap_or_default();
@@ -323,14 +301,12 @@ fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> 
 struct KernelDir<'a> {
     encoder: DirEncoder<'a>,
     plus: bool,
-    /// The inodes of the entries go along.
-    gives: bool,
     dispatcher: &'a Dispatcher,
 }
 
 impl DirSink for KernelDir<'_> {
     fn wants_entries(&self) -> bool {
-        self.gives
+        self.plus
     }
 
     fn fits(&self, name_len: usize) -> bool {
@@ -342,10 +318,8 @@ impl DirSink for KernelDir<'_> {
             // Without an entry the node id is 0: the kernel takes the name and the type only.
             let mut out = abi::EntryOut::default();
             (out.attr.ino, out.attr.mode) = (item.ino, item.kind.mode_bits());
-            let out = entry.map_or(out, |entry| {
-                self.dispatcher.note_lookup(entry.ino);
-                self.dispatcher.timeouts_of(entry.ino).entry_out(entry)
-            });
+            let out =
+                entry.map_or(out, |entry| self.dispatcher.timeouts_of(entry.ino).entry_out(entry));
             self.encoder.push_plus(item.name, item.next, &out)
         } else {
             let kind = u32::from(item.kind.d_type());

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use defuse_fs::{
     AccessMode, Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Interrupted,
@@ -15,12 +15,10 @@ use defuse_fs::{
 use defuse_probe::clock;
 use zerocopy::FromBytes;
 
-use super::holds::Holds;
-use super::ledger::{Ledger, Legacy};
-use super::maps::Maps;
-use super::peer::{Credentials, Peer};
-use super::usage::Limits;
-use crate::dispatch::Dispatcher;
+use defuse_connection::{Connection, Credentials, Legacy, Limits, Service};
+
+use super::peer::Peer;
+use crate::dispatch::{Client, Dispatcher, SharedMemory};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -77,7 +75,7 @@ impl Script<'_> {
 
 /// A connection, with what it has been given.
 struct Player {
-    peer: Peer,
+    peer: Arc<Peer>,
     dispatcher: Arc<Dispatcher>,
     inodes: Vec<Ino>,
     open: Vec<Opened>,
@@ -92,8 +90,7 @@ struct Opened {
 
 struct World {
     fs: Arc<dyn FileSystem>,
-    maps: Arc<Maps>,
-    holds: Arc<Holds>,
+    service: Arc<Service>,
     players: Vec<Player>,
     /// All inodes that anybody has been given.
     inodes: HashSet<Ino>,
@@ -111,11 +108,10 @@ struct Seen {
 
 impl World {
     fn new(fs: Arc<dyn FileSystem>) -> World {
-        let (maps, holds) = (Arc::new(Maps::new(1 << 20)), Arc::default());
+        let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
         let mut world = World {
             fs,
-            maps,
-            holds,
+            service: Service::new(limits, || false),
             players: Vec::new(),
             inodes: HashSet::from([Ino::ROOT]),
             stored: HashSet::new(),
@@ -123,28 +119,21 @@ impl World {
         };
         for (uid, groups) in USERS {
             let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
-            let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
-            world.join(Arc::new(credentials), Ledger::new(limits), Vec::new(), Vec::new());
+            let (fs, service) = (Arc::clone(&world.fs), Arc::clone(&world.service));
+            let connection = Connection::new(fs, service, credentials);
+            world.join(connection, Vec::new(), Vec::new());
         }
         world
     }
 
     fn join(
         &mut self,
-        credentials: Arc<Credentials>,
-        ledger: Ledger,
+        connection: Connection<Arc<dyn FileSystem>>,
         inodes: Vec<Ino>,
         open: Vec<Opened>,
     ) {
-        let peer = Peer {
-            server: Weak::new(),
-            is_guarded: credentials.uid != 0,
-            credentials,
-            ledger: Arc::new(ledger),
-            maps: Arc::clone(&self.maps),
-            holds: Arc::clone(&self.holds),
-        };
-        let dispatcher = dispatcher(&self.fs, peer.clone());
+        let peer = Arc::new(Peer { connection });
+        let dispatcher = dispatcher(&peer);
         let inodes = if inodes.is_empty() { vec![Ino::ROOT] } else { inodes };
         self.players.push(Player { peer, dispatcher, inodes, open });
     }
@@ -177,16 +166,14 @@ impl World {
 
     fn end(&mut self) {
         for player in std::mem::take(&mut self.players) {
-            self.leave(player);
+            Self::leave(&player);
         }
-        assert!(self.maps.is_empty(), "a mapping is left behind");
+        assert!(self.service.maps_nothing(), "a mapping is left behind");
     }
 
-    fn leave(&self, player: Player) {
-        for (ino, users) in player.peer.ledger.take_maps() {
-            self.maps.release(&*self.fs, ino, users);
-        }
-        player.peer.ledger.take_back(&*self.fs);
+    fn leave(player: &Player) {
+        player.peer.connection.audit();
+        player.peer.connection.close();
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
@@ -195,7 +182,7 @@ impl World {
             30 => return self.fork(who, script),
             31 if self.players.len() > USERS.len() => {
                 let player = self.players.remove(who.max(USERS.len()));
-                return self.leave(player);
+                return Self::leave(&player);
             }
             _ => {}
         }
@@ -317,7 +304,7 @@ impl World {
             abi::FATTR_UID | abi::FATTR_GID,
             abi::FATTR_SIZE | abi::FATTR_MODE,
         ];
-        let own = self.players[who].peer.credentials.uid;
+        let own = self.players[who].peer.connection.credentials().uid;
         let (uid, gid) = (script.one_of(&[own, 0, 1000, 1001]), script.one_of(&[own, 0, 20, 1001]));
         let size = script.below(5) as u64 * 3000;
         let valid = script.one_of(&fields);
@@ -332,16 +319,14 @@ impl World {
             return;
         }
         let player = &self.players[who];
-        let (credentials, open) = (Arc::clone(&player.peer.credentials), player.open.clone());
+        let open = player.open.clone();
         if script.below(2) == 0 {
-            let copy = player.peer.ledger.copy();
-            copy.keep_maps(|ino, users| self.maps.hold(ino, users));
-            let inodes = player.inodes.clone();
-            return self.join(credentials, copy, inodes, open);
+            let (copy, inodes) = (player.peer.connection.copy(), player.inodes.clone());
+            return self.join(copy, inodes, open);
         }
         let (uid, groups) = script.one_of(&USERS[2..]);
         let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
-        let heir = player.peer.ledger.heir();
+        let heir = player.peer.connection.heir(credentials);
         let mut taken = (vec![Ino::ROOT], Vec::new());
         for file in open {
             let mode = script.one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
@@ -354,7 +339,7 @@ impl World {
             }
         }
         heir.settle();
-        self.join(Arc::new(credentials), heir, taken.0, taken.1);
+        self.join(heir, taken.0, taken.1);
     }
 
     /// Asks, and judges what has become of it.
@@ -366,7 +351,7 @@ impl World {
             _ => None,
         };
         self.unique += 2;
-        let credentials = Arc::clone(&self.players[who].peer.credentials);
+        let credentials = self.players[who].peer.connection.credentials().clone();
         let (uid, gid) = (credentials.uid, credentials.groups[0]);
         let request = Request {
             unique: self.unique,
@@ -648,15 +633,17 @@ fn opcode(body: &Body<'_>) -> Opcode {
     }
 }
 
-fn dispatcher(fs: &Arc<dyn FileSystem>, peer: Peer) -> Arc<Dispatcher> {
-    let client =
+fn dispatcher(peer: &Arc<Peer>) -> Arc<Dispatcher> {
+    let fs: Arc<dyn FileSystem> = Arc::clone(peer) as Arc<dyn FileSystem>;
+    let client = Client { memory: Some(Arc::clone(peer) as Arc<dyn SharedMemory>) };
+    let init =
         InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
     let options = SessionOptions { passthrough: false, ..SessionOptions::default() };
-    let (_, negotiated) = negotiate(&client, &fs.caps(), &options).expect("INIT is agreed");
+    let (_, negotiated) = negotiate(&init, &fs.caps(), &options).expect("INIT is agreed");
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
     let device = Arc::new(std::fs::File::open("/dev/null").expect("/dev/null opens").into());
-    Arc::new(Dispatcher::new(Arc::clone(fs), notify, negotiated, &options, device, Some(peer)))
+    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, device, Some(client)))
 }
 
 struct Never;

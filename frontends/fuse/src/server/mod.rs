@@ -6,13 +6,7 @@
 
 #[cfg(fuzzing)]
 pub(crate) mod fuzzed;
-mod guard;
-mod holds;
-mod ledger;
-mod maps;
 mod peer;
-mod rules;
-mod usage;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -20,30 +14,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use defuse_fs::layer::Locking;
-use defuse_fs::{Caps, Errno, FileSystem, LockSupport};
+use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::Snapshot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::limited::Limited;
+use crate::dispatch::{Client, SharedMemory};
 use crate::options::SessionOptions;
 use crate::session::{Session, Statistics};
 use crate::transport::errno;
+use defuse_connection::{Connection, Credentials, Limits, Service};
+use defuse_probe::Limited;
 use defuse_wire::vendor::{Names, Number};
-pub(crate) use guard::Guard;
-use holds::Holds;
-use ledger::Ledger;
-pub(crate) use ledger::{Closed, drop_locks};
-pub(crate) use maps::Mapped;
-use maps::Maps;
-use peer::Credentials;
-pub(crate) use peer::Peer;
-pub use usage::Limits;
-pub(crate) use usage::Wait;
+use peer::Peer;
 
 /// A socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -126,19 +113,17 @@ struct Shared {
     /// A socket in the file system, to be removed at the end.
     path: Option<PathBuf>,
     fs: Arc<dyn FileSystem>,
-    caps: Caps,
     options: ServerOptions,
     ending: AtomicBool,
     next: AtomicU64,
     clients: Mutex<Clients>,
     changed: Condvar,
-    maps: Arc<Maps>,
-    holds: Arc<Holds>,
+    service: Arc<Service>,
     /// Connections were left behind at the end.
     left: AtomicBool,
 }
 
-struct Connection {
+struct Accepted {
     socket: Arc<OwnedFd>,
     uid: u32,
     /// Once it has said INIT.
@@ -148,9 +133,9 @@ struct Connection {
 #[derive(Default)]
 struct Clients {
     /// By number.
-    connections: HashMap<u64, Connection>,
+    connections: HashMap<u64, Accepted>,
     /// By the number that a client chose: who it is, and what it has.
-    named: HashMap<Number, Peer>,
+    named: HashMap<Number, Arc<Peer>>,
     /// How many have connected that are not admitted, and have yet to show the number of one who is.
     strangers: usize,
     /// What connections have measured that are gone.
@@ -209,11 +194,9 @@ impl Server {
         options: ServerOptions,
     ) -> Server {
         let fs = with_locks(fs);
-        let mut caps = fs.caps();
         let mut options = options;
-        if caps.exclusive {
+        if fs.caps().exclusive {
             // Clients do not hear of each other's changes, so that nothing holds for any time.
-            caps.exclusive = false;
             let session = &mut options.session;
             for timeout in [
                 &mut session.attr_timeout,
@@ -223,23 +206,24 @@ impl Server {
                 timeout.get_or_insert(Duration::ZERO);
             }
         }
-        let mapped_bytes = options.limits.mapped_bytes;
-        Server {
-            shared: Arc::new(Shared {
+        let limits = options.limits;
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| {
+            let shared = Weak::clone(shared);
+            let await_ended = move || shared.upgrade().is_some_and(|shared| shared.await_ended());
+            Shared {
                 listener,
                 path,
                 fs,
-                caps,
                 options,
                 ending: AtomicBool::new(false),
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
-                maps: Arc::new(Maps::new(mapped_bytes)),
-                holds: Arc::default(),
+                service: Service::new(limits, await_ended),
                 left: AtomicBool::new(false),
-            }),
-        }
+            }
+        });
+        Server { shared }
     }
 
     /// Accepts connections until [`shut_down`](Server::shut_down), then waits until they have ended;
@@ -305,7 +289,7 @@ impl Drop for Server {
 impl Shared {
     /// Serves `socket` on threads of its own, if whoever is at its other end may be served.
     fn admit(self: &Arc<Self>, socket: OwnedFd) {
-        let credentials = match Credentials::of(&socket) {
+        let credentials = match peer::credentials(&socket) {
             Ok(credentials) => credentials,
             Err(errno) => {
                 return LOG.warn(|| format!("a connection whose user is not known ({errno})"));
@@ -333,14 +317,14 @@ impl Shared {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
             clients.strangers += usize::from(!admitted);
-            let connection = Connection { socket: Arc::clone(&socket), uid, statistics: None };
+            let connection = Accepted { socket: Arc::clone(&socket), uid, statistics: None };
             clients.connections.insert(number, connection);
         }
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
         let started = thread.stack_size(256 * 1024).spawn(move || {
             match shared.welcome(&socket, credentials, admitted) {
-                Ok((peer, name)) => shared.serve(number, &socket, peer, name),
+                Ok((peer, name)) => shared.serve(number, &socket, &peer, name),
                 Err(why) => LOG.warn(|| format!("process {pid} of user {uid} {why}")),
             }
             shared.gone(number);
@@ -367,7 +351,7 @@ impl Shared {
         socket: &OwnedFd,
         credentials: Credentials,
         admitted: bool,
-    ) -> Result<(Peer, Number), &'static str> {
+    ) -> Result<(Arc<Peer>, Number), &'static str> {
         let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
         let names = says_something(socket, patience).then(|| peek_names(socket));
         let mut clients = lock(&self.clients);
@@ -379,41 +363,30 @@ impl Shared {
         }
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
             // Another program has the rights of the user that it begins with, and no more.
-            Some(peer) if is_heir => self.peer(Arc::new(credentials), peer.ledger.heir()),
-            Some(peer) => {
-                let ledger = peer.ledger.copy();
-                ledger.keep_maps(|ino, users| self.maps.hold(ino, users));
-                self.peer(Arc::clone(&peer.credentials), ledger)
-            }
+            Some(peer) if is_heir => peer.connection.heir(credentials),
+            Some(peer) => peer.connection.copy(),
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => self.peer(Arc::new(credentials), Ledger::new(self.options.limits)),
+            None => {
+                let (fs, service) = (Arc::clone(&self.fs), Arc::clone(&self.service));
+                Connection::new(fs, service, credentials)
+            }
         };
+        let peer = Arc::new(Peer { connection: peer });
         if own != 0 {
-            clients.named.insert(own, peer.clone());
+            clients.named.insert(own, Arc::clone(&peer));
         }
         Ok((peer, own))
     }
 
-    fn peer(self: &Arc<Self>, credentials: Arc<Credentials>, ledger: Ledger) -> Peer {
-        Peer {
-            server: Arc::downgrade(self),
-            is_guarded: credentials.uid != 0,
-            credentials,
-            ledger: Arc::new(ledger),
-            maps: Arc::clone(&self.maps),
-            holds: Arc::clone(&self.holds),
-        }
-    }
-
     /// Serves one connection until it ends.
-    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: Peer, name: Number) {
-        let (pid, uid) = (peer.credentials.pid, peer.credentials.uid);
-        let ledger = Arc::clone(&peer.ledger);
+    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: &Arc<Peer>, name: Number) {
+        let Credentials { pid, uid, .. } = *peer.connection.credentials();
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
-            let fs = Arc::clone(&self.fs);
+            let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
+            let client = Client { memory: Some(Arc::clone(peer) as Arc<dyn SharedMemory>) };
             let options = &self.options.session;
-            Session::over_socket(socket, fs, &self.caps, options, peer).map_err(|e| e.to_string())
+            Session::over_socket(socket, fs, options, client).map_err(|e| e.to_string())
         });
         match session {
             Ok(session) => {
@@ -430,10 +403,7 @@ impl Shared {
         }
         // From here on nobody begins as a copy of it.
         lock(&self.clients).named.remove(&name);
-        for (ino, users) in ledger.take_maps() {
-            self.maps.release(&*self.fs, ino, users);
-        }
-        ledger.take_back(&*self.fs);
+        peer.connection.close();
     }
 
     /// Waits until those connections have been taken back whose clients are gone. False where there
@@ -461,7 +431,7 @@ impl Shared {
 
     fn gone(&self, number: u64) {
         let mut clients = lock(&self.clients);
-        if let Some(Connection { statistics: Some(statistics), .. }) =
+        if let Some(Accepted { statistics: Some(statistics), .. }) =
             clients.connections.remove(&number)
         {
             clients.past.get_or_insert_default().merge(&statistics.snapshot());

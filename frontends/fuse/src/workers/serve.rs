@@ -10,10 +10,10 @@ use defuse_probe::{Cells, Op};
 use super::inflight::Slot;
 use super::pool::Woken;
 use super::{set_aside, signal};
-use crate::limited::Limited;
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
 use crate::transport::{Channel, Received, Reply};
+use defuse_probe::Limited;
 use defuse_wire::op::op_of;
 use defuse_wire::request::{Body, DecodeError, DecodeOptions, Request};
 

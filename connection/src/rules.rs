@@ -1,13 +1,12 @@
-//! The rules of the kernel for users other than root, as functions of attributes and credentials:
+//! The kernel's permission rules for users other than root, as functions of attributes and credentials:
 //! inode_permission, may_delete and may_linkat of `fs/namei.c`, setattr_prepare of `fs/attr.c`,
 //! vfs_utimes of `fs/utimes.c`, and xattr_permission of `fs/xattr.c`.
 //!
-//! A file system has no user namespaces and no capabilities of users: who is not the owner has none.
+//! There are no user namespaces, and users have no capabilities.
 
-use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, posix};
+use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, SetAttr, SetTime, posix};
 
-use super::peer::Credentials;
-use defuse_wire::abi;
+use crate::credentials::Credentials;
 
 pub(super) use posix::{EXEC, READ, WRITE};
 
@@ -37,7 +36,7 @@ pub(super) fn permit(who: &Credentials, attr: &Attr, list: Option<&[u8]>, mask: 
     if posix::permits(who, attr, list, mask) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
-/// What has to be permitted to open with `flags`.
+/// The permissions that opening with `flags` needs.
 pub(super) fn open_mask(flags: OpenFlags) -> u32 {
     let mask = match flags.access() {
         AccessMode::Read => READ,
@@ -47,8 +46,9 @@ pub(super) fn open_mask(flags: OpenFlags) -> u32 {
     mask | if flags.has(OpenFlags::TRUNC) { WRITE } else { 0 }
 }
 
-/// Refuses what no request of the kernel opens: `ENXIO` for devices, fifos and sockets, which the
-/// kernel opens by itself, `EISDIR` and `ELOOP`; and `EPERM` for `O_NOATIME` on what is another's.
+/// Refuses inodes that the kernel never asks a file system to open: `ENXIO` for devices, fifos and
+/// sockets, which the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another user
+/// than the owner.
 pub(super) fn may_open(who: &Credentials, attr: &Attr, flags: OpenFlags) -> Result<()> {
     match attr.kind {
         FileKind::Regular => {}
@@ -60,28 +60,34 @@ pub(super) fn may_open(who: &Credentials, attr: &Attr, flags: OpenFlags) -> Resu
     if flags.has(OpenFlags::NOATIME) && !owns(who, attr) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Whether a change of attributes also takes permission to write, beside what this refuses.
-pub(super) fn may_set(who: &Credentials, attr: &Attr, args: &abi::SetattrIn) -> Result<bool> {
-    let has = |bits: u32| args.valid & bits != 0;
+/// Refuses changes of attributes that the user may not make: `EPERM`. True where the rest of them needs
+/// permission to write.
+pub(super) fn may_set(who: &Credentials, attr: &Attr, set: &SetAttr) -> Result<bool> {
     let owner = owns(who, attr);
-    if has(abi::FATTR_MODE | abi::FATTR_UID | abi::FATTR_GID | abi::FATTR_CTIME) && !owner {
+    let is_owners =
+        set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.ctime.is_some();
+    if is_owners && !owner {
         return Err(Errno::EPERM);
     }
-    let gid = if has(abi::FATTR_GID) { args.gid } else { attr.gid };
+    // Only root gives files away, chown(2).
+    if set.uid.is_some_and(|uid| uid != who.uid) {
+        return Err(Errno::EPERM);
+    }
+    let gid = set.gid.unwrap_or(attr.gid);
     if gid != attr.gid && !in_group(who, gid) {
         return Err(Errno::EPERM);
     }
-    // The kernel takes the bit away before it asks.
-    if has(abi::FATTR_MODE) && args.mode & SGID != 0 && !in_group(who, gid) {
+    // The kernel clears the bit before it sends the request.
+    if set.perm.is_some_and(|perm| perm & SGID != 0) && !in_group(who, gid) {
         return Err(Errno::EPERM);
     }
-    let (atime, mtime) = (abi::FATTR_ATIME_NOW, abi::FATTR_MTIME_NOW);
-    let set = has(abi::FATTR_ATIME) && !has(atime) || has(abi::FATTR_MTIME) && !has(mtime);
-    if set && !owner {
+    let times = [set.atime, set.mtime];
+    if times.iter().any(|time| matches!(time, Some(SetTime::At(_)))) && !owner {
         return Err(Errno::EPERM);
     }
-    // A change of the length moves the times, too, and is permitted as such.
-    Ok(has(atime | mtime) && !owner && !has(abi::FATTR_SIZE))
+    // A change of the length has a check of its own, and moves the times, too.
+    let writes = times.contains(&Some(SetTime::Now)) || set.kill_suidgid;
+    Ok(writes && !owner && set.size.is_none())
 }
 
 /// `EPERM` where `fs.protected_hardlinks` would refuse a new name for the inode.
@@ -98,13 +104,13 @@ pub(super) fn may_remove(who: &Credentials, dir: &Attr, victim: &Attr) -> Result
     if posix::may_remove(who, dir, victim) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Whether an extended attribute also takes permission to read or write (`mask`) the inode, beside
-/// what this refuses.
+/// Refuses extended attributes that the user may not read or write (`mask`): `EPERM`, `ENODATA`. True
+/// where the others need permission `mask` on the inode.
 pub(super) fn may_xattr(who: &Credentials, attr: &Attr, name: &[u8], mask: u32) -> Result<bool> {
     let writes = mask & WRITE != 0;
     let owner = owns(who, attr);
     if name.starts_with(b"user.") {
-        // On other kinds of inode they would be a store that no permission protects, xattr(7).
+        // On other kinds of inodes no permission would protect them, xattr(7).
         return match attr.kind {
             FileKind::Regular => Ok(true),
             FileKind::Directory if !writes || attr.perm & STICKY == 0 || owner => Ok(true),
@@ -168,20 +174,35 @@ mod tests {
 
     #[test]
     fn only_the_owner_changes_what_an_inode_is() {
-        let set = |valid| abi::SetattrIn { valid, mode: 0o644, gid: 20, ..Default::default() };
         let (foreign, own) = (file(0o666, 0), file(0o666, 5));
-        for valid in [abi::FATTR_MODE, abi::FATTR_GID, abi::FATTR_ATIME, abi::FATTR_CTIME] {
-            assert_eq!(may_set(&who(5), &foreign, &set(valid)), Err(Errno::EPERM), "{valid:#x}");
-            assert_eq!(may_set(&who(5), &own, &set(valid)), Ok(false), "{valid:#x}");
+        let time = Timestamp::default();
+        let nothing = SetAttr::default();
+        for set in [
+            SetAttr { perm: Some(0o644), ..nothing },
+            SetAttr { gid: Some(20), ..nothing },
+            SetAttr { atime: Some(SetTime::At(time)), ..nothing },
+            SetAttr { ctime: Some(time), ..nothing },
+        ] {
+            assert_eq!(may_set(&who(5), &foreign, &set), Err(Errno::EPERM), "{set:?}");
+            assert_eq!(may_set(&who(5), &own, &set), Ok(false), "{set:?}");
         }
-        let now = set(abi::FATTR_MTIME | abi::FATTR_MTIME_NOW);
+        let now = SetAttr { mtime: Some(SetTime::Now), ..nothing };
         assert_eq!(may_set(&who(5), &foreign, &now), Ok(true));
-        let give = abi::SetattrIn { valid: abi::FATTR_GID, gid: 7, ..Default::default() };
-        assert_eq!(may_set(&who(5), &own, &give), Err(Errno::EPERM));
-        let sgid = abi::SetattrIn { valid: abi::FATTR_MODE, mode: 0o2755, ..Default::default() };
+        for gives in [SetAttr { gid: Some(7), ..nothing }, SetAttr { uid: Some(7), ..nothing }] {
+            assert_eq!(may_set(&who(5), &own, &gives), Err(Errno::EPERM), "{gives:?}");
+        }
+        let sgid = SetAttr { perm: Some(0o2755), ..nothing };
         let of_seven = attr(FileKind::Regular, 0o644, 5, 7);
         assert_eq!(may_set(&who(5), &of_seven, &sgid), Err(Errno::EPERM));
         assert_eq!(may_set(&who(5), &own, &sgid), Ok(false));
+    }
+
+    /// A SETATTR that clears set-user-id and sets nothing was checked for nothing.
+    #[test]
+    fn clearing_set_user_id_needs_permission_to_write() {
+        let kill = SetAttr { kill_suidgid: true, ..SetAttr::default() };
+        assert_eq!(may_set(&who(5), &file(0o4755, 0), &kill), Ok(true));
+        assert_eq!(may_set(&who(5), &file(0o4755, 5), &kill), Ok(false));
     }
 
     #[test]

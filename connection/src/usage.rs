@@ -1,20 +1,18 @@
-//! What one connection may have at once.
+//! Limits of one connection.
 //!
 //! A client that takes without end would use up what all others need: memory of the server, descriptors
-//! below, room for locks. Every kind of thing is counted for each connection, and one more than the
-//! limit is refused with the error that the kernel has for that.
+//! below, room for locks. The things that a connection has are counted, and one more than the limit is
+//! refused with the error of the kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::locks::LockTable;
-use defuse_fs::{Errno, Ino, LockKind, LockOwner, LockRequest, Result};
+use defuse_fs::{Errno, Ino, LockKind, LockOwner, LockRequest, LockType, Result};
 
-use super::ledger::Ledger;
-use defuse_wire::convert;
-use defuse_wire::request::Body;
+use crate::ledger::Ledger;
 
-/// Most that one connection may have at once.
+/// Upper limits for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Inodes that were looked up and not given back. One more is `ENFILE`.
@@ -25,7 +23,7 @@ pub struct Limits {
     pub locks: u64,
     /// Locks that are waited for. One more is `ENOLCK`.
     pub lock_waits: u64,
-    /// Memory for files that are mapped, in bytes. More is `ENOMEM`. Holes of a file take none.
+    /// Memory for mapped files, in bytes. More is `ENOMEM`. Holes of a file take none.
     pub mapped_bytes: u64,
 }
 
@@ -41,10 +39,10 @@ impl Default for Limits {
     }
 }
 
-/// Whose locks may be on an inode.
+/// An inode, and an owner of locks on it.
 pub(super) type LockKey = (Ino, LockKind, LockOwner);
 
-/// How many there are of something.
+/// A count.
 #[derive(Default)]
 pub(super) struct Number(AtomicU64);
 
@@ -54,7 +52,8 @@ impl Number {
     }
 
     pub(super) fn sub(&self, count: u64) {
-        self.0.fetch_sub(count, Ordering::Relaxed);
+        let before = self.0.fetch_sub(count, Ordering::Relaxed);
+        debug_assert!(before >= count, "{count} of {before} are given back");
     }
 
     pub(super) fn get(&self) -> u64 {
@@ -62,16 +61,16 @@ impl Number {
     }
 }
 
-/// What one connection has.
+/// Counts of the things that one connection has.
 pub(super) struct Usage {
     pub(super) limits: Limits,
     pub(super) lookups: Number,
     pub(super) opens: Number,
     pub(super) mapped: Number,
     waits: Number,
-    /// The ranges that it has locked, by owner, so that they are counted as the file system does.
+    /// The locked ranges by owner, merged as the file system merges them.
     ranges: Mutex<LockTable<LockKey, ()>>,
-    /// Held while something is mapped.
+    /// Held while a mapping is made.
     pub(super) mapping: Mutex<()>,
 }
 
@@ -92,13 +91,13 @@ impl Usage {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An owner has no locks any more.
+    /// All locks of an owner are gone.
     pub(super) fn unlocked(&self, key: LockKey) {
         self.ranges().drop_owner(key, key.1, key.2, &mut Vec::new());
     }
 }
 
-/// Counted as a wait for a lock until it is dropped.
+/// A wait for a lock, counted until it is dropped.
 pub(crate) struct Wait(Arc<Ledger>);
 
 impl Drop for Wait {
@@ -108,49 +107,38 @@ impl Drop for Wait {
 }
 
 impl Ledger {
-    /// `ENFILE`, `EMFILE` or `ENOLCK` where the request would give more than the connection may have.
-    /// Requests that are answered at the same time may all be the last one.
-    pub(crate) fn admit(&self, body: &Body<'_>) -> Result<()> {
-        let usage = &self.usage;
-        let is_lock = |typ| typ != convert::F_UNLCK;
-        match body {
-            Body::Create { .. } | Body::Tmpfile { .. } | Body::Open(_) | Body::Opendir(_)
-                if usage.opens.get() >= usage.limits.opens =>
-            {
-                Err(Errno::EMFILE)
-            }
-            Body::Lookup { .. }
-            | Body::Create { .. }
-            | Body::Tmpfile { .. }
-            | Body::Mknod { .. }
-            | Body::Mkdir { .. }
-            | Body::Symlink { .. }
-            | Body::Link { .. }
-                if !self.may_look_up() =>
-            {
-                Err(Errno::ENFILE)
-            }
-            Body::Setlk(args) | Body::Setlkw(args) if is_lock(args.lk.type_) => {
-                let full = usage.ranges().held() as u64 >= usage.limits.locks;
-                if full { Err(Errno::ENOLCK) } else { Ok(()) }
-            }
-            _ => Ok(()),
-        }
+    /// Checks the limit before a call that gives a lookup: `ENFILE`. Calls at the same time may all be
+    /// the last one.
+    pub(crate) fn admit_lookup(&self) -> Result<()> {
+        if self.may_look_up() { Ok(()) } else { Err(Errno::ENFILE) }
     }
 
-    /// Whether one more inode may be given.
+    /// Checks the limit before an open: `EMFILE`.
+    pub(crate) fn admit_open(&self) -> Result<()> {
+        let full = self.usage.opens.get() >= self.usage.limits.opens;
+        if full { Err(Errno::EMFILE) } else { Ok(()) }
+    }
+
+    /// Checks the limit before a lock is taken: `ENOLCK`.
+    pub(crate) fn admit_lock(&self, request: &LockRequest) -> Result<()> {
+        let takes = request.lock.typ != LockType::Unlock;
+        let full = takes && self.usage.ranges().held() as u64 >= self.usage.limits.locks;
+        if full { Err(Errno::ENOLCK) } else { Ok(()) }
+    }
+
+    /// True where one more inode may be given.
     pub(crate) fn may_look_up(&self) -> bool {
         self.usage.lookups.get() < self.usage.limits.lookups
     }
 
-    /// The file system has given or taken a lock. The owner is the client's.
+    /// The file system has set or dropped a lock. The owner is named as the client names it.
     pub(crate) fn locked(&self, ino: Ino, request: &LockRequest) {
         let key = (ino, request.kind, request.owner);
-        // A key has one owner, so that nothing stands against it.
+        // A key has one owner, so there is no conflict.
         let _ = self.usage.ranges().set(key, request, &mut Vec::new());
     }
 
-    /// One wait for a lock more. `ENOLCK`.
+    /// Counts one more wait for a lock: `ENOLCK`.
     pub(crate) fn begin_wait(self: &Arc<Ledger>) -> Result<Wait> {
         self.usage.waits.add(1);
         let wait = Wait(Arc::clone(self));
@@ -163,25 +151,23 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use defuse_fs::{Fh, File, Lock, LockType, OpenFlags};
+    use defuse_fs::{Fh, File, Lock, OpenFlags};
 
     use super::*;
-    use defuse_wire::abi;
 
     #[test]
     fn one_more_than_the_limit_is_refused_until_something_goes_back() {
         let limits = Limits { lookups: 1, opens: 1, locks: 2, lock_waits: 1, mapped_bytes: 0 };
         let ledger = Arc::new(Ledger::new(limits));
-        let (lookup, open) = (Body::Lookup { name: b"x" }, Body::Open(abi::OpenIn::default()));
-        assert_eq!((ledger.admit(&lookup), ledger.admit(&open)), (Ok(()), Ok(())));
+        assert_eq!((ledger.admit_lookup(), ledger.admit_open()), (Ok(()), Ok(())));
         ledger.looked_up(Ino(5));
         ledger.looked_up(Ino(5));
         let file = File { ino: Ino(5), fh: Fh(0) };
         let file = File { fh: ledger.opened(file, false, OpenFlags(0)), ..file };
-        assert_eq!(ledger.admit(&lookup), Err(Errno::ENFILE));
-        assert_eq!(ledger.admit(&open), Err(Errno::EMFILE));
-        assert!(ledger.closed(file).is_some() && ledger.admit(&open) == Ok(()));
-        assert_eq!((ledger.forgotten(Ino(5), 2), ledger.admit(&lookup)), (2, Ok(())));
+        assert_eq!(ledger.admit_lookup(), Err(Errno::ENFILE));
+        assert_eq!(ledger.admit_open(), Err(Errno::EMFILE));
+        assert!(ledger.closed(file).is_some() && ledger.admit_open() == Ok(()));
+        assert_eq!((ledger.forgotten(Ino(5), 2), ledger.admit_lookup()), (2, Ok(())));
         let wait = ledger.begin_wait();
         assert!(wait.is_ok() && ledger.begin_wait().is_err());
         drop(wait);
@@ -197,13 +183,13 @@ mod tests {
             lock: Lock { typ, start, end, pid: 1 },
             wait: false,
         };
-        let ask = Body::Setlk(abi::LkIn::default());
+        let ask = lock(LockType::Read, 0, 0);
         ledger.locked(Ino(5), &lock(LockType::Write, 0, 9));
         ledger.locked(Ino(5), &lock(LockType::Write, 10, 19));
-        assert_eq!(ledger.admit(&ask), Ok(()));
+        assert_eq!(ledger.admit_lock(&ask), Ok(()));
         ledger.locked(Ino(5), &lock(LockType::Unlock, 5, 6));
-        assert_eq!(ledger.admit(&ask), Err(Errno::ENOLCK));
+        assert_eq!(ledger.admit_lock(&ask), Err(Errno::ENOLCK));
         ledger.locked(Ino(5), &lock(LockType::Unlock, 0, u64::MAX));
-        assert_eq!(ledger.admit(&ask), Ok(()));
+        assert_eq!(ledger.admit_lock(&ask), Ok(()));
     }
 }

@@ -1,14 +1,14 @@
-//! Warnings that others can cause, as many as they like: a few of them are written, and the rest counted.
+//! Warnings that somebody else can cause at will: a few of them are written, and the rest are counted.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// As many are written in each of these times.
+/// The number of warnings that are written in each period of [`TIME`].
 const MOST: u32 = 20;
 const TIME: Duration = Duration::from_secs(60);
 
-/// A kind of warning.
-pub(crate) struct Limited(Mutex<State>);
+/// One kind of warning, written to the log at a limited rate.
+pub struct Limited(Mutex<State>);
 
 struct State {
     since: Option<Instant>,
@@ -16,13 +16,20 @@ struct State {
     left_out: u64,
 }
 
+impl Default for Limited {
+    fn default() -> Self {
+        Limited::new()
+    }
+}
+
 impl Limited {
-    pub(crate) const fn new() -> Limited {
+    /// A kind of warning of which none was written yet.
+    pub const fn new() -> Limited {
         Limited(Mutex::new(State { since: None, written: 0, left_out: 0 }))
     }
 
-    /// Writes what `text` says, unless there have been too many.
-    pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
+    /// Writes `text` to the log, unless too many were written lately.
+    pub fn warn(&self, text: impl FnOnce() -> String) {
         match self.passes(Instant::now()) {
             None => {}
             Some(0) => log::warn!("{}", text()),
@@ -30,7 +37,7 @@ impl Limited {
         }
     }
 
-    /// How many were left out before this one, which is written; `None` where it is left out.
+    /// The number of warnings left out before this one; `None` where this one is left out, too.
     fn passes(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.since.is_none_or(|since| now.duration_since(since) >= TIME) {

@@ -1,15 +1,18 @@
-//! What a connection was given: lookups, open files, locks. The kernel keeps these books for a mount;
-//! clients in user space may lose theirs at any moment, or lie.
+//! The lookups, open files and locks of a connection. For a mount the kernel keeps this account; a
+//! client in user space may end at any moment, or lie.
 //!
-//! A process that forks has a connection for its child, whose books begin as a copy of its own
-//! ([`Ledger::copy`]). Both then have what the file system gave once. So all connections that come
-//! from one have books in common beside their own: what the file system gave, and how often the
-//! connections have it. What nobody has any more goes back.
+//! A process that forks makes a connection for its child, whose ledger begins as a copy of its own
+//! ([`Ledger::copy`]). Both then hold what the file system gave once. So the connections of such a
+//! *family* share a second account: what the file system gave, and how often they hold it. The file
+//! system gets back what no connection holds any more.
 //!
 //! A client names an open file by a number of its own ([`Ledger::opened`]), not by the handle of the
-//! file system, which may give the same handle for every open of an inode. Thus the books tell apart
-//! two opens of one file, and know which connections share an open file (open file description). The
-//! locks of an open file end when the last of those connections has closed it or is gone, flock(2).
+//! file system, which may be the same for every open of an inode. Thus the ledger distinguishes two opens
+//! of one file, and knows which connections share an open file description. The locks of an open file
+//! description end when the last of those connections has closed it or has ended, flock(2).
+//!
+//! *Invariants*, which are asserted: nobody gives back more than they hold; the family holds at least
+//! what each of its connections holds, and the file system has given no more than the family holds.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
@@ -22,28 +25,28 @@ use defuse_fs::{
     LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
 };
 
-use super::maps::Memory;
-use super::usage::{Limits, LockKey, Usage};
+use crate::maps::Memory;
+use crate::usage::{Limits, LockKey, Usage};
 
 const SHARDS: usize = 16;
 
-/// The books of one connection.
+/// The account of one connection.
 pub(crate) struct Ledger {
     own: Shards<Own>,
     family: Arc<Common>,
-    /// Whose books this one may take over from, while it is made.
+    /// The ledger that an heir may take over from, until it is settled.
     source: Mutex<Option<Arc<Ledger>>>,
     pub(super) usage: Usage,
 }
 
 type Shards<T> = [Mutex<T>; SHARDS];
 
-/// The books that connections have in common which come from one.
+/// The account that the connections of a family share.
 struct Common {
     shards: Shards<Family>,
     /// The number of the next open file.
     next: AtomicU64,
-    /// Hides the lock owners of these connections from all others, [`Ledger::owner`].
+    /// Makes the lock owners of the family distinct from all others, [`Ledger::owner`].
     secret: u64,
 }
 
@@ -51,12 +54,12 @@ struct Common {
 #[derive(Clone, Copy, Default)]
 struct MappingOf {
     count: u64,
-    /// How many bytes of the file were asked for, and how many are charged for them.
+    /// The bytes of the file that were asked for, and those that are charged.
     asked: u64,
     charged: u64,
 }
 
-/// What one connection has.
+/// The things that one connection holds.
 #[derive(Default)]
 struct Own {
     lookups: HashMap<Ino, u64>,
@@ -67,7 +70,7 @@ struct Own {
     maps: HashMap<Ino, MappingOf>,
 }
 
-/// What an open file may be used for.
+/// The access modes of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Modes {
     pub(crate) reads: bool,
@@ -84,7 +87,7 @@ impl Modes {
     }
 }
 
-/// An open file that one connection has.
+/// An open file of one connection.
 #[derive(Clone, Copy)]
 struct Mine {
     /// The handle of the file system.
@@ -94,16 +97,17 @@ struct Mine {
     flushed: bool,
 }
 
-/// What those connections have that come from one.
+/// The things that the connections of a family hold.
 #[derive(Default)]
 struct Family {
     lookups: HashMap<Ino, Count>,
     open: HashMap<(Ino, Fh), Open>,
-    /// How many of the connections have the record locks of a process.
+    /// The number of connections that have the record locks of a process.
     locks: HashMap<LockKey, u64>,
 }
 
-/// How often the file system gave something that has not gone back, and how often it is had.
+/// Lookups of one inode: those that the file system gave and has not got back, and those that the
+/// connections of a family hold.
 #[derive(Clone, Copy, Default)]
 struct Count {
     given: u64,
@@ -116,10 +120,11 @@ impl Count {
         self.held += 1;
     }
 
-    /// So many less are held; returns how many go back for that.
+    /// Removes `count` that a connection held. Returns how many the file system gets back.
     fn drop(&mut self, count: u64) -> u64 {
-        self.held = self.held.saturating_sub(count);
-        let back = self.given.saturating_sub(self.held);
+        assert!(self.given <= self.held, "{} were given and {} are held", self.given, self.held);
+        take(&mut self.held, count);
+        let back = self.given - self.given.min(self.held);
         self.given -= back;
         back
     }
@@ -127,9 +132,9 @@ impl Count {
 
 /// An open file.
 struct Open {
-    /// How many connections have it.
+    /// The number of connections that have it.
     held: u64,
-    /// How many of them have not said that they close it: its locks stay for these.
+    /// The number of them that have not flushed it. Its locks stay for these.
     keeps: u64,
     dir: bool,
     flags: OpenFlags,
@@ -137,27 +142,29 @@ struct Open {
     locks: HashSet<(LockKind, LockOwner)>,
 }
 
-/// What is to be done when a connection closes a file.
+/// The consequences of closing a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
-    /// The handle of the file system, which is closed where `release` says so.
+    /// The handle of the file system.
     pub(crate) handle: Fh,
-    /// This was the last connection that had the open file.
+    /// The handle is to be closed: no other connection has the open file.
     pub(crate) release: bool,
-    /// The locks of the open file that go.
+    /// The locks of the open file that end.
     pub(crate) locks: Vec<(LockKind, LockOwner)>,
 }
 
-/// What a connection takes over from the one that it is the heir of.
+/// An inode that an heir takes over, with an open file if there is one: see
+/// [`Connection::heir`](crate::Connection::heir).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Legacy {
-    pub(crate) ino: Ino,
-    /// The number of an open file or directory; without one it is the inode alone.
-    pub(crate) fh: Option<Fh>,
-    /// The heir may use it for no more than that, and for no more than the other connection may.
-    pub(crate) mode: AccessMode,
-    /// The record locks of the process stay.
-    pub(crate) process_locks: bool,
+pub struct Legacy {
+    /// The inode.
+    pub ino: Ino,
+    /// The number of an open file or directory of the inode.
+    pub fh: Option<Fh>,
+    /// The access mode of the heir, which is limited to that of the other connection.
+    pub mode: AccessMode,
+    /// The heir also takes over the record locks of its process.
+    pub process_locks: bool,
 }
 
 impl Default for Ledger {
@@ -167,7 +174,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// The books of a connection that has nothing yet, and may have as much as `limits` says.
+    /// The ledger of a new connection.
     pub(crate) fn new(limits: Limits) -> Ledger {
         let common = Common {
             shards: Shards::default(),
@@ -181,24 +188,24 @@ impl Ledger {
         Ledger { own: Shards::default(), family, source: Mutex::new(source), usage }
     }
 
-    /// The books of a connection that has nothing yet, and may take over from this one until
+    /// The ledger of a connection that holds nothing yet, and may take over from this one until
     /// [`settle`](Ledger::settle).
     pub(crate) fn heir(self: &Arc<Ledger>) -> Ledger {
         let usage = Usage::new(self.usage.limits);
         Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage)
     }
 
-    /// Nothing more is taken over.
+    /// Ends the right to take over.
     pub(crate) fn settle(&self) {
         lock(&self.source).take();
     }
 
-    /// Takes over one thing. `EPERM` where this is no heir, or one no more; `ESTALE` and `EBADF` for
-    /// what the other connection does not have.
+    /// Takes over one thing. `EPERM` where this is no heir, or was settled; `ESTALE` and `EBADF` for
+    /// things that the other connection does not have.
     pub(crate) fn take_over(&self, legacy: &Legacy) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
         let at = place(legacy.ino);
-        // Heirs are younger than those they take over from, so that the order is always the same.
+        // An heir is younger than the other connection, so that the order of locks is always the same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(legacy.ino);
         if legacy.ino != Ino::ROOT && !theirs.lookups.contains_key(&legacy.ino) {
@@ -206,7 +213,7 @@ impl Ledger {
         }
         if let Some(fh) = legacy.fh {
             let key = (legacy.ino, fh);
-            // What the other connection may not, its heir may not either, whatever it says.
+            // An heir may do no more than the other connection, whatever it says.
             let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
             let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
             let modes = before.modes.and(Modes::of(legacy.mode));
@@ -229,7 +236,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The books of a connection that has all that this one has, but the locks of its process.
+    /// The ledger of a connection that holds all that this one holds, but the locks of its process.
     pub(crate) fn copy(&self) -> Ledger {
         let copy = Ledger::of(Arc::clone(&self.family), None, Usage::new(self.usage.limits));
         for at in 0..SHARDS {
@@ -253,7 +260,7 @@ impl Ledger {
         copy
     }
 
-    /// One lookup of `ino` was given.
+    /// The client is given a lookup of `ino`.
     pub(crate) fn looked_up(&self, ino: Ino) {
         if ino != Ino::ROOT {
             let (mut own, mut family) = self.shard(ino);
@@ -262,8 +269,8 @@ impl Ledger {
         }
     }
 
-    /// `lookups` of `ino` come back. Returns how many of them the file system gets: nobody gives
-    /// back what others hold.
+    /// The client gives back `lookups` of `ino`, or as many as it holds. Returns how many the file system
+    /// gets back.
     pub(crate) fn forgotten(&self, ino: Ino, lookups: u64) -> u64 {
         let (mut own, mut family) = self.shard(ino);
         let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
@@ -276,13 +283,13 @@ impl Ledger {
         family.forget(ino, back)
     }
 
-    /// Whether the connection may name `ino`.
+    /// True where the client may name `ino`.
     pub(crate) fn holds(&self, ino: Ino) -> bool {
         ino == Ino::ROOT || lock(&self.own[place(ino)]).lookups.contains_key(&ino)
     }
 
-    /// A file or directory was opened, and has the handle of `file` at the file system. Returns the
-    /// number by which the client names the open file.
+    /// The client is given an open file or directory, which the file system knows by the handle of
+    /// `file`. Returns the number by which the client names it.
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
         self.usage.opens.add(1);
@@ -295,7 +302,7 @@ impl Ledger {
         number
     }
 
-    /// The connection closes an open file. `None` where it does not have it.
+    /// The client closes an open file. `None` where it does not have it.
     pub(crate) fn closed(&self, file: File) -> Option<Closed> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
@@ -308,25 +315,25 @@ impl Ledger {
         Some(Closed { handle: mine.handle, release: last.is_some(), locks })
     }
 
-    /// The handle at the file system of an open file. `EBADF` where the connection does not have it.
+    /// The file system's handle of an open file. `EBADF` where the client does not have it.
     pub(crate) fn handle(&self, file: File) -> Result<Fh> {
         let own = lock(&self.own[place(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.handle).ok_or(Errno::EBADF)
     }
 
-    /// What the connection has it open for.
+    /// The access modes of an open file. `None` where the client does not have it.
     pub(crate) fn modes(&self, file: File) -> Option<Modes> {
         let own = lock(&self.own[place(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
 
-    /// The owner of locks as the file system is told. A client chooses the numbers of its owners;
-    /// this makes sure that it never names the owner of a lock of another client.
+    /// The owner of locks as the file system knows it. A client chooses the numbers of its owners, and
+    /// must not be able to name the owner of another client's locks.
     pub(crate) fn owner(&self, owner: LockOwner) -> LockOwner {
         LockOwner(owner.0 ^ self.family.secret)
     }
 
-    /// A lock is asked for, on an open file of the connection.
+    /// The client asks for a lock on an open file.
     pub(crate) fn locks(&self, file: File, request: &LockRequest) {
         if request.lock.typ == LockType::Unlock {
             return;
@@ -347,8 +354,8 @@ impl Ledger {
         }
     }
 
-    /// Runs `map` with how many bytes more the connection may have mapped, alone among all that it
-    /// maps. Where that succeeds, `len` bytes of the file are mapped once more.
+    /// Runs `map`, one call at a time, with the number of bytes that the client may still map. Where it
+    /// succeeds, `len` bytes of the file have one more mapping.
     pub(crate) fn map(
         &self,
         ino: Ino,
@@ -361,18 +368,18 @@ impl Ledger {
         let mapping = own.maps.entry(ino).or_default();
         mapping.count += 1;
         mapping.asked = mapping.asked.saturating_add(len);
-        // Others may have far more of the file in memory.
+        // Other clients may have mapped far more of the file.
         let charged = mapping.asked.min(memory.taken).max(mapping.charged);
         self.usage.mapped.add(charged - mapping.charged);
         mapping.charged = charged;
         Ok(memory)
     }
 
-    /// A mapping of it is gone; false where there was none.
+    /// A mapping has ended; false where there was none.
     pub(crate) fn unmapped(&self, ino: Ino) -> bool {
         let mut own = lock(&self.own[place(ino)]);
         let Some(mapping) = own.maps.get_mut(&ino) else { return false };
-        mapping.count -= 1;
+        take(&mut mapping.count, 1);
         if mapping.count == 0 {
             self.usage.mapped.sub(mapping.charged);
             own.maps.remove(&ino);
@@ -380,7 +387,7 @@ impl Ledger {
         true
     }
 
-    /// Keeps the mappings for which `keep` says so.
+    /// Keeps the mappings for which `keep` returns true.
     pub(crate) fn keep_maps(&self, mut keep: impl FnMut(Ino, u64) -> bool) {
         for own in &self.own {
             lock(own).maps.retain(|&ino, mapping| {
@@ -393,15 +400,14 @@ impl Ledger {
         }
     }
 
-    /// All mappings, which the connection then has no more.
+    /// Removes all mappings, and returns them.
     pub(crate) fn take_maps(&self) -> Vec<(Ino, u64)> {
         let taken = self.own.iter().flat_map(|own| std::mem::take(&mut lock(own).maps));
         taken.map(|(ino, mapping)| (ino, mapping.count)).collect()
     }
 
-    /// The locks of `owner` are given up: the record locks of a process, or all of an open file that the
-    /// client closes. False where they stay, for the process with another connection, or for others
-    /// that have the open file.
+    /// The client gives up the locks of `owner`: the record locks of a process, or those of an open file
+    /// that it closes. False where they stay, because another connection has them, too.
     pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
         self.usage.unlocked((file.ino, LockKind::Posix, owner));
@@ -413,7 +419,7 @@ impl Ledger {
         let (Some(mine), Some(open)) = (own.open.get_mut(&key), family.open.get_mut(&key)) else {
             return true;
         };
-        open.keeps -= u64::from(!std::mem::replace(&mut mine.flushed, true));
+        take(&mut open.keeps, u64::from(!std::mem::replace(&mut mine.flushed, true)));
         let last = open.keeps == 0;
         if last {
             open.locks.remove(&(LockKind::Posix, owner));
@@ -421,7 +427,7 @@ impl Ledger {
         last
     }
 
-    /// Whether the open file has a flock(2) lock of `owner`, which it then has no more in the books.
+    /// Removes the flock(2) lock of `owner` on the open file; false where there is none.
     pub(crate) fn takes_flock(&self, file: File, owner: LockOwner) -> bool {
         let mut family = lock(&self.family.shards[place(file.ino)]);
         let open = family.open.get_mut(&(file.ino, file.fh));
@@ -429,12 +435,15 @@ impl Ledger {
         open.is_some_and(|open| open.locks.remove(&(LockKind::Flock, owner)))
     }
 
-    /// Gives everything back to `fs` that nobody else has: the connection is over.
+    /// Gives everything back to `fs` that no other connection holds: the connection is over.
     pub(crate) fn take_back(&self, fs: &dyn FileSystem) {
+        if cfg!(debug_assertions) {
+            self.audit();
+        }
         for (at, own) in self.own.iter().enumerate() {
             let own = std::mem::take(&mut *lock(own));
             let mut family = lock(&self.family.shards[at]);
-            // A lock is dropped through any open file of the inode.
+            // Any open file of the inode will do to drop a lock.
             let any = |ino| own.open.iter().find(|(key, _)| key.0 == ino).map(|open| open.1.handle);
             let locked = own.locks.iter().filter(|key| family.unlock(key));
             let dropped: Vec<_> = locked
@@ -466,6 +475,22 @@ impl Ledger {
         }
     }
 
+    /// Asserts that the family holds at least what this connection holds.
+    pub(crate) fn audit(&self) {
+        for (own, family) in self.own.iter().zip(&self.family.shards) {
+            let (own, family) = (lock(own), lock(family));
+            for (ino, &count) in &own.lookups {
+                let all = family.lookups.get(ino).expect("the family holds the inode");
+                assert!(0 < count && count <= all.held && all.given <= all.held, "{ino:?}");
+            }
+            for (key, mine) in &own.open {
+                let all = family.open.get(key).expect("the family has the open file");
+                assert!(all.keeps <= all.held && (mine.flushed || 0 < all.keeps), "{key:?}");
+            }
+            assert!(own.locks.iter().all(|key| family.locks.contains_key(key)));
+        }
+    }
+
     fn shard(&self, ino: Ino) -> (MutexGuard<'_, Own>, MutexGuard<'_, Family>) {
         (lock(&self.own[place(ino)]), lock(&self.family.shards[place(ino)]))
     }
@@ -491,20 +516,20 @@ impl Family {
         back
     }
 
-    /// One connection has closed it. Returns the locks that go for that, and it where that was the last
-    /// one.
+    /// One connection has closed the open file. Returns the locks that end, and the open file if no
+    /// other connection has it.
     fn close(&mut self, key: (Ino, Fh), mine: &Mine) -> (Vec<(LockKind, LockOwner)>, Option<Open>) {
         let Some(open) = self.open.get_mut(&key) else { return (Vec::new(), None) };
-        open.held -= 1;
-        open.keeps -= u64::from(!mine.flushed);
+        take(&mut open.held, 1);
+        take(&mut open.keeps, u64::from(!mine.flushed));
         let locks = if open.keeps == 0 { open.locks.drain().collect() } else { Vec::new() };
         (locks, if open.held == 0 { self.open.remove(&key) } else { None })
     }
 
-    /// One connection less has the locks. True where that was the last one.
+    /// One connection has the locks no more. True where no other connection has them.
     fn unlock(&mut self, key: &LockKey) -> bool {
         let Some(count) = self.locks.get_mut(key) else { return true };
-        *count -= 1;
+        take(count, 1);
         let last = *count == 0;
         if last {
             self.locks.remove(key);
@@ -513,8 +538,7 @@ impl Family {
     }
 }
 
-/// Closes an open file that nobody has any more, as the kernel does for a process that was killed.
-/// Nobody hears of an error.
+/// Closes an open file, as the kernel does for a process that was killed. Errors are ignored.
 fn release(fs: &dyn FileSystem, file: File, open: &Open) {
     let cx = Context::new(Caller::default());
     if open.dir {
@@ -524,7 +548,7 @@ fn release(fs: &dyn FileSystem, file: File, open: &Open) {
     }
 }
 
-/// Drops all locks of `owner`, which is the owner that the file system knows.
+/// Drops all locks of `owner`, as the file system knows it.
 pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner: LockOwner) {
     let cx = Context::new(Caller::default());
     let lock = Lock { typ: LockType::Unlock, start: 0, end: i64::MAX as u64, pid: 0 };
@@ -534,7 +558,12 @@ pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner:
     }
 }
 
-/// A number that nobody can guess: the keys of the standard library's hash are random.
+/// Removes `count` from a number. A miscount would free what somebody else still uses.
+fn take(number: &mut u64, count: u64) {
+    *number = number.checked_sub(count).expect("nobody gives back more than they hold");
+}
+
+/// A random number, from the keys of the standard library's hash.
 fn secret() -> u64 {
     RandomState::new().build_hasher().finish()
 }

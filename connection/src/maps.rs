@@ -1,16 +1,15 @@
 //! Files that clients have mapped, `MAP_SHARED`.
 //!
-//! Of each there is one memory (memfd), which all mappings of all clients are of, filled when a part is
-//! mapped for the first time. While it is there it *is* the file's data as far as it was filled, as the
-//! page cache is for a file system of the kernel: what clients read is taken from it, what they write
-//! goes to both, and what was changed through mappings goes to the file system when a client asks for
-//! it (fsync, as of msync(2)), before operations that have to see it, and when a mapping ends, however
-//! it does. With the last mapping the memory goes.
+//! Each file has one memory (memfd), which all clients map. A part of it is filled when it is mapped for
+//! the first time. As far as it is filled, the memory *is* the file's data, as the page cache is for a
+//! file system of the kernel: clients read from it, and write to it and to the file system. Changes
+//! through mappings reach the file system when a client asks for it (fsync, as of msync(2)), before
+//! operations that have to see them, and when a mapping ends. The memory ends with the last mapping.
 //!
 //! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole takes
-//! no memory, whatever its length. It is as long as any file can be from the start, and sealed: clients
-//! have its descriptor, and one that made it shorter would end every other client that has it mapped
-//! with SIGBUS.
+//! no memory, whatever its length. The memory has the length of the longest possible file, and is
+//! sealed: a client has its descriptor, and could otherwise shorten it, which would kill every other
+//! client that has it mapped by SIGBUS.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,10 +21,8 @@ use defuse_fs::{
     Caller, Context, Errno, File, FileSystem, Ino, OpenArgs, OpenFlags, ReadArgs, ReadBuf,
     ReleaseArgs, Result, SliceSink, SliceSource, Whence, WriteArgs, WriteBuf,
 };
+use defuse_probe::Limited;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
-
-use crate::limited::Limited;
-use crate::transport::errno;
 
 const PAGE: u64 = 4096;
 /// How much is moved at once.
@@ -34,26 +31,26 @@ const PIECE: usize = 128 * 1024;
 /// The length of the memory of a file: no mapping reaches further.
 const LENGTH: u64 = 1 << 62;
 
-/// All of a server.
+/// The mapped files of a served file system.
 pub(crate) struct Maps {
-    /// How many there are, so that a server without any never looks further.
+    /// The number of files, so that nobody takes the lock while there are none.
     count: AtomicUsize,
     files: Mutex<HashMap<Ino, Used>>,
-    /// Most bytes that the memory of one file takes for each of its users.
+    /// The most bytes that the memory of a file takes for each of its users.
     most: u64,
 }
 
 /// A file with its number of users.
 type Used = (Arc<Mutex<Mapped>>, u64);
 
-/// One file, with the parts that are in memory.
+/// One mapped file.
 pub(crate) struct Mapped {
     ino: Ino,
-    /// The server's own handle and the memory, from the first mapping on.
+    /// The handle of this layer and the memory, from the first mapping on.
     open: Option<Open>,
-    /// Begin and end, in order, apart from each other, in whole pages.
+    /// The parts that are in memory: in order, apart from each other, in whole pages.
     filled: Vec<Range<u64>>,
-    /// Most bytes that the memory may take.
+    /// The most bytes that the memory may take.
     most: u64,
 }
 
@@ -64,23 +61,23 @@ struct Open {
     len: u64,
 }
 
-/// What a client gets that maps a part of a file.
+/// The answer to a client that maps a part of a file.
 pub(crate) struct Memory {
     /// Open for writing where the client may write the file.
     pub(crate) fd: OwnedFd,
-    /// What the memory of the whole file takes, in bytes.
+    /// The bytes that the memory of the whole file takes.
     pub(crate) taken: u64,
 }
 
 impl Maps {
-    /// Without any file. `most` is what the memory of a file may take for each of its users, in bytes.
+    /// No files. `most` is the number of bytes that the memory of a file may take for each of its users.
     pub(crate) fn new(most: u64) -> Maps {
         Maps { count: AtomicUsize::new(0), files: Mutex::default(), most }
     }
 
-    /// The memory of a file, filled in `range` at least, for a client that `writes`. One user more.
-    /// `ENOMEM` where more than `room` bytes of data would have to be copied for it, `EOVERFLOW`
-    /// where the range is further than any file reaches.
+    /// The memory of a file, filled in `range` at least, for one more user, which may write if it
+    /// `writes`. `ENOMEM` where that needs a copy of more than `room` bytes, `EOVERFLOW` for a range
+    /// beyond the longest file.
     pub(crate) fn map(
         &self,
         fs: &dyn FileSystem,
@@ -109,14 +106,14 @@ impl Maps {
         made
     }
 
-    /// So many users more of what is mapped already; false where it is not any more.
+    /// Adds users to a file that is mapped; false where it is not.
     pub(crate) fn hold(&self, ino: Ino, users: u64) -> bool {
         let mut files = lock(&self.files);
         let held = files.get_mut(&ino).map(|entry| entry.1 += users);
         held.is_some()
     }
 
-    /// So many users less. What they have changed is in the file system afterwards.
+    /// Removes users. Their changes are in the file system afterwards.
     pub(crate) fn release(&self, fs: &dyn FileSystem, ino: Ino, users: u64) {
         let Some(mapped) = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0)) else {
             return;
@@ -127,7 +124,7 @@ impl Maps {
         }
         let mut files = lock(&self.files);
         let Some(entry) = files.get_mut(&ino) else { return };
-        entry.1 = entry.1.saturating_sub(users);
+        entry.1 = entry.1.checked_sub(users).expect("a mapping has as many users as hold it");
         if entry.1 > 0 {
             return;
         }
@@ -140,25 +137,24 @@ impl Maps {
         }
     }
 
-    /// Whether nothing is mapped.
-    #[cfg(fuzzing)]
+    /// True where nothing is mapped.
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.files).is_empty()
     }
 
-    /// Runs `run` with the file where it is mapped, alone among all who use it.
+    /// Runs `run` on the file, if it is mapped, with exclusive access.
     pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Mapped) -> T) -> Option<T> {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
         let mapped = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0))?;
         let mut mapped = lock(&mapped);
-        // Its end may have come in between.
+        // Its last mapping may have ended in between.
         mapped.open.is_some().then(|| run(&mut mapped))
     }
 }
 
-/// The server asks by itself.
+/// The context of calls that this layer makes for itself.
 fn own() -> Context<'static> {
     Context::new(Caller::default())
 }
@@ -179,7 +175,7 @@ impl Mapped {
         if writes {
             return Ok(Memory { fd: open.memory.try_clone()?, taken });
         }
-        // Whoever may only read the file gets nothing to write with.
+        // A client that may only read the file gets a descriptor for reading.
         let path = format!("/proc/self/fd/{}", open.memory.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?;
@@ -229,8 +225,8 @@ impl Mapped {
         Ok(())
     }
 
-    /// What the file system has of `range` comes into memory, in place of all that was there; `room`
-    /// is how many bytes of data it may be (`ENOMEM`).
+    /// Replaces `range` of the memory by the data of the file system: `ENOMEM` for more than `room`
+    /// bytes.
     fn load(&self, fs: &dyn FileSystem, range: Range<u64>, room: &mut u64) -> Result<()> {
         self.clear(&range)?;
         let Some(open) = &self.open else { return Ok(()) };
@@ -250,8 +246,8 @@ impl Mapped {
         Ok(())
     }
 
-    /// What was changed in some other way comes into memory. A part for which there is no room is
-    /// not followed any more: mappings have zeros there.
+    /// Updates the memory after a change of the file system. A part for which there is no room is not
+    /// followed any more, and reads as zeros.
     fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {
@@ -267,13 +263,13 @@ impl Mapped {
         Ok(())
     }
 
-    /// How many bytes the memory may yet take.
+    /// The number of bytes that the memory may still take.
     fn room(&self) -> Result<u64> {
         let taken = self.open.as_ref().map_or(Ok(0), Open::taken)?;
         Ok(self.most.saturating_sub(taken))
     }
 
-    /// From now on the memory is not the file's data in `part`, which is whole pages.
+    /// Stops to follow the file in `part`, which is whole pages.
     fn leave(&mut self, part: Range<u64>) {
         static LOG: Limited = Limited::new();
         LOG.warn(|| format!("inode {}: more is mapped than there is memory for", self.ino.0));
@@ -282,7 +278,7 @@ impl Mapped {
         self.filled = kept.collect();
     }
 
-    /// The memory reads as zeros in `range`, and takes none for it.
+    /// Punches a hole into the memory.
     fn clear(&self, range: &Range<u64>) -> Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
         let end = range.end.min(open.len);
@@ -294,7 +290,7 @@ impl Mapped {
         rustix::fs::fallocate(&open.memory, flags, range.start, len).map_err(errno)
     }
 
-    /// Puts what mappings have changed in `range` into the file system.
+    /// Writes changes through mappings in `range` to the file system.
     pub(crate) fn write_back(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
         // Nothing beyond the end of the file is part of it.
@@ -311,7 +307,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// READ: what the file system has, with what is in memory over it.
+    /// Reads from the file system, and over it what is in memory.
     pub(crate) fn read(
         &mut self,
         fs: &dyn FileSystem,
@@ -330,7 +326,7 @@ impl Mapped {
         Ok(bytes)
     }
 
-    /// WRITE: to the file system, and into memory.
+    /// Writes to the file system, and to memory.
     pub(crate) fn write(
         &mut self,
         fs: &dyn FileSystem,
@@ -344,7 +340,7 @@ impl Mapped {
             true => fs.getattr(cx, self.ino, None)?.size.saturating_sub(count as u64),
             false => args.offset,
         };
-        // What mappings have stored beyond the end of the file does not become part of it.
+        // Data that mappings have stored beyond the end does not become part of the file.
         self.clear(&(before..start))?;
         let range = start..start + count as u64;
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
@@ -360,7 +356,8 @@ impl Mapped {
         Ok(count)
     }
 
-    /// Runs `change`, after which the file is `size` bytes long: what is beyond either length is zeros.
+    /// Runs `change`, which sets the length of the file to `size`. The memory beyond either length
+    /// becomes zeros.
     pub(crate) fn resize<T>(
         &mut self,
         fs: &dyn FileSystem,
@@ -373,7 +370,7 @@ impl Mapped {
         Ok(changed)
     }
 
-    /// Runs `change`, which changes the file system's bytes of `range` in some other way.
+    /// Runs `change`, which changes `range` of the file system's data in some other way.
     pub(crate) fn change<T>(
         &mut self,
         fs: &dyn FileSystem,
@@ -383,20 +380,20 @@ impl Mapped {
         self.write_back(fs, 0..u64::MAX)?;
         let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
-        // What was stored beyond the end of the file does not become part of it.
+        // Data stored beyond the end does not become part of the file.
         self.reload(fs, pages(&(range.start.min(before)..range.end)))?;
         Ok(changed)
     }
 }
 
 impl Open {
-    /// What the memory takes, in bytes: also what clients have stored through their mappings.
+    /// The bytes that the memory takes, those that clients have stored through mappings included.
     fn taken(&self) -> Result<u64> {
         let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
         Ok(blocks as u64 * 512)
     }
 
-    /// The first part of `range` that is no hole of the memory.
+    /// The first part of `range` that is not a hole of the memory.
     fn data_in(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
         let seek = |from| match rustix::fs::seek(&self.memory, from) {
             Ok(at) => Ok(Some(at)),
@@ -408,7 +405,7 @@ impl Open {
         Ok(common(&(start..end), range))
     }
 
-    /// Puts what mappings have changed in `range` into the file system, in whole pages.
+    /// Writes changed pages of `range` to the file system.
     fn write_back(&self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let (cx, page) = (own(), PAGE as usize);
         let (mut ours, mut theirs) = (vec![0; PIECE], vec![0; PIECE]);
@@ -428,11 +425,11 @@ impl Open {
     }
 }
 
-/// Memory for a file, and its length, which nobody can change.
+/// Memory for a file, and its length, which is sealed.
 fn memory() -> Result<(OwnedFd, u64)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = rustix::fs::memfd_create("defuse-map", flags).map_err(errno)?;
-    // Nobody else opens it by its name in /proc.
+    // Other users cannot open it through /proc.
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(errno)?;
     // Beyond a limit of the size of files the kernel would send SIGXFSZ.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
@@ -443,8 +440,8 @@ fn memory() -> Result<(OwnedFd, u64)> {
     Ok((memory, len))
 }
 
-/// The first part of `range` that is no hole of the file. A file system that does not tell is taken to
-/// have none.
+/// The first part of `range` that is not a hole of the file. A file system that does not tell has no
+/// holes.
 fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u64>> {
     if range.start >= range.end {
         return None;
@@ -458,7 +455,7 @@ fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u
     common(&(start..end.max(start)), &range)
 }
 
-/// The part of either that comes first.
+/// The part that comes first.
 fn first(one: Option<Range<u64>>, other: Option<Range<u64>>) -> Option<Range<u64>> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if one.start <= other.start { one } else { other }),
@@ -525,7 +522,7 @@ fn write(
     Ok(())
 }
 
-/// Takes bytes out of the memory.
+/// Reads the memory.
 fn get(open: &Open, offset: u64, room: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < room.len() {
@@ -538,7 +535,7 @@ fn get(open: &Open, offset: u64, room: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Puts bytes into the memory.
+/// Writes the memory.
 fn put(open: &Open, offset: u64, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -566,7 +563,7 @@ fn common(a: &Range<u64>, b: &Range<u64>) -> Option<Range<u64>> {
     (both.start < both.end).then_some(both)
 }
 
-/// What of `range` is in none of `parts`.
+/// The rest of `range` that is in none of `parts`.
 fn without(range: &Range<u64>, parts: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut missing = Vec::new();
     let mut at = range.start;
@@ -593,6 +590,10 @@ fn add(parts: &mut Vec<Range<u64>>, part: Range<u64>) {
         }
         touches
     });
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
 }
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,0 +1,62 @@
+//! The way to the file system behind a connection.
+//!
+//! The file system is private to this module, so that no method of the layer reaches it without
+//! [`Behind::check`], except through [`Behind::unchecked`].
+
+use defuse_fs::{Context, Errno, FileSystem, Ino, Result};
+
+use crate::credentials::Credentials;
+use crate::guard::Guard;
+use crate::ledger::Ledger;
+
+/// The file system that all clients share.
+pub(crate) struct Behind<F>(F);
+
+/// A call whose caller and inodes were checked.
+pub(crate) struct Call<'a, F> {
+    /// The file system behind the connection.
+    pub(crate) fs: &'a F,
+    guard: Option<Guard<'a>>,
+}
+
+impl<F: FileSystem> Behind<F> {
+    pub(crate) fn new(fs: F) -> Self {
+        Behind(fs)
+    }
+
+    /// Checks a call by `cx` that names `inodes`. `EPERM` where the client acts for somebody else;
+    /// `ESTALE` for inodes that it was not given.
+    pub(crate) fn check<'a>(
+        &'a self,
+        (who, ledger): (&'a Credentials, &'a Ledger),
+        cx: &'a Context<'_>,
+        inodes: &[Ino],
+    ) -> Result<Call<'a, F>> {
+        if !who.may_act_as(cx.caller) {
+            return Err(Errno::EPERM);
+        }
+        if !inodes.iter().all(|&ino| ledger.holds(ino)) {
+            return Err(Errno::ESTALE);
+        }
+        let guard = || Guard { fs: &self.0, ledger, who, cx };
+        Ok(Call { fs: &self.0, guard: (!who.is_root()).then(guard) })
+    }
+
+    /// The file system, for calls that name neither a caller nor an inode, and for giving back what the
+    /// ledger says the client has.
+    pub(crate) fn unchecked(&self) -> &F {
+        &self.0
+    }
+}
+
+impl<F> Call<'_, F> {
+    /// Checks what the user of the client may do; root may do everything.
+    pub(crate) fn guard(&self, check: impl FnOnce(&Guard<'_>) -> Result<()>) -> Result<()> {
+        self.guard.as_ref().map_or(Ok(()), check)
+    }
+
+    /// The guard, unless the user of the client is root.
+    pub(crate) fn guarded(&self) -> Option<&Guard<'_>> {
+        self.guard.as_ref()
+    }
+}

@@ -1,0 +1,191 @@
+//! A connection, and what the connections of one file system share.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use defuse_fs::{Context, Errno, File, FileSystem, Ino, LockKind, LockOwner, Result};
+
+use crate::call::{Behind, Call};
+use crate::credentials::Credentials;
+use crate::holds::Holds;
+use crate::ledger::{Ledger, Legacy, drop_locks};
+use crate::maps::Maps;
+use crate::usage::Limits;
+
+/// The state that all connections of one served file system share.
+pub struct Service {
+    pub(crate) maps: Maps,
+    pub(crate) holds: Holds,
+    limits: Limits,
+    await_ended: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Service {
+    /// The state of a file system without connections; each connection is limited by `limits`.
+    ///
+    /// `await_ended` waits for a moment until the connections of clients that have ended are
+    /// [closed](Connection::close), and returns false where there are none. A lock that such a client
+    /// held is free then: a parent that learns of the end of a child expects that.
+    pub fn new(
+        limits: Limits,
+        await_ended: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Arc<Service> {
+        let (maps, holds) = (Maps::new(limits.mapped_bytes), Holds::default());
+        Arc::new(Service { maps, holds, limits, await_ended: Box::new(await_ended) })
+    }
+
+    /// True where no client has mapped a file.
+    pub fn maps_nothing(&self) -> bool {
+        self.maps.is_empty()
+    }
+}
+
+/// A [`FileSystem`] for one client, around the file system that all clients share.
+pub struct Connection<F> {
+    pub(crate) behind: Behind<F>,
+    pub(crate) service: Arc<Service>,
+    pub(crate) who: Arc<Credentials>,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl<F: FileSystem + Clone> Connection<F> {
+    /// A connection of a client that holds nothing yet.
+    pub fn new(fs: F, service: Arc<Service>, who: Credentials) -> Self {
+        let ledger = Ledger::new(service.limits);
+        Connection::with(fs, service, Arc::new(who), ledger)
+    }
+
+    /// A connection for a child process, which begins with everything that this one holds but the
+    /// record locks of the process. It acts for the same user.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let ledger = self.ledger.copy();
+        ledger.keep_maps(|ino, users| self.service.maps.hold(ino, users));
+        self.with_ledger(Arc::clone(&self.who), ledger)
+    }
+
+    /// A connection for the next program of the process, which acts for `who`. It holds nothing, and may
+    /// [take over](Connection::take_over) from this one until it is [settled](Connection::settle).
+    #[must_use]
+    pub fn heir(&self, who: Credentials) -> Self {
+        self.with_ledger(Arc::new(who), self.ledger.heir())
+    }
+
+    fn with_ledger(&self, who: Arc<Credentials>, ledger: Ledger) -> Self {
+        let fs = self.behind.unchecked().clone();
+        Connection::with(fs, Arc::clone(&self.service), who, ledger)
+    }
+
+    fn with(fs: F, service: Arc<Service>, who: Arc<Credentials>, ledger: Ledger) -> Self {
+        Connection { behind: Behind::new(fs), service, who, ledger: Arc::new(ledger) }
+    }
+}
+
+impl<F: FileSystem> Connection<F> {
+    /// The client.
+    pub fn credentials(&self) -> &Credentials {
+        &self.who
+    }
+
+    /// Takes over an inode or an open file from the connection that this one is the
+    /// [heir](Connection::heir) of.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` where this connection is no heir, or is settled; `ESTALE` and `EBADF` for things that the
+    /// other connection does not have.
+    pub fn take_over(&self, legacy: &Legacy) -> Result<()> {
+        self.ledger.take_over(legacy)
+    }
+
+    /// Ends the right to take over.
+    pub fn settle(&self) {
+        self.ledger.settle();
+    }
+
+    /// The memory that all mappings of an open file share, filled with `len` bytes at `offset` at least;
+    /// an offset in the file is the offset in the memory. The client gives it back by
+    /// [`unmap`](Connection::unmap).
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`, `ESTALE` and `EBADF` as for every call; `EACCES` where the file is not open for reading,
+    /// or not for writing and the mapping `writes`; `EOVERFLOW` beyond the longest file; `ENOMEM` beyond
+    /// the limit; `ENOSYS` for a file system that wants its data operations submitted.
+    pub fn map(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        (offset, len): (u64, u64),
+        writes: bool,
+    ) -> Result<OwnedFd> {
+        let call = self.check(cx, &[file.ino])?;
+        if call.fs.caps().submits {
+            return Err(Errno::ENOSYS);
+        }
+        let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
+        if !modes.reads || writes && !modes.writes {
+            return Err(Errno::EACCES);
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
+        let range: Range<u64> = offset..end.ok_or(Errno::EOVERFLOW)?;
+        let memory = self.ledger.map(file.ino, len, |room| {
+            self.service.maps.map(call.fs, file.ino, range, (writes, room))
+        })?;
+        Ok(memory.fd)
+    }
+
+    /// Ends one mapping of a file. The changes through it are in the file system afterwards.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` and `ESTALE` as for every call; `EINVAL` where the client has no mapping of the file.
+    pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
+        let call = self.check(cx, &[ino])?;
+        if !self.ledger.unmapped(ino) {
+            return Err(Errno::EINVAL);
+        }
+        self.service.maps.release(call.fs, ino, 1);
+        Ok(())
+    }
+
+    /// Gives back everything that the client still has and no other client of its family holds: the
+    /// client has ended. To be called once, after the last call.
+    pub fn close(&self) {
+        let fs = self.behind.unchecked();
+        for (ino, users) in self.ledger.take_maps() {
+            self.service.maps.release(fs, ino, users);
+        }
+        self.ledger.take_back(fs);
+    }
+
+    /// Asserts the invariants of the account, for fuzzers.
+    pub fn audit(&self) {
+        self.ledger.audit();
+    }
+
+    pub(crate) fn check<'a>(&'a self, cx: &'a Context<'_>, inodes: &[Ino]) -> Result<Call<'a, F>> {
+        self.behind.check((&self.who, &self.ledger), cx, inodes)
+    }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        !self.who.is_root()
+    }
+
+    /// The open file as the file system knows it: `EBADF` where the client does not have it.
+    pub(crate) fn lower(&self, file: File) -> Result<File> {
+        Ok(File { ino: file.ino, fh: self.ledger.handle(file)? })
+    }
+
+    pub(crate) fn await_ended(&self) -> bool {
+        (self.service.await_ended)()
+    }
+
+    /// Drops locks of an open file. The owners are named as the client names them.
+    pub(crate) fn drop_locks(&self, file: File, locks: &[(LockKind, LockOwner)]) {
+        for &(kind, owner) in locks {
+            drop_locks(self.behind.unchecked(), file, kind, self.ledger.owner(owner));
+        }
+    }
+}

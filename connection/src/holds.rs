@@ -1,0 +1,98 @@
+//! Locks that keep a check and the change that it permits together.
+//!
+//! A client that is guarded may remove a name, or change attributes, where the attributes of what is
+//! there permit it. Between the check and the change no other client may put another inode under the
+//! name, or give the inode to another user. The kernel holds the lock of the directory, and of the inode,
+//! for the same reason (`may_delete` of `fs/namei.c`, `notify_change` of `fs/attr.c`). Here the call of a
+//! guarded client holds the inode exclusively, and calls of others that change the same thing share it.
+//! Changes that do not come through a connection are not held up.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use defuse_fs::{Ino, SetAttr};
+
+const SHARDS: usize = 64;
+
+/// The locks of one served file system. Inodes share them by their numbers.
+pub(crate) struct Holds([RwLock<()>; SHARDS]);
+
+impl Default for Holds {
+    fn default() -> Self {
+        Holds(std::array::from_fn(|_| RwLock::default()))
+    }
+}
+
+/// One or two locks, until they are dropped.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Held<'a> {
+    _first: Option<One<'a>>,
+    _second: Option<One<'a>>,
+}
+
+enum One<'a> {
+    Exclusive(#[expect(dead_code, reason = "dropped at the end")] RwLockWriteGuard<'a, ()>),
+    Shared(#[expect(dead_code, reason = "dropped at the end")] RwLockReadGuard<'a, ()>),
+}
+
+impl Holds {
+    /// For the removal of names from two directories, which may be one: exclusive for a guarded client.
+    pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> Held<'_> {
+        self.of(dirs, is_guarded)
+    }
+
+    /// For a new name in `dir`.
+    pub(crate) fn creation(&self, dir: Ino) -> Held<'_> {
+        self.of([dir, dir], false)
+    }
+
+    /// For a change of the attributes of `ino`.
+    pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr, is_guarded: bool) -> Held<'_> {
+        let changes_owner = set.uid.is_some() || set.gid.is_some() || set.perm.is_some();
+        match is_guarded || changes_owner {
+            true => self.of([ino, ino], is_guarded),
+            false => Held::default(),
+        }
+    }
+
+    /// For a change of an extended attribute of `ino`.
+    pub(crate) fn xattr(&self, ino: Ino, is_guarded: bool) -> Held<'_> {
+        if is_guarded { self.of([ino, ino], true) } else { Held::default() }
+    }
+
+    /// In the order of the shards, so that two calls never wait for each other.
+    fn of(&self, inodes: [Ino; 2], exclusive: bool) -> Held<'_> {
+        let [one, other] = inodes.map(|ino| ino.0 as usize % SHARDS);
+        let (first, second) = (one.min(other), one.max(other));
+        let first = self.take(first, exclusive);
+        Held { _first: Some(first), _second: (one != other).then(|| self.take(second, exclusive)) }
+    }
+
+    fn take(&self, shard: usize, exclusive: bool) -> One<'_> {
+        let lock = &self.0[shard];
+        match exclusive {
+            true => One::Exclusive(lock.write().unwrap_or_else(PoisonError::into_inner)),
+            false => One::Shared(lock.read().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guarded_removal_holds_its_directory_alone_and_others_share_theirs() {
+        let holds = Holds::default();
+        let held = holds.removal([Ino(2), Ino(2)], true);
+        assert!(holds.0[2].try_read().is_err() && holds.0[3].try_write().is_ok());
+        drop(held);
+        let _shared = holds.removal([Ino(2), Ino(2)], false);
+        let _renames = holds.removal([Ino(66), Ino(2)], false);
+        let _made = holds.creation(Ino(2));
+        assert!(holds.0[2].try_read().is_ok() && holds.0[2].try_write().is_err());
+        let times = SetAttr { size: Some(0), ..SetAttr::default() };
+        let _free = holds.setattr(Ino(3), &times, false);
+        assert!(holds.0[3].try_write().is_ok());
+    }
+}

@@ -1,0 +1,35 @@
+//! A layer for each client of a file system that is served to other processes.
+//!
+//! A client in another process may end at any moment, and it may lie. A [`Connection`] is a
+//! [`FileSystem`](defuse_fs::FileSystem) for one client, around the file system that all clients share:
+//!
+//! - The client may name only inodes and open files that it was given (`ledger`). Whatever it has not
+//!   given back is taken back when the connection ends.
+//! - A client whose user is not root may do what the user may do (`guard`, by the rules in `rules`).
+//!   Between a check and the change that it permits, no other client changes what was checked (`holds`).
+//! - The number of inodes, open files, locks and mapped bytes of a client is limited (`usage`).
+//! - A file that clients have mapped has one memory, and all of them see it (`maps`).
+//!
+//! This crate knows no protocol and no transport. A frontend for other processes finds out who its
+//! client is, makes a connection, and calls it.
+
+#![forbid(unsafe_code)]
+
+mod call;
+mod connection;
+mod credentials;
+mod fs;
+mod guard;
+mod holds;
+mod ledger;
+mod listing;
+mod maps;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+pub use connection::{Connection, Service};
+pub use credentials::Credentials;
+pub use ledger::Legacy;
+pub use usage::Limits;

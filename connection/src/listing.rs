@@ -1,0 +1,30 @@
+//! Directory entries on their way to a client.
+
+use defuse_fs::{DirBuf, DirItem, DirSink, Entry};
+
+use crate::ledger::Ledger;
+
+/// Passes entries on, and accounts for the lookups that go with them.
+pub(crate) struct Listing<'a, 'b> {
+    pub(crate) out: &'a mut DirBuf<'b>,
+    pub(crate) ledger: &'a Ledger,
+    /// Lookups go with the entries.
+    pub(crate) gives: bool,
+}
+
+impl DirSink for Listing<'_, '_> {
+    fn wants_entries(&self) -> bool {
+        self.gives
+    }
+
+    fn fits(&self, name_len: usize) -> bool {
+        self.out.fits(name_len)
+    }
+
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        if let Some(entry) = entry {
+            self.ledger.looked_up(entry.ino);
+        }
+        self.out.push_with(item, || entry.copied());
+    }
+}
