@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use defuse_compose::Source;
 use defuse_fs::source::Locks;
-use defuse_fuse::{Admission, Limits, Server, ServerOptions};
+use defuse_socket::{Admission, Limits, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 

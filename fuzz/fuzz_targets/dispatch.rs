@@ -8,5 +8,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let Some((seed, bytes)) = input.split_first() else { return };
-    defuse_fuse::fuzz_dispatch(u64::from(*seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), bytes);
+    defuse_session::fuzz_dispatch(u64::from(*seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), bytes);
 });

@@ -10,5 +10,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {
     let options = Options { root_perm: 0o755, size: Some(64 << 20), ..Options::default() };
-    defuse_fuse::fuzz_peers(Arc::new(Memory::new(options)), script);
+    defuse_socket::fuzz_peers(Arc::new(Memory::new(options)), script);
 });

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Place, Task};
 use defuse_fs::FileSystem;
-use defuse_fuse::{Server, ServerOptions};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 use defuse_remote::{Remote, RemoteOptions};
+use defuse_socket::{Server, ServerOptions};
 use defuse_testkit::mounted::{self, Mount};
 
 const BLOCK: usize = 4096;

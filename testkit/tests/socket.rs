@@ -11,9 +11,9 @@ use defuse_fs::{
     ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource,
     WriteArgs, WriteBuf, delegate,
 };
-use defuse_fuse::{Admission, ServeError, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 use defuse_remote::{Legacy, Remote, RemoteError, RemoteOptions};
+use defuse_socket::{Admission, ServeError, Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
 

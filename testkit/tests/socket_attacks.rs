@@ -11,9 +11,9 @@ use defuse_fs::{
     Name, NewNode, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags,
     SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName,
 };
-use defuse_fuse::{Admission, Limits, Server, ServerOptions};
 use defuse_memory::{Memory, Options};
 use defuse_remote::{Remote, RemoteOptions};
+use defuse_socket::{Admission, Limits, Server, ServerOptions};
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;

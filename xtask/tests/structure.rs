@@ -48,17 +48,17 @@ const UNSAFE_FILES: &[&str] = &[
     // System calls that a daemon must not make, which no library has.
     "cli/tests/attacks/filter.rs",
     // ioctl(2) of /dev/fuse: backing files.
-    "frontends/fuse/src/backing.rs",
+    "session/src/backing.rs",
     // A descriptor that mount.fuse3(8) hands over by its number.
     "frontends/fuse/src/mount.rs",
     // getsockopt(2): the groups of a peer.
-    "frontends/fuse/src/server/peer.rs",
+    "frontends/socket/src/peer.rs",
     // ioctl(2) of /dev/fuse: a clone of the descriptor.
-    "frontends/fuse/src/session.rs",
+    "session/src/transport/dev.rs",
     // Submissions to io_uring(7), which point to memory.
-    "frontends/fuse/src/transport/uring/ring.rs",
+    "session/src/transport/uring/ring.rs",
     // sigaction(2) and tgkill(2).
-    "frontends/fuse/src/workers/signal.rs",
+    "session/src/workers/signal.rs",
     // prctl(2): syscall user dispatch of a thread.
     "preload/src/catch/arm.rs",
     // Frames of signals, which are the kernel's and the program's.
@@ -156,6 +156,7 @@ const ASKING_FOLDERS: &[&str] = &[
     "frontends/socket",
     "fs",
     "preload",
+    "session",
     "wire",
 ];
 
@@ -195,8 +196,13 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "wire" => &["fs", "probe"],
             // A layer for clients in other processes, whatever protocol they speak.
             "connection" => &["fs", "probe"],
+            // Requests of the FUSE protocol to a file system, for the kernel mount and for sockets.
+            "session" => &["fs", "probe", "wire"],
             "frontends" if package.folder == "frontends/fuse" => {
-                &["fs", "probe", "wire", "connection"]
+                &["fs", "probe", "wire", "session"]
+            }
+            "frontends" if package.folder == "frontends/socket" => {
+                &["fs", "probe", "wire", "session", "connection"]
             }
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.

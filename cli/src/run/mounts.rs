@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use defuse_compose::{Settings, Source};
 use defuse_fs::source::{Frontend, Locks, Sharing};
-use defuse_fuse::{Server, ServerOptions};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
+use defuse_socket::{Server, ServerOptions};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 

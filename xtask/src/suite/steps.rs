@@ -159,7 +159,7 @@ pub const STEPS: &[Step] = &[
         "shuttle",
         "the worker pool under the schedules of shuttle",
         &[],
-        &["test", "--package", "defuse-fuse", "--features", "shuttle", "--test", "shuttle"],
+        &["test", "--package", "defuse-session", "--features", "shuttle", "--test", "shuttle"],
     ),
     Step {
         when: When::Always,

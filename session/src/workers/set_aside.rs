@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::transport::dev::DevPort;
+use crate::transport::Port;
 
 /// Most requests set aside; beyond that they stay with the kernel.
 const MOST: usize = 256;
@@ -13,7 +13,7 @@ const MOST: usize = 256;
 pub(crate) struct Request {
     pub(crate) unique: u64,
     pub(crate) bytes: Vec<u8>,
-    pub(crate) port: Arc<DevPort>,
+    pub(crate) port: Arc<dyn Port>,
     /// It was interrupted while it lay here.
     pub(crate) interrupted: bool,
 }

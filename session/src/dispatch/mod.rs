@@ -55,7 +55,7 @@ pub(crate) struct Dispatcher {
 }
 
 /// Memory that mappings of a file share, for clients that ask by SETUPMAPPING.
-pub(crate) trait SharedMemory: Send + Sync {
+pub trait SharedMemory: Send + Sync {
     /// A descriptor of the memory of `file`, filled with `len` bytes at `offset` at least.
     fn map(&self, cx: &Context<'_>, file: File, range: (u64, u64), writes: bool)
     -> Result<OwnedFd>;
@@ -64,10 +64,11 @@ pub(crate) trait SharedMemory: Send + Sync {
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
 }
 
-/// A client over a socket, in the kernel's place.
+/// A client in the kernel's place, which may lie about the process that calls.
 #[derive(Clone, Default)]
-pub(crate) struct Client {
-    pub(crate) memory: Option<Arc<dyn SharedMemory>>,
+pub struct Client {
+    /// The memory of files that it maps; `None` where it cannot map any.
+    pub memory: Option<Arc<dyn SharedMemory>>,
 }
 
 /// What became of a request, for statistics.
@@ -97,13 +98,13 @@ struct Call<'a> {
 }
 
 impl Dispatcher {
-    /// A dispatcher to `fs`. `device` takes the registrations of backing files.
+    /// A dispatcher to `fs`. Backing files are registered with `device`, if there is one.
     pub(crate) fn new(
         fs: Arc<dyn FileSystem>,
         notify: Arc<KernelNotify>,
         negotiated: Negotiated,
         options: &SessionOptions,
-        device: Arc<OwnedFd>,
+        device: Option<Arc<OwnedFd>>,
         client: Option<Client>,
     ) -> Self {
         let caps = fs.caps();
@@ -112,7 +113,7 @@ impl Dispatcher {
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
-        let backings = negotiated.uses(abi::FUSE_PASSTHROUGH).then(|| Backings::new(device));
+        let backings = device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(Backings::new);
         Dispatcher {
             fs,
             notify,

@@ -2,18 +2,18 @@
 //! or splice(2) for large data.
 
 use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 use defuse_probe::clock;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::fs::{Mode, OFlags};
 use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
 use super::{
-    AlignedBuf, Channel, Deferred, DeferredReply, Message, Received, Reply, ReplyPort, errno,
+    AlignedBuf, Channel, Deferred, DeferredReply, Line, Message, Port, Received, Reply, ReplyPort,
+    errno,
 };
 use defuse_wire::abi::{self, InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -58,7 +58,7 @@ impl SpliceLimits {
 /// at once therefore looks for it a while before it sleeps.
 struct Spin {
     /// A clone of the device with `O_NONBLOCK`.
-    port: Arc<DevPort>,
+    port: Arc<dyn Port>,
     limit_ns: u64,
     /// Whether looking is worth it: raised by a request that came within the limit, lowered by one
     /// that did not. Nobody looks at 0.
@@ -78,101 +78,81 @@ pub(crate) struct DevLimits {
     pub(crate) splice: SpliceLimits,
 }
 
-/// What is at the other end of a descriptor, and how it is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// The kernel. Whether a read waits is a property of the descriptor.
-    Device,
-    /// A client in user space, over a socket that keeps messages apart (`SOCK_SEQPACKET`).
-    Socket,
-    /// The same, without waiting for a request.
-    SocketNow,
+/// /dev/fuse, as the source of the requests of a mount.
+pub(crate) struct DeviceLine {
+    device: Arc<OwnedFd>,
 }
 
-/// An open /dev/fuse, or a clone of it for one worker; or a socket that takes its place.
-pub(crate) struct DevPort {
-    fd: Arc<OwnedFd>,
-    line: Line,
+impl DeviceLine {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
+        DeviceLine { device }
+    }
+
+    fn shared(&self) -> Arc<dyn Port> {
+        Arc::new(DevicePort { fd: Arc::clone(&self.device) })
+    }
 }
 
-impl DevPort {
-    pub(crate) fn new(fd: Arc<OwnedFd>, line: Line) -> Self {
-        DevPort { fd, line }
-    }
-
-    /// Receives one message.
-    fn read(&self, room: &mut [u8]) -> Result<usize> {
-        let flags = match self.line {
-            Line::Device => return rustix::io::read(&self.fd, room).map_err(errno),
-            Line::Socket => RecvFlags::TRUNC,
-            Line::SocketNow => RecvFlags::TRUNC | RecvFlags::DONTWAIT,
-        };
-        let most = room.len();
-        match rustix::net::recv(&self.fd, room, flags).map_err(errno) {
-            // The client has gone.
-            Ok((_, 0)) | Err(Errno::ECONNRESET) => Err(Errno::ENODEV),
-            // The rest of it is lost, and whatever its client believes is wrong.
-            Ok((_, len)) if len > most => Err(Errno::EOVERFLOW),
-            other => other.map(|(_, len)| len),
-        }
-    }
-
-    /// Sends one message.
-    fn write(&self, message: &[u8]) -> Result<()> {
-        match self.line {
-            Line::Device => rustix::io::write(&self.fd, message).map(drop).map_err(errno),
-            _ => self.send_parts(&[IoSlice::new(message)]),
-        }
-    }
-
-    /// Sends one message with a descriptor. `ENOSYS` to the kernel.
-    fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
-        if self.line == Line::Device {
-            return Err(Errno::ENOSYS);
-        }
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = SendAncillaryBuffer::new(&mut room);
-        let fds = [fd];
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
-        self.send_beside(&[IoSlice::new(message)], &mut beside)
-    }
-
-    /// A client that has gone is an error and no signal.
-    fn send_parts(&self, parts: &[IoSlice<'_>]) -> Result<()> {
-        self.send_beside(parts, &mut SendAncillaryBuffer::default())
-    }
-
-    fn send_beside(
-        &self,
-        parts: &[IoSlice<'_>],
-        beside: &mut SendAncillaryBuffer<'_, '_, '_>,
-    ) -> Result<()> {
-        loop {
-            match rustix::net::sendmsg(&self.fd, parts, beside, SendFlags::NOSIGNAL) {
-                // An answer must not be lost to the signal that interrupts its request.
-                Err(rustix::io::Errno::INTR) => {}
-                other => return other.map(drop).map_err(errno),
+impl Line for DeviceLine {
+    /// A clone of the device spares the workers the lock of its queue.
+    fn port(&self, own: bool) -> Arc<dyn Port> {
+        match own.then(|| clone_device(&self.device, OFlags::empty())) {
+            Some(Ok(fd)) => Arc::new(DevicePort { fd: Arc::new(fd) }),
+            Some(Err(errno)) => {
+                log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
+                self.shared()
             }
+            None => self.shared(),
         }
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
+        let fd = clone_device(&self.device, OFlags::NONBLOCK)?;
+        Ok(Arc::new(DevicePort { fd: Arc::new(fd) }))
     }
 }
 
-impl ReplyPort for DevPort {
+/// Another device file of the same connection (`FUSE_DEV_IOC_CLONE`).
+fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
+    let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(errno)?;
+    let original = device.as_fd().as_raw_fd();
+    // SAFETY: the request number says that the kernel reads one 32-bit number, which `original` is.
+    let rc = unsafe {
+        let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_CLONE);
+        libc::ioctl(clone.as_raw_fd(), request, &original)
+    };
+    if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+/// An open /dev/fuse, or a clone of it for one worker. The descriptor decides whether a read waits.
+struct DevicePort {
+    fd: Arc<OwnedFd>,
+}
+
+impl ReplyPort for DevicePort {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
-        match self.line {
-            Line::Device => rustix::io::writev(&self.fd, parts).map(drop).map_err(errno),
-            _ => self.send_parts(parts),
-        }
+        rustix::io::writev(&self.fd, parts).map(drop).map_err(errno)
+    }
+}
+
+impl Port for DevicePort {
+    fn receive(&self, room: &mut [u8]) -> Result<usize> {
+        rustix::io::read(&self.fd, room).map_err(errno)
+    }
+
+    fn send_whole(&self, message: &[u8]) -> Result<()> {
+        rustix::io::write(&self.fd, message).map(drop).map_err(errno)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
 /// One worker's end of the device.
 pub(crate) struct DevChannel {
-    port: Arc<DevPort>,
+    port: Arc<dyn Port>,
     request: AlignedBuf,
     capacity: usize,
     len: usize,
@@ -183,7 +163,7 @@ pub(crate) struct DevChannel {
 }
 
 impl DevChannel {
-    pub(crate) fn new(port: Arc<DevPort>, limits: DevLimits) -> Self {
+    pub(crate) fn new(port: Arc<dyn Port>, limits: DevLimits) -> Self {
         // The kernel refuses a read with less room than one WRITE of the size that was agreed.
         let data = (limits.max_write + 4096).max(abi::FUSE_MIN_READ_BUFFER);
         let pipe_size = limits.max_write.max(limits.max_read);
@@ -216,8 +196,8 @@ impl DevChannel {
     }
 
     /// Looks for requests through `port`, which does not block, for up to `limit_ns` before sleeping.
-    pub(crate) fn spin_through(&mut self, port: DevPort, limit_ns: u64) {
-        self.spin = Some(Spin { port: Arc::new(port), limit_ns, hope: HOPE });
+    pub(crate) fn spin_through(&mut self, port: Arc<dyn Port>, limit_ns: u64) {
+        self.spin = Some(Spin { port, limit_ns, hope: HOPE });
     }
 
     /// Whether looking for requests is worth it now.
@@ -230,11 +210,11 @@ impl DevChannel {
         let room = self.request.message_mut(self.capacity);
         let Some(spinning) = self.spin.as_mut().filter(|_| spin) else {
             self.reply.port = Arc::clone(&self.port);
-            return self.port.read(room);
+            return self.port.receive(room);
         };
         let begun = clock::now();
         while spinning.hope > 0 && begun.elapsed_ns() < spinning.limit_ns {
-            match spinning.port.read(room) {
+            match spinning.port.receive(room) {
                 // Whoever else can run here goes first.
                 Err(Errno::EAGAIN) => std::thread::yield_now(),
                 other => {
@@ -246,7 +226,7 @@ impl DevChannel {
             }
         }
         self.reply.port = Arc::clone(&self.port);
-        let received = self.port.read(room);
+        let received = self.port.receive(room);
         let early = begun.elapsed_ns() < spinning.limit_ns;
         spinning.hope = if early { HOPE } else { spinning.hope.saturating_sub(1) };
         received
@@ -270,7 +250,7 @@ impl DevChannel {
     }
 
     /// The way to answer the request `unique`, which another channel received through `port`.
-    pub(crate) fn reply_through(&mut self, port: &Arc<DevPort>, unique: u64) -> &mut dyn Reply {
+    pub(crate) fn reply_through(&mut self, port: &Arc<dyn Port>, unique: u64) -> &mut dyn Reply {
         self.reply.port = Arc::clone(port);
         self.reply.unique = unique;
         &mut self.reply
@@ -281,7 +261,7 @@ impl DevChannel {
         self.request.message(self.len)
     }
 
-    pub(crate) fn dev_port(&self) -> Arc<DevPort> {
+    pub(crate) fn port(&self) -> Arc<dyn Port> {
         Arc::clone(&self.port)
     }
 
@@ -334,7 +314,7 @@ impl Channel for DevChannel {
 }
 
 struct DevReply {
-    port: Arc<DevPort>,
+    port: Arc<dyn Port>,
     unique: u64,
     /// Header and body of short answers, within one page: the kernel pins every page that it copies
     /// from, which costs more than the copy.
@@ -361,7 +341,7 @@ impl DevReply {
         let (head, rest) = message.split_at_mut(HEADER_LEN);
         head.copy_from_slice(header.as_bytes());
         put_parts(rest, body);
-        self.port.write(message)
+        self.port.send_whole(message)
     }
 
     /// Sends the header and the first `len` bytes of the buffer's data with one write.
@@ -369,7 +349,7 @@ impl DevReply {
         let header = self.header(len, 0);
         let message = self.buf.message_mut(HEADER_LEN + len);
         message[..HEADER_LEN].copy_from_slice(header.as_bytes());
-        self.port.write(message)
+        self.port.send_whole(message)
     }
 
     /// Splices up to `len` bytes of `fd` behind a header that says `len`. A file that ends earlier

@@ -6,6 +6,7 @@
 //! stay: an entry cannot be taken back from the kernel, and one that idles costs nothing.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +15,6 @@ use std::time::Duration;
 use defuse_fs::{Caps, Errno, Ino, Result};
 use defuse_probe::clock::{self, Moment};
 use defuse_probe::{Cells, Op};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::inflight::Slot;
@@ -44,6 +44,7 @@ const NUDGE_TICKS: u64 = 50;
 
 /// The queues of a session.
 pub(crate) struct Rings {
+    device: Arc<OwnedFd>,
     queues: Box<[Queue]>,
     /// Bytes of payload of an entry.
     payload: usize,
@@ -72,7 +73,7 @@ struct Queue {
 
 impl Rings {
     pub(crate) fn new(
-        queues: usize,
+        (device, queues): (&Arc<OwnedFd>, usize),
         payload: usize,
         max_workers: usize,
         caps: &Caps,
@@ -81,6 +82,7 @@ impl Rings {
         // Where answers are finished later, a quarter handles what comes for their entries.
         let helpers = if defers { (max_workers / 4).max(1) } else { 0 };
         Ok(Rings {
+            device: Arc::clone(device),
             queues: (0..queues).map(|_| Queue::default()).collect(),
             payload,
             most: (max_workers - helpers).max(queues),
@@ -117,9 +119,9 @@ pub(crate) fn start(shared: &Arc<Shared>, rings: &Rings) -> Result<()> {
     let own = Arc::clone(shared);
     shared.spawn("defuse-device", move || read_device(&own))?;
     let own = Arc::clone(shared);
-    let answers = Arc::clone(&rings.answers);
+    let (answers, device) = (Arc::clone(&rings.answers), Arc::clone(&rings.device));
     shared.spawn("defuse-answers", move || {
-        if let Err(errno) = answers.run(&own.device, |entry| hand(&own, entry)) {
+        if let Err(errno) = answers.run(&device, |entry| hand(&own, entry)) {
             log::error!("io_uring: {errno}; the session ends");
             own.finish();
         }
@@ -183,7 +185,7 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
         }
     });
     let answers = Arc::clone(&rings.answers);
-    let made = UringChannel::new(&shared.device, qid as u16, rings.payload, answers, nudge);
+    let made = UringChannel::new(&rings.device, qid as u16, rings.payload, answers, nudge);
     let (channel, slot) = match (made, shared.slots.claim(signal::this_thread())) {
         (Ok(channel), Some(slot)) => (channel, slot),
         (made, _) => {
@@ -419,11 +421,4 @@ fn serve_device(
         Ok(request) => drop(handle(shared, &request, reply, slot, cells, started)),
         Err(error) => refuse(&error, reply),
     }
-}
-
-/// Whether the device has something to read.
-pub(super) fn readable(shared: &Shared) -> bool {
-    let mut fds = [PollFd::new(&*shared.device, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }

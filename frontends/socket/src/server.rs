@@ -1,12 +1,4 @@
-//! A file system for other processes: a Unix socket, and a session for each connection.
-//!
-//! All connections serve one instance, so that what one client writes another one reads. What a
-//! client was given and has not given back when its connection ends is taken back, as the kernel does
-//! for a process that was killed.
-
-#[cfg(fuzzing)]
-pub(crate) mod fuzzed;
-mod peer;
+//! The listening socket, admission of clients, and the life of each connection.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,20 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use defuse_connection::{Connection, Credentials, Limits, Service};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
-use defuse_probe::Snapshot;
+use defuse_probe::{Limited, Snapshot};
+use defuse_session::{Client, Line, Session, SessionOptions, SharedMemory, Statistics};
+use defuse_wire::vendor::{Names, Number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::dispatch::{Client, SharedMemory};
-use crate::options::SessionOptions;
-use crate::session::{Session, Statistics};
-use crate::transport::errno;
-use defuse_connection::{Connection, Credentials, Limits, Service};
-use defuse_probe::Limited;
-use defuse_wire::vendor::{Names, Number};
-use peer::Peer;
+use crate::line::{self, MessageLine, errno};
+use crate::peer::{self, Peer};
 
 /// A socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -385,8 +374,9 @@ impl Shared {
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
             let client = Client { memory: Some(Arc::clone(peer) as Arc<dyn SharedMemory>) };
-            let options = &self.options.session;
-            Session::over_socket(socket, fs, options, client).map_err(|e| e.to_string())
+            let line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+            let options = line::options(&self.options.session);
+            Session::over(line, fs, &options, client).map_err(|e| e.to_string())
         });
         match session {
             Ok(session) => {

@@ -7,14 +7,13 @@ use defuse_connection::{Connection, Credentials, Legacy};
 use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
+use defuse_session::SharedMemory;
 use defuse_wire::vendor::{TAKE_OVER, TakeOver};
 use zerocopy::FromBytes;
 
-use crate::dispatch::SharedMemory;
-
 /// A client that speaks FUSE.
-pub(super) struct Peer {
-    pub(super) connection: Connection<Arc<dyn FileSystem>>,
+pub(crate) struct Peer {
+    pub(crate) connection: Connection<Arc<dyn FileSystem>>,
 }
 
 impl FileSystem for Peer {
@@ -58,7 +57,7 @@ impl SharedMemory for Peer {
 
 /// The process, user and groups that connected `socket`, at that time: `SO_PEERCRED` and
 /// `SO_PEERGROUPS`, unix(7) and socket(7).
-pub(super) fn credentials(socket: &OwnedFd) -> Result<Credentials> {
+pub(crate) fn credentials(socket: &OwnedFd) -> Result<Credentials> {
     let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
     let mut groups = vec![gid];
     groups.extend(peer_groups(socket)?);

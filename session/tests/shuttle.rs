@@ -2,12 +2,12 @@
 //! from a queue, handlers that block until another request is handled, a sentinel, and the end of
 //! the session at any moment.
 //!
-//! `cargo test -p defuse-fuse --features shuttle --test shuttle`
+//! `cargo test -p defuse-session --features shuttle --test shuttle`
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use defuse_fuse::checked::{Growth, Pool, PoolLimits, Woken};
+use defuse_session::checked::{Growth, Pool, PoolLimits, Woken};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 

@@ -240,6 +240,6 @@ pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
         Ok(request) => request.unique,
         Err(error) => return refuse(&error, reply),
     };
-    let (bytes, port) = (channel.bytes().to_vec(), channel.dev_port());
+    let (bytes, port) = (channel.bytes().to_vec(), channel.port());
     shared.set_aside.push(set_aside::Request { unique, bytes, port, interrupted: false });
 }

@@ -69,7 +69,7 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
     };
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
-    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, nothing(), None))
+    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Some(nothing()), None))
 }
 
 /// A descriptor that leads nowhere.

@@ -5,25 +5,20 @@
 //! root, before and after each request, and judges the difference.
 
 use std::collections::{BTreeMap, HashSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{
-    AccessMode, Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Interrupted,
-    Name, OpenFlags, ReadArgs, ReadBuf, ReadSink, Result, SliceSink, WriteSource,
+    AccessMode, Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, OpenFlags,
+    ReadArgs, ReadBuf, Result, SliceSink,
 };
-use defuse_probe::clock;
 use zerocopy::FromBytes;
 
 use defuse_connection::{Connection, Credentials, Legacy, Limits, Service};
 
-use super::peer::Peer;
-use crate::dispatch::{Client, Dispatcher, SharedMemory};
-use crate::init::negotiate;
-use crate::notify::KernelNotify;
-use crate::options::SessionOptions;
-use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
-use defuse_wire::abi::{self, InitIn, Opcode};
+use defuse_session::{Answer, Client, Handler, SharedMemory};
+
+use crate::peer::Peer;
+use defuse_wire::abi::{self, Opcode};
 use defuse_wire::request::{Body, Extensions, Payload, Request};
 
 const READ: u32 = 4;
@@ -76,7 +71,7 @@ impl Script<'_> {
 /// A connection, with what it has been given.
 struct Player {
     peer: Arc<Peer>,
-    dispatcher: Arc<Dispatcher>,
+    handler: Handler,
     inodes: Vec<Ino>,
     open: Vec<Opened>,
 }
@@ -133,9 +128,10 @@ impl World {
         open: Vec<Opened>,
     ) {
         let peer = Arc::new(Peer { connection });
-        let dispatcher = dispatcher(&peer);
+        let memory = Some(Arc::clone(&peer) as Arc<dyn SharedMemory>);
+        let handler = Handler::new(Arc::clone(&peer) as Arc<dyn FileSystem>, Client { memory });
         let inodes = if inodes.is_empty() { vec![Ino::ROOT] } else { inodes };
-        self.players.push(Player { peer, dispatcher, inodes, open });
+        self.players.push(Player { peer, handler, inodes, open });
     }
 
     /// Root makes a directory for all, one for itself, and files of several kinds.
@@ -362,9 +358,7 @@ impl World {
             pid: 1,
             body,
         };
-        let mut reply = Answer::default();
-        let dispatcher = Arc::clone(&self.players[who].dispatcher);
-        dispatcher.handle(&request, &mut reply, &Never, clock::now());
+        let reply = self.players[who].handler.handle(&request);
         if let Some(errno) = reply.errno.filter(|&errno| errno != 0) {
             self.judge_change(&credentials, &self.players[who].open, &before, &body);
             return Err(Errno::from_raw(errno));
@@ -630,90 +624,5 @@ fn opcode(body: &Body<'_>) -> Opcode {
         Body::Setupmapping(_) => Opcode::Setupmapping,
         Body::Setlk(_) => Opcode::Setlk,
         other => unreachable!("{other:?} is never asked for"),
-    }
-}
-
-fn dispatcher(peer: &Arc<Peer>) -> Arc<Dispatcher> {
-    let fs: Arc<dyn FileSystem> = Arc::clone(peer) as Arc<dyn FileSystem>;
-    let client = Client { memory: Some(Arc::clone(peer) as Arc<dyn SharedMemory>) };
-    let init =
-        InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
-    let options = SessionOptions { passthrough: false, ..SessionOptions::default() };
-    let (_, negotiated) = negotiate(&init, &fs.caps(), &options).expect("INIT is agreed");
-    let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
-    let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
-    let device = Arc::new(std::fs::File::open("/dev/null").expect("/dev/null opens").into());
-    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, device, Some(client)))
-}
-
-struct Never;
-impl Interrupted for Never {
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
-
-struct Nowhere;
-impl ReplyPort for Nowhere {
-    fn send(&self, _: &[std::io::IoSlice<'_>]) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Keeps an answer.
-#[derive(Default)]
-struct Answer {
-    errno: Option<i32>,
-    bytes: Vec<u8>,
-    fd: Option<OwnedFd>,
-}
-
-impl Reply for Answer {
-    fn send(&mut self, body: &[&[u8]]) -> Result<()> {
-        self.bytes = body.concat();
-        Ok(())
-    }
-    fn send_errno(&mut self, errno: i32) -> Result<()> {
-        self.errno = Some(errno);
-        Ok(())
-    }
-    fn send_descriptor(&mut self, fd: BorrowedFd<'_>) -> Result<()> {
-        self.fd = Some(fd.try_clone_to_owned()?);
-        Ok(())
-    }
-    fn room(&mut self, len: usize) -> &mut [u8] {
-        self.bytes.resize(len, 0);
-        &mut self.bytes
-    }
-    fn send_room(&mut self, len: usize) -> Result<()> {
-        self.bytes.truncate(len);
-        Ok(())
-    }
-    fn data(&mut self, _: usize) -> &mut dyn ReadSink {
-        self.bytes.clear();
-        self
-    }
-    fn send_data(&mut self) -> Result<()> {
-        Ok(())
-    }
-    fn piped(&mut self) -> &mut dyn WriteSource {
-        unreachable!("nothing is in a pipe")
-    }
-    fn defer(&mut self, _: Deferred) -> Box<dyn DeferredReply> {
-        unreachable!("nothing is answered later")
-    }
-}
-
-impl ReadSink for Answer {
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
-    }
-    fn put_zeros(&mut self, len: usize) -> Result<()> {
-        self.bytes.resize(self.bytes.len() + len, 0);
-        Ok(())
-    }
-    fn fill_from(&mut self, _: BorrowedFd<'_>, _: u64, _: usize) -> Result<usize> {
-        Err(Errno::ENOSYS)
     }
 }

@@ -112,7 +112,7 @@ impl Watch {
             self.stuck = 0;
             return;
         }
-        if !ring::readable(shared) {
+        if !shared.is_readable() {
             return;
         }
         if shared.add_worker() {

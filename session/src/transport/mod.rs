@@ -9,6 +9,7 @@ pub(crate) mod uring;
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
@@ -39,10 +40,52 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The way to the kernel for messages that no request waits for, from any thread, at any time.
-pub(crate) trait ReplyPort: Send + Sync {
+/// The way to the client for messages that no request waits for, from any thread, at any time.
+pub trait ReplyPort: Send + Sync {
     /// Sends a whole message; its header is in the first part.
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
+}
+
+/// A descriptor over which requests arrive as whole messages, and answers leave.
+pub trait Port: ReplyPort {
+    /// Receives one message, and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`, `EAGAIN` and `ENOENT` where there is none after all; `ENODEV` where the client has ended
+    /// the connection; any other ends the session.
+    fn receive(&self, room: &mut [u8]) -> Result<usize>;
+
+    /// Sends one message that lies in one piece.
+    fn send_whole(&self, message: &[u8]) -> Result<()> {
+        self.send(&[IoSlice::new(message)])
+    }
+
+    /// Sends one message with a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` where no descriptor can be sent; nothing is sent then.
+    fn send_with(&self, _message: &[u8], _fd: BorrowedFd<'_>) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// The descriptor, for poll(2) and splice(2).
+    fn fd(&self) -> BorrowedFd<'_>;
+}
+
+/// The source of the requests of a session.
+pub trait Line: Send + Sync {
+    /// A port that waits for requests. If it is to be its `own`, no other worker uses its descriptor,
+    /// where that is possible.
+    fn port(&self, own: bool) -> Arc<dyn Port>;
+
+    /// A port whose [`receive`](Port::receive) is `EAGAIN` while there is no request.
+    ///
+    /// # Errors
+    ///
+    /// Those of the system calls that make it.
+    fn port_without_waiting(&self) -> Result<Arc<dyn Port>>;
 }
 
 /// The reply to the request that a worker has just received. Exactly one of the sending methods is

@@ -1,6 +1,6 @@
 //! A session: one mount being served, from INIT to the end.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Caps, Errno, FileSystem, Notify, Result};
 use defuse_probe::Snapshot;
 use defuse_probe::clock::{self, Moment};
-use rustix::fs::{Mode, OFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
@@ -18,9 +18,9 @@ use crate::dispatch::{Client, Dispatcher};
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
-use crate::transport::dev::{DevChannel, DevLimits, DevPort, Line};
+use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
-use crate::transport::{Channel, Message, Received, ReplyPort, errno};
+use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
@@ -30,7 +30,6 @@ use crate::workers::{ring, sentinel, serve, signal};
 use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn};
 use defuse_wire::request::{Body, DecodeOptions, Request};
-use defuse_wire::vendor::SOCKET_IO_MAX;
 
 /// Limits warnings about workers that are stuck.
 static STUCK: Limited = Limited::new();
@@ -70,34 +69,40 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
-        let agreed = handshake(&device, Line::Device, &fs.caps(), options)?;
-        Session::begin(&device, fs, agreed, options, None)
+        let line: Arc<dyn Line> = Arc::new(DeviceLine::new(Arc::clone(&device)));
+        let agreed = handshake(&line, Some(&device), &fs.caps(), options)?;
+        // A kernel's mount lives long enough for it; a connection may not.
+        clock::calibrate();
+        Session::begin((&line, Some(&device)), fs, agreed, options, None)
     }
 
-    /// Answers INIT on `socket`, at whose other end is a client in the kernel's place
-    /// (`defuse-remote`), and starts to serve `fs`.
-    pub(crate) fn over_socket(
-        socket: OwnedFd,
+    /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve
+    /// `fs`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start`](Session::start).
+    pub fn over(
+        line: Arc<dyn Line>,
         fs: Arc<dyn FileSystem>,
         options: &SessionOptions,
         client: Client,
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
-        let options = over_socket(options);
-        let socket = Arc::new(socket);
-        let agreed = handshake(&socket, Line::Socket, &fs.caps(), &options)?;
-        Session::begin(&socket, fs, agreed, &options, Some(client))
+        let agreed = handshake(&line, None, &fs.caps(), options)?;
+        Session::begin((&line, None), fs, agreed, options, Some(client))
     }
 
     fn begin(
-        device: &Arc<OwnedFd>,
+        (line, device): (&Arc<dyn Line>, Option<&Arc<OwnedFd>>),
         fs: Arc<dyn FileSystem>,
         agreed: Agreed,
         options: &SessionOptions,
         client: Option<Client>,
     ) -> std::result::Result<Session, StartError> {
-        let Agreed { mut negotiated, port, line, mut plan } = agreed;
-        let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
+        let Agreed { mut negotiated, port, mut plan } = agreed;
+        let reply_port = Arc::clone(&port) as Arc<dyn ReplyPort>;
+        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
             let dispatcher = Dispatcher::new(
@@ -105,11 +110,11 @@ impl Session {
                 Arc::clone(&notify),
                 negotiated.clone(),
                 options,
-                Arc::clone(device),
+                device.cloned(),
                 client.clone(),
             );
-            let queues = plan.as_ref().map(|plan| plan.queues);
-            let shared = Shared::new(dispatcher, options, (device, line), &port, queues);
+            let queues = plan.as_ref().zip(device).map(|(plan, device)| (plan.queues, device));
+            let shared = Shared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
             let failed = match shared.start() {
                 Ok(()) => return Ok(Session { shared }),
@@ -202,19 +207,19 @@ pub(crate) struct Shared {
     pub(crate) slots: Slots,
     pub(crate) bell: Bell,
     pub(crate) set_aside: SetAside,
-    pub(crate) device: Arc<OwnedFd>,
+    /// The workers' source of requests.
+    line: Arc<dyn Line>,
     /// Where requests come over rings and not over the device.
     pub(crate) rings: Option<Rings>,
     limits: DevLimits,
-    line: Line,
     clone_fd: bool,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
     /// When the session began, and how many nanoseconds later a backlog was last seen.
     begun: Moment,
     backlog_ns: AtomicU64,
-    /// Keeps the notifier's way to the device.
-    _port: Arc<dyn ReplyPort>,
+    /// The notifier's way to the client, also to see whether requests wait.
+    port: Arc<dyn Port>,
     /// The sentinel's own channel, for when all workers are stuck.
     emergency: Mutex<Option<DevChannel>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -226,9 +231,9 @@ impl Shared {
     fn new(
         dispatcher: Dispatcher,
         options: &SessionOptions,
-        (device, line): (&Arc<OwnedFd>, Line),
-        port: &Arc<dyn ReplyPort>,
-        queues: Option<usize>,
+        line: &Arc<dyn Line>,
+        port: &Arc<dyn Port>,
+        queues: Option<(usize, &Arc<OwnedFd>)>,
     ) -> Result<Self> {
         let negotiated = &dispatcher.negotiated;
         let max = negotiated.max_workers;
@@ -237,10 +242,10 @@ impl Shared {
         let spin_ns = if processors > 1 { options.spin.as_nanos() as u64 } else { 0 };
         let payload = negotiated.max_write.max(negotiated.max_read);
         let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
-        let rings = queues.map(|queues| {
+        let rings = queues.map(|(queues, device)| {
             let caps = dispatcher.fs.caps();
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
-            Rings::new(queues, payload, max, &caps, defers)
+            Rings::new((device, queues), payload, max, &caps, defers)
         });
         Ok(Shared {
             pool: Pool::new(PoolLimits { max, parallel: 2 * processors }),
@@ -254,19 +259,12 @@ impl Shared {
                 max_read: negotiated.max_read,
                 splice: options.splice,
             },
-            line,
-            clone_fd: options.clone_fd && max > 1 && line == Line::Device,
-            begun: {
-                // A kernel's mount lives long enough for it; a connection may not.
-                if line == Line::Device {
-                    clock::calibrate();
-                }
-                clock::now()
-            },
+            clone_fd: options.clone_fd && max > 1,
+            begun: clock::now(),
             backlog_ns: AtomicU64::new(0),
             spin_ns,
-            device: Arc::clone(device),
-            _port: Arc::clone(port),
+            line: Arc::clone(line),
+            port: Arc::clone(port),
             emergency: Mutex::default(),
             threads: Mutex::default(),
             end: Mutex::default(),
@@ -325,38 +323,22 @@ impl Shared {
     }
 
     pub(crate) fn worker_channel(&self) -> DevChannel {
-        let mut channel = DevChannel::new(self.worker_port(), self.limits);
+        let mut channel = DevChannel::new(self.line.port(self.clone_fd), self.limits);
         if self.spin_ns > 0 {
-            match self.port_without_waiting() {
+            match self.line.port_without_waiting() {
                 Ok(port) => channel.spin_through(port, self.spin_ns),
-                Err(errno) => log::debug!("/dev/fuse could not be cloned ({errno}); no spinning"),
+                Err(errno) => log::debug!("no port that never waits ({errno}): no spinning"),
             }
         }
         channel
     }
 
-    /// A way to receive that never blocks.
-    fn port_without_waiting(&self) -> Result<DevPort> {
-        match self.line {
-            Line::Device => {
-                let clone = clone_device(&self.device, OFlags::NONBLOCK)?;
-                Ok(DevPort::new(Arc::new(clone), Line::Device))
-            }
-            _ => Ok(DevPort::new(Arc::clone(&self.device), Line::SocketNow)),
-        }
-    }
-
-    /// A device for one worker: a clone of its own spares the others the lock of its queue.
-    fn worker_port(&self) -> Arc<DevPort> {
-        let own = self.clone_fd.then(|| clone_device(&self.device, OFlags::empty()));
-        match own {
-            Some(Ok(fd)) => Arc::new(DevPort::new(Arc::new(fd), self.line)),
-            Some(Err(errno)) => {
-                log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
-                Arc::new(DevPort::new(Arc::clone(&self.device), self.line))
-            }
-            None => Arc::new(DevPort::new(Arc::clone(&self.device), self.line)),
-        }
+    /// True where a request waits to be received.
+    pub(crate) fn is_readable(&self) -> bool {
+        let fd = self.port.fd();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// An INTERRUPT of the request `unique`. Nobody has it where it has just ended, or where its
@@ -384,7 +366,7 @@ impl Shared {
     pub(crate) fn receive_for_stuck_workers(&self) {
         let mut emergency = lock(&self.emergency);
         if emergency.is_none() {
-            let port = match self.port_without_waiting() {
+            let port = match self.line.port_without_waiting() {
                 Ok(port) => port,
                 Err(errno) => {
                     STUCK.warn(|| format!("nobody receives for workers that are stuck: {errno}"));
@@ -392,7 +374,7 @@ impl Shared {
                 }
             };
             let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
-            *emergency = Some(DevChannel::new(Arc::new(port), limits));
+            *emergency = Some(DevChannel::new(port, limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
         for _ in 0..64 {
@@ -451,53 +433,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Another device file of the same connection (`FUSE_DEV_IOC_CLONE`).
-fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
-    let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(errno)?;
-    let original = device.as_fd().as_raw_fd();
-    // SAFETY: the request number says that the kernel reads one 32-bit number, which `original` is.
-    let rc = unsafe {
-        let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_CLONE);
-        libc::ioctl(clone.as_raw_fd(), request, &original)
-    };
-    if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
-}
-
-/// What can be had over a socket: none of what a device does beyond read(2) and write(2), and
-/// messages that fit. Locks are the server's, because its clients know nothing of each other.
-fn over_socket(options: &SessionOptions) -> SessionOptions {
-    SessionOptions {
-        max_write: options.max_write.min(SOCKET_IO_MAX),
-        writeback: false,
-        clone_fd: false,
-        splice: SpliceLimits::NEVER,
-        passthrough: false,
-        io_uring: IoUring::Off,
-        atomic_o_trunc: true,
-        forward_locks: true,
-        answers_parents: true,
-        ..options.clone()
-    }
-}
-
 /// What INIT came to.
 struct Agreed {
     negotiated: Negotiated,
-    port: Arc<dyn ReplyPort>,
-    line: Line,
+    port: Arc<dyn Port>,
     /// How requests come over rings, unless they come over the device.
     plan: Option<uring::Plan>,
 }
 
 /// Answers INIT.
 fn handshake(
-    device: &Arc<OwnedFd>,
-    line: Line,
+    line: &Arc<dyn Line>,
+    device: Option<&Arc<OwnedFd>>,
     caps: &Caps,
     options: &SessionOptions,
 ) -> std::result::Result<Agreed, StartError> {
-    let port = Arc::new(DevPort::new(Arc::clone(device), line));
+    let port = line.port(false);
     // Until INIT is answered, the kernel wants room for what it would send by default.
     let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = DevChannel::new(Arc::clone(&port), limits);
@@ -510,7 +461,10 @@ fn handshake(
         }
         let (message, reply) = channel.exchange();
         let kernel = init_of(&message)?;
-        let (options, plan) = uring::plan(device, &kernel, caps, options);
+        let (options, plan) = match device {
+            Some(device) => uring::plan(device, &kernel, caps, options),
+            None => (options.clone(), Ok(None)),
+        };
         match negotiate(&kernel, caps, &options) {
             Ok((out, mut negotiated)) => {
                 let plan = plan.map_err(|reason| negotiated.refuse_rings(reason)).ok().flatten();
@@ -521,7 +475,7 @@ fn handshake(
                     return Err(StartError::Rings(reason));
                 }
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
-                return Ok(Agreed { negotiated, port, line, plan });
+                return Ok(Agreed { negotiated, port, plan });
             }
             // The kernel learns our major version and asks again.
             Err(InitError::LaterMajor(_)) => {

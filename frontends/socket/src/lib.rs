@@ -1,0 +1,19 @@
+//! A file system for other processes, over a Unix socket.
+//!
+//! A [`Server`] listens, decides who may connect, and gives each connection a session over one file
+//! system, so that one client reads what another one writes. A client speaks FUSE in messages of a
+//! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
+//!
+//! What is not here: the rights of a client and the things that it holds (`connection`), the handling of
+//! requests (`session`), and file systems.
+
+#[cfg(fuzzing)]
+mod fuzzed;
+mod line;
+mod peer;
+mod server;
+
+pub use defuse_connection::Limits;
+#[cfg(fuzzing)]
+pub use fuzzed::peers as fuzz_peers;
+pub use server::{Admission, ServeError, Server, ServerOptions};

@@ -1,0 +1,107 @@
+//! A connected `SOCK_SEQPACKET` socket as the source of a session's requests.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use defuse_fs::{Errno, Result};
+use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, SpliceLimits};
+use defuse_wire::vendor::SOCKET_IO_MAX;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+/// The socket of a client.
+pub(crate) struct MessageLine(Arc<OwnedFd>);
+
+impl MessageLine {
+    pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
+        MessageLine(socket)
+    }
+}
+
+impl Line for MessageLine {
+    /// All workers share the socket.
+    fn port(&self, _own: bool) -> Arc<dyn Port> {
+        Arc::new(MessagePort { socket: Arc::clone(&self.0), flags: RecvFlags::TRUNC })
+    }
+
+    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
+        let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        Ok(Arc::new(MessagePort { socket: Arc::clone(&self.0), flags }))
+    }
+}
+
+struct MessagePort {
+    socket: Arc<OwnedFd>,
+    flags: RecvFlags,
+}
+
+impl MessagePort {
+    fn send_beside(
+        &self,
+        parts: &[IoSlice<'_>],
+        beside: &mut SendAncillaryBuffer<'_, '_, '_>,
+    ) -> Result<()> {
+        loop {
+            // If the client has ended, that is an error and no signal.
+            match rustix::net::sendmsg(&self.socket, parts, beside, SendFlags::NOSIGNAL) {
+                // An answer must not be lost to the signal that interrupts its request.
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other.map(drop).map_err(errno),
+            }
+        }
+    }
+}
+
+impl ReplyPort for MessagePort {
+    fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        self.send_beside(parts, &mut SendAncillaryBuffer::default())
+    }
+}
+
+impl Port for MessagePort {
+    fn receive(&self, room: &mut [u8]) -> Result<usize> {
+        let most = room.len();
+        match rustix::net::recv(&self.socket, room, self.flags).map_err(errno) {
+            // The client has ended the connection.
+            Ok((_, 0)) | Err(Errno::ECONNRESET) => Err(Errno::ENODEV),
+            // The rest of the message is lost: the client ignores what was agreed.
+            Ok((_, len)) if len > most => Err(Errno::EOVERFLOW),
+            other => other.map(|(_, len)| len),
+        }
+    }
+
+    fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut room);
+        let fds = [fd];
+        beside.push(SendAncillaryMessage::ScmRights(&fds));
+        self.send_beside(&[IoSlice::new(message)], &mut beside)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The options of a session over a socket: nothing that needs a device, and messages that fit. The
+/// server keeps the locks, because its clients know nothing of each other.
+pub(crate) fn options(asked: &SessionOptions) -> SessionOptions {
+    SessionOptions {
+        max_write: asked.max_write.min(SOCKET_IO_MAX),
+        writeback: false,
+        clone_fd: false,
+        splice: SpliceLimits::NEVER,
+        passthrough: false,
+        io_uring: IoUring::Off,
+        atomic_o_trunc: true,
+        forward_locks: true,
+        answers_parents: true,
+        ..asked.clone()
+    }
+}
+
+/// The error of a system call in the contract's type.
+pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}

@@ -1,0 +1,44 @@
+//! Sessions: FUSE requests come in, a [`FileSystem`] is called, and answers go out.
+//!
+//! A session begins with INIT and serves one client until it ends the connection. The client is the
+//! kernel, over /dev/fuse or over io_uring ([`Session::start`]), or a process in its place, over any
+//! [`Line`] ([`Session::over`]). A session has threads that receive requests ([`Session`] starts them),
+//! and a dispatcher with one short function for each operation.
+//!
+//! What is not here: mounting (`frontends/fuse`), listening and the rights of clients
+//! (`frontends/socket`), and the protocol's data (`wire`).
+//!
+//! [`FileSystem`]: defuse_fs::FileSystem
+
+mod backing;
+mod dispatch;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
+#[cfg(fuzzing)]
+mod handler;
+mod init;
+mod notify;
+mod options;
+mod session;
+mod sync;
+mod transport;
+mod workers;
+
+/// The structure of INIT, which [`negotiate`] takes, and the flags that it decides.
+pub use defuse_wire::abi;
+pub use dispatch::{Client, SharedMemory};
+#[cfg(fuzzing)]
+pub use fuzzed::dispatch as fuzz_dispatch;
+#[cfg(fuzzing)]
+pub use handler::{Answer, Handler};
+pub use init::{Decision, InitError, Negotiated, negotiate};
+pub use options::{IoUring, SessionOptions};
+pub use session::{Ended, Session, StartError, Statistics};
+pub use transport::dev::SpliceLimits;
+pub use transport::{Line, Port, ReplyPort};
+
+/// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
+#[cfg(feature = "shuttle")]
+pub mod checked {
+    pub use crate::workers::pool::{Growth, Pool, PoolCounts, PoolLimits, Woken};
+}
