@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
-    FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lock, LockAnswer, LockKind, LockOwner,
-    LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer, LockKind,
+    LockOwner, LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened,
+    PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
+    StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::connection::Connection;
@@ -30,12 +30,8 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.behind.unchecked().detached()
     }
 
-    fn trim(&self) {
-        self.behind.unchecked().trim();
-    }
-
-    fn without_privileges(&self) {
-        self.behind.unchecked().without_privileges();
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        self.behind.unchecked().lifecycle()
     }
 
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, Ino, Io,
-    IoOp, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name, NewNode, Notify,
-    OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
-    SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockWait, Name, NewNode,
+    Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
+    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -73,17 +73,10 @@ pub trait FileSystem: Send + Sync {
     /// are ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}
 
-    /// Gives up what is kept only because it may be wanted again soon (a file that was released) and
-    /// was not wanted since the call before this one. Called about once a second while requests
-    /// come, and twice soon after the last. A frontend that never calls it gets the same answers,
-    /// and leaves such things in place until others take theirs. One in an application calls it in a
-    /// child of fork(2), too, where what the parent has for itself alone is given up.
-    fn trim(&self) {}
-
-    /// The threads that call may have fewer privileges from now on than those that made the file
-    /// system: what it could do because of them, for inodes that it has given out too, it is to be able
-    /// to do without. Called by frontends in an application, before that changes its credentials.
-    fn without_privileges(&self) {}
+    /// The reactions of the file system to the process that uses it, where it has any.
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        None
+    }
 
     /// Makes a file, device, fifo or socket; one lookup more. `EEXIST` where the name is taken.
     fn mknod(

@@ -1,5 +1,6 @@
 //! What a session may be told, apart from what the file system says of itself.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::transport::dev::SpliceLimits;
@@ -69,6 +70,10 @@ pub struct SessionOptions {
     /// The kernel aborts the session when a request waits longer than this for an answer
     /// (needs 7.43; whole seconds).
     pub request_timeout: Option<Duration>,
+    /// Where to see that memory is short: a file in the format of `/proc/pressure/memory`, such as the
+    /// `memory.pressure` of a control group. Caches are released while some task waits for memory for
+    /// 10 % of the time.
+    pub memory_pressure: PathBuf,
     /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
     pub disabled: u64,
 }
@@ -97,6 +102,7 @@ impl Default for SessionOptions {
             entry_timeout: None,
             negative_timeout: None,
             request_timeout: None,
+            memory_pressure: "/proc/pressure/memory".into(),
             disabled: 0,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -213,6 +214,8 @@ pub(crate) struct Shared {
     pub(crate) rings: Option<Rings>,
     limits: DevLimits,
     clone_fd: bool,
+    /// A file in the format of `/proc/pressure/memory`.
+    pub(crate) memory_pressure: PathBuf,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
     /// When the session began, and how many nanoseconds later a backlog was last seen.
@@ -269,6 +272,7 @@ impl Shared {
             threads: Mutex::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
+            memory_pressure: options.memory_pressure.clone(),
             dispatcher: Arc::new(dispatcher),
         })
     }

@@ -1,13 +1,14 @@
 //! The in-process client: mounts, walks, open files, and file systems that fail.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_direct::{
     At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
     Options, Outside, Place, Resolve, Result, Stop, Task,
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
-use defuse_fs::{Errno, Lock, LockType, RenameFlags};
+use defuse_fs::{Errno, FileSystem, Lifecycle, Lock, LockType, RenameFlags, delegate};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
@@ -293,4 +294,39 @@ fn a_sync_reaches_all_mounts() {
         let synced = snapshot.ops.iter().find(|stats| stats.op.name() == "SYNCFS");
         assert_eq!(synced.map(|stats| stats.latency.count), Some(1), "{target}");
     }
+}
+
+/// A file system that counts how often it is to release memory.
+struct Counts {
+    inner: Memory,
+    released: AtomicUsize,
+}
+
+impl FileSystem for Counts {
+    delegate!(to inner, except lifecycle);
+
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        Some(self)
+    }
+}
+
+impl Lifecycle for Counts {
+    fn memory_pressure(&self) {
+        self.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_process_that_is_short_of_memory_releases_names_and_what_file_systems_keep() {
+    let (client, task) = (client(&[]), task());
+    let inner = Memory::new(defuse_memory::Options::default());
+    let fs = Arc::new(Counts { inner, released: AtomicUsize::new(0) });
+    client.mount(b"a:", Arc::clone(&fs) as _, &MountArgs::default()).unwrap();
+    put(&client, &task, "a:/f", b"text");
+    drop(open(&client, &task, "a:/f", 0).unwrap());
+    let cached = || client.statistics(b"a:").unwrap().gauges["names_cached"];
+    assert!(cached() > 0);
+    client.release_memory();
+    assert_eq!((cached(), fs.released.load(Ordering::SeqCst)), (0, 1));
+    open(&client, &task, "a:/f", 0).unwrap();
 }

@@ -58,9 +58,10 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
-    Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
-    SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait,
+    Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 
 pub use kind::KIND;
@@ -199,6 +200,13 @@ fn root_meta(options: &Options, now: Timestamp, charge: space::Charge) -> Meta {
     }
 }
 
+impl Lifecycle for Memory {
+    /// Returns the pages that no file uses to the allocator.
+    fn memory_pressure(&self) {
+        self.pool.release_free();
+    }
+}
+
 impl FileSystem for Memory {
     fn caps(&self) -> Caps {
         Caps {
@@ -223,6 +231,10 @@ impl FileSystem for Memory {
         let less = |count: usize| count.checked_sub(1);
         let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         Ok(())
+    }
+
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        Some(self)
     }
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {

@@ -94,6 +94,20 @@ impl Pool {
             free.push(page);
         }
     }
+    /// Drops the pages that are kept unused.
+    pub fn release_free(&self) {
+        for free in &self.free {
+            let pages = std::mem::take(&mut *lock(free));
+            // Dropped without the lock.
+            drop(pages);
+        }
+    }
+
+    /// Pages that are kept unused.
+    #[cfg(test)]
+    pub fn kept(&self) -> usize {
+        self.free.iter().map(|free| lock(free).len()).sum()
+    }
 }
 
 /// The free list of this thread. Threads rarely share one, and a returned page is still in the
@@ -217,6 +231,27 @@ impl PageMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unused_pages_are_released_where_memory_is_short() {
+        use defuse_fs::*;
+        let fs = crate::Memory::new(crate::Options::default());
+        let cx = Context::new(Caller::default());
+        let (name, args) = (Name::new(b"f").unwrap(), OpenArgs::default());
+        let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
+        let made = FileSystem::create(&fs, &cx, Ino::ROOT, name, &node, args);
+        let (entry, opened) = made.unwrap();
+        let file = File { ino: entry.ino, fh: opened.fh };
+        let bytes = vec![7; 16 * PAGE];
+        let mut source = SliceSource::new(&bytes);
+        FileSystem::write(&fs, &cx, file, WriteArgs::default(), &mut WriteBuf::new(&mut source))
+            .unwrap();
+        let set = SetAttr { size: Some(PAGE as u64), ..SetAttr::default() };
+        FileSystem::setattr(&fs, &cx, file.ino, None, &set).unwrap();
+        assert_eq!(fs.pool.kept(), 15);
+        fs.lifecycle().unwrap().memory_pressure();
+        assert_eq!((fs.pool.kept(), fs.pool.quota.used()), (0, 1), "the file has its page");
+    }
 
     #[test]
     fn pages_are_found_counted_and_taken_out_across_chunks() {

@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
-    Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
-    OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
-    SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Ino, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait,
+    Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
+    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 use rustix::fs::AtFlags;
 
@@ -36,6 +36,23 @@ impl Passthrough {
     /// True if other processes inherit the descriptors of open files.
     pub(crate) fn is_inherited(&self) -> bool {
         self.options.locks == Locks::Inherited
+    }
+}
+
+impl Lifecycle for Passthrough {
+    fn trim(&self) {
+        self.recent.trim();
+        self.locks.close_of_parent();
+    }
+
+    /// Closes all cached descriptors: each keeps an inode of the lower file system in memory.
+    fn memory_pressure(&self) {
+        self.recent.clear();
+        self.cache.shrink(usize::MAX);
+    }
+
+    fn without_privileges(&self) {
+        self.keep_descriptors();
     }
 }
 
@@ -80,13 +97,8 @@ impl FileSystem for Passthrough {
         self.forget(ino, lookups);
     }
 
-    fn without_privileges(&self) {
-        self.keep_descriptors();
-    }
-
-    fn trim(&self) {
-        self.recent.trim();
-        self.locks.close_of_parent();
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        Some(self)
     }
 
     fn mknod(

@@ -46,6 +46,16 @@ fn a_file_stays_open_after_reading_until_it_is_unused_between_two_trims() {
 }
 
 #[test]
+fn a_file_that_is_kept_open_is_closed_where_memory_is_short() {
+    after_a_read(|served, ino| {
+        let kept = open_fds(served);
+        served.fs.lifecycle().unwrap().memory_pressure();
+        assert_eq!(open_fds(served), kept - 1);
+        assert!(served.open(ino, RDONLY).is_ok(), "and it can be opened again");
+    });
+}
+
+#[test]
 fn two_concurrent_readers_have_a_descriptor_each() {
     after_a_read(|served, ino| {
         let kept = open_fds(served);

@@ -188,7 +188,15 @@ impl Client {
     /// then need none any more, not even for open files.
     pub fn without_privileges(&self) {
         for mount in self.mounts.load().iter() {
-            mount.without_privileges();
+            mount.tell(|lifecycle| lifecycle.without_privileges());
+        }
+    }
+
+    /// Releases what the mounts and their file systems keep only to be faster, for a process that is
+    /// short of memory.
+    pub fn release_memory(&self) {
+        for mount in self.mounts.load().iter() {
+            mount.release_memory();
         }
     }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, Caps, Context, Entry, Errno, FileSystem, Ino, LockSupport, Name, Notify, PollHandle,
-    Result, Xattr, XattrName,
+    Attr, Caps, Context, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify,
+    PollHandle, Result, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
 
@@ -102,8 +102,17 @@ impl Mount {
         result
     }
 
-    pub(crate) fn without_privileges(&self) {
-        self.core.fs.without_privileges();
+    /// Passes an event on to the file system, where it takes them.
+    pub(crate) fn tell(&self, event: impl FnOnce(&dyn Lifecycle)) {
+        let run = || Ok(self.core.fs.lifecycle().map(event));
+        // Nothing depends on it.
+        let _ = guarded(run);
+    }
+
+    /// Releases what is cached here and in the file system.
+    pub(crate) fn release_memory(&self) {
+        self.names.clear();
+        self.tell(|lifecycle| lifecycle.memory_pressure());
     }
 
     pub(crate) fn recorder(&self) -> &Recorder {

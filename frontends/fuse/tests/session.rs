@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem,
-    Ino, LockRequest, LockSupport, LockType, LockWait, Name, Notify, OpenArgs, Opened, PollHandle,
-    ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
+    Ino, Lifecycle, LockRequest, LockSupport, LockType, LockWait, Name, Notify, OpenArgs, Opened,
+    PollHandle, ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
 use defuse_fuse::{IoUring, Session, SessionOptions};
@@ -45,6 +45,13 @@ struct Scripted {
     notify: Mutex<Option<Arc<dyn Notify>>>,
     detached: AtomicBool,
     forever: Duration,
+    relieved: AtomicUsize,
+}
+
+impl Lifecycle for Scripted {
+    fn memory_pressure(&self) {
+        self.relieved.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 const FILE: Ino = Ino(2);
@@ -65,6 +72,7 @@ impl Scripted {
             notify: Mutex::default(),
             detached: AtomicBool::new(false),
             forever: Duration::from_secs(3600),
+            relieved: AtomicUsize::new(0),
         })
     }
 
@@ -129,6 +137,9 @@ impl FileSystem for Scripted {
     fn detached(&self) -> Result<()> {
         self.detached.store(true, Ordering::Release);
         Ok(())
+    }
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        Some(self)
     }
     fn lookup(&self, _: &Context<'_>, _: Ino, name: Name<'_>) -> Result<Entry> {
         if name.as_bytes() != b"file" {
@@ -601,4 +612,30 @@ fn sessions_leave_nothing_behind() {
         // Other tests run beside this one.
         assert!(left < 100, "{left} rings are left");
     }
+}
+
+#[test]
+fn a_mount_releases_caches_while_memory_is_short() {
+    let place = tempfile::tempdir().unwrap();
+    let memory_pressure = place.path().join("memory");
+    std::fs::write(&memory_pressure, "some avg10=0.00 avg60=90.00\n").unwrap();
+    let options =
+        SessionOptions { memory_pressure: memory_pressure.clone(), ..over(IoUring::Auto) };
+    let Some(mount) = Mount::new(&options) else { return };
+    // The statfs keeps the session awake, which looks about once a second.
+    let relieved_within = |time: Duration| {
+        let (begun, before) = (Instant::now(), mount.fs.relieved.load(Ordering::Acquire));
+        while begun.elapsed() < time {
+            rustix::fs::statvfs(mount.dir.path()).unwrap();
+            if mount.fs.relieved.load(Ordering::Acquire) > before {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    };
+    assert!(!relieved_within(Duration::from_secs(3)));
+    std::fs::write(&memory_pressure, "some avg10=30.00 avg60=0.00\n").unwrap();
+    assert!(relieved_within(Duration::from_secs(20)));
+    mount.end();
 }

@@ -8,7 +8,7 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `trim`, `submit`,
+///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `lifecycle`, `submit`,
 ///   `setlkw`) go straight to `self.inner`. What they do does not pass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
@@ -43,8 +43,8 @@ macro_rules! delegate {
             attached(notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
         $crate::delegate! { @bare $how $skip detached() -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
-        $crate::delegate! { @bare $how $skip trim() -> () }
-        $crate::delegate! { @bare $how $skip without_privileges() -> () }
+        $crate::delegate! { @bare $how $skip
+            lifecycle() -> ::std::option::Option<&dyn $crate::Lifecycle> }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
         $crate::delegate! { @bare $how $skip setlkw(wait: $crate::LockWait) -> () }
         $crate::delegate! { @with $how $skip
@@ -140,8 +140,7 @@ macro_rules! delegate {
     (@bare $how:tt [attached $($s:ident)*] attached $($sig:tt)*) => {};
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
-    (@bare $how:tt [trim $($s:ident)*] trim $($sig:tt)*) => {};
-    (@bare $how:tt [without_privileges $($s:ident)*] without_privileges $($sig:tt)*) => {};
+    (@bare $how:tt [lifecycle $($s:ident)*] lifecycle $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
@@ -253,6 +252,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 8);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 7);
     }
 }

@@ -153,7 +153,8 @@ impl Process {
             }
         }
         // What the parent has for itself alone.
-        self.mounts.iter().filter(|mount| mount.relay.is_none()).for_each(|mount| mount.fs.trim());
+        let own = self.mounts.iter().filter(|mount| mount.relay.is_none());
+        own.filter_map(|mount| mount.fs.lifecycle()).for_each(|lifecycle| lifecycle.trim());
         // The credentials are those of the thread that made it.
         self.view.task.set_pid(pid);
         credentials::set_pid(pid);

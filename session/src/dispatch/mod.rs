@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Name, Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Lifecycle, Name,
+    Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -271,8 +272,18 @@ impl Dispatcher {
         if let Some(backings) = &self.backings {
             backings.trim();
         }
-        if catch_unwind(AssertUnwindSafe(|| self.fs.trim())).is_err() {
-            log::error!("the file system panicked while it trimmed what it keeps");
+        self.tell(|lifecycle| lifecycle.trim());
+    }
+
+    /// Releases caches, because memory is short.
+    pub(crate) fn memory_pressure(&self) {
+        self.tell(|lifecycle| lifecycle.memory_pressure());
+    }
+
+    fn tell(&self, event: impl FnOnce(&dyn Lifecycle)) {
+        let run = || self.fs.lifecycle().map(event);
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            log::error!("the file system panicked while it released what it keeps");
         }
     }
 

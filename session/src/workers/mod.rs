@@ -16,6 +16,7 @@
 
 pub(crate) mod inflight;
 pub(crate) mod pool;
+mod pressure;
 pub(crate) mod ring;
 pub(crate) mod sentinel;
 pub(crate) mod serve;

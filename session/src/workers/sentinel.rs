@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::{ring, signal};
+use super::{pressure, ring, signal};
 use crate::session::Shared;
 
 /// How often the sentinel looks. A worker that blocks holds up requests for at most so long.
@@ -98,6 +98,9 @@ impl Watch {
         if self.untrimmed >= TRIM_TICKS {
             self.untrimmed = 0;
             shared.dispatcher.trim();
+            if pressure::is_high(&shared.memory_pressure) {
+                shared.dispatcher.memory_pressure();
+            }
         }
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
