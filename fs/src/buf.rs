@@ -1,8 +1,9 @@
 //! Buffers. They belong to the frontend: memory of the caller, the payload of a ring entry, or a
 //! pipe. A backend says what goes in or out, and the frontend copies as little as it can.
 //!
-//! Memory that is shared with an untrusted peer never becomes a Rust slice, so there is no way to
-//! borrow the inside of a buffer.
+//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a copy
+//! ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer never becomes
+//! a Rust slice, so it is not lent: the peer could change it after it was checked.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -22,6 +23,19 @@ pub trait ReadSink {
     /// were, without passing them through user space where the frontend can do that. Fewer than
     /// `len` means the end of the file.
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
+
+    /// Lends the memory of the next bytes: at most `len`, at least one. It keeps its address until the
+    /// operation has ended. `None` (the default) for memory that anyone else can write to, and where
+    /// there is none.
+    fn lend(&mut self, _len: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// Appends the first `count` bytes of the memory that [`lend`](ReadSink::lend) would lend now.
+    /// `EINVAL` where none is lent, or less.
+    fn advance(&mut self, _count: usize) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// The place where a read puts its bytes, in order, up to the length that was asked for.
@@ -81,6 +95,32 @@ impl<'a> ReadBuf<'a> {
         Ok(len)
     }
 
+    /// The memory of the next bytes, where the frontend lends it: some of it, but at least one byte.
+    /// Whoever writes to it tells by [`advance`](ReadBuf::advance) how many bytes count. The memory
+    /// may hold bytes of earlier operations, and keeps its address until the operation has ended
+    /// ([`Io`](crate::Io) included), so that a device may fill it meanwhile. `None`, also for a buffer
+    /// that is full, means to use [`put`](ReadBuf::put).
+    pub fn lend(&mut self) -> Option<&mut [u8]> {
+        let len = self.remaining();
+        if len == 0 {
+            return None;
+        }
+        let room = self.sink.lend(len)?;
+        let len = len.min(room.len());
+        Some(&mut room[..len])
+    }
+
+    /// Appends the first `count` bytes of the memory that [`lend`](ReadBuf::lend) gave: they have been
+    /// written. `EINVAL` for more than was lent.
+    pub fn advance(&mut self, count: usize) -> Result<()> {
+        if count > self.remaining() {
+            return Err(Errno::EINVAL);
+        }
+        self.sink.advance(count)?;
+        self.filled += count;
+        Ok(())
+    }
+
     /// Appends bytes of the open file `fd` from `offset` until the buffer is full or the file
     /// ends; returns how many. Errors: those of pread(2).
     pub fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
@@ -109,6 +149,19 @@ pub trait WriteSource {
     /// On an error nothing is taken. `fd` may be open with `O_APPEND` or `O_DIRECT`, which some ways
     /// of moving data refuse: then it is copied.
     fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
+
+    /// The memory of the next bytes: some of them, but at least one where any remain. It keeps its
+    /// address and content until the operation has ended. `None` (the default) for memory that anyone
+    /// else can write to, and where there is none.
+    fn borrow(&mut self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Takes the first `count` bytes of the memory that [`borrow`](WriteSource::borrow) would give now.
+    /// `EINVAL` where none is lent, or less.
+    fn skip(&mut self, _count: usize) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// The bytes of a write, taken in order.
@@ -137,6 +190,19 @@ impl<'a> WriteBuf<'a> {
     /// Moves the next bytes into `out`; returns how many.
     pub fn take(&mut self, out: &mut [u8]) -> Result<usize> {
         self.source.take(out)
+    }
+
+    /// The memory of the next bytes, where the frontend lends it: some of them, but at least one. It
+    /// keeps its address until the operation has ended. `None`, also where nothing remains, means to
+    /// use [`take`](WriteBuf::take).
+    pub fn borrow(&mut self) -> Option<&[u8]> {
+        self.source.borrow().filter(|bytes| !bytes.is_empty())
+    }
+
+    /// Takes the first `count` bytes of the memory that [`borrow`](WriteBuf::borrow) gave. `EINVAL` for
+    /// more than was lent.
+    pub fn skip(&mut self, count: usize) -> Result<()> {
+        self.source.skip(count)
     }
 
     /// Writes all remaining bytes into the open file `fd` from `offset` on; returns how many. An
@@ -178,6 +244,18 @@ impl WriteSource for Limited<'_> {
         let count = self.source.drain_to(fd, offset, len.min(self.left))?;
         self.left -= count;
         Ok(count)
+    }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        let bytes = self.source.borrow()?;
+        Some(&bytes[..bytes.len().min(self.left)])
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        let left = self.left.checked_sub(count).ok_or(Errno::EINVAL)?;
+        self.source.skip(count)?;
+        self.left = left;
+        Ok(())
     }
 }
 
@@ -226,6 +304,16 @@ impl ReadSink for SliceSink<'_> {
         self.at += done;
         Ok(done)
     }
+
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.out.get_mut(self.at..self.at + len)
+    }
+
+    fn advance(&mut self, count: usize) -> Result<()> {
+        let fits = count <= self.out.len() - self.at;
+        self.at += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
+    }
 }
 
 /// A source over private memory.
@@ -260,6 +348,15 @@ impl WriteSource for SliceSource<'_> {
         let count = file.write_at(&self.rest[..len], offset)?;
         self.rest = &self.rest[count..];
         Ok(count)
+    }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(self.rest)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        self.rest = self.rest.get(count..).ok_or(Errno::EINVAL)?;
+        Ok(())
     }
 }
 
@@ -370,6 +467,76 @@ mod tests {
         let mut taken = [0; 8];
         let first = data.with_limit(5, |data| (data.remaining(), data.take(&mut taken)));
         assert_eq!((first, data.remaining()), ((5, Ok(5)), 6));
+    }
+
+    /// Memory that another process can write to: the buffers of such a frontend implement nothing more.
+    struct Shared;
+
+    impl ReadSink for Shared {
+        fn put(&mut self, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+        fn put_zeros(&mut self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn fill_from(&mut self, _: BorrowedFd<'_>, _: u64, _: usize) -> Result<usize> {
+            Ok(0)
+        }
+    }
+
+    impl WriteSource for Shared {
+        fn remaining(&self) -> usize {
+            8
+        }
+        fn take(&mut self, _: &mut [u8]) -> Result<usize> {
+            Ok(0)
+        }
+        fn drain_to(&mut self, _: BorrowedFd<'_>, _: u64, _: usize) -> Result<usize> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_not_lent() {
+        let (mut sink, mut source) = (Shared, Shared);
+        let mut out = ReadBuf::new(&mut sink, 8);
+        assert!(out.lend().is_none());
+        assert_eq!((out.advance(1), out.filled()), (Err(Errno::EINVAL), 0));
+        let mut data = WriteBuf::new(&mut source);
+        assert!(data.borrow().is_none());
+        assert_eq!(data.skip(1), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn private_memory_is_lent_up_to_the_limit_and_counts_as_far_as_it_was_used() {
+        let mut memory = [0; 8];
+        let mut sink = SliceSink::new(&mut memory);
+        let mut out = ReadBuf::new(&mut sink, 6);
+        out.put(b"a").unwrap();
+        out.lend().unwrap()[..2].copy_from_slice(b"bc");
+        assert_eq!(out.advance(2), Ok(()));
+        let lent = out.with_limit(2, |out| out.lend().unwrap().len());
+        assert_eq!((lent, out.lend().unwrap().len()), (2, 3));
+        assert_eq!(out.with_limit(2, |out| out.advance(3)), Err(Errno::EINVAL));
+        out.put(b"def").unwrap();
+        assert!(out.lend().is_none(), "it is full");
+        assert_eq!(out.advance(1), Err(Errno::EINVAL));
+        assert_eq!(&memory, b"abcdef\0\0");
+
+        let mut source = SliceSource::new(b"hello");
+        let mut data = WriteBuf::new(&mut source);
+        let lent = data.with_limit(2, |data| {
+            assert_eq!(data.skip(3), Err(Errno::EINVAL));
+            let lent = data.borrow().unwrap().to_vec();
+            data.skip(1).unwrap();
+            (lent, data.borrow().unwrap().to_vec())
+        });
+        assert_eq!(lent, (b"he".to_vec(), b"e".to_vec()));
+        assert_eq!(data.borrow(), Some(&b"ello"[..]));
+        assert_eq!(data.skip(9), Err(Errno::EINVAL));
+        data.skip(4).unwrap();
+        assert!(data.borrow().is_none());
+        assert_eq!(data.remaining(), 0);
     }
 
     #[test]

@@ -11,11 +11,22 @@ use crate::{
 
 /// A file system: inodes, and operations on them.
 ///
-/// # Callers
+/// # Concurrency
 ///
-/// Frontends, from any number of threads at once. The order that one caller sees is the order of
-/// its own calls; two calls at the same time may take effect in either order but each takes effect
-/// at one moment (a rename is never half seen).
+/// Frontends call from any number of threads at once, also on one inode, one directory and one open
+/// file; more of them where [`Caps::blocking`] is set. They promise no more than this:
+///
+/// * A caller's next call begins after the answer to its last one. Of two calls at the same time,
+///   either may take effect first, but each takes effect at one moment: a rename is never half seen.
+/// * [`release`](FileSystem::release) comes once for each open file, after every other call on its
+///   handle has returned. The same holds for `releasedir`, and for the last
+///   [`forget`](FileSystem::forget) of an inode.
+/// * `attached` comes before the first operation of a frontend, and `detached` after its last one.
+///
+/// Some frontends keep more apart. The kernel sends one change of a directory's names at a time, and
+/// one write to a file at a time unless [`Opened::parallel_direct_writes`] is set. The in-process client
+/// and sockets do not. A client on a socket may also break the order of `release` and `forget`: a file
+/// system that is served there answers calls on what it no longer knows by `EBADF` or `ESTALE`.
 ///
 /// # Permissions
 ///

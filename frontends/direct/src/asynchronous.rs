@@ -91,7 +91,9 @@ fn take(state: &mut State) -> Option<Answer> {
 /// The buffers of an operation, and the receiver of its result.
 struct Operation {
     shared: Arc<Shared>,
+    /// Bytes that were read: the first `filled`, with lent memory behind them.
     room: Vec<u8>,
+    filled: usize,
     limit: usize,
     bytes: Vec<u8>,
     taken: usize,
@@ -104,25 +106,44 @@ struct Operation {
 
 impl ReadSink for Operation {
     fn put(&mut self, bytes: &[u8]) -> Result<(), Errno> {
-        if self.room.len() + bytes.len() > self.limit {
+        if self.filled + bytes.len() > self.limit {
             return Err(Errno::EIO);
         }
+        self.room.truncate(self.filled);
         self.room.extend_from_slice(bytes);
+        self.filled = self.room.len();
         Ok(())
     }
 
     fn put_zeros(&mut self, len: usize) -> Result<(), Errno> {
-        self.room.resize(self.room.len() + len, 0);
+        self.room.truncate(self.filled);
+        self.room.resize(self.filled + len, 0);
+        self.filled = self.room.len();
         Ok(())
     }
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize, Errno> {
-        let start = self.room.len();
-        self.room.resize(start + len, 0);
-        let filled =
-            crate::buffers::Memory::new(&mut self.room[start..]).fill_from(fd, offset, len);
-        self.room.truncate(start + *filled.as_ref().unwrap_or(&0));
-        filled
+        let room = self.lend(len).ok_or(Errno::EIO)?;
+        let count = crate::buffers::Memory::new(room).fill_from(fd, offset, len)?;
+        self.filled += count;
+        Ok(count)
+    }
+
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        let end = self.filled + len;
+        if end > self.limit {
+            return None;
+        }
+        if self.room.len() < end {
+            self.room.resize(end, 0);
+        }
+        Some(&mut self.room[self.filled..end])
+    }
+
+    fn advance(&mut self, count: usize) -> Result<(), Errno> {
+        let end = self.filled + count;
+        self.filled = if end <= self.room.len() { end } else { return Err(Errno::EINVAL) };
+        Ok(())
     }
 }
 
@@ -143,6 +164,16 @@ impl WriteSource for Operation {
         self.taken += count;
         Ok(count)
     }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(&self.bytes[self.taken..])
+    }
+
+    fn skip(&mut self, count: usize) -> Result<(), Errno> {
+        let fits = count <= self.bytes.len() - self.taken;
+        self.taken += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
+    }
 }
 
 impl Completion for Operation {
@@ -155,7 +186,8 @@ impl Completion for Operation {
     }
 
     fn finish(self: Box<Self>, result: Result<usize, Errno>) {
-        let this = *self;
+        let mut this = *self;
+        this.room.truncate(this.filled);
         if let Some(file) = &this.file {
             file.here().node.changed();
         }
@@ -386,6 +418,7 @@ fn begin(
     let operation = Operation {
         shared: Arc::clone(&shared),
         room: Vec::with_capacity(limit.min(1 << 20)),
+        filled: 0,
         limit,
         bytes,
         taken: 0,

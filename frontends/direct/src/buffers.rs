@@ -42,6 +42,16 @@ impl ReadSink for Memory<'_> {
         self.at += done;
         Ok(done)
     }
+
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.room.get_mut(self.at..self.at + len)
+    }
+
+    fn advance(&mut self, count: usize) -> Result<()> {
+        let fits = count <= self.room.len() - self.at;
+        self.at += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
+    }
 }
 
 /// Reads until `room` is full or the file ends, because some file systems return short reads.
@@ -121,6 +131,22 @@ impl ReadSink for Vectors<'_, '_> {
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         self.each(len, |room, done| fill(fd, room, offset + done as u64))
     }
+
+    /// Lends the rest of one area.
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        while self.pieces.get(self.piece)?.len() == self.at {
+            (self.piece, self.at) = (self.piece + 1, 0);
+        }
+        let piece = &mut self.pieces[self.piece];
+        let end = piece.len().min(self.at + len);
+        Some(&mut piece[self.at..end])
+    }
+
+    fn advance(&mut self, count: usize) -> Result<()> {
+        let lent = self.lend(count).map_or(0, |room| room.len());
+        self.at += if count <= lent { count } else { return Err(Errno::EINVAL) };
+        Ok(())
+    }
 }
 
 /// One memory area that a write takes its data from, with pwrite(2) where the data goes to a lower
@@ -152,6 +178,15 @@ impl WriteSource for Bytes<'_> {
         let count = rustix::io::pwrite(fd, &self.rest[..len], offset).map_err(raw)?;
         self.rest = &self.rest[count..];
         Ok(count)
+    }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(self.rest)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        self.rest = self.rest.get(count..).ok_or(Errno::EINVAL)?;
+        Ok(())
     }
 }
 
@@ -207,6 +242,22 @@ impl WriteSource for Pieces<'_, '_> {
         self.left -= count;
         Ok(count)
     }
+
+    /// Lends the rest of one area.
+    fn borrow(&mut self) -> Option<&[u8]> {
+        let left = self.left;
+        let front = self.front();
+        Some(&front[..front.len().min(left)])
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        if count > self.borrow().map_or(0, <[u8]>::len) {
+            return Err(Errno::EINVAL);
+        }
+        self.at += count;
+        self.left -= count;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -229,5 +280,33 @@ mod tests {
         let mut out = [0; 3];
         assert_eq!((source.take(&mut out), &out), (Ok(3), b"abc"));
         assert_eq!((source.take(&mut out), &out, source.remaining()), (Ok(2), b"dec", 0));
+    }
+
+    #[test]
+    fn each_area_is_lent_for_itself() {
+        let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
+        let mut pieces =
+            [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
+        let mut sink = Vectors::new(&mut pieces);
+        sink.put(b"a").unwrap();
+        assert_eq!(sink.lend(5).unwrap().len(), 1);
+        assert_eq!(sink.advance(2), Err(Errno::EINVAL));
+        sink.lend(5).unwrap().copy_from_slice(b"b");
+        sink.advance(1).unwrap();
+        sink.lend(3).unwrap().copy_from_slice(b"cde");
+        sink.advance(3).unwrap();
+        sink.put(b"f").unwrap();
+        assert!(sink.lend(1).is_none());
+        assert_eq!((&a, &c), (b"ab", b"cdef"));
+
+        let pieces = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cdef")];
+        let mut source = Pieces::new(&pieces, 5);
+        assert_eq!(source.borrow(), Some(&b"ab"[..]));
+        assert_eq!(source.skip(3), Err(Errno::EINVAL));
+        source.skip(2).unwrap();
+        assert_eq!(source.borrow(), Some(&b"cde"[..]));
+        source.skip(3).unwrap();
+        assert_eq!(source.borrow(), Some(&b""[..]));
+        assert_eq!(source.remaining(), 0);
     }
 }

@@ -487,6 +487,20 @@ impl ReadSink for DevReply {
         }
         self.fill_buf(fd, offset, len)
     }
+
+    /// Lends the buffer of the reply. Bytes in a pipe have no memory, and nothing comes after them.
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.spliced {
+            return None;
+        }
+        let end = self.filled + len;
+        Some(&mut self.buf.data_mut(end)[self.filled..])
+    }
+
+    fn advance(&mut self, count: usize) -> Result<()> {
+        self.filled += if self.spliced { return Err(Errno::EINVAL) } else { count };
+        Ok(())
+    }
 }
 
 impl WriteSource for DevReply {
@@ -559,6 +573,16 @@ impl WriteSource for DevDeferred {
         self.taken += count;
         Ok(count)
     }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(&self.data[self.taken..])
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        let fits = count <= self.data.len() - self.taken;
+        self.taken += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
+    }
 }
 
 /// Copies the parts into `room` one after the other.
@@ -599,6 +623,15 @@ impl WriteSource for MemorySource<'_> {
         let count = rustix::io::pwrite(fd, &self.rest[..len], offset).map_err(errno)?;
         self.rest = &self.rest[count..];
         Ok(count)
+    }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(self.rest)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        self.rest = self.rest.get(count..).ok_or(Errno::EINVAL)?;
+        Ok(())
     }
 }
 

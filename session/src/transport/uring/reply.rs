@@ -182,6 +182,17 @@ impl ReadSink for UringReply {
         self.filled += done;
         Ok(done)
     }
+
+    /// Lends the payload of the ring entry, which the kernel alone shares.
+    fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
+        let from = self.filled;
+        Some(&mut self.body(from + len)[from..])
+    }
+
+    fn advance(&mut self, count: usize) -> Result<()> {
+        self.filled += count;
+        Ok(())
+    }
 }
 
 /// Nothing comes through a pipe.
@@ -253,5 +264,15 @@ impl WriteSource for UringDeferred {
         let count = MemorySource::new(&self.data[self.taken..]).drain_to(fd, offset, len)?;
         self.taken += count;
         Ok(count)
+    }
+
+    fn borrow(&mut self) -> Option<&[u8]> {
+        Some(&self.data[self.taken..])
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        let fits = count <= self.data.len() - self.taken;
+        self.taken += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
     }
 }

@@ -1,0 +1,116 @@
+//! One file of a file system, opened through each frontend.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Place, Task};
+use defuse_fs::FileSystem;
+use defuse_fuse::mount::{self, MountOptions};
+use defuse_fuse::{IoUring, Session, SessionOptions};
+use defuse_remote::{Remote, RemoteOptions};
+use defuse_socket::{Server, ServerOptions};
+
+const RDWR: u32 = libc::O_RDWR as u32;
+
+/// An open file; its last clone closes it.
+#[derive(Clone)]
+pub enum Open {
+    Kernel(Arc<File>),
+    Direct(Arc<Client>, Arc<Task>, Arc<Closing>),
+}
+
+/// Closes an open file of the in-process client when dropped.
+pub struct Closing(Arc<Description>, Arc<Task>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close(&self.1).unwrap();
+    }
+}
+
+impl Open {
+    pub fn pread(&self, room: &mut [u8], offset: u64) -> usize {
+        match self {
+            Open::Kernel(file) => file.read_at(room, offset).unwrap(),
+            Open::Direct(client, task, file) => client.pread(task, &file.0, room, offset).unwrap(),
+        }
+    }
+
+    pub fn pwrite(&self, bytes: &[u8], offset: u64) -> usize {
+        match self {
+            Open::Kernel(file) => file.write_at(bytes, offset).unwrap(),
+            Open::Direct(client, task, file) => {
+                client.pwrite(task, &file.0, bytes, offset).unwrap()
+            }
+        }
+    }
+}
+
+/// Runs `test` on `/file` of a file system that `make` makes, through each frontend: the in-process
+/// client, the socket with that client in front of it, and the kernel mount over both transports.
+pub fn each<F: FileSystem + 'static>(
+    make: impl Fn() -> Arc<F>,
+    test: impl Fn(&str, &Arc<F>, &dyn Fn() -> Open),
+) {
+    let fs = make();
+    in_process(fs.clone(), |open| test("direct", &fs, open));
+    let fs = make();
+    over_a_socket(fs.clone(), |open| test("socket", &fs, open));
+    for transport in [IoUring::Off, IoUring::Auto] {
+        let fs = make();
+        mounted(fs.clone(), transport, |open| test("kernel", &fs, open));
+    }
+}
+
+fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
+    let client = Arc::new(Client::new(defuse_direct::Options::default()));
+    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
+    let outside = Place::Outside(b"/".to_vec());
+    let task = Arc::new(Task::new(Credentials::user(0, 0, &[]), outside));
+    test(&|| {
+        let how = How { flags: RDWR | libc::O_CREAT as u32, mode: 0o600, ..How::default() };
+        let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
+        Open::Direct(client.clone(), task.clone(), Arc::new(Closing(file, task.clone())))
+    });
+    client.unmount(b"a:", false).unwrap();
+}
+
+fn over_a_socket(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let server = Server::bind(&path, fs, ServerOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        let remote = Remote::connect(&path, RemoteOptions::default()).unwrap();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            in_process(Arc::new(remote), test);
+        }));
+        server.shut_down();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn mounted(fs: Arc<dyn FileSystem>, io_uring: IoUring, test: impl FnOnce(&dyn Fn() -> Open)) {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        println!("skipped: needs root and /dev/fuse");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+    let workers = Some(16);
+    let options =
+        SessionOptions { workers, direct_io: true, io_uring, ..SessionOptions::default() };
+    let session = Session::start(mounted.device, fs, &options).unwrap();
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        test(&|| {
+            let mut how = File::options();
+            let how = how.read(true).write(true).create(true).truncate(false);
+            Open::Kernel(Arc::new(how.open(dir.path().join("file")).unwrap()))
+        });
+    }));
+    mount::abort(dir.path()).unwrap();
+    assert!(session.wait().clean);
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
