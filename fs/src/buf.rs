@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::{Entry, Errno, FileKind, Result};
 
-/// How a frontend receives the bytes of a read. Backends use [`ReadBuf`].
+/// A frontend's side of a [`ReadBuf`]: it receives the bytes of a read.
 pub trait ReadSink {
     /// Appends `bytes`; they fit, by the care of [`ReadBuf`].
     fn put(&mut self, bytes: &[u8]) -> Result<()>;
@@ -38,7 +38,7 @@ pub trait ReadSink {
     }
 }
 
-/// The place where a read puts its bytes, in order, up to the length that was asked for.
+/// The buffer of a read. It is filled in order, up to the length that was asked for.
 pub struct ReadBuf<'a> {
     sink: &'a mut dyn ReadSink,
     capacity: usize,
@@ -135,7 +135,7 @@ impl<'a> ReadBuf<'a> {
     }
 }
 
-/// How a frontend hands out the bytes of a write. Backends use [`WriteBuf`].
+/// A frontend's side of a [`WriteBuf`]: it hands out the bytes of a write.
 pub trait WriteSource {
     /// Bytes that were not yet taken.
     fn remaining(&self) -> usize;
@@ -373,7 +373,7 @@ pub struct DirItem<'a> {
     pub name: &'a [u8],
 }
 
-/// Whether an entry found room.
+/// The answer to an entry that was pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
     /// It is in; go on.
@@ -382,7 +382,7 @@ pub enum Push {
     Full,
 }
 
-/// How a frontend receives directory entries. Backends use [`DirBuf`].
+/// A frontend's side of a [`DirBuf`]: it receives directory entries.
 pub trait DirSink {
     /// True where attributes are wanted with each entry (READDIRPLUS).
     fn wants_entries(&self) -> bool;
@@ -392,7 +392,7 @@ pub trait DirSink {
     fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>);
 }
 
-/// The place where readdir puts entries.
+/// The buffer of readdir.
 pub struct DirBuf<'a> {
     sink: &'a mut dyn DirSink,
 }

@@ -1,4 +1,4 @@
-//! Who asks, and whether they still want the answer.
+//! The caller of an operation, and its interrupt.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ pub trait Interrupted: Sync {
 /// The circumstances of one operation.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// Who asks.
+    /// The process that the operation serves.
     pub caller: Caller,
     /// Number of the request within its session, for logs and traces; 0 where there is none.
     pub unique: u64,

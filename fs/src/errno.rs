@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// What every operation of the contract returns.
+/// The result of every operation of the contract.
 pub type Result<T, E = Errno> = std::result::Result<T, E>;
 
 /// An error number of Linux, errno(3). Never 0.

@@ -168,8 +168,8 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Whether the caller may do `mask`; `EACCES`, `EROFS`. Called only where the file system and
-    /// not the frontend decides. `ENOSYS` permits everything.
+    /// Checks the permissions `mask` of the caller: `EACCES`, `EROFS`. A frontend calls it only if the
+    /// file system decides about permissions. `ENOSYS` permits everything.
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -350,7 +350,7 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOTTY)
     }
 
-    /// Which of the events (`POLLIN`, ... of poll(2)) are ready. With `wake`, the file system later
+    /// Returns those of the events (`POLLIN`, ... of poll(2)) that are ready. With `wake`, the file system later
     /// calls [`Notify::poll_wake`] once when one of them becomes ready. `ENOSYS` means: always ready.
     fn poll(
         &self,

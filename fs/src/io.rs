@@ -15,18 +15,18 @@ pub enum IoOp {
     Read {
         /// The open file.
         file: File,
-        /// Where and how.
+        /// Offset and flags.
         args: ReadArgs,
-        /// How many bytes are wanted.
+        /// Bytes to read.
         len: usize,
     },
     /// [`FileSystem::write`](crate::FileSystem::write) of `len` bytes.
     Write {
         /// The open file.
         file: File,
-        /// Where and how.
+        /// Offset and flags.
         args: WriteArgs,
-        /// How many bytes are offered.
+        /// Bytes to write.
         len: usize,
     },
     /// [`FileSystem::fsync`](crate::FileSystem::fsync).
@@ -49,9 +49,9 @@ pub enum IoOp {
 
 /// The frontend's end of an [`Io`]: the buffers, and the place where the result goes.
 pub trait Completion: Send {
-    /// Where the bytes of a read go. Called for [`IoOp::Read`] only.
+    /// The sink of a read's bytes. Called for [`IoOp::Read`] only.
     fn sink(&mut self) -> &mut dyn ReadSink;
-    /// Where the bytes of a write come from. Called for [`IoOp::Write`] only.
+    /// The source of a write's bytes. Called for [`IoOp::Write`] only.
     fn source(&mut self) -> &mut dyn WriteSource;
     /// Sends the answer: bytes read or written, 0 for everything else. Called exactly once, from any
     /// thread.

@@ -1,4 +1,4 @@
-//! What a file system may tell its frontend without being asked.
+//! Notifications from a file system to its frontend.
 
 use crate::{Errno, Ino, Name, PollHandle, Result};
 

@@ -31,7 +31,7 @@ pub struct Fh(pub u64);
 pub struct File {
     /// The inode.
     pub ino: Ino,
-    /// What open, create, tmpfile or opendir returned.
+    /// The handle that open, create, tmpfile or opendir returned.
     pub fh: Fh,
 }
 
@@ -180,7 +180,7 @@ impl FileKind {
     }
 }
 
-/// What stat(2) and statx(2) tell of an inode.
+/// The attributes of an inode, as stat(2) and statx(2) return them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// `st_ino` as programs see it; need not be the [`Ino`] of the contract.
@@ -211,7 +211,7 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Time of birth, where the file system keeps it.
     pub btime: Option<Timestamp>,
-    /// How long the receiver may rely on these values without asking again.
+    /// The receiver may rely on these values for this long.
     pub valid_for: Duration,
 }
 
@@ -222,7 +222,7 @@ impl Attr {
     }
 }
 
-/// What a name leads to.
+/// An inode that was looked up by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The inode. The receiver owns one lookup of it (see [`crate::FileSystem::forget`]).
@@ -231,7 +231,7 @@ pub struct Entry {
     pub generation: u64,
     /// Its attributes.
     pub attr: Attr,
-    /// How long the receiver may rely on the name leading here.
+    /// The receiver may rely for this long on the name leading here.
     pub valid_for: Duration,
 }
 
@@ -244,7 +244,7 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// What [`crate::FileSystem::setattr`] changes: chmod, chown, truncate and utimens in one.
+/// The changes of [`crate::FileSystem::setattr`]: chmod, chown, truncate and utimens in one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// New permission bits, 0 to 0o7777.
@@ -267,7 +267,7 @@ pub struct SetAttr {
     pub kill_suidgid: bool,
 }
 
-/// How a new inode is to be made.
+/// The attributes of an inode that is to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
     /// Its type. [`FileKind::Directory`] and [`FileKind::Symlink`] come through mkdir and symlink.
@@ -306,7 +306,7 @@ impl NewNode<'_> {
     }
 }
 
-/// How open(2) opens.
+/// The access mode of open(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMode {
     /// `O_RDONLY`.
@@ -392,7 +392,7 @@ impl OpenFlags {
     }
 }
 
-/// How [`crate::FileSystem::open`] is to open.
+/// The arguments of [`crate::FileSystem::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
     /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` come with create (always) and
@@ -403,7 +403,7 @@ pub struct OpenArgs {
     pub kill_suidgid: bool,
 }
 
-/// How the frontend may cache an open file.
+/// The caching that a frontend may do for an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
     /// Keep pages while the file is open; drop those from earlier opens.
@@ -432,7 +432,7 @@ pub struct Backing {
 pub struct Opened {
     /// The handle, passed to every operation on the open file until release.
     pub fh: Fh,
-    /// How the frontend may cache.
+    /// The caching that the frontend may do.
     pub cache: CacheMode,
     /// A descriptor with the file's bytes, which a frontend may read and write past the file system.
     /// Only with [`Caps::backing_files`]. A layer that has to see reads or writes sets this to `None`.
@@ -464,7 +464,7 @@ impl Opened {
     }
 }
 
-/// Where and how a read takes place.
+/// Offset and flags of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadArgs {
     /// First byte.
@@ -476,7 +476,7 @@ pub struct ReadArgs {
     pub lock_owner: Option<LockOwner>,
 }
 
-/// Where and how a write takes place.
+/// Offset and flags of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteArgs {
     /// First byte. With `O_APPEND` it is what the frontend believes to be the end; the file system
@@ -493,7 +493,7 @@ pub struct WriteArgs {
     pub from_cache: bool,
 }
 
-/// How [`crate::FileSystem::release`] comes about.
+/// The arguments of [`crate::FileSystem::release`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseArgs {
     /// Flags of the open file.
@@ -502,8 +502,8 @@ pub struct ReleaseArgs {
     pub flock_owner: Option<LockOwner>,
 }
 
-/// Who holds a lock. Locks of one owner never conflict with each other. For POSIX locks it stands
-/// for a process (its table of files), for flock locks for an open file.
+/// The owner of a lock: a process (its table of files) for POSIX locks, an open file for flock locks.
+/// Locks of one owner never conflict with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
@@ -516,7 +516,7 @@ impl LockOwner {
         LockOwner(u64::from(pid) | Self::PROCESS)
     }
 
-    /// Whether it came from [`of_process`](LockOwner::of_process).
+    /// True for an owner that [`of_process`](LockOwner::of_process) made.
     pub fn is_process(self) -> bool {
         self.0 & Self::PROCESS != 0
     }
@@ -531,7 +531,7 @@ pub enum LockKind {
     Flock,
 }
 
-/// What a lock does.
+/// The type of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockType {
     /// Shared.
@@ -556,12 +556,12 @@ pub struct Lock {
     pub pid: u32,
 }
 
-/// What [`crate::FileSystem::setlk`] and [`crate::FileSystem::getlk`] are asked for.
+/// The request of [`crate::FileSystem::setlk`], `setlkw` and `getlk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRequest {
-    /// Which family.
+    /// Its family.
     pub kind: LockKind,
-    /// For whom.
+    /// Its owner.
     pub owner: LockOwner,
     /// The lock.
     pub lock: Lock,
@@ -587,7 +587,7 @@ impl RenameFlags {
     }
 }
 
-/// What statvfs(3) tells.
+/// Space and inodes, as statvfs(3) returns them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     /// Size in units of `frsize`.
@@ -608,7 +608,7 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// What [`crate::FileSystem::getxattr`] and [`crate::FileSystem::listxattr`] return.
+/// The answer of [`crate::FileSystem::getxattr`] and [`crate::FileSystem::listxattr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Xattr {
     /// The length of the value in bytes; the answer where the caller offered no room.
@@ -642,7 +642,7 @@ pub struct SetXattrFlags {
     pub clear_sgid: bool,
 }
 
-/// What lseek(2) looks for.
+/// The target of a seek, lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// `SEEK_DATA`.
@@ -677,7 +677,7 @@ impl Fallocate {
     pub const UNSHARE_RANGE: u32 = 0x40;
 }
 
-/// What copy_file_range(2) copies.
+/// The arguments of copy_file_range(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRange {
     /// Open for reading.
@@ -701,9 +701,9 @@ pub struct IoctlArgs<'a> {
     pub cmd: u32,
     /// The third argument as a number.
     pub arg: u64,
-    /// What the argument points to, where the request number says that data goes in.
+    /// The data that the argument points to, where the request number says that data goes in.
     pub input: &'a [u8],
-    /// How many bytes may come out.
+    /// The most bytes that may come out.
     pub output_len: usize,
     /// The file is a directory.
     pub dir: bool,
@@ -714,22 +714,22 @@ pub struct IoctlArgs<'a> {
 /// The answer to an ioctl.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoctlReply {
-    /// What the system call returns, 0 or positive.
+    /// The result of the system call, 0 or positive.
     pub result: i32,
-    /// What the caller's memory receives.
+    /// The bytes for the caller's memory.
     pub output: Vec<u8>,
 }
 
-/// Whom to wake when a polled file becomes ready, by [`crate::Notify::poll_wake`].
+/// A waiter for a polled file, for [`crate::Notify::poll_wake`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PollHandle(pub u64);
 
-/// Which permissions access(2) asks for: any of read (4), write (2), execute or search (1); 0 asks
+/// The permissions that access(2) asks for: any of read (4), write (2), execute or search (1). 0 asks
 /// whether the file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessMask(pub u32);
 
-/// Where POSIX and flock locks live.
+/// The keeper of POSIX and flock locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LockSupport {
     /// The file system has none of its own: those of the frontend are all there is.
@@ -765,7 +765,7 @@ pub struct Caps {
     pub kill_suidgid: bool,
     /// open handles `O_TRUNC` itself.
     pub open_truncates: bool,
-    /// Where locks live.
+    /// The keeper of locks.
     pub locks: LockSupport,
     /// [`crate::FileSystem::submit`] truly finishes reads, writes and fsyncs later, so a frontend
     /// should prefer it.
@@ -774,17 +774,16 @@ pub struct Caps {
     pub backing_files: bool,
     /// [`NewNode::security`] is honoured.
     pub security_labels: bool,
-    /// How long a name that was not found stays not found.
+    /// A frontend may remember for this long that a name was not found.
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
-    /// What must not be made of the files, whatever their modes say.
+    /// Restrictions on the use of the files, whatever their modes say.
     pub denied: Denied,
 }
 
-/// What the place that files come from does not let their users do, as mount(8) has it. A frontend
-/// that would grant it must not: it is denied there because whoever fills that place is not trusted
-/// so far.
+/// The restrictions of the place that the files come from, by their names in mount(8). A frontend must
+/// keep them: they protect against whoever can put files there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
     /// Set-user-id, set-group-id and file capabilities have no effect (`nosuid`).

@@ -237,8 +237,7 @@ macro_rules! delegate {
 
 #[cfg(test)]
 mod tests {
-    /// What this test prevents: a method of the trait that a layer answers by the trait's default
-    /// because the macro was forgotten.
+    /// Prevents that a layer answers a method by the trait's default because the macro lacks it.
     #[test]
     fn every_method_of_the_contract_is_forwarded() {
         let source = include_str!("../file_system.rs");

@@ -11,22 +11,22 @@ use crate::{
     WriteSource, delegate,
 };
 
-/// How often a delayed operation looks whether its caller has given up.
+/// The interval at which a delayed operation checks for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(5);
 
-/// Which calls something happens to, and what.
+/// A fault, and the calls that it happens to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
     /// The method, or `None` for every one. A submitted operation counts as the method that it stands
     /// for, `setlkw` as `setlk`, and `detached` as `syncfs`.
     pub method: Option<Method>,
-    /// Which of its calls, counted from when the rule was set.
+    /// Those of its calls that it happens to, counted from when the rule was set.
     pub when: When,
-    /// What happens.
+    /// The fault.
     pub action: Action,
 }
 
-/// Which of the calls that a rule applies to.
+/// A choice among the calls that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
     /// All.
@@ -40,7 +40,7 @@ pub enum When {
     Chance(f64),
 }
 
-/// What happens to a call.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// It is not done, and fails.
@@ -76,7 +76,7 @@ struct Armed {
     fired: AtomicU64,
 }
 
-/// What the rules leave of a call that is to be done.
+/// The decision of the rules about a call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Verdict {
     delay: Duration,
@@ -110,7 +110,7 @@ impl<F: FileSystem + 'static> Fault<F> {
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = armed;
     }
 
-    /// How many calls each rule has acted on.
+    /// The number of calls that each rule has acted on.
     pub fn fired(&self) -> Vec<u64> {
         self.armed().iter().map(|armed| armed.fired.load(Relaxed)).collect()
     }

@@ -14,7 +14,7 @@ use crate::{
 ///
 /// A read of a file may still move its access time, if the file system below does that by itself.
 ///
-/// Whoever holds its [`switch`](ReadOnly::switch) can let changes through, and forbid them again.
+/// Its [`switch`](ReadOnly::switch) lets changes through, and forbids them again.
 #[derive(Clone, Debug)]
 pub struct ReadOnly<F> {
     inner: F,
@@ -27,7 +27,7 @@ impl<F: FileSystem> ReadOnly<F> {
         ReadOnly { inner, writable: Arc::default() }
     }
 
-    /// Whether changes are let through: not until it is set. Files that are open for writing stay so
+    /// The switch that lets changes through once it is set. Files that are open for writing stay open
     /// when it is cleared, and their writes give `EROFS`.
     pub fn switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.writable)

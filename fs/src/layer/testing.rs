@@ -1,4 +1,4 @@
-//! What the tests of layers share: a small tree, and the calls they make most.
+//! Helpers of the tests of layers: a small tree, and the calls that they make most.
 
 use std::sync::{Arc, mpsc};
 

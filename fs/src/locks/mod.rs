@@ -31,7 +31,7 @@ pub const MAX_WAITS: usize = 1 << 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// What became of a request that is willing to wait.
+/// The outcome of a request that may wait.
 #[derive(Debug)]
 pub enum Waiting<W> {
     /// It is over: the lock was granted, or refused with `EDEADLK`, `EINVAL` or `ENOLCK`.
@@ -238,7 +238,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         }
     }
 
-    /// Whether `request` would wait for someone who, over any number of steps, waits for its owner.
+    /// True if `request` would wait for an owner who waits, over any number of steps, for its own.
     /// flock locks take no part, as on Linux: their owner is an open file, which never waits.
     fn would_deadlock(&self, file: K, request: &LockRequest) -> bool {
         if request.kind != LockKind::Posix {

@@ -43,7 +43,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         &self.inner
     }
 
-    /// How many inodes are known, the root included.
+    /// The number of inodes that are known, with the root.
     #[cfg(test)]
     pub(crate) fn nodes(&self) -> usize {
         self.names.lock().len()
@@ -115,7 +115,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         }
     }
 
-    /// What the frontend is told of the attributes of `ino`.
+    /// The attributes of `ino` for the frontend.
     fn attr(&self, ino: Ino, attr: Attr) -> Attr {
         if self.caps.stable_ino { attr } else { Attr { st_ino: ino.0, ..attr } }
     }

@@ -13,7 +13,7 @@ use crate::{Context, Errno, Ino, Result};
 use super::tree::{Edge, Tree};
 use super::types::PathRef;
 
-/// How often a waiting operation looks whether its caller has given up.
+/// The interval at which a waiting operation checks for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
 
 /// The tree, to be locked for a moment or to have names of it held for longer.
@@ -21,14 +21,14 @@ const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
 pub(super) struct Names {
     tree: Mutex<Tree>,
     changed: Condvar,
-    /// How many wait on `changed`: waking nobody would cost a system call.
+    /// Waiters on `changed`: to wake nobody would cost a system call.
     waiting: AtomicUsize,
 }
 
 /// A path that an operation needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want<'a> {
-    /// Where this inode is.
+    /// The path of this inode.
     Node(Ino),
     /// A name in this directory.
     Name(Ino, &'a [u8]),
@@ -36,7 +36,7 @@ pub(super) enum Want<'a> {
     Change(Ino, &'a [u8]),
 }
 
-/// Why names cannot be held.
+/// A reason why names cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The inode is not known, or has no name left: `ESTALE`.

@@ -13,7 +13,7 @@
 //! gives up with `EINTR` when its caller does. Waiting for a lock (`setlk`) holds no names; there
 //! the path is a hint and the handle counts.
 //!
-//! What others do to the files behind the adapter's back cannot be prevented: a path then leads to
+//! Changes by others behind the adapter's back cannot be prevented: a path then leads to
 //! what is there now, or to `ENOENT`; with [`PathCaps::stable_ino`], getattr notices and answers
 //! `ESTALE`. A file that has no name left and no open handle gives `ESTALE`; a name in a removed
 //! directory gives `ENOENT`.
@@ -170,7 +170,7 @@ pub trait PathFileSystem: Send + Sync {
         self.getattr(cx, target)
     }
 
-    /// Whether the caller may do `mask`.
+    /// Checks the permissions `mask` of the caller.
     fn access(&self, cx: &Context<'_>, target: Target<'_>, mask: AccessMask) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -297,7 +297,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOTTY)
     }
 
-    /// Which events are ready.
+    /// Returns the events that are ready.
     fn poll(
         &self,
         cx: &Context<'_>,

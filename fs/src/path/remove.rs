@@ -8,10 +8,10 @@ use super::adapter::PathAdapter;
 use super::held::{Refusal, Want};
 use super::{PathFileSystem, PathRef, Target};
 
-/// How the names of hidden files begin.
+/// Prefix of the names of hidden files.
 const HIDDEN: &str = ".defuse_hidden";
 
-/// How many names are tried for one file. Names of an earlier life may still lie there.
+/// The most names that are tried for one file. Names of an earlier run may be left.
 const HIDDEN_TRIES: usize = 64;
 
 impl<P: PathFileSystem> PathAdapter<P> {
@@ -217,7 +217,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
     }
 }
 
-/// What rename(2) says where one name lies below the other.
+/// The error of rename(2) where one name is below the other.
 fn nested(refusal: Refusal, flags: RenameFlags) -> Errno {
     match refusal {
         Refusal::Nested(1) if flags.has(RenameFlags::NOREPLACE) => Errno::EEXIST,

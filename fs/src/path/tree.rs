@@ -44,7 +44,7 @@ pub(super) struct Tree {
 /// An inode that the frontend knows, or a directory on the way to one.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Where it is: parent and name. One for a directory, any number for hard links, none once
+    /// Its places: parent and name. One for a directory, any number for hard links, none once
     /// the last name is gone.
     pub names: Vec<(Ino, Box<[u8]>)>,
     /// Names in this directory that are known or in use.
@@ -105,11 +105,11 @@ impl Node {
     }
 }
 
-/// What [`Tree::bind`] is told of the file at a name.
+/// The facts about the file at a name, for [`Tree::bind`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub kind: FileKind,
-    /// Where the backend's numbers are stable.
+    /// The inode number of the backend, if its numbers are stable.
     pub st_ino: Option<u64>,
     /// It was made just now, so whatever had the name before is gone.
     pub fresh: bool,
@@ -132,13 +132,13 @@ impl Tree {
         self.nodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }
 
-    /// How many nodes there are, the root included.
+    /// The number of nodes, with the root.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// What `name` in `parent` is known to be.
+    /// The known inode of `name` in `parent`.
     pub fn child(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
         self.edge(parent, name)?.child
     }

@@ -1,4 +1,4 @@
-//! What passes between the adapter and a path file system.
+//! Types that pass between the adapter and a path file system.
 
 use std::fmt;
 
@@ -54,10 +54,10 @@ impl fmt::Debug for PathRef<'_> {
 /// An open file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathFile<'a> {
-    /// Where it is, which may not be where it was opened. `None` with
+    /// Its present path, which may differ from the one that was opened. `None` with
     /// [`PathCaps::handles_survive_unlink`].
     pub path: Option<PathRef<'a>>,
-    /// What open, create or opendir returned.
+    /// The handle that open, create or opendir returned.
     pub fh: Fh,
 }
 
@@ -68,10 +68,10 @@ impl<'a> PathFile<'a> {
     }
 }
 
-/// What an operation on an inode is about.
+/// The object of an operation on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target<'a> {
-    /// What is at this path.
+    /// The object at this path.
     Path(PathRef<'a>),
     /// This open file, which may have no path any more.
     Open(PathFile<'a>),
@@ -106,7 +106,7 @@ pub struct PathDirEntry {
     pub st_ino: u64,
 }
 
-/// What copy_file_range(2) copies.
+/// The arguments of copy_file_range(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathCopy<'a> {
     /// Open for reading.
@@ -137,12 +137,12 @@ pub struct PathCaps {
     /// with the path as it is now, and an open file that is unlinked is kept under another name,
     /// `.defuse_hidden` and a number in the same directory, until it is released.
     pub handles_survive_unlink: bool,
-    /// How long the frontend may rely on a name leading where it did.
+    /// The frontend may rely for this long on a name leading where it did.
     pub entry_valid_for: std::time::Duration,
 }
 
 impl PathCaps {
-    /// Which inode the attributes `attr` are of.
+    /// The inode that the attributes `attr` belong to.
     pub(super) fn identity(&self, attr: &Attr) -> Option<u64> {
         self.stable_ino.then_some(attr.st_ino)
     }

@@ -4,7 +4,7 @@
 //! Each backend describes its kinds by a [`Description`]: the name, the help text, the options, and the
 //! function that opens a source. Programs list the kinds that they link and know nothing else about them.
 //!
-//! What it is not: no list of kinds (programs have these), and no parser of command lines.
+//! It has no list of kinds (programs have these), and no parser of command lines.
 
 mod frontend;
 mod value;

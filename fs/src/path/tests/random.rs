@@ -14,14 +14,14 @@ impl Random {
     }
 }
 
-/// What is at a path, with the number of its file.
+/// The object at a path, with the number of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thing {
     Dir,
     File(usize),
 }
 
-/// What a file system is, without inodes, lookups, or moving what is below a directory cheaply.
+/// A model of a file system, without inodes, lookups, or cheap moves of whole directories.
 #[derive(Default)]
 struct Model {
     things: BTreeMap<String, Thing>,
@@ -70,7 +70,7 @@ struct Run {
     random: Random,
     open: Vec<(File, usize)>,
     lookups: HashMap<Ino, u64>,
-    /// Whether names of one file are one inode to the adapter.
+    /// True if the names of one file are one inode to the adapter.
     stable: bool,
 }
 
