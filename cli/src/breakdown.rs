@@ -188,7 +188,7 @@ mod tests {
     use defuse_probe::Recorder;
 
     #[test]
-    fn shares_and_the_rest_are_the_whole() {
+    fn shares_add_up_to_the_total() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         for (stage, ns) in [(Stage::Pending, 200), (Stage::Processing, 700), (Stage::Total, 1_000)]
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_operation_is_told_its_name() {
+    fn a_misspelt_operation_gets_a_suggestion() {
         assert_eq!(operation("Create"), Ok(Op::CREATE));
         assert!(operation("creat").unwrap_err().contains("create"));
     }

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_content() {
         let row = Row {
             mountpoint: "/mnt/a-long-name".into(),
             source: "memory:".into(),
@@ -167,7 +167,7 @@ MOUNTPOINT        SOURCE   STATE             PID  SINCE
     }
 
     #[test]
-    fn times_are_told_in_two_units() {
+    fn times_have_two_units() {
         assert_eq!(ago(0, 5), "5 s ago");
         assert_eq!(ago(0, 3 * 60 + 1), "3 min ago");
         assert_eq!(ago(0, 2 * 86400 + 3600), "2 d 1 h ago");

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definitions_are_sound() {
+    fn the_command_line_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_8_is_understood() {
+    fn the_arguments_of_mount_8_are_parsed() {
         let line = "mount.fuse.defuse memory: /m -sv -o rw,noauto,x-systemd.automount,size=1M -t fuse.defuse";
         let asked = request(line).unwrap();
         assert_eq!((asked.mount.source, asked.mount.mountpoint), ("memory:".into(), "/m".into()));
@@ -209,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn unknown_options_are_dropped_only_where_mount_8_says_so() {
+    fn unknown_options_are_dropped_only_with_the_flag_s() {
         assert_eq!(request("m memory: /m -o what").unwrap().mount.options, ["what"]);
         assert!(request("m -s memory: /m -o what").unwrap().mount.options.is_empty());
     }
 
     #[test]
-    fn a_remount_is_told_from_a_mount() {
+    fn a_remount_is_recognized() {
         let asked = request("m memory: /m -o rw,noauto,noatime,remount,size=1M").unwrap();
         assert_eq!(asked.remount.unwrap(), ["rw", "noatime", "remount", "size=1M"]);
         assert!(asked.mount.options.is_empty());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_helper_is_told_from_the_program() {
+    fn a_call_as_mount_helper_is_recognized() {
         let meant = |line: &str| is_meant(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
         assert!(meant("/sbin/mount.fuse.defuse"));
         assert!(meant("/usr/bin/defuse memory: /m -o rw"));

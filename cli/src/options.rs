@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mount_option_is_in_the_table_and_no_option_twice() {
+    fn every_mount_option_is_in_the_table_once() {
         for name in mount_option_names() {
             assert!(OPTIONS.iter().any(|option| option.name == name), "{name}");
         }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_parts_must_agree_on_reaches_all_of_them() {
+    fn an_option_for_several_parts_reaches_all_of_them() {
         let set = ok("passthrough", "writeback,locks=filesystem");
         assert!(set.session.writeback && set.source.frontend.writeback);
         assert!(set.session.forward_locks && set.source.frontend.locks == Locks::FileSystem);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_would_be_right() {
+    fn errors_about_options_say_what_is_right() {
         for (backend, list, says) in [
             ("memory", "sise=1", "did you mean size?"),
             ("memory", "qqqq", "see `defuse help options`"),

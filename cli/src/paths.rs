@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_to_a_mount_point_is_resolved_but_not_the_mount_point() {
+    fn the_parent_of_a_mount_point_is_resolved_but_not_the_mount_point() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().canonicalize().unwrap();
         fs::create_dir_all(top.join("a/b")).unwrap();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_keeps_the_rules_of_the_exposition_format() {
+    fn the_text_follows_the_exposition_format() {
         let text = example();
         assert!(text.ends_with('\n'));
         let (mut kinds, mut seen) = (BTreeMap::new(), BTreeSet::new());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_seconds_and_hold_what_belongs_below_them() {
+    fn bounds_are_in_seconds_and_inclusive() {
         let text = example();
         let count = |le: &str| {
             let wanted = format!("op=\"READ\",stage=\"total\",le=\"{le}\"}} ");

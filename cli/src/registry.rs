@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_counts_while_its_process_and_its_mount_are_there() {
+    fn an_entry_is_valid_while_its_process_and_its_mount_exist() {
         let mut entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
         entry.fstype = "fuse.defuse".into();
         let line = b"1 2 0:7 / /elsewhere rw - fuse.defuse memory: rw\n";
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_failure_of_a_mount_is_told_once_by_what_unmounts_it() {
+    fn the_command_that_unmounts_reports_the_failure_once() {
         let place = tempfile::tempdir().unwrap();
         let entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
         let file = place.path().join("7.json");
@@ -387,7 +387,7 @@ mod tests {
     // Without XDG_RUNTIME_DIR, mounts were registered in /tmp/defuse-UID, which every other user
     // could make first: then the owner of the name could register nothing.
     #[test]
-    fn users_register_where_no_other_user_can_be_first() {
+    fn users_register_where_no_other_user_can_create_the_directory() {
         let place = tempfile::tempdir().unwrap();
         let (dir, uid) = (place.path().to_path_buf(), rustix::process::geteuid().as_raw());
         let put_at = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_stays_as_it_is() {
+    fn flags_without_an_option_are_kept() {
         let before = MountFlags::NOSUID | MountFlags::RELATIME;
         let flags = after(before, "remount,ro,noexec").unwrap();
         assert_eq!(flags, before | MountFlags::RDONLY | MountFlags::NOEXEC);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mount_8_repeats_from_the_mount_is_no_change() {
+    fn options_that_mount_8_repeats_change_nothing() {
         let list = "rw,nosuid,user_id=0,group_id=0,allow_other,size=1M,workers=3,remount";
         assert_eq!(after(MountFlags::NOSUID, list), Ok(MountFlags::NOSUID));
     }

@@ -237,7 +237,7 @@ mod tests {
 
     /// A mount ended with exit code 0 whatever its file system had lost at the end.
     #[test]
-    fn a_mount_that_could_not_make_everything_durable_fails_and_is_named() {
+    fn a_mount_that_could_not_make_all_data_durable_fails_with_its_path() {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             println!("skipped: needs root and /dev/fuse");
             return;

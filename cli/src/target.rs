@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_with_the_next_step() {
+    fn a_missing_connection_is_reported_with_the_next_step() {
         for text in ["/no/such/mount", "4294967295", "word"] {
             let Err(Failure::Failed(why)) = Target::find(Path::new(text)) else { panic!("{text}") };
             assert!(why.contains("defuse top --once"), "{why}");

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_steers_a_terminal_is_left() {
+    fn no_control_character_reaches_a_terminal() {
         let text = "a\u{1b}[2J\u{7}\u{9b}\u{7f}\r\n\t\u{202e}é\\";
         assert_eq!(foreign(text), r"a\u001b[2J\u0007\u009b\u007f\r\n\t\u202eé\");
         assert_eq!(lines("a\n\tb\u{1b}"), "a\n\tb\\u001b");
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_json() {
+    fn escaped_json_has_the_same_value() {
         let text = serde_json::to_string("a\u{9b}\u{1b}\u{202e}").unwrap();
         let shown = lines(&text);
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), "a\u{9b}\u{1b}\u{202e}");

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stand_below_each_other() {
+    fn values_are_aligned() {
         let values = Values { waiting: 3, max_background: 12, congestion_threshold: 9 };
         let expected = "connection                43\nwaiting                    3\n\
                         max_background            12\ncongestion_threshold       9\n";

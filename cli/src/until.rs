@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_over_after_its_time_and_not_before() {
+    fn the_end_comes_with_the_time_limit() {
         let until = Until::new(Some(Duration::from_millis(50))).unwrap();
         assert!(until.sleep(Duration::ZERO));
         assert!(!until.sleep(Duration::from_secs(3600)));

@@ -1,4 +1,4 @@
-//! `defuse advise`: its words are those of the figures, and the directory stays as it is.
+//! `defuse advise`: its text has the numbers, and the directory is not changed.
 
 mod common;
 
@@ -59,13 +59,13 @@ fn grep_opens_every_file_and_changes_none() {
 }
 
 #[test]
-fn tar_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
+fn a_command_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
     let Some(place) = Place::to_mount() else { return };
     if !is_there("tar") {
         return;
     }
     tree(&place);
-    // A page at a time, and a mount on which every byte passes the daemon.
+    // One page per write, on a mount where the daemon handles every byte.
     let command = ["sh", "-c", "tar c d0 d1 d2 d3 | dd of=a.tar bs=4k iflag=fullblock status=none"];
     let (code, out, err) =
         advise(&place, &["--runs", "2", "--config", "slow=-o no_passthrough,spin=0"], &command);
@@ -98,7 +98,7 @@ fn git_works_on_the_mount_as_natively() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn incomparable_runs_are_refused() {
     let Some(place) = Place::to_mount() else { return };
     tree(&place);
     let failed = |options: &[&str], command: &[&str]| {
@@ -110,7 +110,7 @@ fn what_cannot_be_compared_is_refused() {
     assert!(failed(&["--config", "native"], &["true"]).contains("another --config"));
     assert!(failed(&["--copy-limit", "1K"], &["true"]).contains("--copy-limit"));
     assert!(failed(&["--runs", "0"], &["true"]).contains("--runs"));
-    // It succeeds where no FUSE mount is, and only there.
+    // The command succeeds only without a FUSE mount.
     let differs = failed(&["--runs", "1"], &["sh", "-c", "test \"$(stat -f -c %T .)\" != fuseblk"]);
     assert!(differs.contains("ended with 1 here and with 0 natively"), "{differs}");
     assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! Attacks on the program, carried out as other users of the machine would.
+//! Attacks by other users of the machine on the program.
 
 mod common;
 

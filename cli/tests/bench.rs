@@ -1,4 +1,5 @@
-//! `defuse bench direct`, small: the shape of its results, what must be so on any machine, and that nothing is left behind.
+//! `defuse bench direct` at a small scale: the shape of its results, machine-independent values,
+//! and cleanup.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use common::{PROGRAM, Place};
 use serde_json::Value;
 
-/// A place for a benchmark; `None` with a printed reason where there can be none.
+/// A place for a benchmark; prints the reason and returns `None` if there can be none.
 fn place() -> Option<Place> {
     let place = Place::to_mount()?;
     let mut find = Command::new("sh");
@@ -32,7 +33,7 @@ fn bench(place: &Place, arguments: &[&str]) -> Command {
     command
 }
 
-/// The cells of a table on a target.
+/// The cells of a table for a target.
 fn cells<'a>(results: &'a Value, table: &str, target: &str) -> Vec<&'a Value> {
     let cells = results["cells"].as_array().unwrap().iter();
     cells.filter(|cell| cell["table"] == table && cell["target"] == target).collect()
@@ -43,7 +44,7 @@ fn number(cell: &Value, path: &str) -> u64 {
 }
 
 #[test]
-fn every_table_is_measured_and_direct_calls_wait_for_nobody() {
+fn every_table_is_measured_and_direct_calls_do_not_wait() {
     let Some(place) = place() else { return };
     let out = place.path("out");
     let output = bench(&place, &["--rounds", "2", "--out"]).arg(&out).output().unwrap();
@@ -72,7 +73,7 @@ fn every_table_is_measured_and_direct_calls_wait_for_nobody() {
 
     let waits = |cell: &&Value| number(cell, "/app/voluntary") + number(cell, "/server/voluntary");
     for target in ["direct", "served"] {
-        // A page that has to be fetched, say, may make one wait; what is served by somebody else waits every time.
+        // A page fault may cause one wait. Calls served by another process wait every time.
         let mut switches: Vec<u64> = cells(&results, "writes", target).iter().map(waits).collect();
         switches.sort_unstable();
         assert_eq!(switches[0], 0, "{target}: {switches:?}");
@@ -110,7 +111,7 @@ fn every_table_is_measured_and_direct_calls_wait_for_nobody() {
     assert_eq!(left(&place), Vec::<String>::new());
 }
 
-/// What it makes, as far as it can be seen from outside.
+/// The visible resources that the benchmark creates.
 fn left(place: &Place) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -127,7 +128,7 @@ fn left(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_signal_ends_it_in_order() {
+fn a_signal_ends_it_cleanly() {
     let Some(place) = place() else { return };
     let mut child = bench(&place, &["--rounds", "1000000"])
         .stdout(Stdio::null())
@@ -142,7 +143,7 @@ fn a_signal_ends_it_in_order() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_starts() {
+fn errors_are_reported_before_anything_starts() {
     let place = Place::new();
     for (arguments, expected) in [
         (&["--libfuse", "/no/such/passthrough_hp"][..], "/no/such/passthrough_hp"),

@@ -1,5 +1,5 @@
-//! Looking into the kernel: stages, traces, knobs and the live view of file systems that are not of
-//! defuse, and of those that are.
+//! Observing the kernel: stages, traces, limits and the live view, for mounts of defuse and foreign
+//! ones.
 
 mod common;
 #[path = "common/foreign.rs"]
@@ -22,8 +22,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use terminal::Terminal;
 
-/// Whether BPF programs see the same numbers of processes as this one: they see those of the first
-/// PID namespace, pid_namespaces(7), in which a container is not.
+/// True if BPF programs see the same pids as this process. They see those of the first PID
+/// namespace, pid_namespaces(7), while a container has another one.
 fn sees_numbers_of_the_kernel() -> bool {
     // PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h.
     let is_first =
@@ -34,8 +34,8 @@ fn sees_numbers_of_the_kernel() -> bool {
     is_first
 }
 
-/// A snapshot of the kernel's side that was taken while `work` ran; `None` with a word where BPF is
-/// not permitted, or where processes have other numbers.
+/// A snapshot of the kernel's counters during `work`. Prints the reason and returns `None` if BPF
+/// is not permitted, or if pids differ.
 fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
     if !sees_numbers_of_the_kernel() {
         return None;
@@ -55,7 +55,7 @@ fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
     Some(serde_json::from_value(value).unwrap())
 }
 
-/// Waits until a command has its programs attached, which its file descriptors show.
+/// Waits until a command has attached its programs, which its file descriptors show.
 fn until_it_looks(mut child: Child) -> Child {
     let pid = child.id();
     eventually("it looks into the kernel", || {
@@ -75,7 +75,7 @@ fn until_it_looks(mut child: Child) -> Child {
     child
 }
 
-/// Whether SIGINT has a handler in a process: without one it would end there and then.
+/// True if the process handles SIGINT, which would end it otherwise.
 fn catches_interrupts(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -83,7 +83,7 @@ fn catches_interrupts(pid: u32) -> bool {
     caught.is_some_and(|mask| mask & 1 << (Signal::INT.as_raw() - 1) != 0)
 }
 
-/// Interrupts a command and gives what it said.
+/// Interrupts a command and returns its output.
 fn ended(child: &mut Child) -> Said {
     let _ = kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT);
     let mut out = String::new();
@@ -93,12 +93,13 @@ fn ended(child: &mut Child) -> Said {
     Said { code: child.wait().unwrap().code(), out, err }
 }
 
-/// The sum of a stage's latencies.
+/// The total latency of a stage.
 fn sum(snapshot: &Snapshot, stage: Stage, op: Op) -> f64 {
     snapshot.get_stage(stage, op).map_or(0.0, |stats| stats.latency.sum_ns as f64)
 }
 
-/// The stages add up to the total within 5 %, and few requests are read not observed.
+/// Asserts that the stages add up to the total within 5 %, and that the reading of few requests was
+/// missed.
 fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
     let total = snapshot.get_stage(Stage::Total, op).unwrap_or_else(|| panic!("no {op}"));
     assert!(total.latency.count >= least, "{op}: {} requests", total.latency.count);
@@ -111,8 +112,8 @@ fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
     assert!(share < 0.05, "{op}: {share} of the requests were read not observed");
 }
 
-/// Random reads of 4 KiB past the page cache, so that each is a request; the mean in nanoseconds
-/// that fio saw, and how many there were.
+/// Random reads of 4 KiB that bypass the page cache, so that each is a request. Returns fio's mean
+/// latency in nanoseconds, and the number of reads.
 fn fio(place: &Place) -> (f64, u64) {
     let file = format!("--filename={}", place.path("mnt/data").display());
     let fixed = [
@@ -141,7 +142,7 @@ fn stages_agree_with_fio(place: &Place) {
     assert_adds_up(&snapshot, Op::READ, count);
     let reads = &snapshot.get_stage(Stage::Total, Op::READ).unwrap();
     assert_eq!((reads.latency.count, reads.bytes), (count, count * 4096));
-    // The system call around a request, and waking its caller, are fio's alone.
+    // fio also measures the system call, and waking the caller.
     let ratio = reads.latency.mean_ns() as f64 / fio_ns;
     println!("the kernel's total is {ratio:.3} of fio's latency");
     assert!((0.3..1.05).contains(&ratio), "the kernel's total is {ratio} of fio's latency");
@@ -168,9 +169,9 @@ fn the_stages_of_sshfs_under_fio_add_up_and_agree_with_fio() {
 }
 
 #[test]
-fn the_stages_of_a_mount_of_defuse_stand_beside_its_own_time() {
+fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
     let Some(place) = Place::to_mount() else { return };
-    // Splicing is the other way by which a request can be taken.
+    // Splicing is another way to receive a request.
     for options in ["splice,no_passthrough", "no_splice,no_passthrough"] {
         place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
         let work = || {
@@ -188,7 +189,7 @@ fn the_stages_of_a_mount_of_defuse_stand_beside_its_own_time() {
             let user = snapshot.get(op).unwrap();
             assert!(user.latency.count >= 100, "{op}: the daemon counted, too");
         }
-        // Only requests that nobody waits for go through the background queue here.
+        // Here only requests without a waiting caller use the background queue.
         assert!(snapshot.get_stage(Stage::Background, Op::RELEASE).is_some());
         assert!(snapshot.get_stage(Stage::Background, Op::CREATE).is_none());
     }
@@ -218,7 +219,7 @@ fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
 }
 
 #[test]
-fn who_may_not_look_into_the_kernel_is_told_what_to_do() {
+fn a_user_without_permission_to_observe_the_kernel_gets_the_next_step() {
     let Some(place) = Place::to_mount() else { return };
     if !has("setpriv") {
         return;
@@ -238,7 +239,7 @@ fn who_may_not_look_into_the_kernel_is_told_what_to_do() {
 }
 
 #[test]
-fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
+fn without_capabilities_root_falls_back_or_gets_the_reason() {
     let Some(place) = Place::to_mount() else { return };
     if !has("setpriv") {
         return;
@@ -261,7 +262,7 @@ fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
         "{}",
         barred.err
     );
-    // tracefs has to be mounted already, for somebody who may not mount.
+    // tracefs must be mounted already, because the process may not mount.
     let seen = without(&arguments);
     match seen.code {
         Some(0) => assert!(seen.out.contains("by tracefs"), "{}", seen.out),
@@ -269,7 +270,7 @@ fn without_its_capabilities_root_falls_back_or_is_told_why_not() {
     }
 }
 
-/// The events of a trace that ran while `work` did.
+/// The events of a trace during `work`.
 fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Vec<Value>> {
     let all: Vec<&str> = ["trace", "mnt", "--json"].iter().chain(arguments).copied().collect();
     let mut trace = place.command(&all);
@@ -287,7 +288,7 @@ fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Ve
 }
 
 #[test]
-fn a_trace_tells_names_results_and_stages_of_each_request() {
+fn a_trace_has_the_name_result_and_stages_of_each_request() {
     let Some(place) = Place::to_mount() else { return };
     let Some(_mount) = Foreign::bindfs(&place) else { return };
     let mnt = place.path("mnt");
@@ -317,7 +318,7 @@ fn a_trace_tells_names_results_and_stages_of_each_request() {
 }
 
 #[test]
-fn a_trace_lets_through_what_it_is_asked_for() {
+fn a_trace_applies_its_filters() {
     let Some(place) = Place::to_mount() else { return };
     let Some(_mount) = Foreign::bindfs(&place) else { return };
     let mnt = place.path("mnt");
@@ -347,7 +348,7 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
             place.command(&["trace", "mnt", "--via", via, "--perfetto", "timeline.json"]);
         let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut trace = until_it_looks(trace);
-        // Several threads at once, so that requests overlap; data, so that some read ahead.
+        // Several threads make requests overlap, and data causes readahead.
         std::thread::scope(|scope| {
             for name in ["one", "two", "three"] {
                 let file = place.path("mnt").join(format!("{name}-{via}"));
@@ -373,7 +374,7 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
 }
 
 #[test]
-fn a_breakdown_without_requests_tells_why() {
+fn a_breakdown_without_requests_gives_the_reason() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
@@ -432,7 +433,7 @@ fn knobs_are_shown_changed_and_refused() {
 }
 
 #[test]
-fn prometheus_gets_its_text_of_both_sides() {
+fn prometheus_output_covers_daemon_and_kernel() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     fs::write(place.path("mnt/file"), "x").unwrap();
@@ -456,7 +457,7 @@ fn top_prints_every_connection_for_scripts() {
     place.fails(2, &["top"], "no terminal");
 }
 
-/// What leaves the screen of full-screen programs.
+/// The sequence with which full-screen programs leave the screen.
 const LEAVES: &str = "\u{1b}[?1049l";
 
 #[test]
@@ -470,7 +471,7 @@ fn top_draws_reacts_to_keys_and_restores_the_terminal() {
     terminal.types(b"q");
     terminal.shows(LEAVES);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
-    // A signal is no reason to leave the terminal as it is, either.
+    // A signal restores the terminal, too.
     let mut terminal = Terminal::start(&place, &["top"]);
     terminal.shows("connections:");
     terminal.shown.clear();

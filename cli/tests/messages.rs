@@ -1,4 +1,4 @@
-//! What the program says when something is wrong, and how it ends.
+//! Error messages and exit codes of the program.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::Stdio;
 use common::{Place, said};
 
 #[test]
-fn words_that_cannot_be_meant_end_with_2() {
+fn wrong_command_lines_exit_with_2() {
     let place = Place::new();
     for (line, text) in [
         ("mount nfs:x mnt", "known are passthrough:DIR, memory:"),
@@ -32,7 +32,7 @@ fn words_that_cannot_be_meant_end_with_2() {
 }
 
 #[test]
-fn operations_that_fail_end_with_1() {
+fn failed_operations_exit_with_1() {
     let place = Place::new();
     fs::write(place.path("src/file"), "").unwrap();
     for (line, text) in [
@@ -51,7 +51,7 @@ fn operations_that_fail_end_with_1() {
 }
 
 #[test]
-fn mount_points_that_cannot_be_used_are_named() {
+fn unusable_mount_points_are_named() {
     let Some(place) = Place::to_mount() else { return };
     fs::write(place.path("src/file"), "").unwrap();
     for (line, text) in [
@@ -72,7 +72,7 @@ fn mount_points_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_output_is_not_a_failure() {
     let place = Place::new();
     for arguments in [&["help", "options"][..], &["--help"], &["man"], &["completions", "bash"]] {
         let mut child = place.command(arguments);
@@ -84,7 +84,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
-fn help_the_manual_and_completions_are_there() {
+fn help_manual_and_completions_are_generated() {
     let place = Place::new();
     assert!(place.ok(&["--version"]).starts_with("defuse "));
     assert!(place.ok(&["help", "options"]).contains("fd_cache=N"));

@@ -1,4 +1,4 @@
-//! The program with real mounts: what it serves, tells, and leaves behind.
+//! The program with real mounts: service, reports, and cleanup.
 
 mod common;
 
@@ -16,7 +16,7 @@ use rustix::process::{Signal, kill_process};
 const NOBODY: u32 = 65534;
 
 #[test]
-fn files_in_memory_are_served_listed_counted_and_gone() {
+fn files_in_memory_are_served_listed_counted_and_removed() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt", "-o", "size=1M,mode=750", "-osync"]);
     fs::write(place.path("mnt/file"), "hello").unwrap();
@@ -57,8 +57,8 @@ fn a_directory_is_served_in_every_profile() {
     }
 }
 
-/// The kernel keeps no access time of a mount with `noatime`, but reads went on to move that of the
-/// source. (xfstests 120)
+/// With `noatime` the kernel keeps no access times for the mount, but reads still updated those of
+/// the source. (xfstests 120)
 #[test]
 fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
     let Some(place) = Place::to_mount() else { return };
@@ -92,13 +92,13 @@ fn a_read_only_mount_is_not_written() {
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     };
     refused();
-    // The kernel may be told otherwise, but not the file system.
+    // The flag of the kernel can be cleared. The file system still refuses.
     let flags = rustix::mount::MountFlags::empty();
     rustix::mount::mount_remount(place.path("mnt"), flags, "").unwrap();
     refused();
 }
 
-// mount(8) was told that a mount of defuse cannot be remounted (xfstests 294, 306, 452).
+// mount(8) failed: mounts of defuse could not be remounted (xfstests 294, 306, 452).
 #[test]
 fn a_mount_is_remounted_with_other_flags() {
     let Some(place) = Place::to_mount() else { return };
@@ -120,7 +120,7 @@ fn a_mount_is_remounted_with_other_flags() {
     for first in ["rw", "ro"] {
         place.ok(&["mount", "passthrough:src", "mnt", "-o", first, "-o", "workers=3"]);
         assert_eq!(is_read_only(), first == "ro");
-        // As mount(8) passes on what mountinfo has, and what fstab says.
+        // mount(8) passes the options of mountinfo and of fstab.
         ok("rw,nosuid,nodev,relatime,user_id=0,group_id=0,workers=3,remount,ro");
         assert!(is_read_only());
         ok("remount,rw");
@@ -165,7 +165,7 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
     let log = || fs::read_to_string(place.path("log")).unwrap();
     fs::create_dir(place.path("mnt/dir")).unwrap();
     eventually("in the log", || {
-        // Again, because an operation is counted after it is answered.
+        // Repeated, because an operation is counted after it is answered.
         place.signal(Signal::USR1);
         log().contains("MKDIR")
     });
@@ -193,13 +193,13 @@ fn watching_ends_with_the_mount() {
 }
 
 #[test]
-fn what_a_killed_daemon_leaves_is_cleared_away() {
+fn the_mount_of_a_killed_daemon_is_cleared_away() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let kill = || {
         place.signal(Signal::KILL);
         eventually("dead", || place.list()[0]["state"] == "dead");
-        // Over rings the kernel takes a moment to end what they hold.
+        // Over rings the kernel takes a moment to fail the requests that they hold.
         eventually("cut off", || {
             let error = fs::read_dir(place.path("mnt")).unwrap_err();
             error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
@@ -210,7 +210,7 @@ fn what_a_killed_daemon_leaves_is_cleared_away() {
     place.ok(&["umount", "mnt"]);
     assert!(!place.is_mounted() && place.list().is_empty());
 
-    // Mounting clears it as well, and says so.
+    // Mounting clears it as well, and logs that.
     place.ok(&["mount", "memory:", "mnt"]);
     kill();
     place.ok(&["mount", "memory:", "mnt", "--log-file=log"]);
@@ -222,7 +222,7 @@ fn what_a_killed_daemon_leaves_is_cleared_away() {
 }
 
 #[test]
-fn signals_unmount_in_order() {
+fn signals_unmount_cleanly() {
     let Some(place) = Place::to_mount() else { return };
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut child = place.foreground(&["mount", "passthrough:src", "mnt", "--foreground"]);
@@ -233,7 +233,7 @@ fn signals_unmount_in_order() {
 }
 
 #[test]
-fn a_busy_mount_is_detached_by_one_signal_and_cut_off_by_two() {
+fn a_busy_mount_is_detached_by_one_signal_and_aborted_by_two() {
     let Some(place) = Place::to_mount() else { return };
     let mut child = place.foreground(&["mount", "memory:", "mnt", "-f"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
@@ -273,7 +273,7 @@ fn the_daemon_ends_when_somebody_else_unmounts() {
 }
 
 #[test]
-fn several_mounts_are_told_apart_and_unmounted_together() {
+fn several_mounts_are_distinguished_and_unmounted_together() {
     let Some(place) = Place::to_mount() else { return };
     fs::create_dir(place.path("mnt2")).unwrap();
     place.ok(&["mount", "memory:", "mnt"]);
@@ -285,7 +285,7 @@ fn several_mounts_are_told_apart_and_unmounted_together() {
 }
 
 #[test]
-fn of_mounts_on_one_another_the_topmost_is_meant() {
+fn the_topmost_of_several_mounts_is_used() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt"]);
     let lower = place.pid();
@@ -336,7 +336,7 @@ fn mount_fuse3_finds_the_program_before_the_source() {
 }
 
 #[test]
-fn other_users_are_not_answered_and_cannot_unmount() {
+fn other_users_get_no_answer_and_cannot_unmount() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let files = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
@@ -344,7 +344,7 @@ fn other_users_are_not_answered_and_cannot_unmount() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(place.path("run")).unwrap().permissions().mode() & 0o777, 0o700);
 
-    // Not even where they can reach it.
+    // Even if they can reach the sockets.
     let program = place.for_all_users();
     for open in ["run", ""] {
         fs::set_permissions(place.path(open), fs::Permissions::from_mode(0o755)).unwrap();
@@ -385,7 +385,7 @@ fn another_user_mounts_with_fusermount3() {
     let listed = run(&["list", "--json"]);
     assert!(listed.out.contains("serving"), "{}", listed.out);
     assert!(run(&["stat"]).out.contains("measured"));
-    // The kernel lets in only who has the mounting user's ids, group and all.
+    // The kernel admits only processes with the ids of the mounting user, group included.
     let mut touch = Command::new("touch");
     touch.arg(place.path("mnt/x")).uid(NOBODY).gid(NOBODY);
     assert!(touch.status().unwrap().success());
@@ -395,8 +395,8 @@ fn another_user_mounts_with_fusermount3() {
     assert!(!place.is_mounted());
 }
 
-/// The daemon of a user has no file handles, and held a descriptor for every file that the kernel knew: at
-/// the limit the mount was useless.
+/// A user's daemon has no file handles, and held a descriptor for every file that the kernel knew.
+/// At the limit of descriptors the mount was useless.
 #[test]
 fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors() {
     const FILES: usize = 5000;
@@ -408,13 +408,13 @@ fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors()
         }
         fs::write(dir.join(number.to_string()), number.to_string()).unwrap();
     }
-    // Root without the capability that handles take, as every other user is.
+    // Root without the capability that handles need, like every other user.
     let script = "ulimit -n 1024 && exec setpriv --bounding-set -dac_read_search \"$0\" \
                   mount passthrough:src mnt -o timeout=600";
     let mut mount = place.command_of(Path::new("sh"), &["-c", script]);
     let mounted = said(mount.arg(PROGRAM).output().unwrap());
     assert_eq!(mounted.code, Some(0), "{}", mounted.err);
-    // Twice, so that what was known first is asked for again.
+    // Twice, so that the first files are looked up again.
     let script = "for i in 1 2; do find . -type f -exec cat {} + | wc -c; done";
     let mut count = Command::new("sh");
     let counted = count.args(["-c", script]).current_dir(place.path("mnt")).output();
@@ -439,10 +439,10 @@ fn more_files_can_be_open_than_the_usual_limit() {
     place.ok(&["umount", "mnt"]);
 }
 
-/// A mount is in /proc/self/mountinfo before its daemon has agreed with the kernel and registered. A
-/// `stat` that came in between took it for somebody else's and looked into the kernel instead.
+/// A mount is in /proc/self/mountinfo before its daemon has negotiated with the kernel and
+/// registered. A `stat` in between took it for a foreign mount, and observed the kernel instead.
 #[test]
-fn a_mount_that_can_be_seen_is_known_at_once() {
+fn a_visible_mount_is_recognized_at_once() {
     let Some(place) = Place::to_mount() else { return };
     for round in 0..6 {
         let foreground = round % 2 == 0;
@@ -480,8 +480,8 @@ fn the_daemon_has_the_name_of_the_program() {
     assert!(read("cmdline").starts_with("defuse\0mount\0"), "{}", read("cmdline"));
 }
 
-/// Stores through a mapping, then tells whether the time of the last change is another one, with the
-/// file still open and after it is closed.
+/// Stores through a mapping, then prints whether the modification time has changed, with the file
+/// still open and after it is closed.
 const STORES: &str = "
 import mmap, os, sys, time
 path = sys.argv[1]
@@ -501,8 +501,8 @@ with open(path, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:
 print(changed(seen))
 ";
 
-// The kernel kept the times that it had been told of before: a store through a mapping goes to the
-// backing file alone, and a program that rebuilds what has changed saw no change.
+// The kernel kept the times that it had been told. A store through a mapping changes only the
+// backing file, so that a program that rebuilds changed files saw no change.
 #[test]
 fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
     let Some(place) = Place::to_mount() else { return };
@@ -517,12 +517,12 @@ fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
     }
 }
 
-/// Asynchronous direct writes of one page, each read back through the page cache, while other threads
-/// read the page all the time; prints how often something old was read.
+/// Makes asynchronous direct writes of one page, and reads each back through the page cache while
+/// other threads read the page all the time. Prints the number of reads that returned old data.
 const WRITES: &str = include_str!("mounts/async_writes.c");
 
-// A buffered read filled the page while an asynchronous direct write to it was under way. The kernel
-// drops pages before such a write alone, so that all who came later read what had been there.
+// A buffered read filled the page during an asynchronous direct write to it. The kernel drops pages
+// only before such a write, so that all later readers got the old data.
 #[test]
 fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     let Some(place) = Place::to_mount() else { return };

@@ -1,5 +1,5 @@
-//! `defuse run`: unmodified programs with their working directory in a mount do what they do
-//! natively, to the byte.
+//! `defuse run`: unmodified programs with their working directory in a mount do exactly what they
+//! do natively.
 
 mod common;
 #[path = "run/lists.rs"]
@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 use common::{PROGRAM, Place};
 
-/// What a script said and left behind.
+/// The output and the exit code of a script.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     code: Option<i32>,
@@ -25,8 +25,8 @@ struct Seen {
     err: String,
 }
 
-/// Runs a command to its end. One that hangs is killed with all that it started, which fails the test
-/// instead of stopping all others.
+/// Runs a command to its end. Kills one that hangs, with all its descendants, so that only its test
+/// fails.
 fn finish(command: Command) -> Seen {
     let mut limited = Command::new("timeout");
     limited.args(["-s", "KILL", "180"]).arg(command.get_program()).args(command.get_args());
@@ -50,13 +50,13 @@ fn is_there(program: &str) -> bool {
     found.is_ok_and(|output| output.status.success())
 }
 
-/// Runs `script` in a directory of the machine, and with its working directory in a mount on the
-/// same path's place of another one; both have to say the same, and to leave the same files.
+/// Runs `script` in a native directory, and with its working directory in a mount. Both runs must
+/// have the same output, and leave the same files.
 fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     same_with(&[], name, needs, mount, script);
 }
 
-/// The same with more `options` of the run.
+/// Like [`same`], with further `options` of the run.
 fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
     if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
         println!("skipped: {name}: {missing} is not installed");
@@ -65,7 +65,7 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
     let place = Place::new();
     let (native, source) = (place.path("native"), place.path("src"));
     fs::create_dir(&native).unwrap();
-    // A listing at the end shows what was left: names, kinds, sizes, permissions and contents.
+    // A listing at the end shows the files: names, types, sizes, permissions and contents.
     let script = format!(
         "{script}\nset +e; find . -mindepth 1 -printf '%p %y %m %s %l\\n' | grep -v ' d ' | \
          sort | grep -v '[.]git/' ; find . -type f | grep -v '[.]git/' | sort | xargs cksum"
@@ -83,20 +83,20 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
         run.env("DEFUSE_PRELOAD_LIBRARY", library);
     }
     let mut seen = finish(run);
-    // Where they are is the one thing in which they differ.
+    // The outputs may differ only in the path.
     let native = native.display().to_string();
     seen.out = seen.out.replace(target, &native);
     seen.err = seen.err.replace(target, &native);
-    // A run says of filters that it cannot know what they would have denied.
+    // A run warns of seccomp filters, because it cannot know which calls they would have denied.
     let is_said = |line: &&str| !line.starts_with("defuse: a program filters its system calls");
     seen.err = seen.err.split_inclusive('\n').filter(is_said).collect();
     assert_eq!(seen, expected, "{name} on {mount}");
     assert!(!Path::new(target).exists(), "nothing is made outside");
 }
 
-/// As where the C library is one that cannot be analysed: calls are served by the functions that
-/// programs import, and by nothing else. So a listing of what was left, which the C library makes
-/// inside of itself, is not compared.
+/// Simulates a C library that cannot be analysed: calls are served only through the functions that
+/// programs import. The listing of files is not compared, because ls(1) and find(1) use calls
+/// within the C library.
 fn by_symbols(name: &str, _: &[&str], program: &str) {
     for source in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
         let place = Place::new();
@@ -120,11 +120,11 @@ fn everywhere(name: &str, needs: &[&str], script: &str) {
 
 fn on_passthrough(name: &str, needs: &[&str], script: &str) {
     same(name, needs, "passthrough:SRC", script);
-    // Without descriptors of the bytes every call is served in the process.
+    // Without backing descriptors every call is served in the process.
     same(name, needs, "passthrough:SRC,backing=off", script);
 }
 
-/// With calls dispatched that the C library does not make.
+/// Also with dispatch of calls that the C library does not make.
 fn dispatched(name: &str, needs: &[&str], script: &str) {
     for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
         same_with(&["--dispatch"], name, needs, mount, script);
@@ -249,7 +249,7 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
         println!("skipped: python3 is not installed");
         return;
     }
-    // The interpreter itself: what is found in PATH may be a script that starts it.
+    // The interpreter itself: the program in PATH may be a script that starts it.
     let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
     let python = String::from_utf8(found.unwrap().stdout).unwrap();
     let mount = format!("{target}=memory:,size=1M");
@@ -261,16 +261,17 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
     assert_eq!((seen.out.as_str(), seen.err.as_str(), seen.code), (expected, "", Some(0)));
 }
 
-/// What an earlier run found is used; what became of its files does not matter to a program.
+/// A run uses the results of earlier runs. Damaged or changed cache files do not affect a program.
 #[test]
-fn what_a_run_keeps_for_the_next_may_be_damaged_or_somebody_elses() {
+fn the_cache_of_a_run_may_be_damaged_or_owned_by_another_user() {
     let place = Place::new();
     let (cache, source) = (place.path("cache"), place.path("src"));
     fs::write(source.join("x"), "inside").unwrap();
-    // What the variable names is not made.
+    // A directory named by the variable is not created.
     fs::create_dir(&cache).unwrap();
     let mount = format!("/defuse-test=passthrough:{}", source.display());
-    // printf and read use stdio's and the shell's own calls, which only patched libraries lead to us.
+    // printf and read call stdio's and the shell's own functions, which reach the library only by
+    // patches.
     let run = || {
         let mut run = place.command(&["run", "--mount", &mount, "--", "bash", "-c"]);
         run.arg("read -r line < /defuse-test/x; echo $line").env("XDG_CACHE_HOME", &cache);
@@ -317,9 +318,9 @@ fn what_a_run_keeps_for_the_next_may_be_damaged_or_somebody_elses() {
     assert!(read().iter().all(Vec::is_empty), "what is somebody else's is not touched");
 }
 
-/// Calls are counted twice: by their number, and by the function of the C library that made them.
+/// Calls are counted by their number, and by the function of the C library that made them.
 #[test]
-fn a_report_tells_calls_and_functions() {
+fn a_report_counts_calls_and_functions() {
     let place = Place::new();
     let mount = format!("/defuse-test=passthrough:{},backing=off", place.path("src").display());
     let script =
@@ -338,7 +339,7 @@ fn a_report_tells_calls_and_functions() {
 }
 
 #[test]
-fn a_report_tells_calls_that_no_library_made() {
+fn a_report_counts_calls_without_a_library() {
     if !is_there("busybox") {
         println!("skipped: busybox is not installed");
         return;
@@ -368,7 +369,7 @@ fn the_exit_code_is_that_of_the_program() {
 }
 
 #[test]
-fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
+fn a_fork_that_would_lose_files_is_refused_with_the_next_step() {
     let place = Place::new();
     let run =
         ["run", "--fork", "deny", "--mount", "mem:=memory:", "--", "sh", "-c", "(true); echo not"];
@@ -377,12 +378,12 @@ fn a_fork_that_would_lose_files_is_refused_and_says_what_to_do() {
     assert!(!seen.out.contains("not"), "{seen:?}");
 }
 
-/// A C program, compiled and run natively and in a mount: both say the same.
+/// Compiles a C program, and runs it natively and in a mount. Both runs must have the same output.
 fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     same_compiled(&[], name, code, check);
 }
 
-/// The same without a C library that is loaded.
+/// Like [`same_c`], for a statically linked program.
 fn same_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     same_compiled(&["-static"], name, code, check);
 }
@@ -407,12 +408,12 @@ fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], 
 }
 
 #[test]
-fn calls_of_every_family_answer_as_natively() {
+fn calls_of_every_family_behave_as_natively() {
     same_c("families", include_str!("run/families.c"), everywhere);
 }
 
-// Waiting for a lock set errno although the call succeeded. LMDB looks at errno after fcntl(2), and did
-// not open its database.
+// Waiting for a lock set errno although the call succeeded. LMDB checks errno after fcntl(2), and
+// did not open its database.
 #[test]
 fn calls_that_succeed_leave_errno_alone() {
     same_c("errno", include_str!("run/errno.c"), everywhere);
@@ -428,25 +429,26 @@ fn many_threads_open_and_close_while_signals_arrive() {
     same_c("threads", include_str!("run/threads.c"), on_passthrough);
 }
 
-/// A fifo was opened by walking its path three times. When another process gave the name to a file between
-/// them, the program had a fifo that called itself a file. What was removed after the walk was ESTALE.
+/// Opening a fifo walked the path three times. If another process replaced the fifo by a file
+/// meanwhile, the program had a fifo that reported to be a file. A file removed after the walk
+/// caused ESTALE.
 #[test]
-fn a_name_that_another_process_gives_away_is_what_it_was_or_what_it_is() {
+fn a_name_that_another_process_replaces_is_the_old_file_or_the_new() {
     same_c("swaps", include_str!("run/swaps.c"), everywhere);
 }
 
 #[test]
-fn threads_end_with_the_stacks_of_others_to_unmap() {
+fn ending_threads_unmap_the_stacks_of_others() {
     same_c("endings", include_str!("run/endings.c"), everywhere);
 }
 
 #[test]
-fn small_stacks_are_enough() {
+fn programs_with_small_stacks_work() {
     same_c("stacks", include_str!("run/stacks.c"), everywhere);
 }
 
 #[test]
-fn handlers_on_a_stack_of_their_own_use_files_while_files_are_used() {
+fn handlers_on_alternate_stacks_use_files_during_file_operations() {
     same_c("onstack", include_str!("run/onstack.c"), everywhere);
 }
 
@@ -465,7 +467,7 @@ fn programs_that_map_one_file_see_each_other() {
 
 /// Its index of the log is a file that is never read or written, only mapped.
 #[test]
-fn a_database_with_a_log_has_many_writers() {
+fn a_wal_database_has_many_writers() {
     let script = r#"
         sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b);' > /dev/null
         # Somebody reads all the time, and keeps the log.
@@ -484,7 +486,7 @@ print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma 
                 echo "begin immediate; insert into t(b) values('$writer-$i-a'), ('$writer-$i-b'); commit;"
             done | sqlite3 db & writers="$writers $!"
         done
-        # One is killed in the middle of its work.
+        # One process is killed during its work.
         (echo ".timeout 120000"; while :; do echo "insert into u values(1);"; done) 2>/dev/null |
             sqlite3 db 'create table if not exists u(a);' '.read /dev/stdin' 2>/dev/null & victim=$!; disown
         sleep 0.5; kill -9 $victim 2>/dev/null; wait $writers; echo > done; wait $reader
@@ -496,34 +498,34 @@ print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma 
 }
 
 #[test]
-fn processes_are_made_while_threads_work() {
+fn processes_are_created_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), everywhere);
 }
 
 #[test]
-fn children_that_are_killed_take_nothing_from_their_parent() {
+fn killed_children_do_not_affect_their_parent() {
     same_c("kills", include_str!("run/kills.c"), everywhere);
 }
 
-/// Files without a name, and directories that are gone, are open files like others for the next
-/// program, where the run serves the mount; what nobody goes on with goes back.
+/// Unnamed files and removed directories stay open across execve(2) if the run serves the mount.
+/// Unused ones are released.
 #[test]
-fn programs_go_on_with_what_the_one_before_had_open() {
+fn open_files_survive_execve() {
     same_c("programs", include_str!("run/programs.c"), |name, needs, script| {
-        // Of another file system it can be told how many files are in use.
+        // Only a file system in memory reports the number of files in use.
         let counts = "[ $PWD != /defuse-test ] || export COUNTS=1";
         same(name, needs, "memory:", &format!("{counts}; {script}"));
     });
 }
 
 #[test]
-fn a_c_library_that_is_not_known_is_served_by_its_functions() {
+fn an_unknown_c_library_is_served_through_its_functions() {
     same_c("plain.c", include_str!("run/plain.c"), everywhere);
     same_c("plain.c", include_str!("run/plain.c"), by_symbols);
 }
 
 #[test]
-fn calls_that_are_interrupted_answer_as_natively() {
+fn interrupted_calls_behave_as_natively() {
     same_c("interrupts.c", include_str!("run/interrupts.c"), everywhere);
 }
 
@@ -533,18 +535,18 @@ fn threads_are_cancelled_as_natively() {
 }
 
 #[test]
-fn thousands_of_descriptors_are_the_program_s_own() {
+fn programs_can_use_thousands_of_descriptors() {
     same_c("many.c", include_str!("run/many.c"), everywhere);
 }
 
 #[test]
-fn changes_of_files_are_told_as_natively() {
+fn file_changes_are_notified_as_natively() {
     same_c("watches.c", include_str!("run/watches.c"), on_passthrough);
 }
 
-/// What no kernel has below cannot be watched by it, and programs are told to look by themselves.
+/// The kernel cannot watch a file without a backing file, and programs get an error.
 #[test]
-fn what_is_kept_in_memory_cannot_be_watched() {
+fn files_in_memory_cannot_be_watched() {
     if !is_there("python3") {
         println!("skipped: python3 is not installed");
         return;
@@ -562,11 +564,12 @@ fn a_full_table_of_descriptors_is_full_at_the_same_number() {
     same_c("full", include_str!("run/full.c"), everywhere);
 }
 
-/// ftruncate(2) and its kin failed with `EBADF` on what the program before had open, cp(1) took
-/// `/dev/stdin` and fifos for files that were replaced, limits of files and filters of system calls
-/// stopped every execve(2), and programs that lowered their limit of descriptors lost ours.
+/// On files that were opened before execve(2), ftruncate(2) and similar calls failed with `EBADF`,
+/// and cp(1) took `/dev/stdin` and fifos for replaced files. Limits of file size and seccomp
+/// filters broke every execve(2), and programs that lowered their limit of descriptors closed those
+/// of the library.
 #[test]
-fn what_a_program_inherits_can_do_all_that_it_could() {
+fn inherited_files_keep_all_their_abilities() {
     same_c("inherited", include_str!("run/inherited.c"), everywhere);
     let script = r#"
         echo hi > f; cp /dev/stdin x < f; cp /dev/fd/4 y 4< f; cat x y; dd if=f of=/dev/stdout conv=fsync > z 2> e
@@ -577,7 +580,7 @@ fn what_a_program_inherits_can_do_all_that_it_could() {
 }
 
 #[test]
-fn who_asks_is_a_matter_of_the_thread() {
+fn each_thread_has_its_own_credentials() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -585,7 +588,7 @@ fn who_asks_is_a_matter_of_the_thread() {
     same_c("users", include_str!("run/users.c"), everywhere);
 }
 
-/// Programs that are executed after root has become another user reach the mounts as that user.
+/// A program executed after root has become another user accesses the mounts as that user.
 #[test]
 fn a_program_of_another_user_has_the_rights_of_that_user() {
     if !rustix::process::geteuid().is_root() {
@@ -609,18 +612,18 @@ print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_
     same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
 }
 
-/// The server of a run answers nobody by the number of a connection that does not exist, not even a
-/// program of the run that has become another user.
+/// The server of a run refuses clients that name a connection that does not exist, even a program
+/// of the run that has become another user.
 #[test]
-fn a_stranger_is_not_let_into_a_run() {
-    // One that others than root may execute.
+fn another_user_cannot_connect_to_a_run() {
+    // An interpreter that users other than root may execute.
     let python = "/usr/bin/python3";
     let is_there = is_there("setpriv") && Path::new(python).exists();
     if !rustix::process::geteuid().is_root() || !is_there {
         println!("skipped: needs root, {python} and setpriv");
         return;
     }
-    // INIT, with the number of a connection that does not exist; then what the answer is.
+    // Sends INIT with the number of a connection that does not exist, and prints the reply.
     let script = r#"
 import os, socket, struct, sys
 heir, number, uid = map(int, sys.argv[1:])
@@ -651,22 +654,22 @@ except ConnectionResetError: print("nothing")
 }
 
 #[test]
-fn nothing_is_taken_from_the_heap_of_the_program() {
+fn the_heap_of_the_program_is_not_used() {
     same_c("heap", include_str!("run/heap.c"), everywhere);
 }
 
 #[test]
-fn system_calls_without_the_c_library_answer_as_natively() {
+fn system_calls_without_the_c_library_behave_as_natively() {
     same_c("raw", include_str!("run/raw.c"), dispatched);
 }
 
-/// With calls dispatched on one mount, which is enough where the calls are the same on all.
+/// With dispatch, on one mount, which is enough if the calls are the same on all mounts.
 fn once(name: &str, needs: &[&str], script: &str) {
     same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
 }
 
 #[test]
-fn static_programs_answer_as_natively() {
+fn static_programs_behave_as_natively() {
     same_static("raw, static", include_str!("run/raw.c"), dispatched);
     same_static("forks, static", include_str!("run/forks.c"), once);
     same_static("threads, static", include_str!("run/threads.c"), once);
@@ -681,7 +684,7 @@ fn static_programs_answer_as_natively() {
 fn a_static_busybox_does_what_it_does_natively() {
     let script = include_str!("run/busybox.sh").replace('\'', "'\\''");
     dispatched("busybox", &["busybox"], &format!("busybox sh -c '{script}'"));
-    // From static to dynamic programs and back, and by a script.
+    // From static to dynamic programs and back, and through a script.
     let script = "printf '#!/bin/busybox sh\necho script $1; bash -c \"echo dynamic; busybox echo static\"' > s
         chmod +x s; ./s 1; busybox sh -c './s 2; exec ./s 3'; busybox env | grep DEFUSE
         mkdir d; cp /bin/busybox d; ./d/busybox echo own; d/busybox sh -c 'readlink /proc/self/exe'; rm -r d";
@@ -706,7 +709,7 @@ fn programs_in_go_do_what_they_do_natively() {
 }
 
 #[test]
-fn what_is_dispatched_does_not_disturb_what_is_not() {
+fn dispatch_does_not_disturb_other_calls() {
     same_c("families", include_str!("run/families.c"), once);
     same_c("threads", include_str!("run/threads.c"), once);
     same_c("endings", include_str!("run/endings.c"), once);
@@ -720,7 +723,7 @@ fn what_is_dispatched_does_not_disturb_what_is_not() {
 }
 
 #[test]
-fn a_check_tells_what_is_intercepted() {
+fn a_check_reports_the_intercepted_calls() {
     let place = Place::new();
     let seen = finish(place.command(&["check", "ls"]));
     assert!(seen.out.contains("libc.so.6") && seen.code == Some(0), "{seen:?}");
@@ -742,9 +745,9 @@ fn a_check_tells_what_is_intercepted() {
     assert!(seen.err.contains("defuse run --dispatch"), "{seen:?}");
 }
 
-/// Before, they ran on the files that the kernel has under these names.
+/// They ran on the kernel's files of these names.
 #[test]
-fn a_program_that_the_library_cannot_be_loaded_into_is_refused() {
+fn a_program_that_cannot_load_the_library_is_refused() {
     let place = Place::new();
     let refused = |command: &[&str], parts: &[&str]| {
         let seen = finish(place.command(&[&["run", "--mount", "mem:=memory:"], command].concat()));
@@ -779,7 +782,7 @@ fn a_program_that_the_library_cannot_be_loaded_into_is_refused() {
 
 /// A database with its files in memory waited for reads that the kernel had refused.
 #[test]
-fn asynchronous_reads_are_there_where_the_kernel_can_do_them() {
+fn asynchronous_reads_work_if_the_kernel_supports_them() {
     if !is_there("gcc") {
         println!("skipped: gcc is not installed");
         return;
@@ -795,7 +798,7 @@ fn asynchronous_reads_are_there_where_the_kernel_can_do_them() {
         int main() {
             unsigned long context = 0;
             int aio = syscall(SYS_io_setup, 1, &context) == 0 ? 0 : errno;
-            // Without parameters: refused for that, where there is anything to refuse.
+            // Without parameters the call is refused, if the kernel has it.
             int rings = syscall(SYS_io_uring_setup, 1, 0) >= 0 ? 0 : errno;
             printf("%d %d\n", aio == ENOSYS, rings == ENOSYS);
         }
@@ -818,10 +821,10 @@ fn asynchronous_reads_are_there_where_the_kernel_can_do_them() {
     }
 }
 
-/// dlopen(3) was not exported, and what dlerror(3) had said was gone when it was printed: the first
-/// write(2) of a program asked the loader for the function to go on with.
+/// dlopen(3) was not exported, and the message of dlerror(3) was lost before it was printed: the
+/// first write(2) of a program asked the loader for the next function.
 #[test]
-fn libraries_are_loaded_out_of_mounts_and_errors_of_the_loader_stay() {
+fn libraries_are_loaded_from_mounts_and_loader_errors_are_kept() {
     let script = r#"
         cat > l.c <<'END'
 int seven(void) { return 7; }
@@ -850,11 +853,11 @@ END
     everywhere("dlopen", &["gcc"], script);
 }
 
-/// There is no list of programs that are served otherwise than all others.
+/// No code depends on the name of a program.
 #[test]
-fn no_program_is_told_by_its_name() {
+fn no_program_is_recognized_by_its_name() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/src");
-    // A test names the programs whose calls it looks at.
+    // One test lists the programs whose calls it examines.
     let root = fs::read_to_string(folder.join("lib.rs")).unwrap();
     assert!(root.contains("#[cfg(test)]\nmod coverage;"));
     let mut folders = vec![folder];

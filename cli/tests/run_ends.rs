@@ -1,4 +1,4 @@
-//! How programs of a run end: by signals, with exit codes, and with the run itself.
+//! The ends of programs in a run: by signals, with exit codes, and with the run itself.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use common::{PROGRAM, Place, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A command whose input and output are the test's.
+/// Starts a command with its input and output connected to the test.
 fn start(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>) {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -25,12 +25,12 @@ fn line(out: &mut impl BufRead) -> String {
 
 const RUN: &[&str] = &["run", "--mount", "mem:=memory:"];
 
-/// `defuse run` ended by the signal, and its program went on without it.
+/// The signal ended `defuse run`, and the program continued without it.
 #[test]
-fn a_signal_to_the_run_reaches_the_program_and_the_exit_code_tells() {
+fn a_signal_to_the_run_reaches_the_program_and_sets_the_exit_code() {
     let place = Place::new();
     let with = |script: &str, signal: Signal| {
-        // Whoever runs the tests may ignore signals, and what is ignored stays ignored.
+        // The test runner may ignore signals, and ignored signals are inherited.
         let mut command = place.command_of("env".as_ref(), &["--default-signal", PROGRAM]);
         let (mut run, mut out) = start(command.args(RUN).args(["--", "sh", "-c", script]));
         assert_eq!(line(&mut out), "up");
@@ -50,9 +50,9 @@ fn a_signal_to_the_run_reaches_the_program_and_the_exit_code_tells() {
     assert_eq!(seen, (Some(128 + 15), String::new()));
 }
 
-/// A program started by nohup(1) does not end when the terminal does, also in a run.
+/// A program started by nohup(1) survives its terminal, also in a run.
 #[test]
-fn a_signal_that_is_ignored_stays_ignored() {
+fn an_ignored_signal_stays_ignored() {
     let place = Place::new();
     let script = "trap '' HUP; exec \"$@\"";
     let mut shell = place.command_of("/bin/sh".as_ref(), &["-c", script, "sh", PROGRAM]);
@@ -65,9 +65,9 @@ fn a_signal_that_is_ignored_stays_ignored() {
     assert_eq!(run.wait().unwrap().code(), Some(0));
 }
 
-/// Both were 1, as for every failure of the run's own.
+/// Both exit codes were 1, as for every failure of the run itself.
 #[test]
-fn a_program_that_is_not_there_is_127_and_one_that_cannot_be_executed_126() {
+fn a_missing_program_exits_with_127_and_an_unexecutable_one_with_126() {
     let place = Place::new();
     fs::write(place.path("src/plain"), "text").unwrap();
     let source = format!("/defuse-test=passthrough:{}", place.path("src").display());
@@ -85,7 +85,7 @@ fn a_program_that_is_not_there_is_127_and_one_that_cannot_be_executed_126() {
     }
 }
 
-/// The processes that run this command, by the last of its arguments.
+/// The number of processes that run this command, found by its last argument.
 fn running(argument: &str) -> usize {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let commands = all.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -93,11 +93,12 @@ fn running(argument: &str) -> usize {
     commands.filter(|command| command.ends_with(wanted.as_bytes())).count()
 }
 
-/// A run that is killed leaves its programs behind, which look at mounts that nobody serves any more.
+/// A run that is killed leaves its programs behind, with mounts that nobody serves.
 #[test]
-fn programs_end_with_their_run_where_that_is_asked_for() {
+fn programs_end_with_their_run_if_requested() {
     let place = Place::new();
-    // In a session of its own, in the background, after a fork without execve(2), and in the foreground.
+    // In a session of its own, in the background, after a fork without execve(2), and in the
+    // foreground.
     let seconds = format!("9{}", std::process::id());
     let script = format!(
         "setsid sleep {seconds} & sleep {seconds} & (while :; do read line; sleep {seconds}; done) & \
@@ -110,11 +111,11 @@ fn programs_end_with_their_run_where_that_is_asked_for() {
     eventually("started", || running(&seconds) >= 3);
     kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
     run.wait().unwrap();
-    // All of them had the pipe, the shells included: it ends with the last one.
+    // All processes had the pipe open, the shells included. It ends with the last one.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     eventually("ended", || running(&seconds) == 0);
-    // A run that ends by itself ends what it has left in the background, too.
+    // A run that ends normally also ends its background processes.
     let mut command = place.command(RUN);
     let script = format!("sleep {seconds} & echo up");
     let (mut run, mut out) = start(command.args(["--on-death", "end", "--", "sh", "-c", &script]));
@@ -124,9 +125,9 @@ fn programs_end_with_their_run_where_that_is_asked_for() {
     eventually("ended", || running(&seconds) == 0);
 }
 
-/// Their calls failed with `ENOTCONN`, and nothing said why.
+/// Their calls failed with `ENOTCONN`, without a reason.
 #[test]
-fn programs_of_a_run_that_was_killed_are_told_why_their_files_are_gone() {
+fn programs_of_a_killed_run_get_the_reason_for_missing_files() {
     let place = Place::new();
     let script = "echo up; read line; read line < mem:/f || echo 'no file'; cat mem:/f; echo $?";
     let mut command = place.command(RUN);

@@ -1,4 +1,4 @@
-//! What `defuse run` refuses, or warns of, because it would not be served.
+//! Programs and calls that `defuse run` refuses or warns of, because it could not serve them.
 
 mod common;
 
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use common::{Place, said};
 
-/// Compiles a program in C; `None`, and the reason printed, where there is no compiler, or none that
-/// links like this.
+/// Compiles a C program. Prints the reason and returns `None` if there is no compiler, or if
+/// linking fails.
 fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Option<PathBuf> {
     let (code, program) = (place.path(&format!("{name}.c")), place.path(name));
     fs::write(&code, source).unwrap();
@@ -24,10 +24,10 @@ fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Option<
     }
 }
 
-/// A C library in a name space of its own is a copy that nobody has patched: it wrote to the kernel's
+/// A C library in another namespace of dlmopen(3) is an unpatched copy. It wrote to the kernel's
 /// directory of the same name.
 #[test]
-fn a_library_in_a_name_space_of_its_own_is_served_or_refused_with_the_reason() {
+fn a_library_in_its_own_namespace_is_served_or_refused_with_the_reason() {
     let place = Place::new();
     let source = r#"
 #define _GNU_SOURCE
@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
 }"#;
     let Some(program) = compile(&place, "spaces", source, &["-ldl"]) else { return };
     let (program, source) = (program.display().to_string(), place.path("src"));
-    // A directory of the kernel lies where the mount is.
+    // The kernel has a directory at the path of the mount.
     let mount = format!("{}=passthrough:{}", place.path("mnt").display(), source.display());
     let (file, run) = (place.path("mnt/file"), ["run", "--mount", &mount]);
     let file = file.display().to_string();
@@ -58,9 +58,9 @@ int main(int argc, char **argv) {
     assert!(source.join("file").exists() && !place.path("mnt/file").exists());
 }
 
-/// A static program that another program executes saw the kernel's files, and nothing said so.
+/// A static program that another program executes saw the kernel's files, without a warning.
 #[test]
-fn a_static_program_that_is_executed_later_is_told_of_once() {
+fn a_static_program_that_is_executed_later_causes_one_warning() {
     let place = Place::new();
     let source = "#include <stdio.h>\nint main(void) { puts(\"here\"); }";
     let Some(program) = compile(&place, "static", source, &["-static"]) else { return };
@@ -76,8 +76,8 @@ fn a_static_program_that_is_executed_later_is_told_of_once() {
     assert_eq!((seen.code, seen.err.as_str()), (Some(0), ""));
 }
 
-/// A process that shares the memory of its parent, and runs beside it, got `ENOTCONN` from mounts that
-/// are served, and nothing said why.
+/// A process that shares the memory of its parent and runs beside it got `ENOTCONN` from served
+/// mounts, without a reason.
 #[test]
 fn a_process_that_shares_memory_is_refused_where_a_mount_is_served() {
     let place = Place::new();
@@ -109,9 +109,9 @@ int main(void) {
     assert_eq!((seen.out.as_str(), seen.err.as_str()), ("child 7\n", ""));
 }
 
-/// A filter of system calls does not see what is served without one.
+/// A seccomp filter does not see the calls that are served without a system call.
 #[test]
-fn a_program_that_filters_its_system_calls_is_told_of() {
+fn a_program_that_filters_its_system_calls_causes_a_warning() {
     let place = Place::new();
     let source = r#"
 #include <linux/filter.h>

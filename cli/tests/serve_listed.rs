@@ -1,4 +1,4 @@
-//! `defuse serve` as others see it.
+//! `defuse serve` as other processes see it.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::fs;
 use common::{Place, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// `defuse list` knew mounts only, so that nothing told which process serves which socket.
+/// `defuse list` knew only mounts, and nothing showed which process serves a socket.
 #[test]
 fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both() {
     let place = Place::new();

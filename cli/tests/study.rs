@@ -1,4 +1,4 @@
-//! `defuse study`: request counts as the paper has them, what is left behind (nothing), and errors before anything starts.
+//! `defuse study`: the request counts of the paper, cleanup, and early errors.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{PROGRAM, Place};
 use serde_json::Value;
 
-/// A place for a study; `None` with a printed reason where there can be none.
+/// A place for a study; prints the reason and returns `None` if there can be none.
 fn place() -> Option<Place> {
     let place = Place::to_mount()?;
     for (program, what) in
@@ -66,7 +66,7 @@ fn measured<'a>(results: &'a Value, row: u64, config: &str) -> &'a Value {
     &cell["measured"]
 }
 
-/// How often the workload did something.
+/// The number of operations of one kind in the workload.
 fn flowop(results: &Value, row: u64, config: &str, kind: &str) -> u64 {
     let flowops = measured(results, row, config)["flowops"].as_array().unwrap();
     let of_kind = flowops.iter().filter(|flowop| flowop["kind"] == kind);
@@ -107,8 +107,8 @@ fn reads_are_128_kib_whatever_the_application_reads() {
             let (read, requests) =
                 (bytes(&results, row, config, "read_bytes"), requests(&results, row, config));
             let whole = read / (128 << 10);
-            // Readahead begins with less than a whole request, and does so anew where a reader was
-            // faster; requests of the application's size would be 32 times as many in row 1.
+            // Readahead begins with less than a full request, and again if a reader was faster.
+            // Requests of the application's size would be 32 times as many in row 1.
             let reads = requests["READ"];
             assert!((whole..=2 * whole).contains(&reads), "row {row} {config}: {reads} for {read}");
             assert_eq!((requests["OPEN"], requests["RELEASE"], requests["FLUSH"]), (1, 1, 1));
@@ -117,7 +117,7 @@ fn reads_are_128_kib_whatever_the_application_reads() {
 }
 
 #[test]
-fn small_files_take_the_requests_of_the_paper() {
+fn small_files_cause_the_requests_of_the_paper() {
     let Some(place) = place() else { return };
     let results = results(&place, &["--rows", "37,39,41", "--configs", "base,opt"]);
     for config in ["base", "opt"] {
@@ -127,10 +127,10 @@ fn small_files_take_the_requests_of_the_paper() {
         for op in ["CREATE", "WRITE", "FLUSH", "RELEASE"] {
             assert_eq!(creates[op], files, "{config} {op}: {creates:?}");
         }
-        // Of the directory, which every file before changed; the first may still be known, and what
-        // is known ends after a second.
+        // GETATTR of the directory, which every file changes. The first may be cached, and the
+        // cache expires after a second.
         assert!(creates["GETATTR"].abs_diff(files) <= 8, "{config}: {creates:?}");
-        // The directories of the set are looked up, made, and looked up again when a second is over.
+        // The directories of the set are looked up, created, and looked up again after a second.
         assert!((files..=files + 32).contains(&creates["LOOKUP"]), "{config}: {creates:?}");
         assert!(creates.get("GETXATTR").copied().unwrap_or(0) <= 1, "{creates:?}");
 
@@ -160,7 +160,7 @@ fn any_command_that_mounts_can_be_studied() {
     );
 }
 
-/// What a study makes, as far as it can be seen from outside.
+/// The visible resources that a study creates.
 fn left(place: &Place) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mut left = Vec::new();
@@ -180,7 +180,7 @@ fn left(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_signal_ends_it_in_order_and_what_was_measured_is_gone_on_with() {
+fn a_signal_ends_it_cleanly_and_it_can_be_resumed() {
     let Some(place) = place() else { return };
     let arguments = ["--rows", "21,37,41", "--configs", "native,base"];
     let mut child =
@@ -208,7 +208,7 @@ fn a_signal_ends_it_in_order_and_what_was_measured_is_gone_on_with() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_starts() {
+fn errors_are_reported_before_anything_starts() {
     let place = Place::new();
     let said = |arguments: &[&str]| {
         let output = study(&place, arguments).output().unwrap();
@@ -236,8 +236,8 @@ fn mistakes_are_told_before_anything_starts() {
     assert!(!place.path("out").exists(), "nothing was begun");
 }
 
-/// What a study says of a device of its own is what the block layer's throttle is told; with several
-/// runs it shows how far they are apart.
+/// The emulated device in the results is that of the block layer's throttle. With several runs, the
+/// results have their spread.
 #[test]
 fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
     let Some(place) = place() else { return };

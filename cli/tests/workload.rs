@@ -1,4 +1,4 @@
-//! `defuse workload`, as a user sees it.
+//! The command line of `defuse workload`.
 
 mod common;
 #[path = "common/terminal.rs"]
@@ -19,9 +19,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_row_runs_at_a_small_scale_and_tells_what_it_did() {
+fn a_row_runs_at_a_small_scale_and_prints_its_results() {
     let dir = tempfile::tempdir().unwrap();
-    // A path with characters that the language has uses for.
+    // A path with special characters of the language.
     let dir = dir.path().join("a \"b\" $c\\d");
     let dir = dir.to_str().unwrap();
     let row = ["files-cr-32th", "--dir", dir, "--scale", "0.0001"];
@@ -38,7 +38,7 @@ fn a_row_runs_at_a_small_scale_and_tells_what_it_did() {
 }
 
 #[test]
-fn a_mistake_ends_with_2_and_a_failure_with_1() {
+fn a_wrong_file_exits_with_2_and_a_failure_with_1() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("w.f");
     let name = file.to_str().unwrap();
@@ -65,8 +65,8 @@ fn every_workload_and_row_is_listed() {
     assert_eq!(json["rows"].as_array().unwrap().len(), 45);
 }
 
-/// A small file server whose work is the same every time: each thread works on a set of its own,
-/// so often and no longer.
+/// A small file server that always does the same work: each thread has a file set of its own, and a
+/// fixed number of operations.
 const FILE_SERVER: &str = "set $dir=/tmp
 set mode quit alldone
 define fileset name=one,path=$dir,entries=40,size=6k,dirwidth=5,prealloc=50
@@ -127,7 +127,7 @@ fn a_file_system_in_this_process_does_the_same_work_as_system_calls() {
     assert_eq!(doubled, 2 * made);
 }
 
-/// How many files are below the directories `native` and `lower`.
+/// The number of files below the directories `native` and `lower`.
 fn files(dir: &std::path::Path) -> usize {
     let count = |entry: std::fs::DirEntry| match entry.file_type().unwrap().is_dir() {
         true => files(&entry.path()),
@@ -137,7 +137,7 @@ fn files(dir: &std::path::Path) -> usize {
 }
 
 #[test]
-fn a_direct_file_system_that_cannot_be_had_is_told() {
+fn a_direct_file_system_that_cannot_be_opened_is_an_error() {
     for (words, wanted) in [
         (["--direct", "mem:", "--dir", "/x"], "mem"),
         (["--direct", "memory:,sise=1G", "--dir", "/x"], "sise"),
@@ -152,7 +152,7 @@ fn a_direct_file_system_that_cannot_be_had_is_told() {
 }
 
 #[test]
-fn a_terminal_shows_progress_and_is_left_clean_and_nothing_else_does() {
+fn only_a_terminal_shows_progress_and_it_is_left_clean() {
     let place = Place::new();
     let work = [
         "define fileset name=s,path=$dir,entries=150,size=4k,prealloc",
@@ -165,7 +165,7 @@ fn a_terminal_shows_progress_and_is_left_clean_and_nothing_else_does() {
     };
     file("timed.f", "echo \"before\"\nrun 1");
     file("open.f", "set mode quit firstdone\nrun");
-    // With a time a bar fills; the result stands alone on its lines when the bar has gone.
+    // With a time limit the bar fills. After the bar has disappeared, only the result remains.
     let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
     for wanted in ["before", "making s [", "running for", "] 9", "IO Summary: "] {
         terminal.shows(wanted);
@@ -181,21 +181,21 @@ fn a_terminal_shows_progress_and_is_left_clean_and_nothing_else_does() {
     let mut terminal = Terminal::start(&place, &["workload", "timed.f", "--quiet"]);
     terminal.shows("IO Summary: ");
     assert!(!terminal.shown.contains("running") && !terminal.shown.contains("before"));
-    // A failure is readable, too.
+    // Failures are readable, too.
     std::fs::remove_dir_all(place.path("src")).unwrap();
     std::fs::write(place.path("src"), "in the way").unwrap();
     let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
     terminal.shows("Not a directory");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
-    // Where the standard error is no terminal, nothing is drawn: checked with every other test of
-    // this file, and for a standard output that is none here.
+    // If the standard error is not a terminal, nothing is drawn. All tests of this file check that,
+    // here with a standard output that is not a terminal either.
     std::fs::remove_file(place.path("src")).unwrap();
     let said = place.run(&["workload", "timed.f"]);
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     assert!(said.out.starts_with("before\nFlowop"), "{}", said.out);
 }
 
-/// What is left on a screen by lines that overwrite and erase each other.
+/// The text that remains on a screen after lines have been overwritten and erased.
 fn on_screen(shown: &str) -> String {
     let mut lines = vec![String::new()];
     for line in shown.split('\n') {

@@ -291,7 +291,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_row_tells_rates_queues_and_congestion() {
+    fn a_row_has_rates_queues_and_congestion() {
         let row = example(43, "/m", 10);
         assert_eq!((row.per_second, row.p50_ns, row.ops.len()), (5.0, 10_000, 1));
         assert_eq!((row.in_background, row.in_pending, row.in_processing), (8, 0, 1));
@@ -300,7 +300,7 @@ pub mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_as_asked() {
+    fn rows_are_sorted_by_the_chosen_column() {
         let mut rows = vec![example(1, "/b", 1), example(2, "/c", 9), example(3, "/a", 1)];
         let order = |rows: &[Row]| rows.iter().map(|row| row.connection).collect::<Vec<_>>();
         sort_rows(&mut rows, Sort::Ops);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_terminal_and_no_connections_are_no_reason_to_panic() {
+    fn a_small_terminal_and_no_connections_do_not_panic() {
         let mut view = View { detail: true, ..View::default() };
         assert!(drawn(&mut view, &[], 80).contains("FUSE connections: 0"));
         for width in [1, 2, 5, 20] {

@@ -1,7 +1,7 @@
-//! The filter of a daemon's system calls, tried from within: by what a daemon that was taken over would
-//! do, and by what it does every day.
+//! The system call filter of a daemon, tested from within: with the calls of a compromised daemon,
+//! and with those of its normal work.
 
-// The production code itself: the program has no way to be asked for calls that it never makes.
+// The production code itself. The program offers no way to request calls that it never makes.
 #[allow(clippy::duplicate_mod)]
 #[path = "../../src/sandbox/filter.rs"]
 mod installed;
@@ -14,10 +14,10 @@ use std::process::Command;
 
 use installed::{Needs, install};
 
-/// Set where the test runs in a process of its own, which does not get rid of the filter.
+/// Set if the test runs in a process of its own, because a filter cannot be removed.
 const CHILD: &str = "DEFUSE_TEST_FILTERED";
 
-/// Makes a system call with these arguments and zeros, and gives its error (0: none).
+/// Makes a system call with these arguments and zeros. Returns its error (0: none).
 fn errno_of(number: i64, args: [u64; 3]) -> i32 {
     // SAFETY: pointers among the arguments are null, or point to constants that end with a zero; calls
     // that succeed here change this process only, which ends soon.
@@ -28,7 +28,7 @@ fn errno_of(number: i64, args: [u64; 3]) -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Runs the test of this name again, in a process of its own. `true` in that process.
+/// Runs the test of this name again in a process of its own. Returns true in that process.
 fn in_a_process_of_its_own(name: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
@@ -40,7 +40,7 @@ fn in_a_process_of_its_own(name: &str) -> bool {
     false
 }
 
-/// Each is permitted to root, or fails otherwise with another error than EPERM.
+/// Root may make each call, or it fails with an error other than EPERM.
 const REFUSED: &[(&str, i64, [u64; 3])] = &[
     ("execve", libc::SYS_execve, [0; 3]),
     ("execveat", libc::SYS_execveat, [0; 3]),
@@ -84,12 +84,12 @@ const REFUSED: &[(&str, i64, [u64; 3])] = &[
     ("umount2", libc::SYS_umount2, [0; 3]),
 ];
 
-// A daemon that was taken over executed programs, made sockets to the network, and mounted. The calls are
-// tried before the filter as well: the test would otherwise pass where something else refuses them.
+// A compromised daemon could execute programs, create network sockets, and mount. The calls are
+// also tried before the filter is installed: otherwise the test would pass if something else
+// refused them.
 #[test]
-fn a_daemon_that_was_taken_over_cannot_execute_trace_mount_or_reach_the_network() {
-    let name =
-        "filter::a_daemon_that_was_taken_over_cannot_execute_trace_mount_or_reach_the_network";
+fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
+    let name = "filter::a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network";
     if !in_a_process_of_its_own(name) {
         return;
     }
@@ -105,7 +105,7 @@ fn a_daemon_that_was_taken_over_cannot_execute_trace_mount_or_reach_the_network(
     assert!(!is_root || before.len() > 20, "the filter is not what refuses: only {before:?} work");
     install(Needs::default()).unwrap();
     assert_eq!(allowed(&harmless), [""; 0]);
-    // Without a filter they would change or double this process.
+    // Without a filter these calls would change or fork this process.
     assert_eq!(allowed(&dangerous), [""; 0]);
     let denied = |result: std::io::Result<()>| {
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EPERM));
@@ -113,19 +113,19 @@ fn a_daemon_that_was_taken_over_cannot_execute_trace_mount_or_reach_the_network(
     denied(Command::new("true").status().map(drop));
     denied(TcpListener::bind("127.0.0.1:0").map(drop));
     denied(UdpSocket::bind("[::1]:0").map(drop));
-    // clone3(2) is absent, so that the C library looks no further than clone(2).
+    // clone3(2) fails with ENOSYS, and the C library falls back to clone(2).
     assert_eq!(errno_of(libc::SYS_clone3, [0; 3]), libc::ENOSYS);
-    // getpid(2) and execve(2) by the numbers of x32.
+    // getpid(2) and execve(2), by the numbers of x32.
     #[cfg(target_arch = "x86_64")]
     for number in [39, 520] {
         assert_eq!(errno_of(0x4000_0000 | number, [0; 3]), libc::EPERM);
     }
 }
 
-// Every thread has the filter, also those that were there before.
+// Every thread has the filter, including those that existed before.
 #[test]
-fn a_filtered_daemon_still_does_what_daemons_do() {
-    if !in_a_process_of_its_own("filter::a_filtered_daemon_still_does_what_daemons_do") {
+fn a_filtered_daemon_still_works() {
+    if !in_a_process_of_its_own("filter::a_filtered_daemon_still_works") {
         return;
     }
     let (go, wait) = std::sync::mpsc::channel::<()>();
@@ -146,7 +146,7 @@ fn a_filtered_daemon_still_does_what_daemons_do() {
     let mut client = UnixStream::connect(dir.path().join("socket")).unwrap();
     client.write_all(b"x").unwrap();
     listener.accept().unwrap();
-    // A thread that has a umask of its own, as those of a passthrough.
+    // A thread takes a umask of its own, as those of a passthrough.
     let unshare = || errno_of(libc::SYS_unshare, [libc::CLONE_FS as u64, 0, 0]);
     assert_eq!(std::thread::spawn(unshare).join().unwrap(), 0);
     assert_eq!(errno_of(libc::SYS_umount2, [0; 3]), libc::EFAULT);

@@ -1,5 +1,5 @@
-//! Attacks on `defuse run`: by users who have nothing to do with it, and by programs of the run that
-//! have become other users.
+//! Attacks on `defuse run`, by unrelated users, and by programs of the run that have become another
+//! user.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Place, eventually};
 
-/// One that others than root may execute.
+/// An interpreter that users other than root may execute.
 const PYTHON: &str = "/usr/bin/python3";
 const STRANGER: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
-/// Whether there can be a stranger; otherwise the reason is printed.
+/// True if a test can act as another user. Otherwise prints the reason.
 fn can_attack() -> bool {
     let found = Command::new("sh").args(["-c", "command -v setpriv"]).output();
     let tools = found.is_ok_and(|output| output.status.success()) && Path::new(PYTHON).exists();
@@ -26,7 +26,7 @@ fn can_attack() -> bool {
     can
 }
 
-/// What a script in Python says that another user runs.
+/// Runs a Python script as another user, and returns its output.
 fn as_stranger(script: &str, arguments: &[&str]) -> String {
     let words = [STRANGER, &[PYTHON, "-c", script], arguments].concat();
     let output = Command::new(words[0]).args(&words[1..]).current_dir("/").output().unwrap();
@@ -34,7 +34,7 @@ fn as_stranger(script: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&text).trim().to_owned()
 }
 
-/// A run of a shell, which does what it is told a line at a time.
+/// A run of a shell, which executes one line at a time.
 struct Run {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -50,7 +50,7 @@ impl Run {
         Run { child, stdin, stdout: BufReader::new(stdout) }
     }
 
-    /// Runs `script` there; returns the one line that it prints.
+    /// Runs `script` in the shell. Returns the one line that it prints.
     fn tell(&mut self, script: &str) -> String {
         writeln!(self.stdin.as_mut().unwrap(), "{script}").unwrap();
         let mut line = String::new();
@@ -58,7 +58,7 @@ impl Run {
         line.trim().to_owned()
     }
 
-    /// Ends it; returns what it said on the standard error.
+    /// Ends the run. Returns its standard error.
     fn end(mut self) -> String {
         drop(self.stdin.take());
         let output = self.child.wait_with_output().unwrap();
@@ -66,13 +66,13 @@ impl Run {
     }
 }
 
-/// The directory in which a run of root keeps nodes, by the number of its shell's process.
+/// The directory in which a run of root keeps nodes, by the pid of its shell.
 fn node_directory(shell: &str) -> String {
     format!("/tmp/.defuse-{:032x}-0", token(shell))
 }
 
-/// The random number of a run, by which it names its directories: it ends the plan, which programs of
-/// the run have open.
+/// The random number of a run, which is part of the names of its directories. It is at the end of
+/// the plan, which the programs of the run have open.
 fn token(shell: &str) -> u128 {
     let fds = fs::read_dir(format!("/proc/{shell}/fd")).unwrap().flatten();
     let plan = fds.map(|entry| entry.path()).find(|path| {
@@ -83,21 +83,22 @@ fn token(shell: &str) -> u128 {
     u128::from_le_bytes(plan[16 + len - 16..16 + len].try_into().unwrap())
 }
 
-/// In Python: makes a directory with a link to a file of somebody else, by the name that the node of a
-/// fifo has.
+/// Python: creates a directory with a link to a file of another user, under the name of a fifo's
+/// node.
 const PLANT: &str = "import os, sys
 os.mkdir(sys.argv[1], 0o777)
 os.symlink(sys.argv[2], sys.argv[1] + '/' + sys.argv[3])
 print('planted')";
 
-/// A shell's command that prints the name of the node of `mem:/f`.
+/// A shell command that prints the name of the node of `mem:/f`.
 const NODE: &str = "printf '%x-%x-0\\n' 0x$(stat -c %D mem:/f) $(stat -c %i mem:/f)";
 
-/// The directory in which a run keeps nodes of fifos had a name of its user and its process. Whoever
-/// made it first, with links by the names of nodes, had any file written as root: mkdir(2)'s failure was
-/// ignored, mknod(2)'s taken for success, and the link followed.
+/// The name of the directory for the nodes of fifos consisted of the run's user and pid. An
+/// attacker could create it first, with links under the names of nodes, and have any file written
+/// as root: the failure of mkdir(2) was ignored, that of mknod(2) was taken for success, and the
+/// link was followed.
 #[test]
-fn directories_and_links_that_a_stranger_plants_lead_no_run_to_files_of_others() {
+fn planted_directories_and_links_do_not_redirect_a_run() {
     if !can_attack() {
         return;
     }
@@ -120,10 +121,10 @@ fn directories_and_links_that_a_stranger_plants_lead_no_run_to_files_of_others()
     assert!(!Path::new(&made).exists(), "nothing is left of a run");
 }
 
-/// A program of the run that has become another user knows the random name, and can make the directory
-/// first.
+/// A program of the run that has become another user knows the random name, and can create the
+/// directory first.
 #[test]
-fn a_program_of_the_run_that_is_another_user_cannot_plant_nodes_for_root() {
+fn a_program_of_the_run_as_another_user_cannot_plant_nodes_for_root() {
     if !can_attack() {
         return;
     }
@@ -143,8 +144,8 @@ fn a_program_of_the_run_that_is_another_user_cannot_plant_nodes_for_root() {
     assert!(said.contains("is not a directory of user 0 alone"), "{said}");
 }
 
-/// In Python: binds the abstract names that the servers of runs of these processes had, and says when it
-/// has; at the end of its standard input it says how many have connected.
+/// Python: binds the abstract names that the servers of runs of these processes used, and prints a
+/// line. At the end of its standard input it prints the connections.
 const BIND: &str = "import select, socket, sys
 held = []
 for pid in range(int(sys.argv[1]), int(sys.argv[2])):
@@ -155,7 +156,7 @@ print('bound', flush=True)
 sys.stdin.read()
 for s in select.select(held, [], [], 0)[0]: print('connected')";
 
-/// A stranger who has bound these names, until its standard input ends.
+/// Starts another user's process that has bound these names, until the end of its standard input.
 fn bind(from: u32, to: u32) -> Child {
     let mut bind = Command::new(STRANGER[0]);
     bind.args(&STRANGER[1..]).args([PYTHON, "-c", BIND, &from.to_string(), &to.to_string()]);
@@ -167,28 +168,29 @@ fn bind(from: u32, to: u32) -> Child {
     bind
 }
 
-/// In Python: connects to a socket.
+/// Python: connects to a socket.
 const CONNECT: &str = "import socket, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 try: s.connect(sys.argv[1]); print('connected')
 except OSError as error: print(type(error).__name__)";
 
-/// The server of a run had an abstract name, of the number of its process. Who bound it before made
-/// `defuse run` fail; who bound it after a kill(2) of the run served root's programs whatever they
-/// opened, because no client looked who answers.
+/// The server of a run had an abstract name made of its pid. A process that bound the name first
+/// made `defuse run` fail. One that bound it after a kill(2) of the run served the files of root's
+/// programs, because no client checked the identity of the server.
 #[test]
-fn nobody_else_can_take_the_place_of_the_server_of_a_run() {
+fn no_other_user_can_replace_the_server_of_a_run() {
     if !can_attack() {
         return;
     }
     let place = Place::new();
     let me = std::process::id();
-    // What the next processes are called.
+    // The pids of the next processes.
     let before = bind(me, me + 1000);
     let mut run = Run::start(&place, "mem:=memory:");
     let shell = run.tell("echo secret > mem:/file; echo $$");
     let seen = run.tell("cat mem:/file");
-    // No other user reaches the server by the descriptor of a program, and it has no name.
+    // Another user cannot reach the server through the descriptor of a program, and the server has
+    // no name.
     let reached = as_stranger(CONNECT, &[&sockets_of(&shell)[0]]);
     kill_process(Pid::from_child(&run.child), Signal::KILL).unwrap();
     eventually("the end of the run", || run.child.try_wait().unwrap().is_some());
@@ -204,7 +206,7 @@ fn nobody_else_can_take_the_place_of_the_server_of_a_run() {
     assert_eq!(served.concat(), b"", "nobody has asked the stranger");
 }
 
-/// The sockets by which a program of a run reaches its server, as paths.
+/// The sockets through which a program of a run reaches its server, as paths.
 fn sockets_of(program: &str) -> Vec<String> {
     let fds = fs::read_dir(format!("/proc/{program}/fd")).unwrap().flatten();
     let is_socket = |path: &Path| {

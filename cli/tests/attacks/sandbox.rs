@@ -1,11 +1,11 @@
-//! What the daemon of a mount could do if it were taken over.
+//! The privileges of a mount's daemon, in case it is compromised.
 
 use std::fs;
 use std::path::Path;
 
 use super::common::{Place, eventually};
 
-/// A field of status of every thread, proc_pid_status(5).
+/// A field of the status of every thread, proc_pid_status(5).
 fn fields(pid: i32, name: &str) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let status = |task: std::io::Result<fs::DirEntry>| {
@@ -22,8 +22,8 @@ fn fields(pid: i32, name: &str) -> Vec<String> {
 /// CAP_SYS_TIME, CAP_BPF.
 const NEVER: [u32; 7] = [12, 16, 17, 19, 22, 25, 39];
 
-// The daemon kept every capability of root, and so did whoever might take it over: to load modules, to
-// read the memory of other processes, to change the network, and to execute programs with all of them.
+// The daemon kept every capability of root. An attacker in the daemon could load modules, read the
+// memory of other processes, change the network, and execute programs with all capabilities.
 #[test]
 fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
     let Some(place) = Place::to_mount() else { return };
@@ -50,7 +50,7 @@ fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
     }
 }
 
-/// Whether every thread has filters of system calls that this process does not have.
+/// True if every thread has more system call filters than this process.
 fn is_filtered(pid: i32) -> bool {
     let filters = |pid| {
         let count = |text: String| text.parse::<u32>().unwrap();
@@ -63,7 +63,7 @@ fn is_filtered(pid: i32) -> bool {
     filtered[0]
 }
 
-// A daemon executed programs, and made sockets of every kind, whatever it served.
+// A daemon could execute programs and create sockets of every kind, regardless of its source.
 #[test]
 fn every_thread_of_a_server_has_a_filter_of_system_calls() {
     let place = Place::new();

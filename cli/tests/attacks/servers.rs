@@ -1,4 +1,4 @@
-//! Clients of `defuse serve` that do not play by the rules.
+//! Malicious clients of `defuse serve`.
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ fn request(opcode: u32, unique: u64, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A connection that has said INIT.
+/// A connection after INIT.
 fn introduced(path: &std::path::Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -36,10 +36,10 @@ fn introduced(path: &std::path::Path) -> OwnedFd {
     socket
 }
 
-/// A client asked and took no answers. After SIGTERM the server waited for it, and for what it had in
-/// memory to be freed, for more than a minute.
+/// A client sent requests and read no replies. After SIGTERM the server waited more than a minute
+/// for it, and for the memory of its file system to be freed.
 #[test]
-fn a_server_ends_although_a_client_takes_no_answers() {
+fn a_server_ends_although_a_client_reads_no_replies() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("socket");
     let mut server = Command::new(PROGRAM);

@@ -11,14 +11,14 @@ use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 use super::common::Place;
 use super::users::{NOBODY, as_user, printed_for_nobody};
 
-/// A change of a file's data.
+/// An operation that changes a file's data.
 type Change = (&'static str, fn(&Path));
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Every way to change data.
+/// Every operation that changes data.
 const CHANGES: &[Change] = &[
     ("write", |path| open(path).write_at(b"x", 1 << 20).map(drop).unwrap()),
     ("append", |path| {
@@ -26,7 +26,7 @@ const CHANGES: &[Change] = &[
     }),
     ("direct write", |path| {
         let file = OpenOptions::new().write(true).custom_flags(0o40000).open(path);
-        // Aligned memory, which O_DIRECT wants.
+        // O_DIRECT needs aligned memory.
         let page = Box::new(Page([7; 4096]));
         file.unwrap().write_at(&page.0, 1 << 20).map(drop).unwrap();
     }),
@@ -47,7 +47,7 @@ const CHANGES: &[Change] = &[
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-/// Mounts of every kind on which the kernel keeps attributes.
+/// All kinds of mounts on which the kernel caches attributes.
 const MOUNTS: &[(&str, &str)] = &[
     ("memory:", "no_io_uring"),
     ("passthrough:src", "no_io_uring"),
@@ -57,11 +57,11 @@ const MOUNTS: &[(&str, &str)] = &[
     ("passthrough:src", "exclusive,timeout=3600"),
 ];
 
-/// A copy of id(1), which tells as whom it runs, for everyone to execute with the rights of root.
+/// Installs a set-user-id copy of id(1), which prints its user, executable by everyone.
 fn install(path: &Path) {
     let _ = fs::remove_file(path);
-    // Not copied by this process: another test that forks meanwhile would keep the copy open for writing,
-    // and it could not be run (ETXTBSY).
+    // Not copied by this process: another test that forks meanwhile would inherit the copy open for
+    // writing, and executing it would fail (ETXTBSY).
     let mut install = Command::new("install");
     assert!(install.args(["-m", "6777", "/usr/bin/id"]).arg(path).status().unwrap().success());
 }
@@ -71,10 +71,10 @@ fn mode(path: &Path) -> u32 {
 }
 
 // An unprivileged user wrote to a set-user-id program that everyone may write. The file system
-// cleared the bit, but the kernel executed by the mode that it had cached, for a second or for a
-// day, and what the user had written ran as root.
+// cleared the bit, but the kernel checked the cached mode, for a second or a day, and the user's
+// code ran as root.
 #[test]
-fn a_change_of_its_data_ends_the_set_user_id_of_a_program_at_once() {
+fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
     let Some(place) = Place::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(place.path("src"), fs::Permissions::from_mode(0o777)).unwrap();
@@ -94,9 +94,9 @@ fn a_change_of_its_data_ends_the_set_user_id_of_a_program_at_once() {
     }
 }
 
-// The write itself clears the bits, so that between it and the next question for attributes the
-// kernel would still have executed by the old mode. It asks for a mode without the bits first, with
-// a SETATTR in which nothing is valid, which did nothing.
+// The write itself clears the bits, but until the next GETATTR the kernel would have executed the
+// file by the old mode. Before the write the kernel asks for a mode without the bits, by a SETATTR
+// in which no field is valid. That SETATTR did nothing.
 #[test]
 fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
     let Some(place) = Place::to_mount() else { return };
@@ -106,7 +106,7 @@ fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
     install(&program);
     let file = open(&program);
     as_user(NOBODY, &[], || {
-        // The source has no file so large: the write fails there before it clears anything.
+        // The offset is too large for the source. The write fails there before it clears anything.
         let _ = file.write_at(b"x", i64::MAX as u64 - 1);
     });
     assert_eq!(mode(&lower), 0o777);
@@ -114,10 +114,10 @@ fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
     place.ok(&["umount", "mnt"]);
 }
 
-// chown(2) that changes nothing takes set-user-id away from the owner's file, and is refused to
-// others: on a mount it did nothing, and succeeded.
+// A chown(2) that changes nothing clears set-user-id on the owner's file, and is refused to others.
+// On a mount it did nothing, and succeeded.
 #[test]
-fn a_stranger_cannot_take_set_user_id_away_by_a_chown_of_nothing() {
+fn another_user_cannot_clear_set_user_id_by_an_empty_chown() {
     let Some(place) = Place::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let chown = |path: &Path| std::os::unix::fs::chown(path, None, None);

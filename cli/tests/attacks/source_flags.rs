@@ -1,4 +1,4 @@
-//! Sources that are not trusted with set-user-id, devices or programs.
+//! Sources that may not grant set-user-id, devices or execution.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ fn open_to_all(place: &Place) {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The flags of the mount, as mountinfo has them.
+/// The flags of the mount in mountinfo.
 fn flags(place: &Place) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mnt = place.path("mnt");
@@ -44,16 +44,16 @@ fn has(place: &Place, wanted: &[&str]) -> bool {
     wanted.iter().all(|wanted| flags.iter().any(|flag| flag == wanted))
 }
 
-/// Not copied by this process: another test that forks meanwhile would keep the copy open for writing,
-/// and it could not be run (ETXTBSY).
+/// Not copied by this process: another test that forks meanwhile would inherit the copy open for
+/// writing, and executing it would fail (ETXTBSY).
 fn set_user_id_program(path: &Path) {
     let mut install = Command::new("install");
     assert!(install.args(["-m", "4755", "/usr/bin/id"]).arg(path).status().unwrap().success());
 }
 
-// A mount by root had set-user-id and devices by default, whatever it served.
+// A mount by root honoured set-user-id and devices by default, for every source.
 #[test]
-fn set_user_id_and_devices_have_no_effect_unless_they_are_asked_for() {
+fn set_user_id_and_devices_have_no_effect_unless_requested() {
     let Some(place) = Place::to_mount() else { return };
     open_to_all(&place);
     let (program, null) = (place.path("mnt/id"), place.path("mnt/null"));
@@ -69,10 +69,10 @@ fn set_user_id_and_devices_have_no_effect_unless_they_are_asked_for() {
     }
 }
 
-// A set-user-id program on a medium that its administrator had mounted nosuid ran as root through
-// a mount of it.
+// A set-user-id program on a medium that its administrator had mounted nosuid ran as root through a
+// mount of defuse.
 #[test]
-fn what_the_source_is_mounted_without_its_mounts_are_without() {
+fn a_mount_inherits_the_restrictions_of_its_source() {
     let Some(place) = Place::to_mount() else { return };
     open_to_all(&place);
     let denied = MountFlags::NOSUID | MountFlags::NODEV;
@@ -96,7 +96,7 @@ fn what_the_source_is_mounted_without_its_mounts_are_without() {
     assert!(has(&place, &["noexec"]) && !has(&place, &["nosuid"]) && !has(&place, &["nodev"]));
 }
 
-// The same with a medium that is mounted below the source, where one set of flags is that of all.
+// A medium mounted below the source has flags of its own, but the mount has one set of flags.
 #[test]
 fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it() {
     let Some(place) = Place::to_mount() else { return };
@@ -113,8 +113,7 @@ fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it(
     assert_eq!(printed_for_nobody(&program, &["-u"]), NOBODY.to_string());
 }
 
-// A server invents whatever modes and owners it likes: a program served by another user's socket
-// ran as root.
+// A server can report any mode and owner: a program served by another user's socket ran as root.
 #[test]
 fn a_mount_of_a_socket_never_has_set_user_id_or_devices() {
     let Some(place) = Place::to_mount() else { return };

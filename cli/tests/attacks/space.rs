@@ -1,4 +1,4 @@
-//! Space that is not for everybody.
+//! Disk space that is reserved for root.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::users::{NOBODY, as_user};
 const MIB: u64 = 1 << 20;
 const IMAGE: u64 = 32 * MIB;
 
-/// An ext4 of which half is reserved for root, mounted on `src` of a place.
+/// An ext4 with half of its blocks reserved for root, mounted on `src` of a place.
 struct Reserved<'a>(&'a Place);
 
 impl Reserved<'_> {
@@ -43,13 +43,13 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// Writes to `path` until there is no space; returns the bytes.
+/// Writes to `path` until no space is left. Returns the number of bytes.
 fn fill(path: &Path) -> u64 {
     let mut file = File::options().append(true).open(path).unwrap();
     let piece = vec![7; 64 << 10];
     let mut written = 0;
     while let Ok(count @ 1..) = file.write(&piece) {
-        // Delayed allocation tells of missing space here at the latest.
+        // Delayed allocation reports missing space here at the latest.
         if file.sync_data().is_err() {
             break;
         }
@@ -58,7 +58,7 @@ fn fill(path: &Path) -> u64 {
     written
 }
 
-/// Fills `path` as a user, while root uses the mount and with it the thread of the daemon.
+/// Fills `path` as a user, while root uses the same mount and daemon threads.
 fn fill_beside_root(path: &Path) -> u64 {
     as_user(NOBODY, &[], || drop(File::create(path).unwrap()));
     let beside = path.with_extension("beside");
@@ -77,9 +77,9 @@ fn fill_beside_root(path: &Path) -> u64 {
     })
 }
 
-/// The daemon is root, to whom ext4 gives its reserved blocks (and CAP_SYS_RESOURCE passes over quotas).
-/// A thread that acted for root before gave them to a user, who could fill the file system through a
-/// mount to the last block.
+/// The daemon runs as root and may use the reserved blocks of ext4 (and CAP_SYS_RESOURCE overrides
+/// quotas). A thread that had acted for root before let a user write to the reserved blocks, and
+/// fill the file system through a mount.
 #[test]
 fn a_user_cannot_fill_the_blocks_that_are_reserved_for_root() {
     let Some(place) = Place::to_mount() else { return };
@@ -89,7 +89,7 @@ fn a_user_cannot_fill_the_blocks_that_are_reserved_for_root() {
         place.ok(&["mount", "passthrough:src", "mnt", "--workers=1", "-o", &options]);
         let user = fill_beside_root(&place.path("mnt/user"));
         assert!((6 * MIB..18 * MIB).contains(&user), "{options}: {user} bytes");
-        // What the kernel writes back is written for nobody in particular.
+        // Write-back by the kernel is not done for a certain user.
         if !options.contains("writeback") {
             File::create(place.path("mnt/root")).unwrap();
             let root = fill(&place.path("mnt/root"));

@@ -1,4 +1,4 @@
-//! What the kernel still knows of a name when it checks permissions, and what the name leads to by now.
+//! Permission checks by the kernel on cached names that the source has replaced.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -7,17 +7,17 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use super::common::Place;
 use super::users::{NOBODY, as_user, printed_for_nobody};
 
-/// A directory of `place` that everybody may reach and change.
+/// Makes directories of `place` accessible and writable for everybody.
 fn share(place: &Place, mode: u32) {
     for (name, mode) in [("", 0o755), ("src", mode)] {
         fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
 }
 
-/// A user asks for a name that is not there, which the kernel remembers. Then root makes a private
-/// file of that name in the source. The user's `open(O_CREAT)` reached the file system as CREATE, which
-/// opened the file with the rights of the daemon; the kernel asks for no permission of what it takes
-/// for new. By racing it worked without `negative_timeout`, too.
+/// A user looks up a missing name, and the kernel caches its absence. Then root creates a private
+/// file of that name in the source. The user's `open(O_CREAT)` reached the file system as CREATE,
+/// which opened the file with the permissions of the daemon; the kernel checks no permissions of a
+/// file that it takes for new. In a race this worked without `negative_timeout`, too.
 #[test]
 fn creating_a_file_never_opens_the_file_of_another_user() {
     let Some(place) = Place::to_mount() else { return };
@@ -40,7 +40,7 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
             let open = |name| as_user(NOBODY, &[], || create.open(place.path("mnt").join(name)));
             assert_eq!(open("secret").unwrap_err().kind(), ErrorKind::PermissionDenied);
             assert_eq!(fs::read(place.path("src/secret")).unwrap(), b"secret");
-            // One's own file is opened, although the kernel took it for absent.
+            // The user's own file is opened, although the kernel took it for absent.
             open("own").unwrap();
             let left = if truncate { "" } else { "own" };
             let path = place.path("mnt/own");
@@ -53,11 +53,11 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
     }
 }
 
-/// A user's file in a directory like /tmp gives way to one of root, behind the mount's back. The kernel
-/// still takes the name for the user's file, lets the user remove or move it, and the daemon, as root,
-/// once removed root's file.
+/// A user's file in a directory like /tmp is replaced by one of root in the source. The kernel
+/// still takes the name for the user's file, and permits its removal or renaming. The daemon, as
+/// root, then removed root's file.
 #[test]
-fn a_sticky_directory_keeps_the_file_that_took_the_place_of_ones_own() {
+fn a_sticky_directory_protects_a_file_that_replaced_the_users_own() {
     let Some(place) = Place::to_mount() else { return };
     share(&place, 0o1777);
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
@@ -94,17 +94,17 @@ fn a_sticky_directory_keeps_the_file_that_took_the_place_of_ones_own() {
         let path = place.path("src").join(name);
         assert_eq!(fs::metadata(&path).unwrap().uid(), 0, "{name}");
     }
-    // One's own goes, and root may do what it likes.
+    // The user's own file can be removed, and root may remove all.
     as_user(NOBODY, &[], || fs::remove_file(at("mover"))).unwrap();
     own("other", false);
     fs::rename(at("other"), at("unlink")).unwrap();
     place.ok(&["umount", "mnt"]);
 }
 
-/// Root takes a user's program over by chown(1) of the source. The kernel still takes the user for the
-/// owner, and the daemon once made the program a set-user-id program of root.
+/// Root takes a user's program over by chown(1) in the source. The kernel still takes the user for
+/// the owner, and the daemon made the program a set-user-id program of root.
 #[test]
-fn a_former_owner_makes_no_set_user_id_program() {
+fn a_former_owner_cannot_make_a_set_user_id_program() {
     let Some(place) = Place::to_mount() else { return };
     share(&place, 0o777);
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);

@@ -1,18 +1,18 @@
-//! Names that would steer the terminal of whoever looks at them.
+//! Names that manipulate the terminal of a user who lists them.
 
 use std::fs;
 use std::process::Command;
 
 use super::common::{Place, eventually, said};
 
-/// Clears the screen and begins a line of its own.
+/// Clears the screen and starts a new line.
 const NAME: &str = "m\u{1b}[2J\r\nroot";
 
 fn is_harmless(text: &str) -> bool {
     !text.chars().any(|c| c.is_control() && c != '\n')
 }
 
-// A mount point is named by whoever mounts, and `defuse list` printed its name as it was.
+// The mounting user chooses the name of a mount point, and `defuse list` printed it unescaped.
 #[test]
 fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
     let Some(place) = Place::to_mount() else { return };
@@ -32,7 +32,7 @@ fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
     }
 }
 
-// A process names itself, and `defuse trace` printed that name as it was.
+// A process chooses its own name, and `defuse trace` printed it unescaped.
 #[test]
 fn names_of_processes_reach_no_terminal_unescaped() {
     let Some(place) = Place::to_mount() else { return };

@@ -1,4 +1,4 @@
-//! Other users: threads that take on another identity, and programs run as one.
+//! Other users: threads that change their identity, and programs run as another user.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -10,8 +10,8 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 /// A user without any rights.
 pub const NOBODY: u32 = 65534;
 
-/// Runs `run` as the user and group `id` with the supplementary groups `groups`, on a thread of
-/// its own: the calls of rustix change the identity of one thread, as the kernel's do.
+/// Runs `run` as the user and group `id` with the supplementary groups `groups`, on a thread of its
+/// own. The calls of rustix change the identity of a single thread.
 pub fn as_user<T: Send>(id: u32, groups: &[u32], run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -26,11 +26,11 @@ pub fn as_user<T: Send>(id: u32, groups: &[u32], run: impl FnOnce() -> T + Send)
     })
 }
 
-/// What `program` prints when [`NOBODY`] runs it.
+/// Runs `program` as [`NOBODY`], and returns its output.
 pub fn printed_for_nobody(program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/");
-    // Another test that forks meanwhile has what this process had open for writing a moment ago.
+    // Another test that forks meanwhile may have inherited a descriptor that is open for writing.
     let busy = std::io::ErrorKind::ExecutableFileBusy;
     let mut tries = 0..1000;
     let output = loop {

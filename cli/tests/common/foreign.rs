@@ -1,4 +1,4 @@
-//! File systems that are not of defuse, on a mount point of a place.
+//! Foreign file systems on the mount point of a place.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::{Place, eventually};
 
-/// Whether a program is there; says `skipped` where it is not.
+/// True if the program is installed. Otherwise prints `skipped`.
 pub fn has(program: &str) -> bool {
     let there = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
     if !there.status.success() {
@@ -15,14 +15,14 @@ pub fn has(program: &str) -> bool {
     there.status.success()
 }
 
-/// A mount of somebody else's, until it is dropped.
+/// A foreign mount, until it is dropped.
 pub struct Foreign {
     mountpoint: String,
     server: Option<Child>,
 }
 
 impl Foreign {
-    /// bindfs of `src` on `mnt`.
+    /// Mounts `src` on `mnt` by bindfs.
     pub fn bindfs(place: &Place) -> Option<Foreign> {
         if !has("bindfs") {
             return None;
@@ -32,9 +32,9 @@ impl Foreign {
         Some(Foreign::mounted(place, None))
     }
 
-    /// sshfs of `src` on `mnt`, from a server of its own on a loopback port with keys of its own.
+    /// Mounts `src` on `mnt` by sshfs, from a server on a loopback port with generated keys.
     pub fn sshfs(place: &Place) -> Option<Foreign> {
-        // The server wants to be called by its full path.
+        // sshd must be called by its full path.
         let server = "/usr/sbin/sshd";
         if !has("sshfs") || !has("ssh-keygen") || !has(server) {
             return None;
@@ -57,7 +57,7 @@ impl Foreign {
             user.display()
         );
         fs::write(place.path("sshd_config"), config).unwrap();
-        // Its directory for privilege separation, which the service would make.
+        // The directory for privilege separation, which the service would create.
         fs::create_dir_all("/run/sshd").unwrap();
         let mut sshd = place.command_of(Path::new(server), &["-D", "-e", "-f"]);
         let sshd = sshd.arg(place.path("sshd_config")).stderr(Stdio::null()).spawn().unwrap();

@@ -1,6 +1,6 @@
-//! A directory for one test, the program run in it, and everything unmounted at the end.
+//! A directory for one test. The program runs in it, and everything is unmounted at the end.
 
-// Every test program uses another part of it.
+// Every test program uses another part of this module.
 #![allow(dead_code)]
 
 use std::fs;
@@ -14,12 +14,12 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The built program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_defuse");
 
-/// A place with a mount point `mnt`, a source `src` and a registry of its own.
+/// A directory with a mount point `mnt`, a source `src` and a registry of its own.
 pub struct Place {
     dir: tempfile::TempDir,
 }
 
-/// What a run of the program said.
+/// The outcome of running the program.
 pub struct Said {
     pub code: Option<i32>,
     pub out: String,
@@ -27,7 +27,7 @@ pub struct Said {
 }
 
 impl Place {
-    /// A new one; `None` with a printed reason where nothing can be mounted.
+    /// Creates a place; prints the reason and returns `None` if nothing can be mounted.
     pub fn to_mount() -> Option<Place> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: only root may mount");
@@ -40,7 +40,7 @@ impl Place {
         Some(Place::new())
     }
 
-    /// A new one, for what does not get as far as mounting.
+    /// Creates a place for tests that do not mount.
     pub fn new() -> Place {
         let dir = tempfile::Builder::new().prefix("defuse-cli-").tempdir().unwrap();
         for name in ["mnt", "src"] {
@@ -53,7 +53,7 @@ impl Place {
         self.dir.path().canonicalize().unwrap().join(name)
     }
 
-    /// The program, to be run in this place.
+    /// A command that runs the program in this place.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(Path::new(PROGRAM), arguments)
     }
@@ -70,14 +70,14 @@ impl Place {
         said(self.command(arguments).output().unwrap())
     }
 
-    /// Runs the program, which must succeed, and gives its output.
+    /// Runs the program, which must succeed. Returns its output.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
         said.out
     }
 
-    /// Runs the program, which must fail with `code` and say `text`.
+    /// Runs the program, which must fail with `code` and print `text`.
     pub fn fails(&self, code: i32, arguments: &[&str], text: &str) {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(code), "{arguments:?}: {}", said.err);
@@ -89,7 +89,7 @@ impl Place {
     /// Starts the program in the foreground, and waits until it has mounted.
     pub fn foreground(&self, arguments: &[&str]) -> Child {
         let child = self.command(arguments).stderr(Stdio::null()).spawn().unwrap();
-        // It is seen as mounted before it is registered.
+        // The mount is visible before it is registered.
         eventually("mounted", || self.list().iter().any(|row| row["state"] == "serving"));
         child
     }
@@ -111,18 +111,18 @@ impl Place {
         Pid::from_raw(pid as i32).unwrap()
     }
 
-    /// The program where everyone may run it: the build directory may be out of reach.
+    /// Installs the program where all users may run it. They may not reach the build directory.
     pub fn for_all_users(&self) -> PathBuf {
         let program = self.path("defuse");
-        // Not copied by this process: another test that forks meanwhile would keep the copy open
-        // for writing, and it could not be run (ETXTBSY).
+        // Not copied by this process: another test that forks meanwhile would inherit the copy open
+        // for writing, and executing it would fail (ETXTBSY).
         let mut install = Command::new("install");
         assert!(install.args(["-m", "755", PROGRAM]).arg(&program).status().unwrap().success());
         program
     }
 
-    /// The library of `defuse run` where programs of every user find it: a copy, where the build
-    /// directory is out of their reach, as below the home of root.
+    /// The library of `defuse run` at a place that all users can read. It is copied if they cannot
+    /// reach the build directory, as below root's home.
     pub fn library_for_all_users(&self) -> Option<PathBuf> {
         let folder = Path::new(PROGRAM).parent().unwrap();
         let is_open = |dir: &Path| fs::metadata(dir).unwrap().permissions().mode() & 0o001 != 0;
@@ -152,7 +152,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Twice, for what was mounted over something.
+        // Twice, in case of stacked mounts.
         for _ in 0..2 {
             if self.is_mounted() {
                 let _ = self.command(&["umount", "--lazy", "mnt"]).output();
@@ -169,7 +169,7 @@ pub fn said(output: Output) -> Said {
     }
 }
 
-/// Waits until `happened`, up to ten seconds.
+/// Waits up to ten seconds until `happened` returns true.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {

@@ -1,6 +1,6 @@
-//! What a user at a terminal sees.
+//! A pseudoterminal for tests.
 
-// Every test program uses another part of it.
+// Every test program uses another part of this module.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -28,7 +28,7 @@ impl Terminal {
         rustix::termios::tcsetwinsize(&master, size).unwrap();
         let slave = || File::options().read(true).write(true).open(&name).unwrap();
         let mut command = place.command(arguments);
-        // Whoever runs the tests may have no terminal, and no word of one.
+        // The tests may run without a terminal, and without TERM.
         command.env("TERM", "xterm").stdin(slave()).stdout(slave()).stderr(slave());
         let child = command.spawn().unwrap();
         rustix::io::ioctl_fionbio(&master, true).unwrap();
@@ -56,7 +56,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
+        // The process has ended, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

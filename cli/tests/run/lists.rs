@@ -1,10 +1,10 @@
-//! What is made below a default access list, and what is copied between mounts.
+//! Default ACLs, and copies between mounts.
 
 use super::common::Place;
 use super::{finish, is_there, on_passthrough, same_with};
 
-/// Programs with umasks of their own, that make files, directories, fifos and nameless files, while their
-/// other threads do, and fork. The list takes the place of the umask.
+/// Programs with different umasks that create files, directories, fifos and unnamed files, while
+/// other threads do the same and fork. The default ACL replaces the umask.
 const SCRIPT: &str = r#"
 import os, socket, subprocess, struct, threading
 def acl(*entries):
@@ -43,16 +43,16 @@ for name, value in lists.items():
     os.umask(0o22)
 "#;
 
-/// The umask of the process applied on top of the list: what was to be shared by a group was not.
+/// The umask was applied in addition to the ACL, so that files were not shared with the group.
 #[test]
-fn a_default_list_takes_the_place_of_the_umask_in_a_run() {
+fn a_default_acl_replaces_the_umask_in_a_run() {
     let script = format!("python3 -c '{SCRIPT}'");
     on_passthrough("lists", &["python3"], &script);
     let dispatch = ["--dispatch"];
     same_with(&dispatch, "lists", &["python3"], "passthrough:SRC,backing=off", &script);
 }
 
-/// Between two mounts of one kind the kernel copies; a run refused it where it serves one of them itself.
+/// The kernel copies between two mounts of one kind. A run refused to, if it serves one of them.
 #[test]
 fn ranges_are_copied_between_mounts_and_not_to_other_kinds_of_file_system() {
     if !is_there("python3") {

@@ -1,4 +1,4 @@
-//! Locks that belong to an open file, among the processes of a run.
+//! Locks of open files, shared by the processes of a run.
 
 use super::{same, same_with};
 
@@ -18,8 +18,8 @@ fn on_every_mount(name: &str, needs: &[&str], script: &str) {
     }
 }
 
-/// The end of any child unlocked what its parent had locked, and the next program had another open
-/// file than the one before: two jobs that exclude each other by flock(1) ran at the same time.
+/// The end of any child released its parent's locks, and an executed program had another open file
+/// than its predecessor: two jobs that exclude each other by flock(1) ran at the same time.
 #[test]
 fn a_lock_holds_as_long_as_some_process_has_the_open_file() {
     super::same_c("locks", include_str!("locks.c"), on_every_mount);
@@ -48,8 +48,8 @@ fn processes_of_a_served_directory_exclude_each_other() {
     same_with(&options, "flock", &["flock"], "passthrough:SRC", script);
 }
 
-/// Those of its parent were held by a child that lived on, and a child of a process that waited for a lock
-/// waited for ever: for a thread of its parent, or for a mutex that this had held at the moment of the fork.
+/// A child kept the locks of its parent after the parent's end. A child forked while its parent
+/// waited for a lock hung: it waited for a thread or a mutex of its parent.
 #[test]
 fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
     super::same_c("records", include_str!("records.c"), on_every_mount);

@@ -1,12 +1,13 @@
-//! Rings of io_uring in a run.
+//! io_uring in a run.
 
 use std::fs;
 
 use super::{Place, finish, is_there, on_passthrough, same_c, same_with};
 
-/// A program in a run made a ring, and what the ring opened, made and removed was in the directory where
-/// the run was started: the kernel knows of no mount. The program tries every operation with a path, on
-/// rings of every kind, also on those that it restricts and enables itself.
+/// A program in a run created a ring, and the operations of the ring affected the directory in
+/// which the run was started, because the kernel does not know the mount. The program tries every
+/// operation with a path, on rings of every kind, also on those that it restricts and enables
+/// itself.
 #[test]
 fn a_ring_opens_and_makes_nothing_outside_of_the_mount() {
     same_c("rings", include_str!("rings.c"), |_, _, program| {
@@ -32,7 +33,7 @@ fn a_ring_opens_and_makes_nothing_outside_of_the_mount() {
     });
 }
 
-/// Its library opens, makes and looks at files by a ring where it believes that the kernel can.
+/// The library uses a ring for files if it believes that the kernel supports it.
 #[test]
 fn a_runtime_that_prefers_rings_falls_back_to_system_calls() {
     let script = r#"
@@ -52,7 +53,7 @@ fn a_runtime_that_prefers_rings_falls_back_to_system_calls() {
     same_with(&[], "node", &["node"], "memory:", script);
 }
 
-/// As before, what a ring reads and writes goes to the file, at the kernel's speed.
+/// A ring reads and writes the file directly, at the kernel's speed.
 #[test]
 fn a_ring_reads_and_writes_files_of_a_mount() {
     if !is_there("fio") {

@@ -1,11 +1,11 @@
-//! Shared mappings of one file in several processes.
+//! Shared mappings of a file in several processes.
 
 use super::{finish, same, same_c, same_compiled, same_with};
 
-/// Each process had a copy, and the last to write it back won: four writers of one database kept 3 of
-/// 400 records (`backing=off`), and all of them ended with code 0.
+/// Each process had a copy, and the last write-back replaced the others: of 400 records of four
+/// writers, a database kept 3 (`backing=off`), and all writers exited with code 0.
 #[test]
-fn what_several_processes_write_through_mappings_is_in_the_file() {
+fn data_written_by_several_processes_through_mappings_is_in_the_file() {
     same_c("writers", include_str!("writers.c"), |name, needs, script| {
         same(name, needs, "passthrough:SRC", script);
         same(name, needs, "passthrough:SRC,backing=off", script);
@@ -24,7 +24,7 @@ fn what_several_processes_write_through_mappings_is_in_the_file() {
     same_with(&options, "lmdb", &["mdb_load"], "passthrough:SRC,backing=off", script);
 }
 
-/// A file system of which each process has a copy of its own cannot share a mapping, and says so.
+/// A file system of which each process has its own instance cannot share a mapping, and refuses it.
 #[test]
 fn a_shared_mapping_that_would_be_a_copy_is_refused() {
     same_compiled(&[], "mapping", MAPS, |_, _, program| {
@@ -35,7 +35,7 @@ fn a_shared_mapping_that_would_be_a_copy_is_refused() {
             finish(run).out
         };
         assert_eq!(run(&["--fork", "reopen"]), "shared: No such device\nread: x\nprivate: x\n");
-        // One process alone cannot lose what another has written.
+        // A single process cannot lose the data of another.
         assert_eq!(run(&["--fork", "deny"]), "shared: y\nread: y\nprivate: y\n");
         assert_eq!(run(&[]), "shared: y\nread: y\nprivate: y\n");
     });
