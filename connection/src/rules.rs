@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_of_the_class_that_a_user_is_in_decide() {
+    fn the_mode_bits_of_the_users_class_decide() {
         let denied = Err(Errno::EACCES);
         let (own, group) = (file(0o047, 5), attr(FileKind::Regular, 0o470, 0, 20));
         assert_eq!(permit(&who(5), &own, None, READ), denied);

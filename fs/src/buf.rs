@@ -1,9 +1,10 @@
 //! Buffers. They belong to the frontend: memory of the caller, the payload of a ring entry, or a
-//! pipe. A backend says what goes in or out, and the frontend copies as little as it can.
+//! pipe. A backend names the source or the destination of the data, and the frontend copies as
+//! little as possible.
 //!
-//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a copy
-//! ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer never becomes
-//! a Rust slice, so it is not lent: the peer could change it after it was checked.
+//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a
+//! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer is
+//! never lent and never becomes a Rust slice: the peer could change it after it was checked.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -11,34 +12,33 @@ use std::os::unix::fs::FileExt;
 
 use crate::{Entry, Errno, FileKind, Result};
 
-/// A frontend's side of a [`ReadBuf`]: it receives the bytes of a read.
+/// The frontend's side of a [`ReadBuf`]. It receives the data of a read.
 pub trait ReadSink {
-    /// Appends `bytes`; they fit, by the care of [`ReadBuf`].
+    /// Appends `bytes`. They fit, as [`ReadBuf`] guarantees.
     fn put(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Appends `len` zero bytes; they fit.
     fn put_zeros(&mut self, len: usize) -> Result<()>;
 
-    /// Appends up to `len` bytes of the open file `fd` from `offset` and returns how many there
-    /// were, without passing them through user space where the frontend can do that. Fewer than
-    /// `len` means the end of the file.
+    /// Appends up to `len` bytes of the open file `fd` from `offset`, if possible without a copy
+    /// through user space. Returns the number of bytes; fewer than `len` means end of file.
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
 
-    /// Lends the memory of the next bytes: at most `len`, at least one. It keeps its address until the
-    /// operation has ended. `None` (the default) for memory that anyone else can write to, and where
-    /// there is none.
+    /// Lends the memory of the next bytes: at least one, and at most `len`. It keeps its address
+    /// until the operation has ended. Returns `None` (the default) if another process can write to
+    /// the memory, or if there is none.
     fn lend(&mut self, _len: usize) -> Option<&mut [u8]> {
         None
     }
 
     /// Appends the first `count` bytes of the memory that [`lend`](ReadSink::lend) would lend now.
-    /// `EINVAL` where none is lent, or less.
+    /// Fails with `EINVAL` if fewer bytes or none are lent.
     fn advance(&mut self, _count: usize) -> Result<()> {
         Err(Errno::EINVAL)
     }
 }
 
-/// The buffer of a read. It is filled in order, up to the length that was asked for.
+/// The buffer of a read. It is filled from the start, up to the requested length.
 pub struct ReadBuf<'a> {
     sink: &'a mut dyn ReadSink,
     capacity: usize,
@@ -55,18 +55,18 @@ impl<'a> ReadBuf<'a> {
         ReadBuf { sink, capacity, filled }
     }
 
-    /// Bytes that still fit.
+    /// Free space in bytes.
     pub fn remaining(&self) -> usize {
         self.capacity - self.filled
     }
 
-    /// Bytes that were put so far.
+    /// Number of bytes appended so far.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Runs `fill` with room for at most `max` bytes: to take a part from one place and the next
-    /// from another.
+    /// Runs `fill` on a buffer limited to `max` further bytes, for reads that take parts from
+    /// several places.
     pub fn with_limit<T>(&mut self, max: usize, fill: impl FnOnce(&mut Self) -> T) -> T {
         let capacity = self.capacity;
         self.capacity = capacity.min(self.filled.saturating_add(max));
@@ -75,7 +75,7 @@ impl<'a> ReadBuf<'a> {
         result
     }
 
-    /// Appends `bytes`, or as many as fit; returns how many.
+    /// Appends as many of `bytes` as fit. Returns their number.
     pub fn put(&mut self, bytes: &[u8]) -> Result<usize> {
         let len = bytes.len().min(self.remaining());
         if len > 0 {
@@ -85,7 +85,7 @@ impl<'a> ReadBuf<'a> {
         Ok(len)
     }
 
-    /// Appends `len` zero bytes (a hole), or as many as fit; returns how many.
+    /// Appends up to `len` zero bytes (a hole), as many as fit. Returns their number.
     pub fn put_zeros(&mut self, len: usize) -> Result<usize> {
         let len = len.min(self.remaining());
         if len > 0 {
@@ -95,11 +95,11 @@ impl<'a> ReadBuf<'a> {
         Ok(len)
     }
 
-    /// The memory of the next bytes, where the frontend lends it: some of it, but at least one byte.
-    /// Whoever writes to it tells by [`advance`](ReadBuf::advance) how many bytes count. The memory
-    /// may hold bytes of earlier operations, and keeps its address until the operation has ended
-    /// ([`Io`](crate::Io) included), so that a device may fill it meanwhile. `None`, also for a buffer
-    /// that is full, means to use [`put`](ReadBuf::put).
+    /// Lends the memory of the next bytes, at least one, if the frontend supports it. The user
+    /// writes to it, and reports the number of valid bytes by [`advance`](ReadBuf::advance). The
+    /// memory may contain data of earlier operations. It keeps its address until the operation has
+    /// ended ([`Io`](crate::Io) included), so that a device may fill it meanwhile. On `None`, also
+    /// for a full buffer, use [`put`](ReadBuf::put).
     pub fn lend(&mut self) -> Option<&mut [u8]> {
         let len = self.remaining();
         if len == 0 {
@@ -110,8 +110,8 @@ impl<'a> ReadBuf<'a> {
         Some(&mut room[..len])
     }
 
-    /// Appends the first `count` bytes of the memory that [`lend`](ReadBuf::lend) gave: they have been
-    /// written. `EINVAL` for more than was lent.
+    /// Appends the first `count` bytes of the memory from [`lend`](ReadBuf::lend), after they were
+    /// written. Fails with `EINVAL` for more than was lent.
     pub fn advance(&mut self, count: usize) -> Result<()> {
         if count > self.remaining() {
             return Err(Errno::EINVAL);
@@ -121,92 +121,91 @@ impl<'a> ReadBuf<'a> {
         Ok(())
     }
 
-    /// Appends bytes of the open file `fd` from `offset` until the buffer is full or the file
-    /// ends; returns how many. Errors: those of pread(2).
+    /// Appends data of the open file `fd` from `offset` until the buffer is full or the file ends.
+    /// Returns the number of bytes. Fails with the errors of pread(2).
     pub fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let len = self.remaining();
         if len == 0 {
             return Ok(0);
         }
         let got = self.sink.fill_from(fd, offset, len)?;
-        debug_assert!(got <= len, "a sink took more than it was asked to");
+        debug_assert!(got <= len, "a sink took more than the requested length");
         self.filled += got.min(len);
         Ok(got)
     }
 }
 
-/// A frontend's side of a [`WriteBuf`]: it hands out the bytes of a write.
+/// The frontend's side of a [`WriteBuf`]. It provides the data of a write.
 pub trait WriteSource {
-    /// Bytes that were not yet taken.
+    /// Number of bytes that were not taken yet.
     fn remaining(&self) -> usize;
 
-    /// Moves the next bytes to the start of `out`; returns how many: the smaller of
-    /// `out.len()` and [`remaining`](WriteSource::remaining).
+    /// Moves the next bytes to the start of `out`. Returns their number, the smaller of `out.len()`
+    /// and [`remaining`](WriteSource::remaining).
     fn take(&mut self, out: &mut [u8]) -> Result<usize>;
 
-    /// Moves up to `len` of the next bytes into the open file `fd` at `offset`, without passing
-    /// them through user space where the frontend can do that; returns how many were written.
-    /// On an error nothing is taken. `fd` may be open with `O_APPEND` or `O_DIRECT`, which some ways
-    /// of moving data refuse: then it is copied.
+    /// Moves up to `len` of the next bytes into the open file `fd` at `offset`, if possible without
+    /// a copy through user space. Returns the number of bytes written. If it fails, no byte is
+    /// taken. `fd` may be open with `O_APPEND` or `O_DIRECT`, which splice(2) and similar calls
+    /// refuse; the data is then copied.
     fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize>;
 
-    /// The memory of the next bytes: some of them, but at least one where any remain. It keeps its
-    /// address and content until the operation has ended. `None` (the default) for memory that anyone
-    /// else can write to, and where there is none.
+    /// Lends the memory of the next bytes, at least one if any remain. It keeps its address and
+    /// content until the operation has ended. Returns `None` (the default) if another process can
+    /// write to the memory, or if there is none.
     fn borrow(&mut self) -> Option<&[u8]> {
         None
     }
 
-    /// Takes the first `count` bytes of the memory that [`borrow`](WriteSource::borrow) would give now.
-    /// `EINVAL` where none is lent, or less.
+    /// Takes the first `count` bytes of the memory that [`borrow`](WriteSource::borrow) would lend
+    /// now. Fails with `EINVAL` if fewer bytes or none are lent.
     fn skip(&mut self, _count: usize) -> Result<()> {
         Err(Errno::EINVAL)
     }
 }
 
-/// The bytes of a write, taken in order.
+/// The data of a write, taken from the start.
 pub struct WriteBuf<'a> {
     source: &'a mut dyn WriteSource,
 }
 
 impl<'a> WriteBuf<'a> {
-    /// The bytes of `source`.
+    /// A buffer over `source`.
     pub fn new(source: &'a mut dyn WriteSource) -> Self {
         WriteBuf { source }
     }
 
-    /// Bytes that were not yet taken.
+    /// Number of bytes that were not taken yet.
     pub fn remaining(&self) -> usize {
         self.source.remaining()
     }
 
-    /// Runs `drain` with at most `max` of the remaining bytes: to put a part in one place and the
-    /// next in another.
+    /// Runs `drain` on at most `max` of the remaining bytes, for writes that go to several places.
     pub fn with_limit<T>(&mut self, max: usize, drain: impl FnOnce(&mut WriteBuf<'_>) -> T) -> T {
         let mut limited = Limited { source: &mut *self.source, left: max };
         drain(&mut WriteBuf::new(&mut limited))
     }
 
-    /// Moves the next bytes into `out`; returns how many.
+    /// Moves the next bytes into `out`. Returns their number.
     pub fn take(&mut self, out: &mut [u8]) -> Result<usize> {
         self.source.take(out)
     }
 
-    /// The memory of the next bytes, where the frontend lends it: some of them, but at least one. It
-    /// keeps its address until the operation has ended. `None`, also where nothing remains, means to
-    /// use [`take`](WriteBuf::take).
+    /// Lends the memory of the next bytes, at least one, if the frontend supports it. It keeps its
+    /// address until the operation has ended. On `None`, also if nothing remains, use
+    /// [`take`](WriteBuf::take).
     pub fn borrow(&mut self) -> Option<&[u8]> {
         self.source.borrow().filter(|bytes| !bytes.is_empty())
     }
 
-    /// Takes the first `count` bytes of the memory that [`borrow`](WriteBuf::borrow) gave. `EINVAL` for
-    /// more than was lent.
+    /// Takes the first `count` bytes of the memory from [`borrow`](WriteBuf::borrow). Fails with
+    /// `EINVAL` for more than was lent.
     pub fn skip(&mut self, count: usize) -> Result<()> {
         self.source.skip(count)
     }
 
-    /// Writes all remaining bytes into the open file `fd` from `offset` on; returns how many. An
-    /// error after some bytes were written is a short write, as write(2) has it.
+    /// Writes all remaining bytes to the open file `fd` from `offset` on. Returns the number of
+    /// bytes. An error after the first bytes results in a short write, as in write(2).
     pub fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let mut done = 0;
         while self.remaining() > 0 {
@@ -289,8 +288,8 @@ impl ReadSink for SliceSink<'_> {
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         let room = self.out.get_mut(self.at..self.at + len).ok_or(Errno::EIO)?;
-        // The standard library reads at an offset only through an owned descriptor; frontends that
-        // care for speed bring a sink of their own.
+        // The standard library reads at an offset only through an owned descriptor. Frontends
+        // implement faster sinks.
         let file = fs::File::from(fd.try_clone_to_owned()?);
         let mut done = 0;
         while done < room.len() {
@@ -323,7 +322,7 @@ pub struct SliceSource<'a> {
 }
 
 impl<'a> SliceSource<'a> {
-    /// Hands out `bytes` from the start.
+    /// A source that provides `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         SliceSource { rest: bytes }
     }
@@ -360,35 +359,35 @@ impl WriteSource for SliceSource<'_> {
     }
 }
 
-/// One entry of a directory as readdir sees it.
+/// One entry of readdir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirItem<'a> {
-    /// `d_ino`: what stat would give as `st_ino`; only a hint to programs.
+    /// `d_ino`: the `st_ino` of the entry. Only a hint to programs.
     pub ino: u64,
-    /// `d_off`: where the listing goes on after this entry; never 0.
+    /// `d_off`: the position after this entry, never 0.
     pub next: u64,
     /// `d_type`.
     pub kind: FileKind,
-    /// One component, or `.` or `..`.
+    /// One path component, or `.` or `..`.
     pub name: &'a [u8],
 }
 
-/// The answer to an entry that was pushed.
+/// The result of adding an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
-    /// It is in; go on.
+    /// The entry was added.
     Added,
-    /// There was no room; nothing was added. Stop here.
+    /// The entry did not fit and was not added. The listing must stop here.
     Full,
 }
 
-/// A frontend's side of a [`DirBuf`]: it receives directory entries.
+/// The frontend's side of a [`DirBuf`]. It receives directory entries.
 pub trait DirSink {
-    /// True where attributes are wanted with each entry (READDIRPLUS).
+    /// True if the frontend wants attributes with each entry (READDIRPLUS).
     fn wants_entries(&self) -> bool;
-    /// True where an entry with a name of `name_len` bytes fits.
+    /// True if an entry with a name of `name_len` bytes fits.
     fn fits(&self, name_len: usize) -> bool;
-    /// Appends an entry that fits. `entry` is there only where entries are wanted.
+    /// Appends an entry that fits. `entry` is `Some` only if attributes are wanted.
     fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>);
 }
 
@@ -403,12 +402,12 @@ impl<'a> DirBuf<'a> {
         DirBuf { sink }
     }
 
-    /// True where [`push_with`](DirBuf::push_with) will call for an [`Entry`].
+    /// True if [`push_with`](DirBuf::push_with) will ask for an [`Entry`].
     pub fn wants_entries(&self) -> bool {
         self.sink.wants_entries()
     }
 
-    /// True where an entry with a name of `name_len` bytes fits.
+    /// True if an entry with a name of `name_len` bytes fits.
     pub fn fits(&self, name_len: usize) -> bool {
         self.sink.fits(name_len)
     }
@@ -418,10 +417,10 @@ impl<'a> DirBuf<'a> {
         self.push_with(item, || None)
     }
 
-    /// Appends `item`, with the entry that `look_up` returns where the frontend wants it. `look_up`
-    /// runs only when the entry fits, so that it may count a lookup: what it returns reaches the
-    /// caller, and is forgotten later like any other lookup. It returns `None` for `.`, `..` and
-    /// for what has vanished since.
+    /// Appends `item`, with the entry that `look_up` returns if the frontend wants it. `look_up`
+    /// runs only if the entry fits, so that it may count a lookup: the caller receives its result,
+    /// and forgets it later like any other lookup. It returns `None` for `.` and `..`, and for a
+    /// file that no longer exists.
     pub fn push_with(
         &mut self,
         item: DirItem<'_>,
@@ -442,7 +441,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_read_never_exceeds_what_was_asked_for() {
+    fn a_read_never_exceeds_the_requested_length() {
         let mut memory = [0xff; 8];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, 6);
@@ -454,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_holds_for_one_part_only() {
+    fn a_limit_applies_to_one_part_only() {
         let mut memory = [0; 8];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, 6);
@@ -469,7 +468,7 @@ mod tests {
         assert_eq!((first, data.remaining()), ((5, Ok(5)), 6));
     }
 
-    /// Memory that another process can write to: the buffers of such a frontend implement nothing more.
+    /// Memory that another process can write to. Buffers over it do not lend.
     struct Shared;
 
     impl ReadSink for Shared {
@@ -508,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn private_memory_is_lent_up_to_the_limit_and_counts_as_far_as_it_was_used() {
+    fn private_memory_is_lent_up_to_the_limit_and_only_used_bytes_count() {
         let mut memory = [0; 8];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, 6);
@@ -540,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_pass_between_buffers_and_files() {
+    fn buffers_are_copied_from_and_to_files() {
         let path = std::env::temp_dir().join(format!("defuse-buf-{}", std::process::id()));
         let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();

@@ -11,11 +11,11 @@ pub struct Caller {
     pub uid: u32,
     /// File-system group id (`fsgid`) of the caller.
     pub gid: u32,
-    /// Thread id of the caller, 0 where it has none in our pid namespace (kernel write-back).
+    /// Thread id of the caller, 0 if it has none in our pid namespace (kernel write-back).
     pub pid: u32,
 }
 
-/// Tells whether the caller of an operation has given up on it.
+/// Reports that the caller of an operation no longer waits.
 pub trait Interrupted: Sync {
     /// True once the caller was interrupted; never returns to false for the same operation.
     fn interrupted(&self) -> bool;
@@ -26,7 +26,7 @@ pub trait Interrupted: Sync {
 pub struct Context<'a> {
     /// The process that the operation serves.
     pub caller: Caller,
-    /// Number of the request within its session, for logs and traces; 0 where there is none.
+    /// Number of the request within its session, for logs and traces; 0 if there is none.
     pub unique: u64,
     interrupt: Option<&'a dyn Interrupted>,
 }
@@ -37,14 +37,14 @@ impl<'a> Context<'a> {
         Context { caller, unique: 0, interrupt: None }
     }
 
-    /// A context of request `unique` that `interrupt` can end.
+    /// A context of the request `unique`, which `interrupt` can interrupt.
     pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn Interrupted) -> Self {
         Context { caller, unique, interrupt: Some(interrupt) }
     }
 
-    /// True once the caller no longer waits. An operation that takes long checks it between steps
-    /// and returns [`Errno::EINTR`](crate::Errno::EINTR). A system call that blocks returns EINTR
-    /// by itself: frontends that can be interrupted send a signal to the thread.
+    /// True if the caller no longer waits. A long operation checks it between steps and returns
+    /// [`Errno::EINTR`](crate::Errno::EINTR). A blocking system call returns EINTR by itself,
+    /// because frontends send a signal to the thread.
     pub fn interrupted(&self) -> bool {
         self.interrupt.is_some_and(|interrupt| interrupt.interrupted())
     }
@@ -70,7 +70,7 @@ pub struct InterruptToken {
 }
 
 impl InterruptToken {
-    /// Marks the operation as interrupted and runs, once each, the wakes that were registered.
+    /// Marks the operation as interrupted, and runs each registered wake once.
     pub fn trip(&self) {
         self.tripped.store(true, Ordering::Release);
         let wakes = std::mem::take(&mut *self.lock());
@@ -79,11 +79,11 @@ impl InterruptToken {
         }
     }
 
-    /// Runs `wake` when the operation is interrupted; at once, if it already was.
+    /// Runs `wake` when the operation is interrupted. Runs it at once if that has happened already.
     pub fn on_interrupt(&self, wake: impl FnOnce() + Send + 'static) {
         let mut wakes = self.lock();
-        // Read under the lock: `trip` stores first and takes the list after, so that a wake is
-        // either seen by it or run here, never lost.
+        // Checked under the lock: `trip` stores first and then takes the list, so that a wake is
+        // either in the list or run here.
         if self.tripped.load(Ordering::Acquire) {
             drop(wakes);
             wake();

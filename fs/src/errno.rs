@@ -1,4 +1,4 @@
-//! Error numbers, as errno(3) names them.
+//! Error numbers, errno(3).
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ macro_rules! errnos {
         impl Errno {
             $(#[doc = concat!($text, ".")] pub const $name: Errno = Errno($number);)*
 
-            /// The symbolic name, such as `ENOENT`; `None` for a number without one here.
+            /// The symbolic name, such as `ENOENT`; `None` for other numbers.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 { $($number => Some(stringify!($name)),)* _ => None }
             }
@@ -82,8 +82,8 @@ impl Errno {
     /// `ENOATTR` of attr(5) is `ENODATA` on Linux.
     pub const ENOATTR: Errno = Errno::ENODATA;
 
-    /// The errno `number`; `EIO` where the number is not one that a system call can return
-    /// (1 to 4095), so that no value can be mistaken for success.
+    /// The errno `number`. Returns `EIO` for a number that a system call cannot return (outside 1
+    /// to 4095), so that no error is mistaken for success.
     pub const fn from_raw(number: i32) -> Self {
         if number >= 1 && number <= 4095 { Errno(number) } else { Errno::EIO }
     }
@@ -115,7 +115,8 @@ impl fmt::Debug for Errno {
 impl std::error::Error for Errno {}
 
 impl From<io::Error> for Errno {
-    /// The number that the system call gave; an error that std made up maps to the nearest one.
+    /// The number that the system call returned. An error created by std becomes the nearest
+    /// number.
     fn from(error: io::Error) -> Self {
         if let Some(number) = error.raw_os_error() {
             return Errno::from_raw(number);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_means_success() {
+    fn no_errno_means_success() {
         for number in [0, -1, -2, 4096, i32::MIN, i32::MAX] {
             assert_eq!(Errno::from_raw(number), Errno::EIO);
         }

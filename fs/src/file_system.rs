@@ -13,83 +13,87 @@ use crate::{
 ///
 /// # Concurrency
 ///
-/// Frontends call from any number of threads at once, also on one inode, one directory and one open
-/// file; more of them where [`Caps::blocking`] is set. They promise no more than this:
+/// Frontends call from any number of threads at once, also for one inode, one directory or one open
+/// file. They use more threads if [`Caps::blocking`] is set. They guarantee only the following:
 ///
-/// * A caller's next call begins after the answer to its last one. Of two calls at the same time,
-///   either may take effect first, but each takes effect at one moment: a rename is never half seen.
-/// * [`release`](FileSystem::release) comes once for each open file, after every other call on its
-///   handle has returned. The same holds for `releasedir`, and for the last
+/// * A caller's next call begins after its previous call has been answered. Of two concurrent calls
+///   either may take effect first, but each is atomic: a rename is never seen half done.
+/// * [`release`](FileSystem::release) is called once for each open file, after all other calls on
+///   its handle have returned. The same is true for `releasedir`, and for the last
 ///   [`forget`](FileSystem::forget) of an inode.
-/// * `attached` comes before the first operation of a frontend, and `detached` after its last one.
+/// * `attached` is called before the first operation of a frontend, and `detached` after its last.
 ///
-/// Some frontends keep more apart. The kernel sends one change of a directory's names at a time, and
-/// one write to a file at a time unless [`Opened::parallel_direct_writes`] is set. The in-process client
-/// and sockets do not. A client on a socket may also break the order of `release` and `forget`: a file
-/// system that is served there answers calls on what it no longer knows by `EBADF` or `ESTALE`.
+/// Some frontends serialize more. The kernel sends one change of a directory's names at a time, and
+/// one write to a file at a time unless [`Opened::parallel_direct_writes`] is set. The in-process
+/// client and sockets do not. A client on a socket may also violate the order of `release` and
+/// `forget`: a file system that is served there answers calls with unknown handles or inodes by
+/// `EBADF` or `ESTALE`.
 ///
 /// # Permissions
 ///
-/// The frontend checks mode bits and ACLs before it calls (the kernel does with
-/// `default_permissions`; the in-process frontends do as the kernel would), or calls
-/// [`access`](FileSystem::access) where the file system decides. A backend need not check mode bits
-/// again, but must refuse what it cannot do for `cx.caller`.
+/// The frontend checks mode bits and ACLs before it calls. The kernel does so with
+/// `default_permissions`, and the in-process frontends follow its rules. Otherwise the frontend
+/// calls [`access`](FileSystem::access). A backend need not check mode bits again, but must refuse
+/// operations that it cannot perform for `cx.caller`.
 ///
 /// # Inode numbers and lookups
 ///
 /// `lookup`, `mknod`, `mkdir`, `symlink`, `link`, `create`, `tmpfile` and every entry that
-/// [`DirBuf::push_with`] accepts give the frontend one *lookup* of the inode. The number stays
-/// valid until the frontend has given all of them back by [`forget`](FileSystem::forget), also
-/// after the last name is gone: an unlinked file can be read and written through its number and
-/// its open handles. [`Ino::ROOT`] needs no lookup. An inode that is not known any more (a frontend
-/// bug, or a hostile client) gives `ESTALE`.
+/// [`DirBuf::push_with`] accepts add one *lookup* of the inode. The number remains valid until the
+/// frontend has returned all lookups by [`forget`](FileSystem::forget), also after the last name
+/// was removed: an unlinked file can be read and written through its number and its open handles.
+/// [`Ino::ROOT`] needs no lookup. An unknown inode (a bug in the frontend, or a hostile client)
+/// results in `ESTALE`.
 ///
 /// # Errors
 ///
-/// Those of the system call with the same name, unless a method says more. A method that is not
-/// implemented returns `ENOSYS`, and the frontend then does without for good; a method that
-/// exists but not for this file or these flags returns `EOPNOTSUPP` or `EINVAL`. `EIO` says that
-/// the backend failed. A panic is caught by the frontend and answers `EIO` to that call alone.
+/// Methods return the errors of the system call with the same name, and those that they document. A
+/// method that is not implemented returns `ENOSYS`, and the frontend then no longer calls it. A
+/// method that does not support this file or these flags returns `EOPNOTSUPP` or `EINVAL`. `EIO`
+/// means that the backend failed. The frontend catches panics, and answers `EIO` to that call only.
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync {
-    /// Facts from which the frontend derives its settings. Called once, before anything else.
+    /// The properties from which the frontend derives its settings. Called once, before anything
+    /// else.
     fn caps(&self) -> Caps {
         Caps::default()
     }
 
-    /// Called once by the frontend when it is ready to serve; `notify` leads back to its caches. A
-    /// file system with several frontends is attached several times and keeps all notifiers.
+    /// Called once by the frontend when it is ready to serve. `notify` gives access to its caches.
+    /// A file system with several frontends is attached several times, and keeps all notifiers.
     fn attached(&self, notify: Arc<dyn Notify>) {}
 
-    /// Called once by a frontend after its last operation (unmount, or the end of the session). Makes
-    /// durable what the file system acknowledged and holds back itself. Errors: those of syncfs(2),
-    /// where something could not be made durable; the frontend reports them to whoever unmounts.
+    /// Called once by a frontend after its last operation (unmount, or the end of the session).
+    /// Makes all acknowledged changes durable that the file system has kept in memory. Fails with
+    /// the errors of syncfs(2) if that is not possible; the frontend reports them to the unmounting
+    /// process.
     fn detached(&self) -> Result<()> {
         Ok(())
     }
 
     // ---- names ----------------------------------------------------------------------------
 
-    /// The inode that `name` leads to in the directory `parent`; one lookup more. `ENOENT` where
-    /// there is none, `ENOTDIR` where `parent` is not a directory.
+    /// Looks up `name` in the directory `parent`, which adds a lookup. Fails with `ENOENT` if there
+    /// is none, and with `ENOTDIR` if `parent` is not a directory.
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry>;
 
-    /// The parent of a directory, for `..` (in-process walks); one lookup more, unless it is the
-    /// root, whose lookups do not count. The root's parent is the root.
+    /// Looks up the parent of a directory, for `..` in in-process path walks. Adds a lookup, except
+    /// for the root, whose lookups do not count. The parent of the root is the root.
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         Err(Errno::ENOSYS)
     }
 
-    /// Gives back `lookups` lookups of `ino`. No error is possible; too many are a frontend bug and
-    /// are ignored. Never called for the root.
+    /// Returns `lookups` lookups of `ino`. Cannot fail: an excess, which is a bug of the frontend,
+    /// is ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}
 
-    /// The reactions of the file system to the process that uses it, where it has any.
+    /// The reactions of the file system to the process that uses it, if any.
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {
         None
     }
 
-    /// Makes a file, device, fifo or socket; one lookup more. `EEXIST` where the name is taken.
+    /// Creates a file, device, fifo or socket. Adds a lookup. Fails with `EEXIST` if the name
+    /// exists.
     fn mknod(
         &self,
         cx: &Context<'_>,
@@ -100,7 +104,7 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes a directory; one lookup more.
+    /// Creates a directory. Adds a lookup.
     fn mkdir(
         &self,
         cx: &Context<'_>,
@@ -111,7 +115,7 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes a symbolic link with the text `target` (no NUL, 1 to 4095 bytes); one lookup more.
+    /// Creates a symbolic link with the text `target` (no NUL, 1 to 4095 bytes). Adds a lookup.
     fn symlink(
         &self,
         cx: &Context<'_>,
@@ -123,23 +127,23 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Gives `ino` another name; one lookup more of `ino`. `EPERM` for a directory.
+    /// Creates another name of `ino`. Adds a lookup. Fails with `EPERM` for a directory.
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         Err(Errno::ENOSYS)
     }
 
-    /// Removes the name of something that is not a directory (`EISDIR`). The inode lives on while
-    /// it is looked up or open.
+    /// Removes a name that is not a directory's (`EISDIR`). The inode exists as long as it has
+    /// lookups or is open.
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Removes an empty directory. `ENOTEMPTY`, `ENOTDIR`.
+    /// Removes an empty directory. Fails with `ENOTEMPTY` or `ENOTDIR`.
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Moves a name, renameat2(2). `EINVAL` for flags that are not known, or for moving a directory
+    /// Renames, renameat2(2). Fails with `EINVAL` for unknown flags, and for moving a directory
     /// below itself.
     fn rename(
         &self,
@@ -151,31 +155,31 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The text of a symbolic link; `EINVAL` for anything else.
+    /// Returns the text of a symbolic link. Fails with `EINVAL` for other files.
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }
 
     // ---- attributes -----------------------------------------------------------------------
 
-    /// The attributes of an inode, through the open handle `fh` where the caller has one. Also
-    /// serves statx(2): a birth time is returned wherever it is known.
+    /// Returns the attributes of an inode, through the open handle `fh` if the caller has one. Also
+    /// serves statx(2): includes the birth time if it is known.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr>;
 
-    /// Changes attributes, all those in `set` or none; returns the new ones. The change time of the
-    /// inode moves with every change.
+    /// Sets all attributes in `set`, or none. Returns the new attributes. Every change updates the
+    /// change time of the inode.
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
 
-    /// Checks the permissions `mask` of the caller: `EACCES`, `EROFS`. A frontend calls it only if the
-    /// file system decides about permissions. `ENOSYS` permits everything.
+    /// Checks the permissions `mask` of the caller. Fails with `EACCES` or `EROFS`. A frontend
+    /// calls it only if the file system checks permissions. `ENOSYS` permits everything.
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Sets an extended attribute. `EEXIST`, `ENODATA` (see the flags), `EOPNOTSUPP` for a namespace
-    /// that is not kept, `ENOSPC`.
+    /// Sets an extended attribute. Fails with `EEXIST` or `ENODATA` (see the flags), with
+    /// `EOPNOTSUPP` for an unsupported namespace, and with `ENOSPC`.
     fn setxattr(
         &self,
         cx: &Context<'_>,
@@ -187,8 +191,8 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The value of an extended attribute, for a caller with `room` bytes; [`Xattr::Size`] for a
-    /// `room` of 0. `ENODATA` where it does not exist, `ERANGE` where it is larger.
+    /// Returns the value of an extended attribute for a buffer of `room` bytes; [`Xattr::Size`] for
+    /// a `room` of 0. Fails with `ENODATA` if it does not exist, and with `ERANGE` if it is larger.
     fn getxattr(
         &self,
         cx: &Context<'_>,
@@ -199,29 +203,30 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The names of all extended attributes, each followed by a NUL; `room` as for `getxattr`.
+    /// Returns the names of all extended attributes, each followed by a NUL; `room` as for
+    /// `getxattr`.
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         Err(Errno::ENOSYS)
     }
 
-    /// Removes an extended attribute. `ENODATA` where it does not exist.
+    /// Removes an extended attribute. Fails with `ENODATA` if it does not exist.
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
     // ---- open files -----------------------------------------------------------------------
 
-    /// Opens a file. `EISDIR` for writing to a directory. The default suits a file system without
-    /// state per open file.
+    /// Opens a file. Fails with `EISDIR` when a directory is opened for writing. The default suits
+    /// a file system without state per open file.
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         Ok(Opened::default())
     }
 
-    /// Makes a regular file and opens it; one lookup more. `EEXIST` where the name is taken: nobody
-    /// has checked whether the caller may open what is there, so that a frontend opens it by
-    /// [`open`](FileSystem::open) after a lookup and a check. `args.flags` always holds `O_EXCL`
-    /// for that reason, and `O_CREAT` and `O_TRUNC` as the caller gave them. The default makes the
-    /// node first and then opens it.
+    /// Creates a regular file and opens it. Adds a lookup. Fails with `EEXIST` if the name exists:
+    /// the permissions of the existing file were not checked, so that a frontend opens it by
+    /// [`open`](FileSystem::open) after a lookup and a check. `args.flags` therefore always has
+    /// `O_EXCL`, and `O_CREAT` and `O_TRUNC` as passed by the caller. The default calls `mknod` and
+    /// `open`.
     fn create(
         &self,
         cx: &Context<'_>,
@@ -231,7 +236,7 @@ pub trait FileSystem: Send + Sync {
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let entry = self.mknod(cx, parent, name, node)?;
-        // A new file is empty, so truncating it would only cost time.
+        // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
         let args = OpenArgs { flags: args.flags.without(creation), ..args };
         match self.open(cx, entry.ino, args) {
@@ -243,9 +248,9 @@ pub trait FileSystem: Send + Sync {
         }
     }
 
-    /// Makes a regular file without a name in the file system of the directory `parent` and opens
-    /// it (`O_TMPFILE`); one lookup more. With `O_EXCL` it can never be linked. `EOPNOTSUPP` where
-    /// that cannot be done.
+    /// Creates an unnamed regular file in the file system of the directory `parent` and opens it
+    /// (`O_TMPFILE`). Adds a lookup. With `O_EXCL` it can never be linked. Fails with `EOPNOTSUPP`
+    /// if that is not supported.
     fn tmpfile(
         &self,
         cx: &Context<'_>,
@@ -256,8 +261,8 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Puts bytes from `args.offset` on into `out`. Fewer than there is room for means the end of
-    /// the file (unless the file is a stream).
+    /// Reads data from `args.offset` on into `out`. Fewer bytes than the buffer has room for mean
+    /// end of file, except for a stream.
     fn read(
         &self,
         cx: &Context<'_>,
@@ -268,8 +273,8 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Writes the bytes of `data`; returns how many were taken. Fewer only where an error came
-    /// after some (`ENOSPC`).
+    /// Writes `data`, and returns the number of bytes. It is smaller only if an error such as
+    /// `ENOSPC` occurred after some bytes.
     fn write(
         &self,
         cx: &Context<'_>,
@@ -280,10 +285,10 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Starts an operation that may finish later; the answer goes through `io`, now or later, from any
-    /// thread. Must not block for long. The default runs the synchronous method.
+    /// Starts an operation that may finish later. The result is passed to `io`, at any time and
+    /// from any thread. Must not block for long. The default calls the synchronous method.
     ///
-    /// Frontends send reads, writes, fsync, fsyncdir and syncfs here where [`Caps::submits`] is set.
+    /// Frontends submit reads, writes, fsync, fsyncdir and syncfs here if [`Caps::submits`] is set.
     fn submit(&self, mut io: Io) {
         match io.op() {
             IoOp::Read { file, args, .. } => {
@@ -309,49 +314,52 @@ pub trait FileSystem: Send + Sync {
         }
     }
 
-    /// Called at every close(2) of a descriptor of the open file: reports errors of writes that
-    /// were held back, and drops the POSIX locks of `owner`. May come more than once, or never.
+    /// Called at every close(2) of a descriptor of the open file. Reports errors of delayed writes,
+    /// and drops the POSIX locks of `owner`. May be called several times, or never.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Called once, when the last descriptor of the open file is closed; nobody waits for the
+    /// Called once, when the last descriptor of the open file is closed. Nobody waits for the
     /// result.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         Ok(())
     }
 
-    /// Makes the data, and unless `datasync` all attributes, durable.
+    /// Makes the data durable, and all attributes unless `datasync` is set.
     fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Allocates, punches, zeroes, collapses or inserts, fallocate(2). `EOPNOTSUPP` for a mode that
-    /// is not supported. Set-user-id and its kin are cleared (see [`SetAttr::kill_suidgid`]) unless
-    /// the caller's user is 0: FUSE does not say more.
+    /// Allocates, punches, zeroes, collapses or inserts a range, fallocate(2). Fails with
+    /// `EOPNOTSUPP` for an unsupported mode. Clears set-user-id and set-group-id (see
+    /// [`SetAttr::kill_suidgid`]) unless the caller's user is 0, because FUSE does not pass more
+    /// information.
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// The next data or hole at or after `offset`. `ENXIO` past the end of the file.
+    /// Returns the next data or hole at or after `offset`. Fails with `ENXIO` past the end of the
+    /// file.
     fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
         Err(Errno::ENOSYS)
     }
 
-    /// Copies bytes between open files; returns how many. The frontend copies by itself after
-    /// `ENOSYS`, `EOPNOTSUPP` or `EXDEV`. Set-user-id is cleared as by
+    /// Copies data between open files. Returns the number of bytes. After `ENOSYS`, `EOPNOTSUPP` or
+    /// `EXDEV` the frontend copies by itself. Clears set-user-id like
     /// [`fallocate`](FileSystem::fallocate).
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         Err(Errno::ENOSYS)
     }
 
-    /// Device control. `ENOTTY` for a request that is not known.
+    /// Device control, ioctl(2). Fails with `ENOTTY` for an unknown request.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         Err(Errno::ENOTTY)
     }
 
-    /// Returns those of the events (`POLLIN`, ... of poll(2)) that are ready. With `wake`, the file system later
-    /// calls [`Notify::poll_wake`] once when one of them becomes ready. `ENOSYS` means: always ready.
+    /// Returns the events (`POLLIN`, ... of poll(2)) that are ready. With `wake`, the file system
+    /// later calls [`Notify::poll_wake`] once when one of them becomes ready. `ENOSYS` means:
+    /// always ready.
     fn poll(
         &self,
         cx: &Context<'_>,
@@ -362,27 +370,28 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The block on the underlying device that holds block `index` (in units of `block_size` bytes).
+    /// Returns the block on the underlying device that contains block `index` (in units of
+    /// `block_size` bytes).
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         Err(Errno::ENOSYS)
     }
 
     // ---- locks ----------------------------------------------------------------------------
 
-    /// The first lock that stands against `request`, or `None`.
+    /// Returns the first lock that conflicts with `request`, or `None`.
     fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
         Err(Errno::ENOSYS)
     }
 
-    /// Takes, changes or drops a lock. `EAGAIN` where another owner's lock conflicts. With `wait` it is
-    /// called by the default of [`setlkw`](FileSystem::setlkw) only.
+    /// Takes, changes or drops a lock. Fails with `EAGAIN` if another owner's lock conflicts. With
+    /// `wait` set, only the default of [`setlkw`](FileSystem::setlkw) calls it.
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Takes a lock, waiting until it can be had. The answer goes through `wait`, now or later, from
-    /// any thread: `EDEADLK` where waiting could never end, `EINTR` when interrupted, `ENOSYS` where
-    /// the file system keeps no locks. Must not block: the thread has to receive the unlock. The
+    /// Takes a lock, and waits until it is available. The result is passed to `wait`, at any time
+    /// and from any thread: `EDEADLK` for a deadlock, `EINTR` after an interrupt, `ENOSYS` if the
+    /// file system keeps no locks. Must not block, because the thread must receive the unlock. The
     /// default suits a file system without locks; it calls [`setlk`](FileSystem::setlk) once.
     fn setlkw(&self, wait: LockWait) {
         let (file, request) = (wait.file(), wait.request());
@@ -392,36 +401,36 @@ pub trait FileSystem: Send + Sync {
 
     // ---- directories ----------------------------------------------------------------------
 
-    /// Opens a directory. `ENOTDIR`.
+    /// Opens a directory. Fails with `ENOTDIR`.
     fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
         Ok(Opened::default())
     }
 
-    /// Lists entries from the position `from`: 0 for the start, otherwise a [`next`] that an entry
-    /// gave. An entry that stays during the whole listing is seen exactly once. Nothing pushed
-    /// means the end.
+    /// Lists entries from the position `from`: 0 for the start, otherwise the [`next`] of an entry.
+    /// An entry that exists during the whole listing is listed exactly once. If nothing is pushed,
+    /// the listing has ended.
     ///
     /// [`next`]: crate::DirItem::next
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()>;
 
-    /// Ends what opendir began.
+    /// Releases a directory from opendir.
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
         Ok(())
     }
 
-    /// Makes the names of a directory durable.
+    /// Makes the entries of a directory durable.
     fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
     // ---- the file system as a whole -------------------------------------------------------
 
-    /// Space and inodes, of the file system that holds `ino`.
+    /// Returns space and inode counts of the file system that contains `ino`.
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
         Ok(StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() })
     }
 
-    /// Makes everything durable, syncfs(2).
+    /// Makes all data durable, syncfs(2).
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -434,7 +443,7 @@ mod tests {
     use super::*;
     use crate::{Caller, FileKind};
 
-    /// A directory in which one name is taken.
+    /// A directory with one existing name.
     #[derive(Default)]
     struct OneName {
         opened: AtomicU64,
@@ -459,10 +468,10 @@ mod tests {
         }
     }
 
-    /// CREATE once opened what had the name, whoever owned it: a frontend checks permissions of what
-    /// it opens, and it believed that this file was new.
+    /// CREATE opened an existing file of any owner. A frontend checks the permissions of files that
+    /// it opens, but it took this file for new.
     #[test]
-    fn create_never_opens_what_is_there() {
+    fn create_never_opens_an_existing_file() {
         let fs = OneName::default();
         let cx = Context::new(Caller::default());
         let name = Name::new(b"a").unwrap();

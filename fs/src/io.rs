@@ -1,4 +1,4 @@
-//! Operations that finish later: reads, writes, and what makes changes durable.
+//! Operations that may finish later: reads, writes and syncs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub enum IoOp {
     Fsync {
         /// The open file.
         file: File,
-        /// Only what is needed to read the data back, fdatasync(2).
+        /// Only what fdatasync(2) needs to read the data back.
         datasync: bool,
     },
     /// [`FileSystem::fsyncdir`](crate::FileSystem::fsyncdir).
@@ -47,19 +47,19 @@ pub enum IoOp {
     Syncfs,
 }
 
-/// The frontend's end of an [`Io`]: the buffers, and the place where the result goes.
+/// The frontend's side of an [`Io`]: the buffers, and the receiver of the result.
 pub trait Completion: Send {
     /// The sink of a read's bytes. Called for [`IoOp::Read`] only.
     fn sink(&mut self) -> &mut dyn ReadSink;
     /// The source of a write's bytes. Called for [`IoOp::Write`] only.
     fn source(&mut self) -> &mut dyn WriteSource;
-    /// Sends the answer: bytes read or written, 0 for everything else. Called exactly once, from any
-    /// thread.
+    /// Sends the result: the number of bytes read or written, 0 for other operations. Called
+    /// exactly once, from any thread.
     fn finish(self: Box<Self>, result: Result<usize>);
 }
 
-/// One operation in flight. It owns its buffers and may be finished at any time, by any thread.
-/// Dropped without [`finish`](Io::finish) (also by a panic), it answers `EIO`.
+/// An operation in progress. It owns its buffers, and any thread may finish it at any time. If it
+/// is dropped without [`finish`](Io::finish), also by a panic, it answers `EIO`.
 pub struct Io {
     op: IoOp,
     caller: Caller,
@@ -86,19 +86,19 @@ impl Io {
         self.op
     }
 
-    /// The process that asked for it.
+    /// The process that requested it.
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
-    /// The interrupt of this operation: a backend that queues it registers a wake here, takes the
-    /// operation out of its queue and finishes it with `EINTR`.
+    /// The interrupt of this operation. A backend that queues the operation registers a wake that
+    /// removes it from the queue and finishes it with `EINTR`.
     pub fn interrupt(&self) -> &Arc<InterruptToken> {
         &self.interrupt
     }
 
-    /// The same operation on the file that `map` returns, for layers that hand it on to a file
-    /// system with other inode numbers or handles.
+    /// Replaces the file by the one that `map` returns, for layers over a file system with other
+    /// inode numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         match &mut self.op {
@@ -111,16 +111,16 @@ impl Io {
         self
     }
 
-    /// The operation that `map` returns, for layers that also change its arguments. It must move the same
-    /// number of bytes.
+    /// Replaces the operation by the one that `map` returns, for layers that change other
+    /// arguments. It must transfer the same number of bytes.
     #[must_use]
     pub fn map_op(mut self, map: impl FnOnce(IoOp) -> IoOp) -> Self {
         self.op = map(self.op);
         self
     }
 
-    /// The same operation with another completion around the one it had, for layers that want to
-    /// see the answer. Bytes that were already put into the buffer stay counted.
+    /// Wraps the completion, for layers that observe the result. Bytes already in the buffer remain
+    /// counted.
     #[must_use]
     pub fn map_completion(
         mut self,
@@ -130,8 +130,8 @@ impl Io {
         self
     }
 
-    /// Runs a read: `fill` receives the buffer; what it puts there counts as the result of
-    /// [`finish_filled`](Io::finish_filled). `EINVAL` unless the operation is a read.
+    /// Runs a read: `fill` receives the buffer. The bytes that it appends are the result of
+    /// [`finish_filled`](Io::finish_filled). Fails with `EINVAL` unless the operation is a read.
     pub fn with_read_buf<T>(
         &mut self,
         fill: impl FnOnce(&Context<'_>, &mut ReadBuf<'_>) -> Result<T>,
@@ -146,7 +146,8 @@ impl Io {
         result
     }
 
-    /// Runs a write: `drain` receives the bytes. `EINVAL` unless the operation is a write.
+    /// Runs a write: `drain` receives the data. Fails with `EINVAL` unless the operation is a
+    /// write.
     pub fn with_write_buf<T>(
         &mut self,
         drain: impl FnOnce(&Context<'_>, &mut WriteBuf<'_>) -> Result<T>,
@@ -163,12 +164,12 @@ impl Io {
         run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
     }
 
-    /// Answers with `result`: bytes for reads and writes, 0 for the rest.
+    /// Finishes with `result`: the number of bytes for reads and writes, 0 for other operations.
     pub fn finish(mut self, result: Result<usize>) {
         self.complete(result);
     }
 
-    /// Answers a read with the bytes that were put into its buffer, or with the error.
+    /// Finishes a read with the number of bytes in its buffer, or with the error.
     pub fn finish_filled(mut self, result: Result<()>) {
         let filled = self.filled;
         self.complete(result.map(|()| filled));

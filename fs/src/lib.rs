@@ -1,11 +1,10 @@
 //! The contract of defuse: one trait, [`FileSystem`], that every backend implements and every
 //! frontend calls, with the types that pass between them.
 //!
-//! It has: inode operations as synchronous values, an optional asynchronous path for data and
-//! lock waits ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`],
-//! [`WriteBuf`]), a path API on top ([`path::PathFileSystem`]), layers that wrap any file system
-//! ([`layer`]), a lock manager for whoever keeps file locks ([`locks`]), and the description of a kind of
-//! source ([`source`]).
+//! It has: synchronous inode operations, an optional asynchronous path for data and lock waits
+//! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a
+//! path API on top ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock
+//! manager for file locks ([`locks`]), and the description of a kind of source ([`source`]).
 //!
 //! It knows no transport, no FUSE opcode, no system call and no third-party crate.
 //! A frontend never imports a backend and a backend never imports a frontend; both import this.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::{Caller, Context, Errno, File, InterruptToken, LockRequest, Result};
 
-/// Receives the answer to a [`LockWait`]. Called once, from any thread.
+/// Receives the result of a [`LockWait`]. Called once, from any thread.
 pub type LockAnswer = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A wait for a lock, as [`FileSystem::setlkw`](crate::FileSystem::setlkw) receives it. Any thread
-/// may answer it at any time. Dropped without [`finish`](LockWait::finish) (also by a panic), it
-/// answers `EIO`.
+/// A wait for a lock, as passed to [`FileSystem::setlkw`](crate::FileSystem::setlkw). Any thread
+/// may finish it at any time. If it is dropped without [`finish`](LockWait::finish), also by a
+/// panic, it answers `EIO`.
 pub struct LockWait {
     file: File,
     request: LockRequest,
@@ -42,34 +42,34 @@ impl LockWait {
         self.request
     }
 
-    /// The process that waits.
+    /// The waiting process.
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
-    /// The interrupt of this wait. A backend that queues the wait registers a wake here, takes the
-    /// wait out of its queue and finishes it with `EINTR`.
+    /// The interrupt of this wait. A backend that queues the wait registers a wake that removes it
+    /// from the queue and finishes it with `EINTR`.
     pub fn interrupt(&self) -> &Arc<InterruptToken> {
         &self.interrupt
     }
 
-    /// The same wait on the file that `map` returns, for layers over a file system with other inode
-    /// numbers or handles.
+    /// Replaces the file by the one that `map` returns, for layers over a file system with other
+    /// inode numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         self.file = map(self.file);
         self
     }
 
-    /// The same wait for the lock that `map` returns, for layers over a file system that knows other
-    /// owners.
+    /// Replaces the request by the one that `map` returns, for layers over a file system that knows
+    /// other owners.
     #[must_use]
     pub fn map_request(mut self, map: impl FnOnce(LockRequest) -> LockRequest) -> Self {
         self.request = map(self.request);
         self
     }
 
-    /// The same wait with another answer around the one it had, for layers that see or change it.
+    /// Wraps the answer, for layers that observe or change it.
     #[must_use]
     pub fn map_answer(mut self, map: impl FnOnce(LockAnswer) -> LockAnswer) -> Self {
         self.answer = self.answer.take().map(map);
@@ -81,7 +81,8 @@ impl LockWait {
         run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
     }
 
-    /// Answers: the lock was taken, or the error of [`setlk`](crate::FileSystem::setlk).
+    /// Finishes the wait: the lock was taken, or failed with an error of
+    /// [`setlk`](crate::FileSystem::setlk).
     pub fn finish(mut self, result: Result<()>) {
         self.complete(result);
     }
@@ -118,7 +119,7 @@ mod tests {
     use crate::{Fh, Ino};
 
     #[test]
-    fn a_wait_that_is_dropped_is_answered_eio_and_one_that_is_finished_only_once() {
+    fn a_dropped_wait_answers_eio_and_a_finished_one_answers_once() {
         let (send, answers) = mpsc::channel();
         let wait = || {
             let send = send.clone();

@@ -2,31 +2,30 @@
 
 use crate::{Errno, Ino, Name, PollHandle, Result};
 
-/// The way from a file system back to the caches of its frontend. Handed over by
+/// The access of a file system to the caches of its frontend, passed to
 /// [`FileSystem::attached`](crate::FileSystem::attached).
 ///
-/// A frontend without such a cache accepts and ignores an invalidation (there is nothing to
-/// drop). A call may block until the frontend has dropped the page or name: never call it while
-/// holding a lock that an operation on the same inode takes. Errors: `ENOENT` where the frontend
-/// does not know the inode (harmless), `ENOSYS` where the kernel is too old, `ENOTCONN` after the
-/// frontend is gone.
+/// A frontend without such a cache accepts an invalidation and does nothing. A call may block until
+/// the frontend has dropped the page or name: never call it while holding a lock that an operation
+/// on the same inode takes. Errors: `ENOENT` if the frontend does not know the inode (harmless),
+/// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()>;
 
     /// Drops the cached name `name` in `parent`. With `expire_only` the name is looked up again at
-    /// its next use but what is mounted or open below it stays.
+    /// its next use, and mounts and open files below it stay.
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()>;
 
-    /// Says that `name` in `parent`, which was `child`, has been deleted by someone else.
+    /// Reports that another client has deleted `name` in `parent`, which was `child`.
     fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()>;
 
-    /// Puts `data` into the cache of `ino` at `offset`.
+    /// Stores `data` in the page cache of `ino` at `offset`.
     fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()>;
 
-    /// Asks for what the cache of `ino` holds in `len` bytes from `offset`; `done` receives the
-    /// bytes from `offset` on, or fewer where the cache has a gap.
+    /// Requests `len` cached bytes of `ino` from `offset`. `done` receives them, or fewer if the
+    /// cache has a gap.
     fn retrieve(
         &self,
         ino: Ino,
@@ -35,14 +34,14 @@ pub trait Notify: Send + Sync {
         done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
     ) -> Result<()>;
 
-    /// Wakes those who poll the file for which `handle` was given to
+    /// Wakes the processes that poll the file for which `handle` was passed to
     /// [`FileSystem::poll`](crate::FileSystem::poll).
     fn poll_wake(&self, handle: PollHandle) -> Result<()>;
 
-    /// Makes all cached names stale at once.
+    /// Invalidates all cached names at once.
     fn increment_epoch(&self) -> Result<()>;
 
-    /// Asks the frontend to forget those of `inodes` that nobody uses.
+    /// Asks the frontend to forget those of `inodes` that are unused.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
 }
 

@@ -1,5 +1,5 @@
-//! The values that pass between frontends and backends. Names and units are those of stat(2),
-//! open(2), fcntl(2) and their kin.
+//! The values that frontends and backends exchange. Names and units are those of stat(2), open(2),
+//! fcntl(2) and related system calls.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -11,8 +11,8 @@ use crate::{Errno, Result};
 /// The longest name of one component in bytes, `NAME_MAX`.
 pub const NAME_MAX: usize = 255;
 
-/// Identifies an inode between frontend and backend. The backend chooses the numbers; one stays
-/// valid from the lookup that returned it until as many lookups have been forgotten.
+/// Identifies an inode. The backend chooses the number. It is valid from the lookup that returned
+/// it until all lookups have been forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ino(pub u64);
 
@@ -21,8 +21,8 @@ impl Ino {
     pub const ROOT: Ino = Ino(1);
 }
 
-/// Identifies an open file or directory. The backend chooses the numbers; one is valid from open
-/// to release.
+/// Identifies an open file or directory. The backend chooses the number. It is valid from open to
+/// release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fh(pub u64);
 
@@ -40,7 +40,8 @@ pub struct File {
 pub struct Name<'a>(&'a [u8]);
 
 impl<'a> Name<'a> {
-    /// Checks `bytes`. `ENAMETOOLONG` over 255 bytes, `EINVAL` for anything else that is not a name.
+    /// Checks `bytes`. Fails with `ENAMETOOLONG` for more than 255 bytes, and with `EINVAL` for
+    /// other invalid names.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         if bytes.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);
@@ -52,7 +53,7 @@ impl<'a> Name<'a> {
         if bad { Err(Errno::EINVAL) } else { Ok(Name(bytes)) }
     }
 
-    /// The bytes, in whatever encoding the caller uses.
+    /// The bytes, in the encoding of the caller.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -74,7 +75,8 @@ impl fmt::Debug for Name<'_> {
 pub struct XattrName<'a>(&'a [u8]);
 
 impl<'a> XattrName<'a> {
-    /// Checks `bytes`. `ERANGE` when empty or over 255 bytes (as setxattr(2)), `EINVAL` with a NUL.
+    /// Checks `bytes`. Fails with `ERANGE` if empty or longer than 255 bytes (as setxattr(2)), and
+    /// with `EINVAL` for a NUL.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         if bytes.is_empty() || bytes.len() > 255 {
             return Err(Errno::ERANGE);
@@ -99,8 +101,8 @@ impl fmt::Debug for XattrName<'_> {
     }
 }
 
-/// A point in time as `struct timespec` has it: seconds since 1970 UTC (negative before) and
-/// nanoseconds 0 to 999,999,999 on top.
+/// A point in time, like `struct timespec`: seconds since 1970 UTC (negative before), and
+/// additional nanoseconds, 0 to 999,999,999.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp {
     /// Whole seconds.
@@ -110,7 +112,7 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The wall clock's time.
+    /// The time of the system clock.
     pub fn now() -> Self {
         match SystemTime::now().duration_since(UNIX_EPOCH) {
             Ok(since) => Timestamp { secs: since.as_secs() as i64, nanos: since.subsec_nanos() },
@@ -160,7 +162,7 @@ impl FileKind {
         }
     }
 
-    /// The kind in the `S_IFMT` bits of `mode`; `None` where they name none.
+    /// Returns the kind for the `S_IFMT` bits of `mode`; `None` for other values.
     pub const fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170000 {
             0o010000 => FileKind::Fifo,
@@ -183,25 +185,25 @@ impl FileKind {
 /// The attributes of an inode, as stat(2) and statx(2) return them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// `st_ino` as programs see it; need not be the [`Ino`] of the contract.
+    /// `st_ino` for programs. May differ from the [`Ino`] of the contract.
     pub st_ino: u64,
     /// Type of the inode.
     pub kind: FileKind,
     /// Permission bits with set-user-id, set-group-id and sticky: 0 to 0o7777.
     pub perm: u32,
-    /// Number of names.
+    /// Number of links.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of a device inode (`st_rdev`, as makedev(3) packs it), else 0.
+    /// Device number of a device inode (`st_rdev`, encoded as by makedev(3)), else 0.
     pub rdev: u64,
-    /// Length in bytes.
+    /// File size in bytes.
     pub size: u64,
-    /// Space in use, in units of 512 bytes.
+    /// Allocated space, in units of 512 bytes.
     pub blocks: u64,
-    /// Preferred size of I/O in bytes.
+    /// Preferred I/O size in bytes.
     pub blksize: u32,
     /// Time of last access.
     pub atime: Timestamp,
@@ -209,9 +211,9 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Time of last change of the inode.
     pub ctime: Timestamp,
-    /// Time of birth, where the file system keeps it.
+    /// Time of creation, if the file system records it.
     pub btime: Option<Timestamp>,
-    /// The receiver may rely on these values for this long.
+    /// The time for which the receiver may cache these values.
     pub valid_for: Duration,
 }
 
@@ -227,11 +229,11 @@ impl Attr {
 pub struct Entry {
     /// The inode. The receiver owns one lookup of it (see [`crate::FileSystem::forget`]).
     pub ino: Ino,
-    /// Tells apart inodes that had the same number one after the other.
+    /// Distinguishes successive inodes with the same number.
     pub generation: u64,
     /// Its attributes.
     pub attr: Attr,
-    /// The receiver may rely for this long on the name leading here.
+    /// The time for which the receiver may cache the name.
     pub valid_for: Duration,
 }
 
@@ -253,45 +255,45 @@ pub struct SetAttr {
     pub uid: Option<u32>,
     /// New group.
     pub gid: Option<u32>,
-    /// New length in bytes; what is added reads as zeros.
+    /// New file size in bytes. Added bytes read as zeros.
     pub size: Option<u64>,
     /// New time of last access.
     pub atime: Option<SetTime>,
     /// New time of last change of the data.
     pub mtime: Option<SetTime>,
-    /// New time of last change of the inode: only from a frontend that caches writes.
+    /// New time of last change of the inode. Only from a frontend with a write cache.
     pub ctime: Option<Timestamp>,
-    /// Clear set-user-id, set-group-id (where group-executable) and `security.capability`,
-    /// because someone without `CAP_FSETID` changes the data. On a change of owner they are
-    /// cleared always.
+    /// Clear set-user-id, set-group-id (if group-executable) and `security.capability`, because a
+    /// process without `CAP_FSETID` changes the data. A change of the owner always clears them.
     pub kill_suidgid: bool,
 }
 
-/// The attributes of an inode that is to be made.
+/// The attributes of a new inode.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
-    /// Its type. [`FileKind::Directory`] and [`FileKind::Symlink`] come through mkdir and symlink.
+    /// Its type. mkdir and symlink pass [`FileKind::Directory`] and [`FileKind::Symlink`].
     pub kind: FileKind,
-    /// Permission bits asked for, before the umask.
+    /// Requested permission bits, before the umask.
     pub perm: u32,
-    /// Bits to clear in `perm`, unless the parent has a default ACL, which takes its place.
+    /// Bits to clear in `perm`, unless the parent has a default ACL, which replaces the umask.
     pub umask: u32,
-    /// Device number of a device inode (as makedev(3) packs it), else 0.
+    /// Device number of a device inode (encoded as by makedev(3)), else 0.
     pub rdev: u64,
-    /// Owner of the new inode. The caller's, but kept apart from [`crate::Context`] because layers
-    /// and id-mapped mounts change it.
+    /// Owner of the new inode. Usually the caller, but separate from [`crate::Context`] because
+    /// layers and id-mapped mounts change it.
     pub uid: u32,
-    /// Group of the new inode, unless the parent has its set-group-id bit, which hands on its own.
+    /// Group of the new inode, unless the parent has the set-group-id bit, and passes its own group
+    /// on.
     pub gid: u32,
-    /// A supplementary group of the caller that equals the parent's group, where the frontend
-    /// knows it: with it the new inode may keep set-group-id.
+    /// A supplementary group of the caller that equals the parent's group, if the frontend knows
+    /// it. With it the new inode may keep set-group-id.
     pub supplementary_gid: Option<u32>,
-    /// Security label to be there from the start: name and value of an extended attribute.
+    /// Initial security label: name and value of an extended attribute.
     pub security: Option<(XattrName<'a>, &'a [u8])>,
 }
 
 impl NewNode<'_> {
-    /// A node of `kind` with `perm`, owned by `caller`, with no umask and nothing more.
+    /// A node of `kind` with `perm`, owned by `caller`, without umask, device number and label.
     pub fn new(kind: FileKind, perm: u32, caller: crate::Caller) -> Self {
         NewNode {
             kind,
@@ -317,7 +319,7 @@ pub enum AccessMode {
     ReadWrite,
 }
 
-/// The flags of open(2) in the numbers of this architecture.
+/// The flags of open(2), with the values of this architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags(pub u32);
 
@@ -362,7 +364,7 @@ impl OpenFlags {
     /// `O_NOATIME`.
     pub const NOATIME: u32 = 0o1000000;
 
-    /// For reading, for writing, or both. `O_ACCMODE` itself (3) counts as both.
+    /// The access mode. `O_ACCMODE` itself (3) counts as reading and writing.
     pub const fn access(self) -> AccessMode {
         match self.0 & 3 {
             0 => AccessMode::Read,
@@ -371,17 +373,17 @@ impl OpenFlags {
         }
     }
 
-    /// True where reads are allowed.
+    /// True if reads are allowed.
     pub const fn readable(self) -> bool {
         self.0 & 3 != 1
     }
 
-    /// True where writes are allowed.
+    /// True if writes are allowed.
     pub const fn writable(self) -> bool {
         self.0 & 3 != 0
     }
 
-    /// True where all bits of `flags` are set.
+    /// True if all bits of `flags` are set.
     pub const fn has(self, flags: u32) -> bool {
         self.0 & flags == flags
     }
@@ -395,70 +397,72 @@ impl OpenFlags {
 /// The arguments of [`crate::FileSystem::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
-    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` come with create (always) and
-    /// tmpfile only. `O_TRUNC` comes with open only where the file system says so in its [`Caps`]; a
-    /// new file is empty anyway.
+    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` are passed to create
+    /// (always) and tmpfile only. `O_TRUNC` is passed to open only if [`Caps`] says so; a new file
+    /// is empty anyway.
     pub flags: OpenFlags,
-    /// With `O_TRUNC`: clear set-user-id and its kin, see [`SetAttr::kill_suidgid`].
+    /// With `O_TRUNC`: clear set-user-id and set-group-id, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
 }
 
-/// The caching that a frontend may do for an open file.
+/// The caching of an open file that the frontend may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
-    /// Keep pages while the file is open; drop those from earlier opens.
+    /// Cache pages while the file is open. Drop those from earlier opens.
     #[default]
     Cached,
-    /// Keep pages from earlier opens as well: nobody changed the file since.
+    /// Also keep pages from earlier opens: the file has not changed since.
     Keep,
-    /// Keep nothing: every read and write reaches the file system.
+    /// Cache nothing: every read and write reaches the file system.
     Direct,
 }
 
-/// The file behind an open file: its bytes are those of `fd`, at the same offsets, for as long as it
-/// is open.
+/// The backing file of an open file: it has the same data at the same offsets for as long as the
+/// file is open.
 #[derive(Clone, Debug)]
 pub struct Backing {
     /// The open file.
     pub fd: Arc<OwnedFd>,
     /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
-    /// set-user-id, set-group-id and `security.capability` at every write: nobody else will. A
-    /// frontend that hands `fd` to the kernel does so from a thread that lacks the capability.
+    /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
+    /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
+    /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,
 }
 
-/// The answer of open.
+/// The result of open.
 #[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// The handle, passed to every operation on the open file until release.
     pub fh: Fh,
     /// The caching that the frontend may do.
     pub cache: CacheMode,
-    /// A descriptor with the file's bytes, which a frontend may read and write past the file system.
-    /// Only with [`Caps::backing_files`]. A layer that has to see reads or writes sets this to `None`.
+    /// The backing file, which a frontend may read and write without calling the file system. Only
+    /// with [`Caps::backing_files`]. A layer that must see reads or writes sets this to `None`.
     pub backing: Option<Backing>,
-    /// The open file of the lower file system that stands for this one, with or without `backing`.
+    /// The corresponding open file of the lower file system, with or without `backing`.
     ///
-    /// A frontend in the program's own process leaves to it what no file system can do for several
-    /// processes: flock(2) and open file description locks, which belong to the open file, and shared
-    /// mappings. It goes to children and to the next program as a descriptor, and never reads or
-    /// writes by it. It has the access mode that open was asked for (`O_RDWR` in place of `O_WRONLY`
-    /// is possible). A layer that has to see what is mapped sets this to `None`.
+    /// An in-process frontend uses it for operations that a file system cannot provide across
+    /// processes: flock(2) and open file description locks, which belong to the open file, and
+    /// shared mappings. Child processes and executed programs inherit it as a descriptor. The
+    /// frontend never reads or writes through it. It has the access mode of the open (`O_RDWR`
+    /// instead of `O_WRONLY` is possible). A layer that must see mapped changes sets this to
+    /// `None`.
     pub lower: Option<Arc<OwnedFd>>,
-    /// [`flush`](crate::FileSystem::flush) does nothing for this file but drop POSIX locks, so it
-    /// need not be called where the frontend keeps those.
+    /// [`flush`](crate::FileSystem::flush) of this file only drops POSIX locks. It need not be
+    /// called if the frontend keeps these.
     pub no_flush: bool,
-    /// No lseek: the file is a stream that keeps its own position.
+    /// No lseek: the file is a stream with a position of its own.
     pub stream: bool,
-    /// Direct writes to this file need no order among each other.
+    /// Direct writes to this file may run in parallel.
     pub parallel_direct_writes: bool,
-    /// The listing of this directory may be cached, from one open to the next with
-    /// [`CacheMode::Keep`]; the frontend drops it when the directory's change time differs.
+    /// The listing of this directory may be cached, between opens with [`CacheMode::Keep`]. The
+    /// frontend drops it when the directory's change time differs.
     pub cache_dir: bool,
 }
 
 impl Opened {
-    /// A handle with nothing special about it.
+    /// A handle with default properties.
     pub fn new(fh: Fh) -> Self {
         Opened { fh, ..Opened::default() }
     }
@@ -469,27 +473,27 @@ impl Opened {
 pub struct ReadArgs {
     /// First byte.
     pub offset: u64,
-    /// Flags of the open file as they are now (fcntl `F_SETFL` changes them). Binding: what is not
-    /// set here does not hold, whatever open was told.
+    /// Present flags of the open file (fcntl `F_SETFL` changes them). They override the flags of
+    /// open.
     pub flags: OpenFlags,
-    /// For mandatory locks: who reads.
+    /// The reader, for mandatory locks.
     pub lock_owner: Option<LockOwner>,
 }
 
 /// Offset and flags of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteArgs {
-    /// First byte. With `O_APPEND` it is what the frontend believes to be the end; the file system
-    /// appends at the true end.
+    /// First byte. With `O_APPEND` it is the end of file as the frontend knows it; the file system
+    /// appends at the actual end.
     pub offset: u64,
-    /// Flags of the open file as they are now, binding as in [`ReadArgs`].
+    /// Present flags of the open file, see [`ReadArgs`].
     pub flags: OpenFlags,
-    /// For mandatory locks: who writes.
+    /// The writer, for mandatory locks.
     pub lock_owner: Option<LockOwner>,
     /// See [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
-    /// The write comes from a cache: the offset is right, whatever `O_APPEND` says, and the handle
-    /// may be that of another open of the same inode.
+    /// The write comes from a cache: the offset is valid even with `O_APPEND`, and the handle may
+    /// belong to another open of the same inode.
     pub from_cache: bool,
 }
 
@@ -502,27 +506,27 @@ pub struct ReleaseArgs {
     pub flock_owner: Option<LockOwner>,
 }
 
-/// The owner of a lock: a process (its table of files) for POSIX locks, an open file for flock locks.
-/// Locks of one owner never conflict with each other.
+/// The owner of a lock: a process (its file descriptor table) for POSIX locks, an open file for
+/// flock locks. Locks of one owner never conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
 impl LockOwner {
     const PROCESS: u64 = 1 << 40;
 
-    /// The process `pid`, as frontends without a kernel name it. Owners that stand for an open file
-    /// leave that bit zero there, so that both can be told apart. The kernel's own say nothing.
+    /// The process `pid`, as used by in-process frontends. The flag bit distinguishes it from
+    /// owners that represent an open file. Owners from the kernel are arbitrary.
     pub fn of_process(pid: u32) -> Self {
         LockOwner(u64::from(pid) | Self::PROCESS)
     }
 
-    /// True for an owner that [`of_process`](LockOwner::of_process) made.
+    /// True for an owner from [`of_process`](LockOwner::of_process).
     pub fn is_process(self) -> bool {
         self.0 & Self::PROCESS != 0
     }
 }
 
-/// The two families of locks, which ignore each other.
+/// The two families of locks, which are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockKind {
     /// fcntl(2) record locks.
@@ -542,8 +546,8 @@ pub enum LockType {
     Unlock,
 }
 
-/// A lock on the bytes `start..=end`; an `end` of `u64::MAX >> 1` (`OFFSET_MAX`) or more means to
-/// the end of the file, however long it grows.
+/// A lock on the bytes `start..=end`. An `end` of at least `u64::MAX >> 1` (`OFFSET_MAX`) means the
+/// end of the file, even if the file grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lock {
     /// Shared, exclusive, or none.
@@ -552,7 +556,7 @@ pub struct Lock {
     pub start: u64,
     /// Last byte.
     pub end: u64,
-    /// Process that holds or wants it.
+    /// Process that holds or requests it.
     pub pid: u32,
 }
 
@@ -565,7 +569,7 @@ pub struct LockRequest {
     pub owner: LockOwner,
     /// The lock.
     pub lock: Lock,
-    /// Wait until it can be had (`F_SETLKW`).
+    /// Wait until the lock is available (`F_SETLKW`).
     pub wait: bool,
 }
 
@@ -574,14 +578,14 @@ pub struct LockRequest {
 pub struct RenameFlags(pub u32);
 
 impl RenameFlags {
-    /// `RENAME_NOREPLACE`: `EEXIST` where the new name is taken.
+    /// `RENAME_NOREPLACE`: fail with `EEXIST` if the new name exists.
     pub const NOREPLACE: u32 = 1;
-    /// `RENAME_EXCHANGE`: both names exist and change places.
+    /// `RENAME_EXCHANGE`: both names exist and are exchanged.
     pub const EXCHANGE: u32 = 2;
     /// `RENAME_WHITEOUT`: leave a whiteout (character device 0/0) at the old name.
     pub const WHITEOUT: u32 = 4;
 
-    /// True where all bits of `flags` are set.
+    /// True if all bits of `flags` are set.
     pub const fn has(self, flags: u32) -> bool {
         self.0 & flags == flags
     }
@@ -592,34 +596,34 @@ impl RenameFlags {
 pub struct StatFs {
     /// Size in units of `frsize`.
     pub blocks: u64,
-    /// Free, in units of `frsize`.
+    /// Free blocks, in units of `frsize`.
     pub blocks_free: u64,
-    /// Free to those without privilege, in units of `frsize`.
+    /// Free blocks for unprivileged users, in units of `frsize`.
     pub blocks_available: u64,
-    /// Inodes there can be.
+    /// Total number of inodes.
     pub files: u64,
-    /// Inodes still free.
+    /// Number of free inodes.
     pub files_free: u64,
-    /// Preferred size of I/O in bytes.
+    /// Preferred I/O size in bytes.
     pub bsize: u32,
-    /// Unit of the block counts in bytes.
+    /// Unit of the block counts, in bytes.
     pub frsize: u32,
-    /// Longest name in bytes.
+    /// Maximum length of a name in bytes.
     pub name_max: u32,
 }
 
-/// The answer of [`crate::FileSystem::getxattr`] and [`crate::FileSystem::listxattr`].
+/// The result of [`crate::FileSystem::getxattr`] and [`crate::FileSystem::listxattr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Xattr {
-    /// The length of the value in bytes; the answer where the caller offered no room.
+    /// The length of the value in bytes, if the caller's buffer is empty.
     Size(u32),
     /// The value, or the names each followed by a NUL.
     Value(Vec<u8>),
 }
 
 impl Xattr {
-    /// The answer for a value that is at hand: its length where `room` is 0, `ERANGE` where it
-    /// does not fit, otherwise the value.
+    /// The result for a complete value: its length if `room` is 0, otherwise the value. Fails with
+    /// `ERANGE` if it does not fit.
     pub fn answer(value: Vec<u8>, room: usize) -> Result<Self> {
         if room == 0 {
             u32::try_from(value.len()).map(Xattr::Size).map_err(|_| Errno::E2BIG)
@@ -634,11 +638,11 @@ impl Xattr {
 /// The flags of setxattr(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetXattrFlags {
-    /// `XATTR_CREATE`: `EEXIST` where it exists.
+    /// `XATTR_CREATE`: fail with `EEXIST` if it exists.
     pub create: bool,
-    /// `XATTR_REPLACE`: `ENODATA` where it does not.
+    /// `XATTR_REPLACE`: fail with `ENODATA` if it does not exist.
     pub replace: bool,
-    /// Clear set-group-id: the access ACL was set by one outside the owning group.
+    /// Clear set-group-id: a process outside the owning group sets the access ACL.
     pub clear_sgid: bool,
 }
 
@@ -697,13 +701,13 @@ pub struct CopyRange {
 /// An ioctl(2) on an open file.
 #[derive(Clone, Copy, Debug)]
 pub struct IoctlArgs<'a> {
-    /// Request number; its size and direction are encoded as `_IOC` does.
+    /// Request number. It encodes size and direction as `_IOC` does.
     pub cmd: u32,
     /// The third argument as a number.
     pub arg: u64,
-    /// The data that the argument points to, where the request number says that data goes in.
+    /// The input data that the argument points to, if the request number has a write direction.
     pub input: &'a [u8],
-    /// The most bytes that may come out.
+    /// Maximum length of the output in bytes.
     pub output_len: usize,
     /// The file is a directory.
     pub dir: bool,
@@ -711,12 +715,12 @@ pub struct IoctlArgs<'a> {
     pub compat32: bool,
 }
 
-/// The answer to an ioctl.
+/// The result of an ioctl.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoctlReply {
     /// The result of the system call, 0 or positive.
     pub result: i32,
-    /// The bytes for the caller's memory.
+    /// The output for the caller's memory.
     pub output: Vec<u8>,
 }
 
@@ -724,66 +728,66 @@ pub struct IoctlReply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PollHandle(pub u64);
 
-/// The permissions that access(2) asks for: any of read (4), write (2), execute or search (1). 0 asks
-/// whether the file exists.
+/// The permissions of access(2): any of read (4), write (2), execute or search (1). 0 checks that
+/// the file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessMask(pub u32);
 
 /// The keeper of POSIX and flock locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LockSupport {
-    /// The file system has none of its own: those of the frontend are all there is.
+    /// The file system has no locks. Only those of the frontend exist.
     #[default]
     Frontend,
-    /// The file system has locks, but all who could conflict come through the same frontend, which
-    /// may therefore keep them itself.
+    /// The file system has locks, but all conflicting callers use the same frontend, which may
+    /// therefore keep them itself.
     Either,
-    /// The file system's locks are shared with others and must be taken there.
+    /// The file system's locks are shared with other processes and must be taken there.
     FileSystem,
 }
 
-/// Facts about a file system. Each frontend derives its own settings from them; nothing here
-/// speaks of one frontend. Asked once, after construction.
+/// The properties of a file system. Each frontend derives its own settings from them. Called once,
+/// after construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Nothing can be changed; every attempt gives `EROFS`.
+    /// Every change fails with `EROFS`.
     pub read_only: bool,
-    /// Operations may sleep (disk, network), so more of them should run at once than there are
+    /// Operations may sleep (disk, network), so that more of them should run at once than there are
     /// processors.
     pub blocking: bool,
-    /// Nobody changes names, attributes or data but through this file system, or it notifies when
-    /// they do: caches hold until invalidated, and writes may be held back.
+    /// Names, attributes and data change only through this file system, or it notifies of other
+    /// changes. Caches stay valid until invalidated, and writes may be delayed.
     pub exclusive: bool,
-    /// The directory listing has attributes at hand.
+    /// readdir can return attributes without additional cost.
     pub readdir_entries: bool,
-    /// `system.posix_acl_access` and `_default` are stored and belong to the permission check.
+    /// `system.posix_acl_access` and `_default` are stored and are part of the permission check.
     pub posix_acl: bool,
     /// Extended attributes exist at all.
     pub xattrs: bool,
-    /// Set-user-id, set-group-id and `security.capability` are cleared by the file system where
-    /// an operation says `kill_suidgid`, and on every change of owner.
+    /// The file system clears set-user-id, set-group-id and `security.capability` if an operation
+    /// has `kill_suidgid`, and on every change of owner.
     pub kill_suidgid: bool,
     /// open handles `O_TRUNC` itself.
     pub open_truncates: bool,
     /// The keeper of locks.
     pub locks: LockSupport,
-    /// [`crate::FileSystem::submit`] truly finishes reads, writes and fsyncs later, so a frontend
-    /// should prefer it.
+    /// [`crate::FileSystem::submit`] finishes reads, writes and fsyncs asynchronously, so that a
+    /// frontend should prefer it.
     pub submits: bool,
-    /// [`Opened::backing`] is given.
+    /// Open files come with [`Opened::backing`].
     pub backing_files: bool,
     /// [`NewNode::security`] is honoured.
     pub security_labels: bool,
-    /// A frontend may remember for this long that a name was not found.
+    /// The time for which a frontend may cache that a name does not exist.
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
-    /// Restrictions on the use of the files, whatever their modes say.
+    /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
 
-/// The restrictions of the place that the files come from, by their names in mount(8). A frontend must
-/// keep them: they protect against whoever can put files there.
+/// The restrictions of the source, with their names in mount(8). A frontend must enforce them: they
+/// protect against users who can create files there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
     /// Set-user-id, set-group-id and file capabilities have no effect (`nosuid`).
@@ -795,7 +799,7 @@ pub struct Denied {
 }
 
 impl Default for Caps {
-    /// Nothing promised: the frontend asks every time and does what it can by itself.
+    /// Conservative defaults: no caching, and no optional feature except extended attributes.
     fn default() -> Self {
         Caps {
             read_only: false,
@@ -822,7 +826,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_no_component_cannot_be_made() {
+    fn invalid_names_are_refused() {
         for bad in ["", ".", "..", "a/b", "/", "a\0"] {
             assert_eq!(Name::new(bad.as_bytes()), Err(Errno::EINVAL), "{bad:?}");
         }
@@ -843,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_answers_a_size_query_a_small_buffer_and_a_large_one() {
+    fn a_value_is_returned_by_size_query_and_buffer_size() {
         assert_eq!(Xattr::answer(vec![1, 2, 3], 0), Ok(Xattr::Size(3)));
         assert_eq!(Xattr::answer(vec![1, 2, 3], 2), Err(Errno::ERANGE));
         assert_eq!(Xattr::answer(vec![1, 2, 3], 3), Ok(Xattr::Value(vec![1, 2, 3])));

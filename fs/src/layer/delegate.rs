@@ -1,15 +1,15 @@
 //! The macro that forwards the contract.
 
-/// Writes, inside an `impl FileSystem for ..`, every method of the contract as a call of the same
-/// method of an inner file system, except those that are named after `except`, which the layer
-/// writes itself. A new method of the trait needs its two lines here and one in
-/// [`Method`](crate::layer::Method), and every layer has it.
+/// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the
+/// same method of an inner file system. Methods named after `except` are left to the layer. A new
+/// method of the trait needs two lines here and one in [`Method`](crate::layer::Method), and then
+/// every layer has it.
 ///
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`; the others (`caps`, `attached`, `detached`, `forget`, `lifecycle`, `submit`,
-///   `setlkw`) go straight to `self.inner`. What they do does not pass `around`.
+///   -> Result<T>`. The others (`caps`, `attached`, `detached`, `forget`, `lifecycle`, `submit`,
+///   `setlkw`) call `self.inner` directly, and bypass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems.
@@ -237,7 +237,8 @@ macro_rules! delegate {
 
 #[cfg(test)]
 mod tests {
-    /// Prevents that a layer answers a method by the trait's default because the macro lacks it.
+    /// Without this test, a method missing in the macro would get the trait's default in every
+    /// layer.
     #[test]
     fn every_method_of_the_contract_is_forwarded() {
         let source = include_str!("../file_system.rs");

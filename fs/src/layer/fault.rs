@@ -1,4 +1,4 @@
-//! A layer that makes things go wrong, for tests of everything above it.
+//! A layer that injects faults, for tests of the layers above.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,13 +14,13 @@ use crate::{
 /// The interval at which a delayed operation checks for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(5);
 
-/// A fault, and the calls that it happens to.
+/// A fault, and the calls that it affects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// The method, or `None` for every one. A submitted operation counts as the method that it stands
-    /// for, `setlkw` as `setlk`, and `detached` as `syncfs`.
+    /// The method, or `None` for all. A submitted operation counts as the method that it
+    /// represents, `setlkw` as `setlk`, and `detached` as `syncfs`.
     pub method: Option<Method>,
-    /// Those of its calls that it happens to, counted from when the rule was set.
+    /// The affected calls, counted from the time when the rule was set.
     pub when: When,
     /// The fault.
     pub action: Action,
@@ -29,38 +29,37 @@ pub struct Rule {
 /// A choice among the calls that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
-    /// All.
+    /// All calls.
     Always,
-    /// One of them; the first is 1.
+    /// One call; the first is 1.
     Nth(u64),
-    /// Every so many, beginning with the one of that number; 0 is none.
+    /// Every n-th call, beginning with the n-th; 0 means none.
     Every(u64),
-    /// With this probability, 0 to 1. Whether the n-th call is among them depends on the seed and on
-    /// n alone.
+    /// Each call with this probability, 0 to 1. The choice for the n-th call depends only on the
+    /// seed and on n.
     Chance(f64),
 }
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is not done, and fails.
+    /// The operation is not performed, and fails.
     Fail(Errno),
-    /// It is done after this time, or fails with `EINTR` when the caller gives up before. Rules
-    /// that come after this one still apply.
+    /// The operation is performed after this time, or fails with `EINTR` if the caller gives up
+    /// before. Later rules still apply.
     Delay(Duration),
-    /// It is done, and its answer lost: the caller gets `EIO`. What it gave (a lookup, an open
-    /// file) stays taken, as after a lost message. Rules that come after this one still apply.
+    /// The operation is performed, but its result is lost: the caller gets `EIO`. Lookups and open
+    /// files from it remain allocated, as after a lost message. Later rules still apply.
     Lose,
-    /// It is not done; the thread panics.
+    /// The operation is not performed; the thread panics.
     Panic,
-    /// A read or write moves at most this many bytes. Nothing happens to other methods. Rules that
-    /// come after this one still apply.
+    /// A read or write transfers at most this many bytes. Other methods are not affected. Later
+    /// rules still apply.
     Short(usize),
 }
 
-/// The file system below, with the faults that rules describe. The rules are tried in their order,
-/// for each call. With the same seed and rules, the n-th call that a rule applies to always fares
-/// the same.
+/// The inner file system, with the faults that rules describe. Each call checks the rules in order.
+/// With the same seed and rules, the n-th call that a rule applies to always has the same outcome.
 #[derive(Debug)]
 pub struct Fault<F> {
     inner: Arc<F>,
@@ -68,7 +67,7 @@ pub struct Fault<F> {
     rules: RwLock<Arc<[Armed]>>,
 }
 
-/// A rule at work.
+/// A rule with its counters.
 #[derive(Debug)]
 struct Armed {
     rule: Rule,
@@ -76,13 +75,13 @@ struct Armed {
     fired: AtomicU64,
 }
 
-/// The decision of the rules about a call.
+/// The decision of the rules on a call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Verdict {
     delay: Duration,
     lose: bool,
     short: Option<usize>,
-    /// Decided together with the rest but carried out after the delay.
+    /// Decided with the rest, but carried out after the delay.
     end: Option<End>,
 }
 
@@ -93,24 +92,24 @@ enum End {
 }
 
 impl<F: FileSystem + 'static> Fault<F> {
-    /// `inner` without faults so far; `seed` decides chances.
+    /// Wraps `inner`, without faults at first. `seed` determines random choices.
     pub fn new(inner: F, seed: u64) -> Self {
         Fault { inner: Arc::new(inner), seed, rules: RwLock::new(Arc::new([])) }
     }
 
-    /// The file system below.
+    /// The inner file system.
     pub fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// Replaces all rules, and counts calls anew. Calls that run are not affected.
+    /// Replaces all rules, and resets their counters. Running calls are not affected.
     pub fn set_rules(&self, rules: &[Rule]) {
         let arm = |&rule: &Rule| Armed { rule, seen: AtomicU64::new(0), fired: AtomicU64::new(0) };
         let armed = rules.iter().map(arm).collect();
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = armed;
     }
 
-    /// The number of calls that each rule has acted on.
+    /// The number of calls that each rule has affected.
     pub fn fired(&self) -> Vec<u64> {
         self.armed().iter().map(|armed| armed.fired.load(Relaxed)).collect()
     }
@@ -128,7 +127,7 @@ impl<F: FileSystem + 'static> Fault<F> {
         self.limited(method, cx, |inner, _| call(inner))
     }
 
-    /// Runs `call`, which is told how many bytes it may move, as the rules will.
+    /// Runs `call` under the rules. `call` receives the maximum number of bytes to transfer.
     fn limited<T>(
         &self,
         method: Method,
@@ -176,7 +175,7 @@ impl When {
             When::Nth(nth) => call == nth,
             When::Every(step) => step > 0 && call.is_multiple_of(step),
             When::Chance(chance) => {
-                // 53 bits are what a float between 0 and 1 can tell apart.
+                // A float between 0 and 1 has 53 significant bits.
                 let share = (mix(mix(seed) ^ call) >> 11) as f64 / (1u64 << 53) as f64;
                 share < chance
             }
@@ -213,7 +212,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Opened files without a way past the layer.
+/// Removes the descriptors with which a frontend could bypass the layer.
 fn covered(opened: Opened) -> Opened {
     Opened { backing: None, lower: None, ..opened }
 }
@@ -225,8 +224,8 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         Caps { backing_files: false, ..self.inner.caps() }
     }
 
-    /// Counts as [`Method::Syncfs`]. Where a rule fails it, the file system below is detached all the
-    /// same.
+    /// Counts as [`Method::Syncfs`]. If a rule fails it, the inner file system is detached
+    /// nevertheless.
     fn detached(&self) -> Result<()> {
         let cx = Context::new(Caller::default());
         let judged = self.limited(Method::Syncfs, &cx, |_, _| Ok(()));
@@ -246,7 +245,7 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         if verdict.delay.is_zero() {
             return submit(&*self.inner, verdict, io);
         }
-        // Whoever submits must not be kept waiting.
+        // A submitting thread must not be delayed.
         let inner = Arc::clone(&self.inner);
         std::thread::spawn(move || match io.with_context(|cx| verdict.wait(cx)) {
             Ok(()) => submit(&*inner, verdict, io),
@@ -321,8 +320,8 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
     }
 }
 
-/// Submits what a verdict leaves of an operation. One that is to be short is done at once, because
-/// only then is there a buffer to shorten.
+/// Submits the operation as far as the verdict permits. A short operation runs synchronously,
+/// because only then there is a buffer to limit.
 fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
     if let Err(errno) = verdict.end() {
         return io.finish(Err(errno));
@@ -349,7 +348,7 @@ fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
     }
 }
 
-/// Waits for a lock as far as a verdict lets it.
+/// Waits for a lock, as far as the verdict permits.
 fn setlkw(inner: &dyn FileSystem, verdict: Verdict, wait: LockWait) {
     if let Err(errno) = verdict.end() {
         return wait.finish(Err(errno));
@@ -360,7 +359,7 @@ fn setlkw(inner: &dyn FileSystem, verdict: Verdict, wait: LockWait) {
     });
 }
 
-/// A completion that says `EIO` whatever happened.
+/// A completion that answers `EIO` in any case.
 struct Lost(Box<dyn Completion>);
 
 impl Completion for Lost {
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_acts_on_the_calls_it_names_and_can_change_while_running() {
+    fn a_rule_affects_the_calls_it_names_and_can_be_replaced() {
         let (layer, file) = layer();
         layer.set_rules(&[
             rule(Some(Method::Getattr), When::Nth(2), Action::Fail(Errno::ENOSPC)),
@@ -401,7 +400,7 @@ mod tests {
         ]);
         let getattr = || layer.getattr(&cx(), file, None).err();
         let seen: Vec<_> = (0..7).map(|_| getattr()).collect();
-        // The call that the first rule ended was not counted by the second.
+        // The second rule does not count the call that the first rule ended.
         let (full, broken) = (Some(Errno::ENOSPC), Some(Errno::EIO));
         assert_eq!(seen, [None, full, None, broken, None, None, broken]);
         assert_eq!(layer.fired(), [1, 2]);
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_answer_is_of_something_that_was_done() {
+    fn a_lost_operation_was_performed() {
         let (layer, file) = layer();
         layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Lose)]);
         assert_eq!(testing::write(&layer, file, b"done"), Err(Errno::EIO));
@@ -465,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_lock_fails_and_is_lost_as_its_rule_says() {
+    fn rules_apply_to_waits_for_locks() {
         let (layer, file) = layer();
         let wait = || testing::wait_for_lock(&layer, file);
         assert_eq!(wait(), Err(Errno::ENOSYS), "the tree keeps no locks");
@@ -479,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_syncfs_fails_the_detaching_too() {
+    fn a_failing_syncfs_also_fails_detaching() {
         let (layer, _) = layer();
         assert_eq!(layer.detached(), Ok(()));
         layer.set_rules(&[rule(Some(Method::Syncfs), When::Always, Action::Fail(Errno::ENOSPC))]);
@@ -487,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_answers_what_was_submitted() {
+    fn a_panic_answers_the_submitted_operation() {
         let (layer, file) = layer();
         layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Panic)]);
         let layer = std::panic::AssertUnwindSafe(&layer);

@@ -1,4 +1,4 @@
-//! A layer that keeps the locks of a file system that has none.
+//! A layer that adds locks to a file system without them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,14 @@ use crate::{
     delegate,
 };
 
-/// The file system below, with locks for all who reach it through this layer.
+/// The inner file system, with locks for all callers of this layer.
 ///
-/// A frontend keeps locks by itself where the file system has none
-/// ([`LockSupport::Frontend`]). That is enough while all callers come through one frontend. A server
-/// with several clients puts this layer below them, so that they exclude each other.
+/// A frontend keeps locks by itself if the file system has none ([`LockSupport::Frontend`]). That
+/// suffices if all callers use one frontend. A server with several clients puts this layer below
+/// them, so that they exclude each other.
 ///
-/// An inode has the locks; they end with their owner's close, and at the latest when nobody has the
-/// inode open.
+/// Locks belong to an inode. They end with the close by their owner, and at the latest when the
+/// inode is no longer open.
 #[derive(Debug)]
 pub struct Locking<F> {
     inner: F,
@@ -26,14 +26,14 @@ pub struct Locking<F> {
 }
 
 impl<F: FileSystem> Locking<F> {
-    /// `inner`, with locks.
+    /// Adds locks to `inner`.
     pub fn new(inner: F) -> Self {
         Locking { inner, locks: LockQueue::default(), opens: Mutex::default() }
     }
 
     fn opened(&self, ino: Ino, opened: Opened) -> Opened {
         *self.opens().entry(ino).or_default() += 1;
-        // A lock of the lower open file would be unknown here; flush is what ends record locks.
+        // The frontend must not lock the lower open file, and flush drops record locks.
         Opened { lower: None, no_flush: false, ..opened }
     }
 
@@ -47,7 +47,8 @@ impl<F: FileSystem> Locking<F> {
                 }
                 _ => opens.remove(&ino),
             };
-            // With the count still held, so that whoever opens the inode next finds no old lock.
+            // The mutex of the counters is still held, so that the next open of the inode finds no
+            // old lock.
             self.locks.take_file(ino.0)
         };
         self.locks.refuse(waiting);
@@ -103,7 +104,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         self.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
         match self.inner.flush(cx, file, owner) {
-            // A frontend would send no more of them.
+            // After `ENOSYS` a frontend would no longer call flush.
             Err(Errno::ENOSYS) => Ok(()),
             flushed => flushed,
         }
@@ -166,7 +167,7 @@ mod tests {
             let args = ReleaseArgs { flock_owner, ..ReleaseArgs::default() };
             fs.release(&cx(), one, args).unwrap();
             assert_eq!(set(other, 2, LockType::Write), Ok(()));
-            // Of the lock of an open file description nobody tells the end.
+            // No call reports the end of an open file description's lock.
             fs.release(&cx(), other, ReleaseArgs::default()).unwrap();
             let last = open();
             assert_eq!(set(last, 3, LockType::Write), Ok(()));

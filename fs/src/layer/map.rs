@@ -1,4 +1,4 @@
-//! Changing the inode numbers in the arguments of a call.
+//! Replacement of the inode numbers in the arguments of a call.
 
 use crate::{
     AccessMask, CopyRange, DirBuf, Fallocate, Fh, File, Ino, Io, IoctlArgs, LockOwner, LockRequest,
@@ -6,10 +6,10 @@ use crate::{
     ReleaseArgs, RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf, XattrName,
 };
 
-/// An argument of a method of the contract, seen as something that may hold inode numbers. What
-/// `delegate!(map ..)` needs to know of its types.
+/// An argument of a method of the contract, which may contain inode numbers. Used by `delegate!(map
+/// ..)`.
 pub trait MapInos: Sized {
-    /// The same argument with every inode number replaced by what `map` makes of it.
+    /// Replaces every inode number in the argument by the result of `map`.
     fn map_inos(self, map: impl Fn(Ino) -> Ino) -> Self;
 }
 
@@ -43,8 +43,8 @@ impl MapInos for LockWait {
     }
 }
 
-/// Types without an inode number in them. A reference to a [`CopyRange`] has two but cannot be
-/// replaced: layers that map write `copy_file_range` themselves.
+/// Types without inode numbers. A reference to a [`CopyRange`] has two but cannot be replaced:
+/// layers that map implement `copy_file_range` themselves.
 macro_rules! no_inos {
     ($($ty:ty,)*) => {
         $(impl MapInos for $ty {

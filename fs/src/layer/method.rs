@@ -1,9 +1,9 @@
-//! The methods of the contract as values, for layers that treat many of them alike.
+//! The methods of the contract as values, for layers that treat many methods alike.
 
 macro_rules! methods {
     ($($variant:ident $name:literal $changes:literal,)*) => {
-        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail; what
-        /// [`delegate!`](crate::delegate) names when it goes around a call.
+        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail.
+        /// [`delegate!`](crate::delegate) passes it to `around`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Method {
@@ -20,8 +20,8 @@ macro_rules! methods {
                 match self { $(Method::$variant => $name,)* }
             }
 
-            /// True where the method, whatever its arguments, changes the file system. `open`,
-            /// `ioctl` and locks are not among them: they may or may not.
+            /// True if the method always changes the file system. Not true for `open`, `ioctl` and
+            /// locks, for which it depends on the arguments.
             pub const fn changes(self) -> bool {
                 match self { $(Method::$variant => $changes,)* }
             }
@@ -72,7 +72,7 @@ methods! {
 }
 
 impl Method {
-    /// The method called `name`, as [`name`](Method::name) gives it.
+    /// Returns the method with this [`name`](Method::name).
     pub fn parse(name: &str) -> Option<Method> {
         Method::ALL.iter().copied().find(|method| method.name() == name)
     }

@@ -1,4 +1,4 @@
-//! Layers: file systems that wrap another one and change a part of what it does.
+//! Layers: file systems that wrap another one and change part of its behaviour.
 
 mod delegate;
 mod fault;

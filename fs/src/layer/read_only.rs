@@ -1,4 +1,4 @@
-//! A layer that lets nothing be changed.
+//! A layer that refuses all changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,13 @@ use crate::{
     OpenFlags, Opened, Result, delegate,
 };
 
-/// The file system below, to be read only. Every change gives `EROFS`, as does opening for writing
-/// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit. Locks and device control pass: they are the business of the file.
+/// The inner file system, read-only. Every change fails with `EROFS`, as does opening for writing
+/// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit. Locks and ioctl(2) are
+/// passed on.
 ///
-/// A read of a file may still move its access time, if the file system below does that by itself.
+/// A read may still update the access time of a file, if the inner file system does so.
 ///
-/// Its [`switch`](ReadOnly::switch) lets changes through, and forbids them again.
+/// Its [`switch`](ReadOnly::switch) permits changes, and forbids them again.
 #[derive(Clone, Debug)]
 pub struct ReadOnly<F> {
     inner: F,
@@ -22,13 +23,13 @@ pub struct ReadOnly<F> {
 }
 
 impl<F: FileSystem> ReadOnly<F> {
-    /// `inner`, to be read only.
+    /// Wraps `inner`, and refuses changes.
     pub fn new(inner: F) -> Self {
         ReadOnly { inner, writable: Arc::default() }
     }
 
-    /// The switch that lets changes through once it is set. Files that are open for writing stay open
-    /// when it is cleared, and their writes give `EROFS`.
+    /// The switch; true permits changes. When it is cleared, files remain open for writing, and
+    /// writes to them fail with `EROFS`.
     pub fn switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.writable)
     }
@@ -37,7 +38,7 @@ impl<F: FileSystem> ReadOnly<F> {
         !self.writable.load(Ordering::Acquire)
     }
 
-    /// The file system below.
+    /// The inner file system.
     pub fn inner(&self) -> &F {
         &self.inner
     }
@@ -60,7 +61,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
     delegate!(around inner, except caps, submit, access, open, create);
 
     fn caps(&self) -> Caps {
-        // The descriptors behind open files may be writable, so nobody gets past this layer.
+        // The descriptors behind open files may be writable, so that they would bypass this layer.
         Caps { read_only: true, backing_files: false, ..self.inner.caps() }
     }
 
@@ -84,7 +85,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
             return Err(Errno::EROFS);
         }
         let opened = self.inner.open(cx, ino, args)?;
-        // A mapping that can be written would stay so when the switch forbids changes.
+        // A writable mapping would remain writable after the switch forbids changes.
         let lower = opened.lower.filter(|_| !args.flags.writable());
         Ok(Opened { backing: None, lower, ..opened })
     }
@@ -117,7 +118,7 @@ mod tests {
     use crate::{RenameFlags, SetAttr};
 
     #[test]
-    fn nothing_can_be_changed_and_everything_read() {
+    fn all_changes_are_refused_and_all_reads_succeed() {
         let layer = ReadOnly::new(testing::tree());
         assert!(layer.caps().read_only);
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn its_switch_lets_changes_through_and_forbids_them_again() {
+    fn its_switch_permits_and_forbids_changes() {
         let layer = ReadOnly::new(testing::tree());
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_depends_on_what_for() {
+    fn opening_depends_on_the_access_mode() {
         let layer = ReadOnly::new(testing::tree());
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;

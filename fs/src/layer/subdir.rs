@@ -1,4 +1,4 @@
-//! A layer that shows a directory as the whole.
+//! A layer that presents a directory as the root.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use crate::{
     Result, delegate,
 };
 
-/// A directory of the file system below as the root. `..` does not lead out of it. A directory that
-/// is moved out of it by other ways stays reachable for those who already know its number, as it
-/// does for a process in chroot(2); this layer is a view, not a prison.
+/// A directory of the inner file system as the root. `..` does not leave it. A directory that
+/// another client moves out of it remains accessible to callers that know its number, as for a
+/// process in chroot(2). This layer is not a security boundary.
 #[derive(Debug)]
 pub struct Subdir<F: FileSystem> {
     inner: F,
@@ -18,16 +18,16 @@ pub struct Subdir<F: FileSystem> {
 }
 
 impl<F: FileSystem> Subdir<F> {
-    /// The directory that `path` (components from the root) leads to in `inner`, as seen by
-    /// `caller`; symbolic links are not followed. Errors: those of lookup, `ENOTDIR` where the path
-    /// leads to something else, `EINVAL` for a component that is not a name.
+    /// Resolves `path` (components from the root) in `inner` as `caller`, without following
+    /// symbolic links. Fails with the errors of lookup, with `ENOTDIR` if the path leads to another
+    /// file, and with `EINVAL` for a component that is not a name.
     pub fn new<'p>(
         inner: F,
         caller: Caller,
         path: impl IntoIterator<Item = &'p [u8]>,
     ) -> Result<Self> {
         let cx = Context::new(caller);
-        // Made at once, so that its end gives back the lookup of whatever was reached.
+        // Created first, so that dropping it returns the lookup of the directory reached so far.
         let mut subdir = Subdir { inner, base: Ino::ROOT };
         for component in path {
             let entry = subdir.inner.lookup(&cx, subdir.base, Name::new(component)?)?;
@@ -40,12 +40,12 @@ impl<F: FileSystem> Subdir<F> {
         Ok(subdir)
     }
 
-    /// The file system below.
+    /// The inner file system.
     pub fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// The number that the inner file system knows, for one that this layer gave out.
+    /// Translates a number of this layer to that of the inner file system.
     fn map<T: MapInos>(&self, argument: T) -> T {
         argument.map_inos(|ino| if ino == Ino::ROOT { self.base } else { ino })
     }
@@ -71,7 +71,7 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        // The root is never forgotten, and its lookup of the inner directory is this layer's.
+        // The root is never forgotten. The lookup of the inner directory belongs to this layer.
         if ino != Ino::ROOT {
             self.inner.forget(ino, lookups);
         }
@@ -98,14 +98,14 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     }
 }
 
-/// The notifier of a view: the inner file system's numbers become the layer's.
+/// The notifier of the view: translates numbers of the inner file system to those of the layer.
 struct Inside {
     notify: Arc<dyn Notify>,
     base: Ino,
 }
 
 impl Inside {
-    /// `ENOENT` for the root of the inner file system, which this frontend does not know.
+    /// Fails with `ENOENT` for the inner file system's root, which the frontend does not know.
     fn map(&self, ino: Ino) -> Result<Ino> {
         match ino {
             ino if ino == self.base => Ok(Ino::ROOT),
@@ -144,7 +144,7 @@ impl Notify for Inside {
         self.notify.increment_epoch()
     }
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
-        // The root is never pruned, under whichever number.
+        // The root is never pruned, under either number.
         let known = |ino: &&Ino| **ino != Ino::ROOT && **ino != self.base;
         let inodes: Vec<_> = inodes.iter().filter(known).copied().collect();
         self.notify.prune(&inodes)
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn notifications_speak_the_numbers_of_the_layer() {
+    fn notifications_use_the_numbers_of_the_layer() {
         let inside = Inside { notify: Arc::new(NoNotify), base: Ino(7) };
         assert_eq!(inside.map(Ino(7)), Ok(Ino::ROOT));
         assert_eq!(inside.map(Ino(8)), Ok(Ino(8)));

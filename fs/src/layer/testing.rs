@@ -1,4 +1,4 @@
-//! Helpers of the tests of layers: a small tree, and the calls that they make most.
+//! Helpers for the tests of layers: a small tree, and frequent calls.
 
 use std::sync::{Arc, mpsc};
 
@@ -23,7 +23,7 @@ pub(super) fn node() -> NewNode<'static> {
     NewNode::new(FileKind::Regular, 0o644, Caller::default())
 }
 
-/// A file system with `/dir/file`, whose text is `text`, and nothing looked up.
+/// A file system with `/dir/file`, which contains `text`. No inode has lookups.
 pub(super) fn tree() -> Arc<PathAdapter<Backend>> {
     let fs = Arc::new(PathAdapter::new(Backend::new(true, false)));
     let dir = fs.mkdir(&cx(), Ino::ROOT, name("dir"), &node()).unwrap().ino;
@@ -57,7 +57,7 @@ pub(super) fn read(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
     result.map(|()| memory[..filled].to_vec())
 }
 
-/// The end of a submitted write.
+/// The completion of a submitted write.
 struct Sent {
     source: SliceSource<'static>,
     done: mpsc::Sender<Result<usize>>,
@@ -71,12 +71,12 @@ impl Completion for Sent {
         &mut self.source
     }
     fn finish(self: Box<Self>, result: Result<usize>) {
-        // The test may have stopped waiting.
+        // The test may no longer wait.
         let _ = self.done.send(result);
     }
 }
 
-/// Submits a write of `text`, through a read-only handle where no other is to be had, and waits.
+/// Submits a write of `text` through a read-only handle, and waits.
 pub(super) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
     let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
     let (done, result) = mpsc::channel();
@@ -89,7 +89,7 @@ pub(super) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
     result
 }
 
-/// A wait for the whole file, shared.
+/// A request for a shared lock on the whole file, with waiting.
 pub(crate) fn a_lock() -> LockRequest {
     let lock = Lock { typ: LockType::Read, start: 0, end: u64::MAX, pid: 1 };
     LockRequest { kind: LockKind::Posix, owner: LockOwner(1), lock, wait: true }

@@ -1,11 +1,10 @@
 //! A lock manager: POSIX record locks and flock locks on any number of files.
 //!
-//! It is a pure data structure without threads, clocks and I/O, and knows nothing of the file
-//! system around it, so that any backend or
-//! frontend can put it behind a mutex of its own, as [`LockQueue`] does. `K` names a file;
-//! `W` is whatever the backend needs to answer one who waits (a [`LockWait`](crate::LockWait), say). Every
-//! method returns those whose wait has ended, and the backend answers them after it has let go of
-//! its mutex.
+//! It is a pure data structure without threads, clocks and I/O, and independent of the file system.
+//! Any backend or frontend can use it behind a mutex of its own, as [`LockQueue`] does. `K`
+//! identifies a file. `W` is the data needed to answer a waiter, such as a
+//! [`LockWait`](crate::LockWait). Every method returns the waits that have ended, and the caller
+//! answers them after it has released its mutex.
 //!
 //! Source: fcntl(2), flock(2), and fs/locks.c of Linux where they are silent.
 
@@ -18,25 +17,27 @@ pub use queue::LockQueue;
 
 use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType, Result};
 
-/// `OFFSET_MAX`: as the end of a range it means the end of the file, however far it grows.
+/// `OFFSET_MAX`: as the end of a range it means the end of the file, even if the file grows.
 pub const OFFSET_MAX: u64 = u64::MAX >> 1;
 
-/// Locks that are held plus waits that are queued, at most; more give `ENOLCK`.
+/// Maximum number of held locks and queued waits together. Further requests fail with `ENOLCK`.
 pub const MAX_LOCKS: usize = 1 << 20;
 
-/// Waits that are queued at most; more give `ENOLCK`. Whoever waits takes memory of the daemon.
+/// Maximum number of queued waits, which use memory of the daemon. Further requests fail with
+/// `ENOLCK`.
 pub const MAX_WAITS: usize = 1 << 14;
 
-/// Names a queued wait, to cancel it.
+/// Identifies a queued wait, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 /// The outcome of a request that may wait.
 #[derive(Debug)]
 pub enum Waiting<W> {
-    /// It is over: the lock was granted, or refused with `EDEADLK`, `EINVAL` or `ENOLCK`.
+    /// The request has ended: the lock was granted, or refused with `EDEADLK`, `EINVAL` or
+    /// `ENOLCK`.
     Done(W, Result<()>),
-    /// It is queued, and comes out of a later call, or of [`LockTable::cancel`].
+    /// The request is queued. A later call returns it, or [`LockTable::cancel`].
     Queued(Ticket),
 }
 
@@ -54,11 +55,11 @@ struct Waiter<K, W> {
     payload: W,
 }
 
-/// All locks of a file system, and those who wait for one.
+/// All locks of a file system, and the queued waits.
 #[derive(Debug)]
 pub struct LockTable<K, W> {
     held: HashMap<K, Vec<Held>>,
-    /// In the order of arrival, which is the order in which they are granted.
+    /// In the order of arrival, in which they are granted.
     waiters: BTreeMap<Ticket, Waiter<K, W>>,
     next_ticket: u64,
     count: usize,
@@ -71,36 +72,37 @@ impl<K, W> Default for LockTable<K, W> {
 }
 
 impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
-    /// True where nobody holds a lock or waits for one.
+    /// True if there are no locks and no waits.
     pub fn is_empty(&self) -> bool {
         self.count == 0 && self.waiters.is_empty()
     }
 
-    /// Locks that are held; adjacent ones of one owner and type count as one.
+    /// Number of held locks. Adjacent ones of the same owner and type count as one.
     pub fn held(&self) -> usize {
         self.count
     }
 
-    /// The first lock that stands against `request` (`F_GETLK`), or `None`. `EINVAL` for a range
-    /// that ends before it starts.
+    /// Returns the first lock that conflicts with `request` (`F_GETLK`), or `None`. Fails with
+    /// `EINVAL` for a range that ends before it starts.
     pub fn conflict(&self, file: K, request: &LockRequest) -> Result<Option<Lock>> {
         let request = normal(request)?;
         Ok(self.conflicts(file, &request).min_by_key(|held| held.lock.start).map(|held| held.lock))
     }
 
-    /// Takes, changes or drops a lock without waiting, whatever `request.wait` says. `EAGAIN` where
-    /// another stands against it, `EINVAL` for a bad range, `ENOLCK` where there are too many. Those
-    /// whose wait thereby ended are added to `granted`.
+    /// Takes, changes or drops a lock without waiting; `request.wait` is ignored. Fails with
+    /// `EAGAIN` if another lock conflicts, with `EINVAL` for an invalid range, and with `ENOLCK` if
+    /// there are too many locks. Adds the waits that have thereby ended to `granted`.
     ///
-    /// As on Linux, changing the type of a flock lock first drops the old one, which is lost when
-    /// the new one cannot be had.
+    /// As on Linux, changing the type of a flock lock drops the old one first, which is lost if the
+    /// new one is not available.
     pub fn set(&mut self, file: K, request: &LockRequest, granted: &mut Vec<W>) -> Result<()> {
         let request = normal(request)?;
         self.apply(file, &request, granted)
     }
 
-    /// As [`LockTable::set`], but queues where another lock stands against it. `EDEADLK` where a
-    /// POSIX lock could never be had, because its owner holds what those wait for who hold it.
+    /// Like [`LockTable::set`], but queues the request if another lock conflicts. Fails with
+    /// `EDEADLK` if a POSIX lock would deadlock, because its owner holds a lock for which the
+    /// holders wait.
     pub fn wait(
         &mut self,
         file: K,
@@ -124,7 +126,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         }
     }
 
-    /// Takes a wait out of the queue; `None` where it has ended already.
+    /// Removes a wait from the queue. Returns `None` if it has ended already.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<W> {
         self.waiters.remove(&ticket).map(|waiter| waiter.payload)
     }
@@ -144,7 +146,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         }
     }
 
-    /// Forgets a file that is gone; those who still wait on it are returned without their lock.
+    /// Removes a file that no longer exists. Returns the waits for its locks.
     pub fn forget_file(&mut self, file: K) -> Vec<W> {
         self.count -= self.held.remove(&file).map_or(0, |held| held.len());
         let on_file =
@@ -176,11 +178,11 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
 
     fn apply(&mut self, file: K, request: &LockRequest, granted: &mut Vec<W>) -> Result<()> {
         if request.kind == LockKind::Flock && self.drop_flock_of_other_type(file, request) {
-            // Those who came first have the first right to what has become free.
+            // Earlier waits have priority for the released range.
             self.grant(granted);
         }
         let result = self.try_set(file, request);
-        // Nothing has become free by a lock that was refused.
+        // A refused lock releases nothing.
         if result.is_ok() {
             self.grant(granted);
         }
@@ -192,7 +194,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             if self.conflicts(file, request).next().is_some() {
                 return Err(Errno::EAGAIN);
             }
-            // One request can split a lock in two and add itself.
+            // One request can split a lock in two and add one.
             if self.count + 2 > MAX_LOCKS {
                 return Err(Errno::ENOLCK);
             }
@@ -207,7 +209,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         Ok(())
     }
 
-    /// True where there was one.
+    /// Returns true if there was one.
     fn drop_flock_of_other_type(&mut self, file: K, request: &LockRequest) -> bool {
         let Some(held) = self.held.get_mut(&file) else { return false };
         let before = held.len();
@@ -221,8 +223,8 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         dropped > 0
     }
 
-    /// Grants what can be granted, first come first served, until nothing changes any more: a
-    /// granted lock may itself weaken one that its owner held.
+    /// Grants waits in the order of arrival until no more can be granted: a granted lock may weaken
+    /// another lock of its owner.
     fn grant(&mut self, granted: &mut Vec<W>) {
         loop {
             let ready = self.waiters.iter().find_map(|(&ticket, waiter)| {
@@ -238,8 +240,9 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         }
     }
 
-    /// True if `request` would wait for an owner who waits, over any number of steps, for its own.
-    /// flock locks take no part, as on Linux: their owner is an open file, which never waits.
+    /// True if `request` would wait for an owner who waits, directly or indirectly, for the
+    /// requesting one. Not for flock locks, as on Linux: their owner is an open file, which never
+    /// waits.
     fn would_deadlock(&self, file: K, request: &LockRequest) -> bool {
         if request.kind != LockKind::Posix {
             return false;
@@ -266,8 +269,8 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     }
 }
 
-/// The request with its range as it is kept: flock locks cover everything, and no end lies past
-/// [`OFFSET_MAX`]. `EINVAL` where the range is empty.
+/// Normalizes the range: flock locks cover the whole file, and no end exceeds [`OFFSET_MAX`]. Fails
+/// with `EINVAL` if the range is empty.
 fn normal(request: &LockRequest) -> Result<LockRequest> {
     let mut request = *request;
     if request.kind == LockKind::Flock {
@@ -287,8 +290,8 @@ fn stands_against(held: &Held, request: &LockRequest) -> bool {
         && request.lock.start <= held.lock.end
 }
 
-/// Puts the range of `request` in place of whatever its owner held there, and joins it with
-/// neighbours of the same type.
+/// Replaces the locks of the owner in the range of `request`, and merges it with neighbours of the
+/// same type.
 fn replace_range(locks: &mut Vec<Held>, request: &LockRequest) {
     let mut new = request.lock;
     let mut kept = Vec::new();
@@ -297,7 +300,7 @@ fn replace_range(locks: &mut Vec<Held>, request: &LockRequest) {
             return true;
         }
         let old = held.lock;
-        // Joined where they touch; `end + 1` cannot overflow, because no end lies past OFFSET_MAX.
+        // Adjacent ranges are merged. `end + 1` cannot overflow, because no end exceeds OFFSET_MAX.
         let touches = old.start <= new.end + 1 && new.start <= old.end + 1;
         if old.typ == new.typ && touches {
             new.start = new.start.min(old.start);
@@ -412,12 +415,12 @@ mod tests {
         assert_eq!(set(&mut table, posix(1, Unlock, 0, 0)).1, ["a"]);
         assert_eq!(table.cancel(ticket), Some("b"));
         assert_eq!(table.cancel(ticket), None);
-        // A weaker lock lets readers in as well.
+        // Downgrading the lock admits readers.
         assert_eq!(set(&mut table, posix(1, Read, 0, 9)).1, ["c"]);
     }
 
     #[test]
-    fn a_circle_of_waits_is_refused_over_any_number_of_steps() {
+    fn a_deadlock_over_any_number_of_owners_is_refused() {
         let mut table = Table::default();
         for owner in 0..3 {
             set(&mut table, posix(owner, Write, owner, owner)).0.unwrap();
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn two_who_upgrade_a_flock_lock_do_not_wait_for_each_other_forever() {
+    fn two_upgrades_of_a_flock_lock_do_not_deadlock() {
         let mut table = Table::default();
         set(&mut table, flock(1, Read)).0.unwrap();
         set(&mut table, flock(2, Read)).0.unwrap();
@@ -443,9 +446,9 @@ mod tests {
         assert_eq!(set(&mut table, flock(1, Unlock)).1, ["2"]);
     }
 
-    /// One user waited for 18,280 locks, which took 298 MB of the daemon.
+    /// One user waited for 18,280 locks, which used 298 MB of the daemon's memory.
     #[test]
-    fn no_more_locks_are_waited_for_than_there_is_room() {
+    fn the_number_of_waits_is_limited() {
         let mut table = Table::default();
         set(&mut table, flock(1, Write)).0.unwrap();
         for owner in 0..MAX_WAITS as u64 {
@@ -461,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_gives_its_waits_back() {
+    fn removing_a_file_returns_its_waits() {
         let mut table = Table::default();
         set(&mut table, flock(1, Write)).0.unwrap();
         wait(&mut table, flock(2, Write), "2");

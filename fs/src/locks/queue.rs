@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{LockTable, Waiting};
 use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockWait, Result};
 
-/// The locks of one file system, for backends and frontends that keep them by themselves. Files are
-/// named by their inode number. Answers are sent after the mutex was let go, because they run code of the frontend.
+/// The locks of one file system, for backends and frontends that keep locks by themselves. Files
+/// are identified by inode number. Waits are answered after the mutex is released, because answers
+/// run code of the frontend.
 #[derive(Debug, Default)]
 pub struct LockQueue {
     table: Arc<Mutex<LockTable<u64, LockWait>>>,
-    /// False until the first lock: most file systems never see one, and every close asks.
+    /// False until the first lock. Most file systems never have one, and every close checks it.
     used: AtomicBool,
 }
 
 impl LockQueue {
-    /// The first lock that stands against `request`, or `None`.
+    /// Returns the first lock that conflicts with `request`, or `None`.
     pub fn conflict(&self, ino: u64, request: &LockRequest) -> Result<Option<Lock>> {
         lock(&self.table).conflict(ino, request)
     }
@@ -30,8 +31,8 @@ impl LockQueue {
         result
     }
 
-    /// Takes the lock that `wait` asks for on the file `ino`, or queues it until it can be had or is
-    /// interrupted.
+    /// Takes the lock of `wait` on the file `ino`, or queues the wait until the lock is available
+    /// or the wait is interrupted.
     pub fn wait(&self, ino: u64, wait: LockWait) {
         self.used.store(true, Ordering::Release);
         let token = Arc::clone(wait.interrupt());
@@ -43,7 +44,7 @@ impl LockQueue {
             Waiting::Done(wait, result) => wait.finish(result),
             Waiting::Queued(ticket) => {
                 let table = Arc::clone(&self.table);
-                // Runs at once where the interrupt came first, so none is lost.
+                // Runs at once if the wait is already interrupted.
                 token.on_interrupt(move || {
                     let wait = lock(&table).cancel(ticket);
                     if let Some(wait) = wait {
@@ -54,7 +55,7 @@ impl LockQueue {
         }
     }
 
-    /// Drops what `owner` holds of `kind` on the file.
+    /// Drops the locks of one kind that `owner` holds on the file.
     pub fn drop_owner(&self, ino: u64, kind: LockKind, owner: LockOwner) {
         if !self.used.load(Ordering::Acquire) {
             return;
@@ -64,7 +65,7 @@ impl LockQueue {
         answer(granted);
     }
 
-    /// Drops all locks of a file that nobody has open any more; returns the waits that are left.
+    /// Drops all locks of a file that is no longer open. Returns the remaining waits.
     pub fn take_file(&self, ino: u64) -> Vec<LockWait> {
         if self.used.load(Ordering::Acquire) {
             lock(&self.table).forget_file(ino)
@@ -73,7 +74,7 @@ impl LockQueue {
         }
     }
 
-    /// Answers waits on a file that is gone with `ESTALE`.
+    /// Answers the waits for a removed file with `ESTALE`.
     pub fn refuse(&self, waiting: Vec<LockWait>) {
         for wait in waiting {
             wait.finish(Err(Errno::ESTALE));
@@ -88,6 +89,6 @@ fn answer(granted: Vec<LockWait>) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves the table valid between any two statements.
+    // The table is valid after every statement, so that a panic does not corrupt it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

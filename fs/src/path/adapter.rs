@@ -1,4 +1,4 @@
-//! Paths over inodes.
+//! The adapter from paths to inodes.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
@@ -16,11 +16,10 @@ use super::held::{Held, Names, Refusal, Want};
 use super::tree::Found;
 use super::{PathCaps, PathCopy, PathDirEntry, PathFile, PathFileSystem, PathRef, Target};
 
-/// A [`FileSystem`] over a [`PathFileSystem`]. What happens when operations meet is told in the
-/// [module](super).
+/// A [`FileSystem`] over a [`PathFileSystem`]. The [module](super) describes concurrent operations.
 ///
-/// An inode number is never used for a second inode, so a generation is always 0. Without
-/// [`PathCaps::stable_ino`] the adapter's numbers are also what programs see as `st_ino`.
+/// An inode number is never reused, so that the generation is always 0. Without
+/// [`PathCaps::stable_ino`] programs also see the adapter's numbers as `st_ino`.
 #[derive(Debug)]
 pub struct PathAdapter<P> {
     pub(super) inner: P,
@@ -31,33 +30,33 @@ pub struct PathAdapter<P> {
 }
 
 impl<P: PathFileSystem> PathAdapter<P> {
-    /// A file system over `inner`.
+    /// An adapter over `inner`.
     pub fn new(inner: P) -> Self {
         let caps = inner.path_caps();
         let (names, dirs) = (Names::new(), Dirs::default());
         PathAdapter { inner, caps, names, dirs, hidden: AtomicU64::new(0) }
     }
 
-    /// The file system below.
+    /// The inner file system.
     pub fn inner(&self) -> &P {
         &self.inner
     }
 
-    /// The number of inodes that are known, with the root.
+    /// The number of known inodes, including the root.
     #[cfg(test)]
     pub(crate) fn nodes(&self) -> usize {
         self.names.lock().len()
     }
 
-    /// The number of the inode at `path` (components, each after a `/`), where a frontend knows it:
-    /// what a backend needs to notify of changes that came from elsewhere.
+    /// Returns the number of the inode at `path` (components, each after a `/`), if a frontend
+    /// knows it. Backends use it to report external changes.
     pub fn ino_of(&self, path: &[u8]) -> Option<Ino> {
         let tree = self.names.lock();
         let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
         parts.try_fold(Ino::ROOT, |dir, name| tree.child(dir, name))
     }
 
-    /// Runs `call` on the open file, with its path unless the backend can do without.
+    /// Runs `call` on the open file, with its path unless the backend does not need it.
     fn with_file<T>(
         &self,
         cx: &Context<'_>,
@@ -71,7 +70,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         call(PathFile { path: Some(held.path(0)), fh: file.fh })
     }
 
-    /// As [`with_file`](Self::with_file), for operations that also directories know.
+    /// Like [`with_file`](Self::with_file), for operations that also apply to directories.
     fn with_any<T>(
         &self,
         cx: &Context<'_>,
@@ -83,8 +82,8 @@ impl<P: PathFileSystem> PathAdapter<P> {
         self.with_file(cx, File { fh, ..file }, call)
     }
 
-    /// Runs `call` on the inode: at its path, or through an open handle where it has none any more.
-    /// `write` tells that such a handle must be open for writing.
+    /// Runs `call` on the inode: at its path, or through an open handle if it has no name. With
+    /// `write`, the handle must be open for writing.
     fn with_target<T>(
         &self,
         cx: &Context<'_>,
@@ -94,7 +93,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         call: impl FnOnce(Target<'_>) -> Result<T>,
     ) -> Result<T> {
         let survives = self.caps.handles_survive_unlink;
-        // The handle of a directory is the adapter's own and says nothing to the backend.
+        // The handle of a directory belongs to the adapter and is unknown to the backend.
         let is_dir = self.names.lock().node(ino)?.kind == FileKind::Directory;
         match fh.filter(|_| !is_dir) {
             Some(fh) if survives => call(Target::Open(PathFile { path: None, fh })),
@@ -115,12 +114,12 @@ impl<P: PathFileSystem> PathAdapter<P> {
         }
     }
 
-    /// The attributes of `ino` for the frontend.
+    /// The attributes of `ino` as reported to the frontend.
     fn attr(&self, ino: Ino, attr: Attr) -> Attr {
         if self.caps.stable_ino { attr } else { Attr { st_ino: ino.0, ..attr } }
     }
 
-    /// Counts a lookup of what is at `name`, and tells the frontend of it.
+    /// Adds a lookup of the file at `name`, and returns its entry.
     fn enter(&self, parent: Ino, name: Name<'_>, attr: Attr, fresh: bool) -> Result<Entry> {
         let found = Found { kind: attr.kind, st_ino: self.caps.identity(&attr), fresh };
         let ino = self.names.lock().bind(parent, name.as_bytes(), found)?;
@@ -132,7 +131,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         Entry { ino, generation: 0, attr, valid_for: self.caps.entry_valid_for }
     }
 
-    /// Makes something new at `name` with `make`.
+    /// Creates a file at `name` by calling `make`.
     fn make(
         &self,
         cx: &Context<'_>,
@@ -146,7 +145,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         self.enter(parent, name, attr, true)
     }
 
-    /// Enters a file that was just created and opened. What is open stays so only on success.
+    /// Adds a file that was created and opened. Closes it on failure.
     fn enter_open(
         &self,
         cx: &Context<'_>,
@@ -163,13 +162,13 @@ impl<P: PathFileSystem> PathAdapter<P> {
             Ok(entry)
         });
         if entered.is_err() {
-            // The error that brought us here is the one to report.
+            // The earlier error is reported, not that of release.
             let _ = self.inner.release(cx, file, ReleaseArgs { flags, flock_owner: None });
         }
         entered
     }
 
-    /// The listing of an open directory, made anew where it begins.
+    /// The listing of an open directory. Reads it again if `from` is the start.
     fn listing(&self, cx: &Context<'_>, file: File, from: u64) -> Result<Arc<[PathDirEntry]>> {
         let dir = self.dirs.get(file.fh)?;
         let lock = |dir: &Dir| dir.listing.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -190,12 +189,12 @@ impl<P: PathFileSystem> PathAdapter<P> {
     }
 }
 
-/// The first positions of a listing are those of `.` and `..`.
+/// The first positions of a listing are `.` and `..`.
 const DOTS: [&[u8]; 2] = [b".", b".."];
 
 impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn caps(&self) -> Caps {
-        // Numbers mean nothing once forgotten, and submit is the trait's own.
+        // Numbers of forgotten inodes are invalid, and submit is the trait's default.
         Caps { submits: false, readdir_entries: false, ..self.caps.caps.clone() }
     }
 
@@ -213,7 +212,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
             Ok(attr) => self.enter(parent, name, attr, false),
             Err(errno) => {
                 if errno == Errno::ENOENT {
-                    // Someone else has removed it.
+                    // Another client has removed it.
                     self.names.lock().detach(parent, name.as_bytes());
                 }
                 Err(errno)
@@ -275,13 +274,13 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let wants = [Want::Node(ino), Want::Change(parent, name.as_bytes())];
         let held = self.names.hold(cx, &wants).map_err(|refusal| match refusal {
-            // The new name is one on the path of the old one, so it is taken.
+            // The new name is on the path of the old one, so that it exists.
             Refusal::Nested(_) => Errno::EEXIST,
             other => other.into(),
         })?;
         self.inner.link(cx, held.path(0), held.path(1))?;
         let attr = self.inner.getattr(cx, Target::Path(held.path(1)))?;
-        // With stable numbers it is found to be `ino`, otherwise each name is an inode.
+        // With stable numbers this finds `ino`. Otherwise each name is an inode.
         self.enter(parent, name, attr, !self.caps.stable_ino)
     }
 
@@ -414,12 +413,12 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        // It happens once, so it must not be given up because of an interrupt.
+        // Called only once, so that an interrupt must not end it.
         let cx = &Context::new(cx.caller);
         self.names.close_handle(file.ino, file.fh);
         let held = match self.caps.handles_survive_unlink {
             true => None,
-            // A file that someone else has removed is released all the same.
+            // A file that another client has removed is released nevertheless.
             false => self.names.hold(cx, &[Want::Node(file.ino)]).ok(),
         };
         let path = held.as_ref().map(|held| held.path(0));
@@ -487,7 +486,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
-        // The path is copied, and its names are free again, before the call that may wait.
+        // The path is copied, and its names are released, before the call that may wait.
         let (fh, path) = self.with_any(cx, file, |file| {
             Ok((file.fh, file.path.map(|path| path.as_bytes().to_vec())))
         })?;
@@ -517,7 +516,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         for (place, entry) in rest {
             let next = (place + DOTS.len() + 1) as u64;
             let (kind, name) = (entry.kind, &entry.name[..]);
-            // d_ino must not be 0, which some programs take for a removed entry.
+            // Some programs take a d_ino of 0 for a removed entry.
             let item = DirItem { ino: entry.st_ino.max(1), next, kind, name };
             let look_up = || self.lookup(cx, dir.ino, Name::new(name).ok()?).ok();
             if out.push_with(item, look_up) == Push::Full {

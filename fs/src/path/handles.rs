@@ -1,4 +1,4 @@
-//! Open files and directories, as far as the adapter must know of them.
+//! Open files and directories of the adapter.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use super::held::Names;
 use super::tree::Handle;
 use super::types::PathDirEntry;
 
-/// A handle that serves an operation which came without one: released only after this is dropped.
+/// A handle lent to an operation that has none. It is not released before this is dropped.
 pub(super) struct Borrowed<'a> {
     names: &'a Names,
     ino: Ino,
@@ -29,14 +29,16 @@ impl Drop for Borrowed<'_> {
 }
 
 impl Names {
-    /// Remembers an open handle of `ino`. `ESTALE` where the frontend has forgotten it meanwhile.
+    /// Registers an open handle of `ino`. Fails with `ESTALE` if the frontend has forgotten the
+    /// inode meanwhile.
     pub fn add_handle(&self, ino: Ino, fh: Fh, writable: bool) -> Result<()> {
         let handle = Handle { fh, writable, borrowed: 0, closing: false };
         self.lock().node_mut(ino)?.handles.push(handle);
         Ok(())
     }
 
-    /// Any open handle of `ino`, one for writing where `write` is set. `ESTALE` where there is none.
+    /// Borrows any open handle of `ino`, for writing if `write` is set. Fails with `ESTALE` if
+    /// there is none.
     pub fn borrow_handle(&self, ino: Ino, write: bool) -> Result<Borrowed<'_>> {
         let mut tree = self.lock();
         let handles = tree.node_mut(ino)?.handles.iter_mut();
@@ -46,7 +48,7 @@ impl Names {
         Ok(Borrowed { names: self, ino, fh: handle.fh })
     }
 
-    /// Waits until nobody borrows the handle, and lets nobody from now on.
+    /// Waits until the handle is not borrowed, and prevents further borrowing.
     pub fn close_handle(&self, ino: Ino, fh: Fh) {
         let mut tree = self.lock();
         while let Ok(node) = tree.node_mut(ino) {
@@ -62,7 +64,7 @@ impl Names {
         }
     }
 
-    /// Forgets a handle that was closed. True where it was the last one of a hidden file.
+    /// Removes a closed handle. Returns true if it was the last one of a hidden file.
     pub fn drop_handle(&self, ino: Ino, fh: Fh) -> bool {
         let mut tree = self.lock();
         let Ok(node) = tree.node_mut(ino) else { return false };
@@ -77,7 +79,7 @@ impl Names {
     }
 }
 
-/// The open directories, each with the listing that its readdir calls go through.
+/// The open directories, each with the listing for its readdir calls.
 #[derive(Debug, Default)]
 pub(super) struct Dirs {
     open: Mutex<DirTable>,
@@ -102,7 +104,7 @@ impl Dirs {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle of the adapter's for the backend's handle `fh`.
+    /// Creates a handle of the adapter for the backend's handle `fh`.
     pub fn add(&self, fh: Fh) -> Fh {
         let mut table = self.lock();
         table.last += 1;
@@ -111,12 +113,12 @@ impl Dirs {
         own
     }
 
-    /// The directory that is open as `fh`; `EBADF` where none is.
+    /// Returns the directory that is open as `fh`. Fails with `EBADF`.
     pub fn get(&self, fh: Fh) -> Result<Arc<Dir>> {
         self.lock().dirs.get(&fh).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Forgets an open directory.
+    /// Removes an open directory.
     pub fn remove(&self, fh: Fh) -> Result<Arc<Dir>> {
         self.lock().dirs.remove(&fh).ok_or(Errno::EBADF)
     }

@@ -1,8 +1,8 @@
-//! Names in use: what makes a path stay true while the backend works on it.
+//! Names in use. They keep a path valid while the backend works on it.
 //!
-//! An operation asks for all the names it needs at once and holds none while it waits, so that no
-//! two can wait for each other. Whoever waits to change a name makes newcomers wait as well, except
-//! those who also change names: they might be waited for.
+//! An operation acquires all names that it needs at once, and holds none while it waits, so that
+//! there is no deadlock. An operation that waits to change a name delays later ones, except those
+//! that also change names, because it might have to wait for them.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,12 @@ use super::types::PathRef;
 /// The interval at which a waiting operation checks for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
 
-/// The tree, to be locked for a moment or to have names of it held for longer.
+/// The tree behind a mutex. Names of it can be held for longer than the mutex.
 #[derive(Debug)]
 pub(super) struct Names {
     tree: Mutex<Tree>,
     changed: Condvar,
-    /// Waiters on `changed`: to wake nobody would cost a system call.
+    /// Number of waiters on `changed`. Without waiters the system call is skipped.
     waiting: AtomicUsize,
 }
 
@@ -36,14 +36,14 @@ pub(super) enum Want<'a> {
     Change(Ino, &'a [u8]),
 }
 
-/// A reason why names cannot be held.
+/// The reason why names cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The inode is not known, or has no name left: `ESTALE`.
+    /// The inode is unknown or has no name: `ESTALE`.
     Gone,
-    /// The directory has no name left: `ENOENT`.
+    /// The directory has no name: `ENOENT`.
     DirGone,
-    /// The name to be changed by the want at this place is on the path of another want.
+    /// The name to be changed by the want with this index is on the path of another want.
     Nested(usize),
     /// The caller gave up: `EINTR`.
     Interrupted,
@@ -60,7 +60,7 @@ impl From<Refusal> for Errno {
     }
 }
 
-/// Paths that stay true until this is dropped.
+/// Paths that remain valid until this is dropped.
 pub(super) struct Held<'a> {
     names: &'a Names,
     paths: Vec<HeldPath>,
@@ -70,11 +70,11 @@ pub(super) struct Held<'a> {
 struct HeldPath {
     path: Vec<u8>,
     steps: Vec<Step>,
-    /// The last step is held to be changed.
+    /// The last step is held for a change.
     change: bool,
 }
 
-/// A name on a path: its directory, and its place in the bytes of the path.
+/// A name on a path: its directory, and its position in the path.
 #[derive(Debug)]
 struct Step {
     parent: Ino,
@@ -87,7 +87,7 @@ impl HeldPath {
         &self.path[step.start..step.end]
     }
 
-    /// The name that is to be changed.
+    /// The name to be changed.
     fn changed(&self) -> Option<(Ino, &[u8])> {
         let last = self.steps.last().filter(|_| self.change)?;
         Some((last.parent, self.name(last)))
@@ -101,7 +101,7 @@ impl HeldPath {
 }
 
 impl Held<'_> {
-    /// The path of the want at this place.
+    /// The path of the want with this index.
     pub fn path(&self, place: usize) -> PathRef<'_> {
         PathRef::from_checked(&self.paths[place].path)
     }
@@ -132,20 +132,21 @@ impl Names {
         }
     }
 
-    /// The tree, for bookkeeping. Not to be kept while a backend is called.
+    /// Locks the tree for bookkeeping. Must not be held during a call to a backend.
     pub fn lock(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes those who wait for names or handles. Called after the tree was unlocked: who waits
-    /// since then has seen the change, and who misses the call looks again soon.
+    /// Wakes the operations that wait for names or handles. Called after unlocking the tree: an
+    /// operation that begins to wait afterwards has seen the change, and one that misses the call
+    /// checks again soon.
     pub fn wake(&self) {
         if self.waiting.load(Relaxed) > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Waits a moment, or until something changed.
+    /// Waits for a short time, or until a change.
     pub fn wait<'t>(&self, tree: MutexGuard<'t, Tree>) -> MutexGuard<'t, Tree> {
         self.waiting.fetch_add(1, Relaxed);
         let waited = self.changed.wait_timeout(tree, INTERRUPT_CHECK);
@@ -153,7 +154,7 @@ impl Names {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until all of `wants` can be had, and holds them.
+    /// Waits until all of `wants` are available, and holds them.
     pub fn hold(&self, cx: &Context<'_>, wants: &[Want<'_>]) -> Result<Held<'_>, Refusal> {
         let mut tree = self.lock();
         if let Some(paths) = try_hold(&mut tree, wants)? {
@@ -178,7 +179,7 @@ impl Names {
     }
 }
 
-/// Changes the edges that `wants` are to change.
+/// Applies `change` to the edges that `wants` change.
 fn set_wanted(tree: &mut Tree, wants: &[Want<'_>], change: impl Fn(&mut Edge)) {
     for want in wants {
         if let Want::Change(parent, name) = *want {
@@ -187,7 +188,7 @@ fn set_wanted(tree: &mut Tree, wants: &[Want<'_>], change: impl Fn(&mut Edge)) {
     }
 }
 
-/// Holds all of `wants`, or none (`None`) where one of them is in use.
+/// Holds all of `wants`, or none (`None`) if one of them is in use.
 fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>, Refusal> {
     let mut paths = Vec::with_capacity(wants.len());
     for want in wants {
@@ -199,8 +200,8 @@ fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>
             return Err(Refusal::Nested(place));
         }
     }
-    // Those who change names do not let others pass that wait to: each might be on the other's
-    // path, and neither would ever go on.
+    // Operations that change names do not wait for others that want to: each might be on the
+    // other's path, which would be a deadlock.
     let polite = !paths.iter().any(|held| held.change);
     let free = paths.iter().all(|held| {
         let blocked = |(parent, name): (Ino, &[u8])| {
@@ -226,7 +227,7 @@ fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>
     Ok(Some(paths))
 }
 
-/// The path of a want and the names on it.
+/// Builds the path of a want, with its names.
 fn build(tree: &Tree, want: &Want<'_>) -> Result<HeldPath, Refusal> {
     let (dir, last) = match *want {
         Want::Node(ino) => (ino, None),
@@ -256,7 +257,7 @@ mod tests {
     const DIR: Found = Found { kind: FileKind::Directory, st_ino: None, fresh: true };
 
     #[test]
-    fn an_operation_below_a_directory_keeps_it_from_moving_until_it_ends() {
+    fn an_operation_below_a_directory_delays_its_rename() {
         let names = Names::new();
         let cx = Context::new(Caller::default());
         let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();
@@ -273,7 +274,7 @@ mod tests {
             let mover = scope.spawn(|| drop(names.hold(&cx, &change)));
             std::thread::sleep(Duration::from_millis(30));
             assert!(!mover.is_finished());
-            // A newcomer lets the mover pass.
+            // A later operation gives priority to the rename.
             assert_eq!(names.hold(&gone, &[Want::Node(dir)]).err(), Some(Refusal::Interrupted));
             drop(below);
         });
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_name_on_the_path_of_the_other_is_refused() {
+    fn changing_a_name_on_the_path_of_another_want_is_refused() {
         let names = Names::new();
         let cx = Context::new(Caller::default());
         let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();

@@ -1,22 +1,22 @@
 //! The high-level way to write a file system: operations on paths, without inodes and lookups.
 //!
-//! [`PathFileSystem`] is the trait; [`PathAdapter`] makes a [`FileSystem`](crate::FileSystem) of
-//! it, by keeping the tree of those names that a frontend knows.
+//! [`PathFileSystem`] is the trait. [`PathAdapter`] turns it into a
+//! [`FileSystem`](crate::FileSystem), by keeping the tree of the names that a frontend knows.
 //!
-//! # What happens at the same time
+//! # Concurrent operations
 //!
-//! The adapter gives a path to the backend only while no name on it is being changed through the
-//! same adapter: an operation shares the names on its path, and unlink, rmdir, rename and whatever
-//! makes a name have the name they change for themselves, until the backend has answered. So a path
-//! never leads to a file other than the one that was meant. No lock of the tree is held meanwhile:
-//! an operation waits for another only where one of them changes a name that the other uses, and
-//! gives up with `EINTR` when its caller does. Waiting for a lock (`setlk`) holds no names; there
-//! the path is a hint and the handle counts.
+//! The adapter passes a path to the backend only while no name on it is being changed through the
+//! same adapter. An operation shares the names on its path. Operations that create, remove or
+//! rename hold the changed name exclusively, until the backend has answered. A path therefore never
+//! leads to another file than intended. The tree is not locked meanwhile: an operation waits only
+//! if another one changes a name that it uses, or uses a name that it changes, and it fails with
+//! `EINTR` if its caller gives up. An operation that waits for a lock (`setlk`) holds no names; its
+//! path is a hint, and the handle identifies the file.
 //!
-//! Changes by others behind the adapter's back cannot be prevented: a path then leads to
-//! what is there now, or to `ENOENT`; with [`PathCaps::stable_ino`], getattr notices and answers
-//! `ESTALE`. A file that has no name left and no open handle gives `ESTALE`; a name in a removed
-//! directory gives `ENOENT`.
+//! Changes by other clients of the backend cannot be prevented. A path then leads to another file
+//! or to `ENOENT`. With [`PathCaps::stable_ino`], getattr detects that and fails with `ESTALE`. A
+//! file without a name and without an open handle results in `ESTALE`, and a name in a removed
+//! directory in `ENOENT`.
 
 mod adapter;
 mod handles;
@@ -41,46 +41,46 @@ use crate::{
 
 /// A file system in terms of paths.
 ///
-/// Called by [`PathAdapter`], from any number of threads at once. Errors are those of the system
-/// call with the same name, `ENOSYS` for what is not implemented; more in
-/// [`FileSystem`](crate::FileSystem), whose methods of the same names these serve.
+/// [`PathAdapter`] calls it from any number of threads at once. Methods return the errors of the
+/// system call with the same name, and `ENOSYS` if not implemented. The methods with the same names
+/// in [`FileSystem`](crate::FileSystem) have more details.
 #[allow(unused_variables)]
 pub trait PathFileSystem: Send + Sync {
-    /// Facts. Called once, when the adapter is made.
+    /// The properties. Called once, when the adapter is created.
     fn path_caps(&self) -> PathCaps {
         PathCaps::default()
     }
 
-    /// Called once by each frontend when it is ready. The inode numbers of `notify` are the
-    /// adapter's: [`PathAdapter::ino_of`] finds them.
+    /// Called once by each frontend when it is ready. `notify` uses the adapter's inode numbers,
+    /// which [`PathAdapter::ino_of`] returns.
     fn attached(&self, notify: Arc<dyn Notify>) {}
 
-    /// Called by each frontend after its last operation. Makes durable what the file system acknowledged
-    /// and holds back itself; an error says that it could not.
+    /// Called by each frontend after its last operation. Makes all acknowledged changes durable
+    /// that the file system has kept in memory, or fails.
     fn detached(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The attributes of `target`; `ENOENT` where nothing is there. This is also how names are
-    /// looked up. Does not follow a symbolic link.
+    /// Returns the attributes of `target`, without following a symbolic link. Also serves lookups.
+    /// Fails with `ENOENT` if the file does not exist.
     fn getattr(&self, cx: &Context<'_>, target: Target<'_>) -> Result<Attr>;
 
-    /// The text of a symbolic link.
+    /// Returns the text of a symbolic link.
     fn readlink(&self, cx: &Context<'_>, path: PathRef<'_>) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes a file, device, fifo or socket. `EEXIST`.
+    /// Creates a file, device, fifo or socket. Fails with `EEXIST`.
     fn mknod(&self, cx: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes a directory. `EEXIST`.
+    /// Creates a directory. Fails with `EEXIST`.
     fn mkdir(&self, cx: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes a symbolic link at `path` with the text `target`. `EEXIST`.
+    /// Creates a symbolic link at `path` with the text `target`. Fails with `EEXIST`.
     fn symlink(
         &self,
         cx: &Context<'_>,
@@ -91,7 +91,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Gives the file at `old` the second name `new`. `EEXIST`.
+    /// Creates the name `new` for the file at `old`. Fails with `EEXIST`.
     fn link(&self, cx: &Context<'_>, old: PathRef<'_>, new: PathRef<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -106,8 +106,8 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Moves a name. Never to below itself, and never to itself. `EINVAL` for flags that are not
-    /// known.
+    /// Renames. Never called with a new name that is the old one or below it. Fails with `EINVAL`
+    /// for unknown flags.
     fn rename(
         &self,
         cx: &Context<'_>,
@@ -134,12 +134,12 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Sets the length in bytes; what is added reads as zeros.
+    /// Sets the file size in bytes. Added bytes read as zeros.
     fn truncate(&self, cx: &Context<'_>, target: Target<'_>, size: u64) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Sets the times that are given.
+    /// Sets the given times.
     fn utimens(
         &self,
         cx: &Context<'_>,
@@ -150,10 +150,9 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Changes several attributes and returns the new ones. The default does it with chown, chmod,
-    /// truncate and utimens one after the other, in this order, because each of the first three
-    /// may undo what comes before it in the other order; an error in between leaves the earlier
-    /// ones done.
+    /// Changes several attributes and returns the new ones. The default calls chown, chmod,
+    /// truncate and utimens in this order, because each of the first three may change attributes
+    /// that a later one sets. If one fails, the earlier changes remain.
     fn setattr(&self, cx: &Context<'_>, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
         if set.uid.is_some() || set.gid.is_some() {
             self.chown(cx, target, set.uid, set.gid)?;
@@ -187,7 +186,8 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The value of an extended attribute for a caller with `room` bytes, see [`Xattr::answer`].
+    /// Returns the value of an extended attribute for a buffer of `room` bytes, see
+    /// [`Xattr::answer`].
     fn getxattr(
         &self,
         cx: &Context<'_>,
@@ -198,7 +198,8 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The names of all extended attributes, each followed by a NUL; `room` as for `getxattr`.
+    /// Returns the names of all extended attributes, each followed by a NUL; `room` as for
+    /// `getxattr`.
     fn listxattr(&self, cx: &Context<'_>, target: Target<'_>, room: usize) -> Result<Xattr> {
         Err(Errno::ENOSYS)
     }
@@ -213,9 +214,10 @@ pub trait PathFileSystem: Send + Sync {
         Ok(Opened::default())
     }
 
-    /// Makes a regular file and opens it. `EEXIST` where the name is taken, because nobody has checked
-    /// whether the caller may open what is there; `args.flags` always holds `O_EXCL`. The default
-    /// calls mknod and open; nobody else can use the name in between, through this adapter.
+    /// Creates a regular file and opens it. Fails with `EEXIST` if the name exists, because the
+    /// permissions of the existing file were not checked; `args.flags` always has `O_EXCL`. The
+    /// default calls mknod and open. No other operation of this adapter can use the name in
+    /// between.
     fn create(
         &self,
         cx: &Context<'_>,
@@ -224,12 +226,12 @@ pub trait PathFileSystem: Send + Sync {
         args: OpenArgs,
     ) -> Result<Opened> {
         self.mknod(cx, path, node)?;
-        // A new file is empty, so truncating it would only cost time.
+        // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
         self.open(cx, path, OpenArgs { flags: args.flags.without(creation), ..args })
     }
 
-    /// Puts bytes from `args.offset` on into `out`; fewer than fit mean the end of the file.
+    /// Reads data from `args.offset` on into `out`. Fewer bytes than fit mean end of file.
     fn read(
         &self,
         cx: &Context<'_>,
@@ -240,7 +242,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Writes the bytes of `data`; returns how many were taken.
+    /// Writes `data`. Returns the number of bytes.
     fn write(
         &self,
         cx: &Context<'_>,
@@ -256,7 +258,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Called once for each open file, at its end.
+    /// Called once for each open file, at its last close.
     fn release(&self, cx: &Context<'_>, file: PathFile<'_>, args: ReleaseArgs) -> Result<()> {
         Ok(())
     }
@@ -271,7 +273,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The next data or hole at or after `offset`.
+    /// Returns the next data or hole at or after `offset`.
     fn lseek(
         &self,
         cx: &Context<'_>,
@@ -282,7 +284,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Copies bytes between open files; returns how many.
+    /// Copies data between open files. Returns the number of bytes.
     fn copy_file_range(&self, cx: &Context<'_>, copy: &PathCopy<'_>) -> Result<u64> {
         Err(Errno::ENOSYS)
     }
@@ -308,7 +310,8 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The block on the underlying device that holds block `index`, in units of `block_size` bytes.
+    /// Returns the block on the underlying device that contains block `index`, in units of
+    /// `block_size` bytes.
     fn bmap(
         &self,
         cx: &Context<'_>,
@@ -319,7 +322,7 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The first lock that stands against `request`.
+    /// Returns the first lock that conflicts with `request`.
     fn getlk(
         &self,
         cx: &Context<'_>,
@@ -329,8 +332,8 @@ pub trait PathFileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Takes, changes or drops a lock. The path, where there is one, is only a hint: the name may
-    /// be changed meanwhile, because waiting for a lock must not keep others from renaming.
+    /// Takes, changes or drops a lock. The path is only a hint: the name may change meanwhile,
+    /// because waiting for a lock must not prevent renames.
     fn setlk(&self, cx: &Context<'_>, file: PathFile<'_>, request: &LockRequest) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -340,26 +343,26 @@ pub trait PathFileSystem: Send + Sync {
         Ok(Opened::default())
     }
 
-    /// The whole directory, in any order. Called when a listing begins; the adapter keeps it until
-    /// it begins anew or the directory is closed.
+    /// Returns all entries of the directory, in any order. Called when a listing begins. The
+    /// adapter keeps the listing until it begins again or the directory is closed.
     fn readdir(&self, cx: &Context<'_>, dir: PathFile<'_>) -> Result<Vec<PathDirEntry>>;
 
-    /// Ends what opendir began.
+    /// Releases a directory from opendir.
     fn releasedir(&self, cx: &Context<'_>, dir: PathFile<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Makes the names of a directory durable.
+    /// Makes the entries of a directory durable.
     fn fsyncdir(&self, cx: &Context<'_>, dir: PathFile<'_>, datasync: bool) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
-    /// Space and inodes.
+    /// Returns space and inode counts.
     fn statfs(&self, cx: &Context<'_>, target: Target<'_>) -> Result<StatFs> {
         Ok(StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() })
     }
 
-    /// Makes everything durable.
+    /// Makes all data durable.
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }

@@ -1,4 +1,4 @@
-//! Names that go away while what they lead to is open.
+//! Removal of the names of open files.
 
 use std::sync::atomic::Ordering;
 
@@ -11,12 +11,12 @@ use super::{PathFileSystem, PathRef, Target};
 /// Prefix of the names of hidden files.
 const HIDDEN: &str = ".defuse_hidden";
 
-/// The most names that are tried for one file. Names of an earlier run may be left.
+/// Maximum number of names to try for a file. Names of an earlier run may exist.
 const HIDDEN_TRIES: usize = 64;
 
 impl<P: PathFileSystem> PathAdapter<P> {
-    /// Removes a name; hides the file where it is the last one of an open file that the backend
-    /// cannot serve without a name.
+    /// Removes a name. If it is the last name of an open file, and the backend needs a name to
+    /// access it, hides the file.
     pub(super) fn unlink_or_hide(
         &self,
         cx: &Context<'_>,
@@ -38,7 +38,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         Ok(())
     }
 
-    /// Moves a name.
+    /// Renames.
     pub(super) fn rename(
         &self,
         cx: &Context<'_>,
@@ -54,7 +54,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         let held = match self.names.hold(cx, &wants) {
             Ok(held) => held,
             Err(refusal) => {
-                // What does not exist comes first, as in rename(2).
+                // ENOENT has priority, as in rename(2).
                 let held = self.names.hold(cx, &[Want::Name(from.0, from.1)])?;
                 self.inner.getattr(cx, Target::Path(held.path(0)))?;
                 return Err(nested(refusal, flags));
@@ -70,7 +70,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         let (known, open) = (self.st_ino(to), self.must_hide(to.0, to.1));
         let replaces = !flags.has(RenameFlags::NOREPLACE) && (known.is_some() || open);
         if replaces {
-            // What would make the rename fail is found out before anything is hidden.
+            // Errors of the rename must be found before a file is hidden.
             let moved = self.inner.getattr(cx, Target::Path(from_path))?;
             if known.is_some() && known == self.caps.identity(&moved) {
                 // Two names of one file: rename(2) does nothing.
@@ -91,7 +91,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         Ok(())
     }
 
-    /// Moves a name in the tree; `ends` is the inode that was replaced and is gone.
+    /// Renames in the tree. `ends` is the replaced inode that no longer exists.
     fn moved(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), ends: Option<Ino>) {
         let mut tree = self.names.lock();
         if let Some(ino) = ends {
@@ -100,7 +100,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         let moved = tree.child(from.0, from.1);
         tree.rename(from, to);
         if let Some(node) = moved.and_then(|ino| tree.node_mut(ino).ok()) {
-            // A hidden file that someone gave a name to is no longer ours to remove.
+            // A hidden file that was renamed by a client must not be removed.
             node.hidden.take_if(|(dir, name)| (*dir, &**name) == from);
         }
     }
@@ -116,7 +116,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         if flags.has(RenameFlags::NOREPLACE) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
-    /// Removes a hidden file whose last handle was released, unless it was opened again.
+    /// Removes a hidden file after its last handle was released, unless it was opened again.
     pub(super) fn remove_hidden(&self, cx: &Context<'_>, ino: Ino) {
         let Ok(Some((parent, name))) = self.names.lock().node(ino).map(|node| node.hidden.clone())
         else {
@@ -130,7 +130,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         };
         if unused(ino) {
             let ends = self.ends(cx, parent, &name, held.path(0));
-            // Nobody is there to hear of an error; the name then stays, and says what it is.
+            // An error cannot be reported. The file then keeps its hidden name.
             let _ = self.inner.unlink(cx, held.path(0));
             let mut tree = self.names.lock();
             if let Ok(node) = tree.node_mut(ino) {
@@ -143,7 +143,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         }
     }
 
-    /// True where the name is the last one of an open file that needs one.
+    /// True if the name is the last one of an open file that needs a name.
     fn must_hide(&self, parent: Ino, name: &[u8]) -> bool {
         let tree = self.names.lock();
         let node = tree.child(parent, name).and_then(|ino| tree.node(ino).ok());
@@ -151,14 +151,14 @@ impl<P: PathFileSystem> PathAdapter<P> {
             && node.is_some_and(|node| !node.handles.is_empty() && node.names.len() == 1)
     }
 
-    /// The number by which the backend knows what is at this name.
+    /// The backend's inode number of the file at this name.
     fn st_ino(&self, (parent, name): (Ino, &[u8])) -> Option<u64> {
         let tree = self.names.lock();
         tree.node(tree.child(parent, name)?).ok()?.st_ino
     }
 
-    /// The inode that ends with this name: known by no other, and with no link that we do not know.
-    /// Only where numbers are stable, as they may be used again after that.
+    /// The inode that ceases to exist with this name: it has no other known name, and no unknown
+    /// link. `None` unless numbers are stable, which may then be reused.
     fn ends(&self, cx: &Context<'_>, parent: Ino, name: &[u8], path: PathRef<'_>) -> Option<Ino> {
         let ino = {
             let tree = self.names.lock();
@@ -170,8 +170,8 @@ impl<P: PathFileSystem> PathAdapter<P> {
         (links <= 1).then_some(ino)
     }
 
-    /// Gives the file at `name`, which the caller has for itself, a hidden name in its place;
-    /// returns that. `EBUSY` where none can be found.
+    /// Renames the file at `name`, which the caller holds exclusively, to a hidden name. Returns
+    /// that name. Fails with `EBUSY` if no free one is found.
     fn hide(
         &self,
         cx: &Context<'_>,
@@ -201,11 +201,11 @@ impl<P: PathFileSystem> PathAdapter<P> {
         Err(Errno::EBUSY)
     }
 
-    /// Takes [`hide`](Self::hide) back, because what the name was needed for has failed.
+    /// Reverts [`hide`](Self::hide), because the operation that needed the name has failed.
     fn show(&self, cx: &Context<'_>, to: (Ino, &[u8]), hidden: Vec<u8>, path: PathRef<'_>) {
         let hidden_path = sibling(path, &hidden);
         let hidden_ref = PathRef::from_checked(&hidden_path);
-        // Where even this fails, the file stays hidden, and goes with its last handle.
+        // If this fails too, the file remains hidden, and is removed with its last handle.
         if self.inner.rename(cx, hidden_ref, path, RenameFlags::default()).is_ok() {
             let mut tree = self.names.lock();
             let ino = tree.child(to.0, &hidden);
@@ -217,7 +217,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
     }
 }
 
-/// The error of rename(2) where one name is below the other.
+/// The error of rename(2) if one name is below the other.
 fn nested(refusal: Refusal, flags: RenameFlags) -> Errno {
     match refusal {
         Refusal::Nested(1) if flags.has(RenameFlags::NOREPLACE) => Errno::EEXIST,
@@ -226,7 +226,7 @@ fn nested(refusal: Refusal, flags: RenameFlags) -> Errno {
     }
 }
 
-/// The path of `name` in the directory of `path`.
+/// The path of `name` in the parent directory of `path`.
 fn sibling(path: PathRef<'_>, name: &[u8]) -> Vec<u8> {
     let dir = path.split().map_or(&b"/"[..], |(dir, _)| dir.as_bytes());
     let mut sibling = dir.to_vec();

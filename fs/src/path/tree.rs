@@ -1,4 +1,4 @@
-//! The tree of names that the frontend knows. Pure bookkeeping: no backend is called from here.
+//! The tree of names that the frontend knows. It only does bookkeeping, and never calls a backend.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,9 +8,9 @@ use crate::{Errno, Fh, FileKind, Ino, Result};
 /// A name in a directory.
 type Name<'a> = (Ino, &'a [u8]);
 
-/// Nodes by number. The adapter hands the numbers out itself, one after the other, so nobody can
-/// choose them to collide and a multiplication spreads them well enough; with the default hasher
-/// most of the time of an operation went into hashing. Names keep that one: anybody chooses names.
+/// Nodes by number. The adapter assigns the numbers in sequence, so that nobody can provoke
+/// collisions, and a multiplication spreads them well. With the default hasher, hashing took most
+/// of the time of an operation. Names use the default hasher, because anybody chooses names.
 type Nodes = HashMap<Ino, Node, BuildHasherDefault<InoHasher>>;
 
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Hasher for InoHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 by the golden ratio; turned, because the table looks at both ends of the hash.
+        // 2^64 divided by the golden ratio. Rotated, because the table uses both ends of the hash.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e3779b97f4a7c15).rotate_left(32);
     }
 
@@ -33,7 +33,7 @@ impl Hasher for InoHasher {
     }
 }
 
-/// All nodes. Numbers are never used twice, so a generation is not needed to tell them apart.
+/// All nodes. Numbers are never reused, so that no generation is needed.
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: Nodes,
@@ -41,35 +41,34 @@ pub(super) struct Tree {
     next: u64,
 }
 
-/// An inode that the frontend knows, or a directory on the way to one.
+/// An inode that the frontend knows, or an ancestor of one.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Its places: parent and name. One for a directory, any number for hard links, none once
-    /// the last name is gone.
+    /// Its names, each with the parent. One for a directory, any number for hard links, none after
+    /// the last name was removed.
     pub names: Vec<(Ino, Box<[u8]>)>,
     /// Names in this directory that are known or in use.
     children: HashMap<Box<[u8]>, Edge>,
     pub kind: FileKind,
     lookups: u64,
     pub handles: Vec<Handle>,
-    /// The number by which the backend knows it, where that is stable.
+    /// The backend's inode number, if it is stable.
     pub st_ino: Option<u64>,
-    /// The name that the adapter gave it, to be removed with the last handle.
+    /// The hidden name, to be removed with the last handle.
     pub hidden: Option<(Ino, Box<[u8]>)>,
 }
 
-/// An open handle, and how many operations have borrowed it that were not given it by the
-/// frontend.
+/// An open handle, with the number of operations that have borrowed it.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub fh: Fh,
     pub writable: bool,
     pub borrowed: u32,
-    /// It is being released: nobody may borrow it any more.
+    /// It is being released, and must not be borrowed.
     pub closing: bool,
 }
 
-/// A name in a directory, with those who use it now.
+/// A name in a directory, with its present users.
 #[derive(Debug, Default)]
 pub(super) struct Edge {
     child: Option<Ino>,
@@ -77,7 +76,7 @@ pub(super) struct Edge {
     pub shared: u32,
     /// An operation changes this name.
     pub exclusive: bool,
-    /// Operations that wait to change this name; new ones let them pass.
+    /// Operations that wait to change this name. New ones wait for them.
     pub wanted: u32,
 }
 
@@ -105,13 +104,13 @@ impl Node {
     }
 }
 
-/// The facts about the file at a name, for [`Tree::bind`].
+/// The properties of the file at a name, for [`Tree::bind`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub kind: FileKind,
     /// The inode number of the backend, if its numbers are stable.
     pub st_ino: Option<u64>,
-    /// It was made just now, so whatever had the name before is gone.
+    /// The file was just created, so that the previous file of this name is gone.
     pub fresh: bool,
 }
 
@@ -122,17 +121,17 @@ impl Tree {
         Tree { nodes, by_st_ino: HashMap::new(), next: 2 }
     }
 
-    /// The node `ino`; `ESTALE` where it is not known.
+    /// Returns the node `ino`. Fails with `ESTALE` if it is unknown.
     pub fn node(&self, ino: Ino) -> Result<&Node> {
         self.nodes.get(&ino).ok_or(Errno::ESTALE)
     }
 
-    /// As [`node`](Tree::node), to be changed.
+    /// Like [`node`](Tree::node), mutable.
     pub fn node_mut(&mut self, ino: Ino) -> Result<&mut Node> {
         self.nodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }
 
-    /// The number of nodes, with the root.
+    /// The number of nodes, including the root.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -147,7 +146,7 @@ impl Tree {
         self.nodes.get(&parent)?.children.get(name)
     }
 
-    /// Changes who uses a name, and drops it from the tree where nobody does.
+    /// Changes the users of a name. Removes the name from the tree if it has none.
     pub fn with_edge(&mut self, parent: Ino, name: &[u8], change: impl FnOnce(&mut Edge)) {
         let Some(dir) = self.nodes.get_mut(&parent) else { return };
         if let Some(edge) = dir.children.get_mut(name) {
@@ -165,8 +164,8 @@ impl Tree {
         }
     }
 
-    /// The steps from `ino` up to the root: parent and name of each. `None` where a name is gone.
-    /// Errors: `ESTALE` where `ino` is not known.
+    /// The steps from `ino` up to the root: parent and name of each. `None` if a name was removed.
+    /// Fails with `ESTALE` if `ino` is unknown.
     pub fn chain(&self, ino: Ino) -> Result<Option<Vec<Name<'_>>>> {
         let (mut at, mut steps) = (ino, Vec::new());
         while at != Ino::ROOT {
@@ -177,14 +176,14 @@ impl Tree {
         Ok(Some(steps))
     }
 
-    /// Says that `name` in `parent` leads to what `found` tells; returns its node, with one lookup
-    /// more. `ESTALE` where the parent is not known.
+    /// Records that `name` in `parent` leads to the file `found`. Returns its node, with one lookup
+    /// added. Fails with `ESTALE` if the parent is unknown.
     pub fn bind(&mut self, parent: Ino, name: &[u8], found: Found) -> Result<Ino> {
         self.node(parent)?;
         let current = self.child(parent, name);
         let same = self.known(current, found);
         let ino = same.unwrap_or_else(|| self.add(found));
-        // Counted before names move, so that the node is in use while they do.
+        // Added before names move, so that the node is kept meanwhile.
         self.node_mut(ino)?.lookups += 1;
         if current != Some(ino) {
             self.attach(parent, name, ino);
@@ -192,7 +191,7 @@ impl Tree {
         Ok(ino)
     }
 
-    /// The node that `found` is, where there is one already.
+    /// Returns the existing node of `found`, if any.
     fn known(&mut self, current: Option<Ino>, found: Found) -> Option<Ino> {
         let candidate = match found.st_ino {
             Some(st_ino) => self.by_st_ino.get(&st_ino).copied(),
@@ -203,7 +202,7 @@ impl Tree {
         if same_kind && !found.fresh {
             return Some(candidate);
         }
-        // The backend has used the number again for something else.
+        // The backend has reused the number.
         self.forget_st_ino(candidate);
         None
     }
@@ -218,10 +217,10 @@ impl Tree {
         ino
     }
 
-    /// Makes `name` in `parent` lead to `ino`, whatever it led to before.
+    /// Makes `name` in `parent` lead to `ino`, and replaces an earlier inode.
     pub fn attach(&mut self, parent: Ino, name: &[u8], ino: Ino) {
         self.detach(parent, name);
-        // A directory has one name: under a new one, it was moved behind our back.
+        // A directory has one name: another client has moved it to the new one.
         if let Some(node) = self.nodes.get(&ino)
             && node.kind == FileKind::Directory
         {
@@ -235,7 +234,7 @@ impl Tree {
         }
     }
 
-    /// Makes `name` in `parent` lead nowhere; returns where it led.
+    /// Removes `name` in `parent`. Returns the inode that it led to.
     pub fn detach(&mut self, parent: Ino, name: &[u8]) -> Option<Ino> {
         let ino = self.child(parent, name)?;
         if let Some(node) = self.nodes.get_mut(&ino) {
@@ -246,13 +245,13 @@ impl Tree {
         Some(ino)
     }
 
-    /// Moves what `from` leads to, with everything below it, to the name `to`.
+    /// Moves the inode at `from`, with everything below it, to the name `to`.
     pub fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8])) {
         let Some(ino) = self.child(from.0, from.1) else {
             self.detach(to.0, to.1);
             return;
         };
-        // rename(2) of one name of a file to another of the same file changes nothing.
+        // rename(2) of a file to another of its names changes nothing.
         if self.child(to.0, to.1) != Some(ino) {
             self.keep(ino, |tree| {
                 tree.detach(from.0, from.1);
@@ -261,7 +260,7 @@ impl Tree {
         }
     }
 
-    /// Lets two names change places.
+    /// Exchanges two names.
     pub fn exchange(&mut self, first: (Ino, &[u8]), second: (Ino, &[u8])) {
         let (one, other) = (self.child(first.0, first.1), self.child(second.0, second.1));
         let kept = |tree: &mut Tree| {
@@ -277,7 +276,8 @@ impl Tree {
         self.keep(one.unwrap_or(Ino::ROOT), |tree| tree.keep(other.unwrap_or(Ino::ROOT), kept));
     }
 
-    /// Runs `change` while `ino` counts as looked up, so that losing its name does not end it.
+    /// Runs `change` while `ino` has an additional lookup, so that losing its name does not remove
+    /// it.
     fn keep(&mut self, ino: Ino, change: impl FnOnce(&mut Tree)) {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.lookups += 1;
@@ -286,13 +286,13 @@ impl Tree {
         self.forget(ino, 1);
     }
 
-    /// One lookup more of a node that is known.
+    /// Adds a lookup of a known node.
     pub fn look_up_again(&mut self, ino: Ino) -> Result<()> {
         self.node_mut(ino)?.lookups += 1;
         Ok(())
     }
 
-    /// Gives back lookups.
+    /// Returns lookups.
     pub fn forget(&mut self, ino: Ino, lookups: u64) {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.lookups = node.lookups.saturating_sub(lookups);
@@ -300,7 +300,7 @@ impl Tree {
         }
     }
 
-    /// Says that the backend's number of `ino` may name another file from now on.
+    /// Forgets the backend's number of `ino`, which may identify another file from now on.
     pub fn forget_st_ino(&mut self, ino: Ino) {
         if let Some(st_ino) = self.nodes.get_mut(&ino).and_then(|node| node.st_ino.take())
             && self.by_st_ino.get(&st_ino) == Some(&ino)
@@ -309,7 +309,7 @@ impl Tree {
         }
     }
 
-    /// Drops `ino` where nobody needs it, and then directories that were only on the way to it.
+    /// Removes `ino` if it is unused, and then its ancestors that were kept only for it.
     pub fn collect(&mut self, ino: Ino) {
         let mut candidates = vec![ino];
         while let Some(ino) = candidates.pop() {

@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::{Attr, Caps, Errno, Fh, FileKind, Result};
 
-/// A path from the root of the file system: a `/`, or components each after a `/`. No `.`, no `..`,
-/// no empty component, no NUL. Not limited in length: what the backend cannot take it refuses with
-/// `ENAMETOOLONG`.
+/// A path from the root of the file system: a `/`, or components each after a `/`. It has no `.`,
+/// `..`, empty component or NUL. Its length is not limited; a backend refuses a path that is too
+/// long with `ENAMETOOLONG`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathRef<'a>(&'a [u8]);
 
@@ -14,7 +14,7 @@ impl<'a> PathRef<'a> {
     /// The root.
     pub const ROOT: PathRef<'static> = PathRef(b"/");
 
-    /// The adapter's paths are right by construction.
+    /// The adapter's paths are valid by construction.
     pub(super) fn from_checked(bytes: &'a [u8]) -> Self {
         debug_assert!(bytes.starts_with(b"/") && (bytes.len() == 1 || !bytes.ends_with(b"/")));
         PathRef(bytes)
@@ -30,7 +30,7 @@ impl<'a> PathRef<'a> {
         std::os::unix::ffi::OsStrExt::from_bytes(self.0)
     }
 
-    /// The path without its leading `/`, to be joined to a directory; empty for the root.
+    /// The path without its leading `/`, to be joined to a directory. Empty for the root.
     pub fn relative(self) -> &'a std::path::Path {
         let bytes: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(&self.0[1..]);
         std::path::Path::new(bytes)
@@ -54,7 +54,7 @@ impl fmt::Debug for PathRef<'_> {
 /// An open file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathFile<'a> {
-    /// Its present path, which may differ from the one that was opened. `None` with
+    /// Its present path, which may differ from the path at open. `None` with
     /// [`PathCaps::handles_survive_unlink`].
     pub path: Option<PathRef<'a>>,
     /// The handle that open, create or opendir returned.
@@ -62,7 +62,8 @@ pub struct PathFile<'a> {
 }
 
 impl<'a> PathFile<'a> {
-    /// The path; `EIO` where there is none, for backends that did not ask for that.
+    /// Returns the path. Fails with `EIO` if there is none, which backends that need paths never
+    /// see.
     pub fn path(self) -> Result<PathRef<'a>> {
         self.path.ok_or(Errno::EIO)
     }
@@ -78,7 +79,7 @@ pub enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// The path; `ESTALE` where there is none.
+    /// Returns the path. Fails with `ESTALE` if there is none.
     pub fn path(self) -> Result<PathRef<'a>> {
         match self {
             Target::Path(path) => Ok(path),
@@ -86,7 +87,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The handle, where there is one.
+    /// Returns the handle, if any.
     pub fn fh(self) -> Option<Fh> {
         match self {
             Target::Path(_) => None,
@@ -95,14 +96,14 @@ impl<'a> Target<'a> {
     }
 }
 
-/// One entry of a directory. `.` and `..` need not be listed.
+/// One entry of a directory. `.` and `..` are optional.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathDirEntry {
     /// One component.
     pub name: Vec<u8>,
     /// Its type.
     pub kind: FileKind,
-    /// `st_ino`, or 0 where it is not known.
+    /// `st_ino`, or 0 if unknown.
     pub st_ino: u64,
 }
 
@@ -123,21 +124,21 @@ pub struct PathCopy<'a> {
     pub flags: u64,
 }
 
-/// Facts about a path file system.
+/// The properties of a path file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathCaps {
-    /// Facts for the frontend.
+    /// The properties for the frontend.
     pub caps: Caps,
-    /// [`Attr::st_ino`] names a file for as long as it exists, whatever its name, and no two files
-    /// at once: names with one number are hard links of one inode. Where this is false, each name
-    /// is an inode of its own, with a number that the adapter makes up.
+    /// [`Attr::st_ino`] identifies a file during its whole life, under all names, and is unique:
+    /// names with one number are hard links of one inode. If false, each name is an inode of its
+    /// own, with a number from the adapter.
     pub stable_ino: bool,
-    /// All operations on an open file work through its handle, also when it has been renamed or
-    /// unlinked: the adapter gives no path with them. Where this is false, every operation comes
-    /// with the path as it is now, and an open file that is unlinked is kept under another name,
-    /// `.defuse_hidden` and a number in the same directory, until it is released.
+    /// All operations on an open file work through its handle, even after a rename or unlink: the
+    /// adapter passes no path with them. If false, every operation comes with the present path.
+    /// When an open file is unlinked, it is kept under the hidden name `.defuse_hidden` with a
+    /// number, in the same directory, until it is released.
     pub handles_survive_unlink: bool,
-    /// The frontend may rely for this long on a name leading where it did.
+    /// The time for which the frontend may cache names.
     pub entry_valid_for: std::time::Duration,
 }
 

@@ -1,23 +1,22 @@
-//! Access by mode bits and access control list.
+//! Access checks by mode bits and ACL.
 
 use super::{User, acl};
 use crate::{Attr, FileKind};
 
-/// True where `user` may do what is the owner's to do.
+/// True if `user` may perform operations reserved to the owner.
 pub fn owns<U: User + ?Sized>(user: &U, attr: &Attr) -> bool {
     attr.uid == user.uid() || user.is_owner_of_all()
 }
 
-/// True where the access list of an inode, if it has one, takes part in the decision about `user`. The
-/// owner has the bits alone; the group bits are the mask of the list, so that without any of them the
-/// list grants nothing more; and symbolic links have no list.
+/// True if the ACL of an inode, if it has one, affects the access of `user`. The owner is checked
+/// by the mode bits only. The group bits are the mask of the ACL, so that the ACL grants nothing if
+/// all are clear. Symbolic links have no ACL.
 pub fn consults_acl<U: User + ?Sized>(user: &U, attr: &Attr) -> bool {
     attr.uid != user.uid() && attr.perm & 0o070 != 0 && attr.kind != FileKind::Symlink
 }
 
-/// True where the mode bits, or the access list `list` where there is one, grant `mask` (4 read, 2
-/// write, 1 execute or search) to `user`. Capabilities do not count. A list that cannot be read grants
-/// nothing.
+/// True if the mode bits, or the ACL `list` if there is one, grant `mask` (4 read, 2 write, 1
+/// execute or search) to `user`. Ignores capabilities. An invalid ACL grants nothing.
 #[inline]
 pub fn permits<U: User + ?Sized>(user: &U, attr: &Attr, list: Option<&[u8]>, mask: u32) -> bool {
     let grants = |bits: u32| bits & mask == mask;
@@ -37,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bits_of_the_class_that_a_user_is_in_decide() {
+    fn the_mode_bits_of_the_users_class_decide() {
         let group = attr(FileKind::Regular, 0o470, (0, 20));
         assert!(!permits(&Plain(5), &file(0o047, 5), None, READ), "the owner has the owner's bits");
         assert!(permits(&Plain(5), &group, None, READ | WRITE | EXEC));
@@ -46,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_replaces_the_bits_for_all_but_the_owner() {
+    fn an_acl_replaces_the_mode_bits_except_for_the_owner() {
         let nothing = b"no list";
         assert!(!permits(&Plain(5), &file(0o777, 0), Some(nothing), READ));
         assert!(permits(&Plain(5), &file(0o700, 5), Some(nothing), READ));
@@ -58,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn fowner_owns_everything_but_gets_no_bits_of_the_owner() {
+    fn cap_fowner_gives_ownership_but_not_the_owners_mode_bits() {
         assert!(owns(&Privileged, &file(0, 7)) && !owns(&Plain(5), &file(0, 7)));
         assert!(!permits(&Privileged, &file(0o700, 7), None, READ));
     }

@@ -14,7 +14,7 @@ pub const USER: u16 = 0x02;
 pub const GROUP_OBJ: u16 = 0x04;
 /// Tag: a named group.
 pub const GROUP: u16 = 0x08;
-/// Tag: the mask, the most that any entry but owner and other grants.
+/// Tag: the mask, the maximum for all entries except owner and other.
 pub const MASK: u16 = 0x10;
 /// Tag: everybody else.
 pub const OTHER: u16 = 0x20;
@@ -29,8 +29,8 @@ struct AclEntry {
     id: u32,
 }
 
-/// Decides whether the list grants `mask` (4 read, 2 write, 1 execute) to `user` on a file of `owner`,
-/// user and group. `None` where the bytes are no list.
+/// True if the ACL grants `mask` (4 read, 2 write, 1 execute) to `user` on a file of `owner`, user
+/// and group. `None` if the bytes are not an ACL.
 pub fn permits<U: User + ?Sized>(
     list: &[u8],
     user: &U,
@@ -50,7 +50,7 @@ pub fn permits<U: User + ?Sized>(
                 let group = if entry.tag == GROUP_OBJ { gid } else { entry.id };
                 if user.in_group(group) {
                     in_a_group = true;
-                    // One group that grants everything is enough.
+                    // One group that grants everything is sufficient.
                     if grants(entry.perm) {
                         return Some(grants(entry.perm & limit));
                     }
@@ -103,7 +103,7 @@ impl Acl {
         bits(self.find(USER_OBJ)) << 6 | bits(group) << 3 | bits(self.find(OTHER))
     }
 
-    /// True where the permission bits say all that the list says.
+    /// True if the ACL is equivalent to the permission bits.
     #[must_use]
     pub fn is_minimal(&self) -> bool {
         self.0.iter().all(|entry| entry.tag & (USER_OBJ | GROUP_OBJ | OTHER) != 0)
@@ -139,7 +139,7 @@ impl Acl {
     }
 }
 
-/// The order is owner, users, group, groups, mask, other; the mask is needed where someone is named.
+/// Checks the order: owner, users, group, groups, mask, other. Named entries require a mask.
 fn check(entries: &[AclEntry]) -> Result<()> {
     let mut previous = 0;
     let (mut needs_mask, mut seen) = (false, 0);
@@ -162,7 +162,8 @@ fn check(entries: &[AclEntry]) -> Result<()> {
     if seen & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// The entries of a value. `EINVAL` for a wrong length, `EOPNOTSUPP` for another version.
+/// Parses the entries of a value. Fails with `EINVAL` for a wrong length, and with `EOPNOTSUPP` for
+/// another version.
 fn entries(value: &[u8]) -> Result<impl Iterator<Item = AclEntry> + Clone> {
     let (header, rest) = value.split_first_chunk::<4>().ok_or(Errno::EINVAL)?;
     if u32::from_le_bytes(*header) != VERSION {
@@ -175,7 +176,7 @@ fn entries(value: &[u8]) -> Result<impl Iterator<Item = AclEntry> + Clone> {
 fn entry(bytes: &[u8; 8]) -> AclEntry {
     let [t0, t1, p0, p1, id @ ..] = *bytes;
     let tag = u16::from_le_bytes([t0, t1]);
-    // As in the kernel, an id counts only where the tag names a user or a group.
+    // Like the kernel, ignore the id unless the tag is a named user or group.
     let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
     AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
 }
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_list_decides_as_acl_5_says() {
+    fn access_checks_follow_acl_5() {
         let acl = value(&[
             (USER_OBJ, 6, NO_ID),
             (USER, 7, 1001),
@@ -261,12 +262,12 @@ mod tests {
             permits(&acl, &Member(uid, groups), (1000, 100), mask).unwrap()
         };
         assert!(ask(1000, &[1], 6) && !ask(1000, &[1], 1));
-        // A named user is limited by the mask, and looks no further.
+        // The mask limits a named user, and no further entry is checked.
         assert!(ask(1001, &[100], 5) && !ask(1001, &[100], 2));
-        // The group grants reading, the named group writing, which the mask takes away.
+        // The group grants read, and the named group write, which the mask removes.
         assert!(ask(1002, &[100], 4) && !ask(1002, &[100], 1));
         assert!(ask(1002, &[1, 50], 4) && !ask(1002, &[1, 50], 2));
-        // In a group that grants nothing, the rights of others do not count.
+        // In a group that grants nothing, the bits of others do not apply.
         assert!(!ask(1002, &[100], 1) && ask(1003, &[1], 1));
         assert_eq!(permits(b"xx", &Member(1, &[]), (0, 0), 1), None);
     }

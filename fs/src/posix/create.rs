@@ -1,37 +1,38 @@
-//! Group, mode and access lists of a new inode.
+//! Group, mode and ACLs of a new inode.
 
 use super::acl::Acl;
 use super::{GROUP_EXEC, SGID};
 use crate::{FileKind, NewNode};
 
-/// The directory in which an inode is made.
+/// The parent directory of a new inode.
 #[derive(Clone, Copy, Debug)]
 pub struct Parent<'a> {
     /// Its permission bits.
     pub perm: u32,
     /// Its group.
     pub gid: u32,
-    /// Its default access list.
+    /// Its default ACL.
     pub default_acl: Option<&'a Acl>,
 }
 
-/// The part of a new inode that depends on its directory.
+/// The attributes of a new inode that depend on its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewInode {
     /// Permission bits, 0 to 0o7777.
     pub perm: u32,
     /// Group.
     pub gid: u32,
-    /// Access list, where the permission bits do not say the same.
+    /// Access ACL, unless it is equivalent to the permission bits.
     pub access_acl: Option<Acl>,
-    /// Default access list, of a directory.
+    /// Default ACL of a directory.
     pub default_acl: Option<Acl>,
 }
 
-/// Decides about an inode that a user makes in the directory `dir`: inode_init_owner of `fs/inode.c`,
-/// and posix_acl_create. A directory with set-group-id hands on its group, and the bit to directories. A
-/// file keeps set-group-id with execution only where its maker is a member of the group or, by
-/// `keeps_sgid`, has `CAP_FSETID`. A default access list takes the place of the umask.
+/// Computes the attributes of an inode that a user creates in the directory `dir`: inode_init_owner
+/// of `fs/inode.c`, and posix_acl_create. A directory with set-group-id passes its group to new
+/// inodes, and the bit to new directories. An executable file keeps set-group-id only if its
+/// creator is a member of the group or, by `keeps_sgid`, has `CAP_FSETID`. A default ACL replaces
+/// the umask.
 #[must_use]
 pub fn new_inode(dir: Parent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> NewInode {
     let is_dir = node.kind == FileKind::Directory;
@@ -77,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_with_set_group_id_hands_on_its_group() {
+    fn a_directory_with_set_group_id_passes_its_group_on() {
         let plain = Parent { perm: 0o777, gid: 20, default_acl: None };
         let handing = Parent { perm: 0o2777, ..plain };
         let (file, dir) = (node(FileKind::Regular, 0o2775), node(FileKind::Directory, 0o777));
         assert_eq!(made(plain, &file, false), (0o2755, 5));
         assert_eq!(made(plain, &dir, false), (0o755, 5));
         assert_eq!(made(handing, &dir, false), (0o2755, 20));
-        // Who is no member of the group makes no program that has it.
+        // A user outside the group cannot create a set-group-id program.
         assert_eq!(made(handing, &file, false), (0o755, 20));
         assert_eq!(made(handing, &file, true), (0o2755, 20));
         let member = NewNode { supplementary_gid: Some(20), ..file };

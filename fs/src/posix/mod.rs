@@ -1,6 +1,6 @@
-//! Rules of POSIX and Linux as pure functions, for backends and frontends that decide by them. They
-//! follow inode_permission, may_delete and may_linkat of the kernel's `fs/namei.c`, `fs/attr.c`,
-//! `fs/inode.c` and `fs/posix_acl.c`.
+//! Rules of POSIX and Linux as pure functions, for backends and frontends that check permissions.
+//! They follow inode_permission, may_delete and may_linkat of the kernel's `fs/namei.c`,
+//! `fs/attr.c`, `fs/inode.c` and `fs/posix_acl.c`.
 
 mod access;
 pub mod acl;
@@ -26,15 +26,15 @@ pub(crate) const SGID: u32 = 0o2000;
 pub(crate) const STICKY: u32 = 0o1000;
 pub(crate) const GROUP_EXEC: u32 = 0o010;
 
-/// A user as permissions see it, credentials(7).
+/// A user as seen by permission checks, credentials(7).
 pub trait User {
     /// File-system user id.
     fn uid(&self) -> u32;
 
-    /// True where `gid` is the group of the user or one of the supplementary groups.
+    /// True if `gid` is the group of the user or one of the supplementary groups.
     fn in_group(&self, gid: u32) -> bool;
 
-    /// True for a user with `CAP_FOWNER`, who may do what is the owner's to do.
+    /// True for a user with `CAP_FOWNER`, who may perform operations reserved to the owner.
     fn is_owner_of_all(&self) -> bool {
         false
     }
@@ -45,7 +45,7 @@ pub(crate) mod tests {
     use super::User;
     use crate::{Attr, FileKind, Timestamp};
 
-    /// A user whose groups are its own number and 20.
+    /// A user in the group of the same number, and in the group 20.
     pub struct Plain(pub u32);
 
     impl User for Plain {

@@ -1,8 +1,8 @@
-//! Rules of rename(2), and the order in which it locks two directories.
+//! Rules of rename(2), and its order of locking two directories.
 
 use crate::{Errno, Ino, RenameFlags, Result};
 
-/// Refuses flags that are not known or exclude each other: `EINVAL`, as renameat2(2) does.
+/// Fails with `EINVAL` for flags that are unknown or exclude each other, as renameat2(2) does.
 pub fn check_flags(flags: RenameFlags) -> Result<()> {
     const KNOWN: u32 = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
     let others = flags.0 & (RenameFlags::NOREPLACE | RenameFlags::WHITEOUT);
@@ -10,8 +10,8 @@ pub fn check_flags(flags: RenameFlags) -> Result<()> {
     if flags.0 & !KNOWN != 0 || contradict { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Refuses to replace a directory by something else (`EISDIR`), and something else by a directory
-/// (`ENOTDIR`).
+/// Refuses to replace a directory by another kind of file (`EISDIR`), and another kind of file by a
+/// directory (`ENOTDIR`).
 pub fn check_kinds(source_is_dir: bool, target_is_dir: bool) -> Result<()> {
     match (source_is_dir, target_is_dir) {
         (true, false) => Err(Errno::ENOTDIR),
@@ -20,14 +20,14 @@ pub fn check_kinds(source_is_dir: bool, target_is_dir: bool) -> Result<()> {
     }
 }
 
-/// The child of `upper` through which `lower` is reached; `None` where `lower` is not below `upper`.
-/// `parent` gives the parent of a directory, or `None` for the root and for a directory that was
-/// removed. The caller keeps directories from moving meanwhile, or accepts an answer that is old.
+/// Returns the child of `upper` through which `lower` is reached; `None` if `lower` is not below
+/// `upper`. `parent` returns the parent of a directory, or `None` for the root and for a removed
+/// directory. The caller prevents renames of directories meanwhile, or accepts an outdated result.
 ///
 /// # Errors
 ///
-/// Those of `parent`, and `ELOOP` after 2^20 steps: longer than any path, so that directories which
-/// move meanwhile cannot hold the caller up.
+/// Those of `parent`, and `ELOOP` after 2^20 steps. No path is that long, so that only concurrent
+/// renames can cause it.
 pub fn child_towards(
     upper: Ino,
     lower: Ino,
@@ -47,7 +47,7 @@ pub fn child_towards(
     Err(Errno::ELOOP)
 }
 
-/// The relation of the two directories of a rename, which are not the same.
+/// The relation of the two directories of a rename, which differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
     /// The child of the old directory through which the new one is reached.
@@ -57,10 +57,10 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// True where the lock of the old directory, `from`, comes before that of the new one: the upper
-    /// directory first, like everybody who goes down, otherwise the smaller number. The topology must
-    /// not change between finding the lineage and taking both locks; lock_two_directories of
-    /// `fs/namei.c` takes `s_vfs_rename_mutex` for that.
+    /// True if the old directory, `from`, is locked before the new one. The upper directory is
+    /// locked first, as by all operations that descend; unrelated directories in the order of their
+    /// numbers. The topology must not change between computing the lineage and taking both locks;
+    /// lock_two_directories of `fs/namei.c` takes `s_vfs_rename_mutex` for that.
     #[must_use]
     pub fn locks_from_first(&self, from: Ino, to: Ino) -> bool {
         match (self.to_is_below, self.from_is_below) {
@@ -70,8 +70,8 @@ impl Lineage {
         }
     }
 
-    /// Refuses to move a directory below itself (`EINVAL`), and to replace a directory by something
-    /// below it (`ENOTEMPTY`; `EINVAL` for an exchange).
+    /// Refuses to move a directory below itself (`EINVAL`), and to replace a directory by one below
+    /// it (`ENOTEMPTY`; `EINVAL` for an exchange).
     pub fn check(&self, source: Ino, target: Option<Ino>, flags: RenameFlags) -> Result<()> {
         if self.to_is_below == Some(source) {
             return Err(Errno::EINVAL);
@@ -92,7 +92,7 @@ mod tests {
 
     const EXCHANGE: RenameFlags = RenameFlags(RenameFlags::EXCHANGE);
 
-    /// 1 is the root, with 2 and 3 below, 4 below 2 and 5 below 4.
+    /// A tree: root 1 with 2 and 3, 4 below 2, and 5 below 4.
     fn parent(ino: Ino) -> Result<Option<Ino>> {
         Ok(match ino.0 {
             2 | 3 => Some(Ino(1)),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_up_is_found_and_ends_at_the_root_at_a_removed_directory_and_in_a_circle() {
+    fn the_ancestor_is_found_and_the_search_ends_at_the_root_a_removed_directory_or_a_cycle() {
         assert_eq!(lineage(1, 5), Lineage { to_is_below: Some(Ino(2)), from_is_below: None });
         assert_eq!(lineage(5, 2), Lineage { to_is_below: None, from_is_below: Some(Ino(4)) });
         assert_eq!(lineage(3, 5), Lineage::default());
@@ -123,17 +123,17 @@ mod tests {
     }
 
     #[test]
-    fn upper_directories_are_locked_first_and_strangers_by_number() {
+    fn upper_directories_are_locked_first_and_unrelated_ones_by_number() {
         for (from, to, from_first) in [(1, 5, true), (5, 1, false), (3, 5, true), (5, 3, false)] {
             assert_eq!(lineage(from, to).locks_from_first(Ino(from), Ino(to)), from_first);
         }
-        // The number does not decide where one is below the other.
+        // The numbers do not matter if one directory is below the other.
         let upside_down = Lineage { to_is_below: Some(Ino(7)), from_is_below: None };
         assert!(upside_down.locks_from_first(Ino(9), Ino(3)));
     }
 
     #[test]
-    fn no_directory_moves_below_itself_or_replaces_one_that_it_is_in() {
+    fn no_directory_moves_below_itself_or_replaces_an_ancestor() {
         let plain = RenameFlags(0);
         assert_eq!(lineage(1, 5).check(Ino(2), None, plain), Err(Errno::EINVAL));
         assert_eq!(lineage(1, 5).check(Ino(3), None, plain), Ok(()));

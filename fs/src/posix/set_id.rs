@@ -2,8 +2,8 @@
 
 use super::{GROUP_EXEC, SGID, SUID};
 
-/// The permission bits that a change of the data or of the owner leaves, setattr_should_drop_suidgid of
-/// the kernel's `fs/attr.c`. Set-group-id without execution by the group stays where the caller is a
+/// Returns the permission bits after a change of the data or the owner, setattr_should_drop_suidgid
+/// of the kernel's `fs/attr.c`. Set-group-id without group execution is kept if the caller is a
 /// member of the group, or has CAP_FSETID.
 #[must_use]
 pub fn without_set_id(perm: u32, is_member: bool) -> u32 {
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_group_id_without_execution_stays_for_members_of_the_group_alone() {
+    fn set_group_id_without_execution_is_kept_only_for_members_of_the_group() {
         for (perm, of_member, of_stranger) in [
             (0o6755, 0o755, 0o755),
             (0o6745, 0o2745, 0o745),

@@ -1,7 +1,7 @@
-//! How a frontend will use a file system.
+//! The properties of a frontend that matter to a file system.
 
-/// How a frontend will use the file system that it opens. A backend takes from it the settings that depend
-/// on the frontend, and may ignore all of it.
+/// The properties of the frontend that opens a file system. A backend may derive settings from
+/// them.
 ///
 /// The default describes a frontend with threads of its own in one process, such as a kernel mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,8 +10,8 @@ pub struct Frontend {
     pub threads: Threads,
     /// The place of file locks.
     pub locks: Locks,
-    /// Other processes open the same source at the same time, and nobody tells this one of their changes:
-    /// attributes and names must be valid for no time at all.
+    /// Other processes open the same source at the same time without notifying each other:
+    /// attributes and names must not be cached.
     pub concurrent: bool,
     /// The frontend holds writes back (the kernel's write-back cache).
     pub writeback: bool,
@@ -19,14 +19,16 @@ pub struct Frontend {
     pub noatime: bool,
     /// The frontend can use [`Opened::backing`](crate::Opened::backing).
     pub backing_files: bool,
-    /// Effects that the frontend lets files have.
+    /// The effects of files that the frontend permits.
     pub granted: Granted,
-    /// The lowest number for descriptors that outlive an operation. 0: any, and the file system may raise
-    /// the limit of descriptors. An in-process frontend keeps the lower numbers for its program.
+    /// The lowest number for descriptors that outlive an operation. With 0, any number is allowed,
+    /// and the file system may raise the limit of descriptors. An in-process frontend reserves the
+    /// lower numbers for its program.
     pub descriptors_from: u32,
-    /// Most descriptors that the file system keeps open for inodes; 0: its own choice.
+    /// Maximum number of descriptors that the file system keeps open for inodes; 0: its own choice.
     pub descriptors_kept: usize,
-    /// Compare with Stackfs of "To FUSE or Not to FUSE" (FAST '17): leave out everything that it had not.
+    /// Omit all features that Stackfs of "To FUSE or Not to FUSE" (FAST '17) did not have, for
+    /// comparison.
     pub stackfs: bool,
 }
 
@@ -50,10 +52,10 @@ impl Default for Frontend {
 /// The threads that call a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threads {
-    /// They serve requests and do nothing else: an operation may leave their credentials changed.
+    /// They only serve requests: an operation may change their credentials.
     #[default]
     Serving,
-    /// They belong to an application: an operation must leave nothing of them changed.
+    /// They belong to an application: an operation must restore everything that it changes.
     Application,
 }
 

@@ -1,4 +1,4 @@
-//! A path file system in memory that checks what it is told.
+//! A path file system in memory that checks its arguments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ pub(crate) struct State {
     files: HashMap<u64, Inode>,
     pub open: HashMap<u64, u64>,
     last_fh: u64,
-    /// Numbers that mean nothing, for backends without stable ones.
+    /// Arbitrary numbers, for backends without stable ones.
     noise: u64,
 }
 
@@ -39,13 +39,13 @@ impl Backend {
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
-        // Gives other threads the chance to make the path wrong that we were called with.
+        // Gives other threads the chance to invalidate the path of this call.
         std::thread::yield_now();
         self.state.lock().unwrap()
     }
 
-    /// The inode of an open file: by its handle or by its path, whichever was promised; the other
-    /// must not disagree.
+    /// Returns the inode of an open file, by its handle or by its path, as promised. If both are
+    /// given, they must agree.
     fn file(&self, state: &State, file: PathFile<'_>) -> Result<u64> {
         let opened = *state.open.get(&file.fh.0).expect("a handle that is open");
         if self.caps.handles_survive_unlink {
@@ -77,7 +77,7 @@ impl Backend {
 
 impl State {
     fn add(&mut self, path: &[u8], kind: FileKind) {
-        // The lowest free number: used again as soon as possible, to show who relies on it.
+        // The lowest free number, to provoke errors by early reuse.
         let number = (1..).find(|number| !self.files.contains_key(number)).unwrap();
         self.files.insert(number, Inode { kind, data: Vec::new(), nlink: 1 });
         self.names.insert(path.to_vec(), number);
@@ -303,7 +303,7 @@ impl PathFileSystem for Backend {
 
     fn readdir(&self, _: &Context<'_>, dir: PathFile<'_>) -> Result<Vec<PathDirEntry>> {
         let state = self.state();
-        // The tests open no directory of a backend whose handles have no path.
+        // The tests do not open directories of a backend whose handles have no path.
         let path = dir.path()?;
         state.find(path)?;
         let names = state.below(path.as_bytes()).into_iter();

@@ -1,4 +1,4 @@
-//! The adapter over a path file system that checks what it is told.
+//! The adapter over a path file system that checks its arguments.
 
 pub(crate) mod backend;
 mod random;
@@ -11,7 +11,7 @@ use crate::{
     SliceSink, SliceSource,
 };
 
-/// The adapter with the calls that tests make most.
+/// The adapter, with helpers for frequent calls.
 struct Mount(PathAdapter<Backend>);
 
 fn cx() -> Context<'static> {
@@ -91,7 +91,7 @@ impl Mount {
     }
 }
 
-/// Every combination of what a backend may promise.
+/// Runs a test with every combination of a backend's promises.
 fn each(test: impl Fn(Mount, bool, bool)) {
     for (stable, survive) in [(false, false), (false, true), (true, false), (true, true)] {
         test(Mount::new(stable, survive), stable, survive);
@@ -131,7 +131,7 @@ fn a_directory_cannot_move_below_itself_nor_replace_one_above_it() {
 }
 
 #[test]
-fn exchanged_names_lead_to_each_others_files() {
+fn exchanged_names_lead_to_the_other_file() {
     each(|mount, _, _| {
         let dir = mount.mkdir(Ino::ROOT, "dir");
         let below = mount.create(dir, "below", b"below");
@@ -154,7 +154,7 @@ fn an_unlinked_file_stays_readable_until_it_is_released() {
         assert_ne!(file.ino, second.ino);
         assert_eq!(mount.read(file).unwrap(), b"old");
         assert_eq!(mount.read(second).unwrap(), b"new");
-        // The attributes come through the handle also where the caller names none.
+        // The attributes come from the handle, even if the caller names none.
         assert_eq!(mount.0.getattr(&cx(), file.ino, None).unwrap().size, 3);
         let longer = SetAttr { size: Some(5), ..SetAttr::default() };
         assert_eq!(mount.0.setattr(&cx(), file.ino, None, &longer).unwrap().size, 5);
@@ -196,7 +196,7 @@ fn a_rename_that_fails_leaves_the_open_file_at_its_name() {
 }
 
 #[test]
-fn hard_links_are_one_inode_where_numbers_are_stable() {
+fn hard_links_are_one_inode_if_numbers_are_stable() {
     each(|mount, stable, _| {
         let file = mount.create(Ino::ROOT, "one", b"text");
         let entry = mount.0.link(&cx(), file.ino, Ino::ROOT, name("two")).unwrap();
@@ -225,7 +225,7 @@ fn a_link_that_was_never_looked_up_keeps_the_inode_alive() {
 }
 
 #[test]
-fn a_number_used_again_is_another_inode() {
+fn a_reused_number_is_another_inode() {
     let mount = Mount::new(true, true);
     let first = mount.create(Ino::ROOT, "first", b"");
     mount.release(first);
@@ -242,7 +242,7 @@ fn path(text: &str) -> PathRef<'_> {
 }
 
 #[test]
-fn what_others_change_is_noticed() {
+fn external_changes_are_detected() {
     each(|mount, stable, _| {
         let file = mount.create(Ino::ROOT, "file", b"text");
         mount.release(file);
@@ -266,7 +266,7 @@ fn lookups_are_counted_exactly() {
         let file = mount.create(dir, "file", b"");
         mount.release(file);
         assert_eq!(mount.look_up(dir, "file"), Ok(file.ino));
-        // The directory is on the way to the file, so it stays known without lookups of its own.
+        // The directory is an ancestor of the file, and remains known without lookups of its own.
         mount.0.forget(dir, 1);
         assert_eq!(mount.nodes(), 3);
         mount.0.forget(file.ino, 1);
@@ -293,7 +293,7 @@ fn a_name_in_a_removed_directory_does_not_exist() {
     });
 }
 
-/// Takes a few entries a call.
+/// Accepts a few entries per call.
 struct Few {
     plus: bool,
     room: usize,
@@ -315,7 +315,7 @@ impl DirSink for Few {
 }
 
 #[test]
-fn a_listing_goes_on_where_it_stopped_and_counts_lookups_only_of_what_fits() {
+fn a_listing_continues_where_it_stopped_and_counts_lookups_of_fitting_entries() {
     let mount = Mount::new(true, false);
     let dir = mount.mkdir(Ino::ROOT, "dir");
     for at in ["a", "b", "c"] {
@@ -328,7 +328,7 @@ fn a_listing_goes_on_where_it_stopped_and_counts_lookups_only_of_what_fits() {
     let mut few = Few { plus: true, room: 3, seen: Vec::new() };
     mount.0.readdir(&cx(), open, 0, &mut DirBuf::new(&mut few)).unwrap();
     assert_eq!(mount.nodes(), 3);
-    // What is made meanwhile may or may not be seen, but nothing is seen twice or left out.
+    // New entries may be listed or not, but no entry is listed twice or omitted.
     mount.create(dir, "aa", b"");
     few.room = 9;
     mount.0.readdir(&cx(), open, few.seen[2].1, &mut DirBuf::new(&mut few)).unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::*;
 
-/// Knuth's MMIX generator: enough to choose operations by, and the same on every machine.
+/// Knuth's MMIX generator: sufficient to choose operations, and deterministic on every machine.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +21,7 @@ enum Thing {
     File(usize),
 }
 
-/// A model of a file system, without inodes, lookups, or cheap moves of whole directories.
+/// A model of a file system, without inodes, lookups, or efficient renames of directories.
 #[derive(Default)]
 struct Model {
     things: BTreeMap<String, Thing>,
@@ -80,7 +80,7 @@ impl Run {
         ino
     }
 
-    /// A directory that exists, with its inode, and a name to use in it.
+    /// An existing directory, with its inode, and a name to use in it.
     fn place(&mut self) -> (String, Ino, &'static str) {
         let (mut path, mut ino) = (String::new(), Ino::ROOT);
         while self.random.below(3) > 0 {
@@ -121,7 +121,7 @@ impl Run {
                 let expected = match there {
                     None => Err(Errno::ENOENT),
                     Some(Thing::File(_)) => Err(Errno::ENOTDIR),
-                    // Hidden files keep it from being empty, as they do below every such library.
+                    // Hidden files keep the directory from being empty, as in other such libraries.
                     Some(Thing::Dir) => self.mount.0.rmdir(&cx(), dir, name(at)),
                 };
                 if there != Some(Thing::Dir) {
@@ -161,7 +161,7 @@ impl Run {
         let files = [path, &to].map(|path| self.model.things.get(path).copied());
         let same_file = matches!(files, [Some(Thing::File(one)), Some(Thing::File(other))]
             if one == other && path != to);
-        // Without stable numbers, two names of a file cannot be told from two files.
+        // Without stable numbers, two names of a file look like two files.
         if same_file && !self.stable {
             return;
         }
@@ -214,7 +214,7 @@ impl Run {
             let chosen = self.random.below(self.open.len());
             self.mount.release(self.open.swap_remove(chosen).0);
         }
-        // Now and then everything is forgotten that is not open.
+        // From time to time, forgets all inodes that are not open.
         if self.random.below(4) == 0 {
             let open: Vec<_> = self.open.iter().map(|(file, _)| file.ino).collect();
             for (ino, lookups) in std::mem::take(&mut self.lookups) {
@@ -274,9 +274,8 @@ fn random_operations_agree_with_a_model() {
     }
 }
 
-/// Each thread keeps one file and reads it by inode while all of them rename the directories it is
-/// in. A path that was built before a rename and used after it would lead to another file, whose
-/// text says so.
+/// Each thread keeps a file and reads it by inode, while all threads rename its parent directories.
+/// A path built before a rename and used after it would lead to another file with another text.
 #[test]
 fn an_inode_never_leads_to_another_file_while_directories_move() {
     each(|mount, _, _| {
@@ -303,7 +302,7 @@ fn an_inode_never_leads_to_another_file_while_directories_move() {
                     for round in 0..500 {
                         let (from, to) =
                             [("x", "y"), ("y", "x"), ("x", "z"), ("z", "x")][round % 4];
-                        // Whether there is something to move depends on the other thread.
+                        // The other thread may have moved the directory already.
                         let _ = mount.rename((Ino::ROOT, from), (Ino::ROOT, to), flags);
                     }
                 });
