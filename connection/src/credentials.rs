@@ -1,6 +1,6 @@
 //! The user of a client.
 
-use defuse_fs::Caller;
+use defuse_fs::{Caller, Errno, Groups, Result};
 
 /// The process and user of a client, from a source that the client cannot forge, such as
 /// `SO_PEERCRED` of unix(7).
@@ -12,6 +12,18 @@ pub struct Credentials {
     pub uid: u32,
     /// All groups, the effective one first.
     pub groups: Vec<u32>,
+}
+
+impl Groups for Credentials {
+    /// Those of the user that connected. Root acts for others, whose groups are not told.
+    fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
+        match self.groups.split_first() {
+            Some((_, supplementary)) if !self.is_root() && caller.uid == self.uid => {
+                Ok(supplementary.to_vec())
+            }
+            _ => Err(Errno::ENOSYS),
+        }
+    }
 }
 
 impl Credentials {

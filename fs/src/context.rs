@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::{Errno, Result};
+
 /// The process on whose behalf an operation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
@@ -21,6 +23,14 @@ pub trait Interrupted: Sync {
     fn interrupted(&self) -> bool;
 }
 
+/// A source of supplementary groups, which few file systems ask for: one that checks access by itself,
+/// on a server of its own, say.
+pub trait Groups: Send + Sync {
+    /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or not
+    /// visible from here, `ENOSYS` where the frontend cannot know them.
+    fn groups_of(&self, caller: Caller) -> Result<Vec<u32>>;
+}
+
 /// The circumstances of one operation.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
@@ -29,17 +39,31 @@ pub struct Context<'a> {
     /// Number of the request within its session, for logs and traces; 0 if there is none.
     pub unique: u64,
     interrupt: Option<&'a dyn Interrupted>,
+    groups: Option<&'a dyn Groups>,
 }
 
 impl<'a> Context<'a> {
     /// A context that is never interrupted.
     pub fn new(caller: Caller) -> Self {
-        Context { caller, unique: 0, interrupt: None }
+        Context { caller, unique: 0, interrupt: None, groups: None }
     }
 
     /// A context of the request `unique`, which `interrupt` can interrupt.
     pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn Interrupted) -> Self {
-        Context { caller, unique, interrupt: Some(interrupt) }
+        Context { caller, unique, interrupt: Some(interrupt), groups: None }
+    }
+
+    /// The same context, with the groups of the caller from `groups`.
+    #[must_use]
+    pub fn with_groups(self, groups: &'a dyn Groups) -> Self {
+        Context { groups: Some(groups), ..self }
+    }
+
+    /// The supplementary groups of the caller. The frontend finds them out when it is asked, for a
+    /// kernel mount by reading /proc. `ESRCH` where the process is gone, `ENOSYS` where the frontend
+    /// cannot know them.
+    pub fn supplementary_groups(&self) -> Result<Vec<u32>> {
+        self.groups.ok_or(Errno::ENOSYS)?.groups_of(self.caller)
     }
 
     /// True if the caller no longer waits. A long operation checks it between steps and returns

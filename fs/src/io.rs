@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Caller, Context, Errno, File, InterruptToken, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs,
-    WriteBuf, WriteSource,
+    Caller, Context, Errno, File, Groups, InterruptToken, ReadArgs, ReadBuf, ReadSink, Result,
+    WriteArgs, WriteBuf, WriteSource,
 };
 
 /// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
@@ -65,6 +65,7 @@ pub struct Io {
     caller: Caller,
     unique: u64,
     interrupt: Arc<InterruptToken>,
+    groups: Option<Arc<dyn Groups>>,
     filled: usize,
     completion: Option<Box<dyn Completion>>,
 }
@@ -78,7 +79,15 @@ impl Io {
         interrupt: Arc<InterruptToken>,
         completion: Box<dyn Completion>,
     ) -> Self {
-        Io { op, caller, unique, interrupt, filled: 0, completion: Some(completion) }
+        let completion = Some(completion);
+        Io { op, caller, unique, interrupt, groups: None, filled: 0, completion }
+    }
+
+    /// The same operation, with the groups of the caller from `groups`.
+    #[must_use]
+    pub fn with_groups(mut self, groups: Arc<dyn Groups>) -> Self {
+        self.groups = Some(groups);
+        self
     }
 
     /// The operation.
@@ -137,8 +146,8 @@ impl Io {
         fill: impl FnOnce(&Context<'_>, &mut ReadBuf<'_>) -> Result<T>,
     ) -> Result<T> {
         let IoOp::Read { len, .. } = self.op else { return Err(Errno::EINVAL) };
-        let interrupt = Arc::clone(&self.interrupt);
-        let cx = Context::with_interrupt(self.caller, self.unique, &*interrupt);
+        let (interrupt, groups) = (Arc::clone(&self.interrupt), self.groups.clone());
+        let cx = context(self.caller, self.unique, &interrupt, groups.as_deref());
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         let mut out = ReadBuf::resume(completion.sink(), len, self.filled);
         let result = fill(&cx, &mut out);
@@ -153,15 +162,15 @@ impl Io {
         drain: impl FnOnce(&Context<'_>, &mut WriteBuf<'_>) -> Result<T>,
     ) -> Result<T> {
         let IoOp::Write { .. } = self.op else { return Err(Errno::EINVAL) };
-        let interrupt = Arc::clone(&self.interrupt);
-        let cx = Context::with_interrupt(self.caller, self.unique, &*interrupt);
+        let (interrupt, groups) = (Arc::clone(&self.interrupt), self.groups.clone());
+        let cx = context(self.caller, self.unique, &interrupt, groups.as_deref());
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         drain(&cx, &mut WriteBuf::new(completion.source()))
     }
 
     /// Runs `run` with the context of this operation.
     pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
-        run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
+        run(&context(self.caller, self.unique, &self.interrupt, self.groups.as_deref()))
     }
 
     /// Finishes with `result`: the number of bytes for reads and writes, 0 for other operations.
@@ -179,6 +188,20 @@ impl Io {
         if let Some(completion) = self.completion.take() {
             completion.finish(result);
         }
+    }
+}
+
+/// The context of something that is done later.
+pub(crate) fn context<'a>(
+    caller: Caller,
+    unique: u64,
+    interrupt: &'a InterruptToken,
+    groups: Option<&'a dyn Groups>,
+) -> Context<'a> {
+    let cx = Context::with_interrupt(caller, unique, interrupt);
+    match groups {
+        Some(groups) => cx.with_groups(groups),
+        None => cx,
     }
 }
 

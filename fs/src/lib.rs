@@ -30,7 +30,7 @@ pub use buf::{
     DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
     WriteSource,
 };
-pub use context::{Caller, Context, InterruptToken, Interrupted};
+pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
 pub use errno::{Errno, Result};
 pub use file_system::FileSystem;
 pub use io::{Completion, Io, IoOp};

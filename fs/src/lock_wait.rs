@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Caller, Context, Errno, File, InterruptToken, LockRequest, Result};
+use crate::io::context;
+use crate::{Caller, Context, Errno, File, Groups, InterruptToken, LockRequest, Result};
 
 /// Receives the result of a [`LockWait`]. Called once, from any thread.
 pub type LockAnswer = Box<dyn FnOnce(Result<()>) + Send>;
@@ -17,6 +18,7 @@ pub struct LockWait {
     caller: Caller,
     unique: u64,
     interrupt: Arc<InterruptToken>,
+    groups: Option<Arc<dyn Groups>>,
     answer: Option<LockAnswer>,
 }
 
@@ -29,7 +31,15 @@ impl LockWait {
         interrupt: Arc<InterruptToken>,
         answer: LockAnswer,
     ) -> Self {
-        LockWait { file, request, caller, unique, interrupt, answer: Some(answer) }
+        let answer = Some(answer);
+        LockWait { file, request, caller, unique, interrupt, groups: None, answer }
+    }
+
+    /// The same wait, with the groups of the caller from `groups`.
+    #[must_use]
+    pub fn with_groups(mut self, groups: Arc<dyn Groups>) -> Self {
+        self.groups = Some(groups);
+        self
     }
 
     /// The open file.
@@ -78,7 +88,7 @@ impl LockWait {
 
     /// Runs `run` with the context of this wait.
     pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
-        run(&Context::with_interrupt(self.caller, self.unique, &*self.interrupt))
+        run(&context(self.caller, self.unique, &self.interrupt, self.groups.as_deref()))
     }
 
     /// Finishes the wait: the lock was taken, or failed with an error of

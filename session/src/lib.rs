@@ -14,6 +14,7 @@ mod backing;
 mod dispatch;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
+mod groups;
 #[cfg(fuzzing)]
 mod handler;
 mod init;

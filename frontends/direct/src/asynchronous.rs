@@ -387,7 +387,7 @@ pub(crate) fn prepare(
     let (pending, operation) = begin(recorder, (measured, limit), bytes, ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let io = Io::new(op, task.caller(), 0, interrupt, operation);
-    (pending, io)
+    (pending, io.with_groups(task.credentials()))
 }
 
 /// A wait for a lock that is not begun yet.
@@ -401,7 +401,7 @@ pub(crate) fn prepare_wait(
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let answer = Box::new(move |taken: Result<(), Errno>| operation.finish(taken.map(|()| 0)));
     let wait = LockWait::new(lock, task.caller(), 0, interrupt, answer);
-    (pending, wait)
+    (pending, wait.with_groups(task.credentials()))
 }
 
 fn begin(

@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
-    AccessMask, Attr, Context, Errno, Fh, FileKind, OpenFlags, SetAttr, SetTime, StatFs, Timestamp,
-    posix,
+    AccessMask, Attr, Errno, Fh, FileKind, OpenFlags, SetAttr, SetTime, StatFs, Timestamp, posix,
 };
 use defuse_probe::Op;
 
@@ -137,7 +136,7 @@ impl Client {
         if access.bits() == 0 || here.mount.lacks_access.load(Relaxed) {
             return Ok(());
         }
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         let mask = AccessMask(access.bits());
         match here.mount.call(Op::ACCESS, |fs| fs.access(&cx, here.node.ino(), mask)) {
             Err(Errno::ENOSYS) => {
@@ -312,7 +311,7 @@ impl Client {
     }
 
     fn space(&self, here: &Here, who: &Credentials) -> Result<StatFs> {
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         Ok(here.mount.call(Op::STATFS, |fs| fs.statfs(&cx, here.node.ino()))?)
     }
 
@@ -323,7 +322,7 @@ impl Client {
         set: &SetAttr,
         who: &Credentials,
     ) -> Result<(), Errno> {
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         let changed = here.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, here.node.ino(), fh, set));
         here.node.changed();
         changed.map(drop).map_err(crate::data::unsupported)

@@ -1,7 +1,7 @@
 //! Copies between open files: by the file system if both are on one mount, otherwise through
 //! memory.
 
-use defuse_fs::{Context, CopyRange, Errno, FileKind};
+use defuse_fs::{CopyRange, Errno, FileKind};
 use defuse_probe::Op;
 
 use crate::client::Client;
@@ -88,7 +88,7 @@ impl Client {
                 length,
                 flags: 0,
             };
-            let cx = Context::new(task.caller());
+            let cx = task.context();
             let mount = dst.mount();
             let copied = mount.call(Op::COPY_FILE_RANGE, |fs| fs.copy_file_range(&cx, &copy));
             dst.here().node.changed();

@@ -1,6 +1,6 @@
 //! The credentials that permission checks use.
 
-use defuse_fs::{Caller, Errno, posix};
+use defuse_fs::{Caller, Context, Errno, Groups, posix};
 
 /// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
@@ -90,6 +90,12 @@ impl Credentials {
     pub fn caller(&self) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid }
     }
+
+    /// The context of an operation for them.
+    #[inline]
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context::new(self.caller()).with_groups(self)
+    }
 }
 
 impl posix::User for Credentials {
@@ -103,5 +109,11 @@ impl posix::User for Credentials {
 
     fn is_owner_of_all(&self) -> bool {
         self.has(cap::FOWNER)
+    }
+}
+
+impl Groups for Credentials {
+    fn groups_of(&self, _: Caller) -> Result<Vec<u32>, Errno> {
+        Ok(self.groups.to_vec())
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_fs::Context;
 use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, Name, OpenFlags};
 use defuse_probe::Op;
 
@@ -144,7 +143,7 @@ fn name_in(
     child: &Node,
     who: &Credentials,
 ) -> defuse_fs::Result<Vec<u8>> {
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let opened = mount
         .call(Op::OPENDIR, |fs| fs.opendir(&cx, parent.ino(), OpenFlags(OpenFlags::DIRECTORY)))?;
     let dir = File { ino: parent.ino(), fh: opened.fh };
@@ -160,7 +159,7 @@ fn search(
     child: &Node,
     who: &Credentials,
 ) -> defuse_fs::Result<Vec<u8>> {
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let mut from = 0;
     loop {
         let mut sink = Directories { found: Vec::new(), seen: 0, next: from };

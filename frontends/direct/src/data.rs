@@ -4,8 +4,8 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use defuse_fs::{
-    Context, Errno, Fallocate, File, FileKind, FileSystem, IoOp, IoctlArgs, IoctlReply, OpenFlags,
-    ReadArgs, ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
+    Errno, Fallocate, File, FileKind, FileSystem, IoOp, IoctlArgs, IoctlReply, OpenFlags, ReadArgs,
+    ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
 };
 use defuse_probe::clock::Moment;
 use defuse_probe::{Cells, Op, clock};
@@ -260,7 +260,7 @@ impl Client {
     ) -> Result<()> {
         let open = file.file()?;
         let range = fallocate_range(task, file, mode, (offset, length))?;
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
         file.here().node.changed();
         Ok(result.map_err(unsupported)?)
@@ -280,7 +280,7 @@ impl Client {
 
     /// Makes all changes to all mounts durable. Like sync(2), it reports no errors.
     pub fn sync(&self, task: &Task) {
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         for mount in self.mounts.load_full().iter() {
             let _ = mount.call(Op::SYNCFS, |fs| fs.syncfs(&cx));
         }
@@ -291,7 +291,7 @@ impl Client {
     pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {
         const ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
         let open = file.file()?;
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         if file.kind == FileKind::Directory {
             return Ok(events & ALWAYS);
         }
@@ -310,7 +310,7 @@ impl Client {
         args: &IoctlArgs<'_>,
     ) -> Result<IoctlReply> {
         let open = file.file()?;
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         let args = IoctlArgs { dir: file.kind == FileKind::Directory, ..*args };
         let reply = file.mount().call(Op::IOCTL, |fs| fs.ioctl(&cx, open, &args));
         file.here().node.changed();
@@ -461,7 +461,7 @@ fn read_from(
     if mount.caps().submits {
         return crate::asynchronous::read_now(task, file, sink, len, args());
     }
-    let cx = Context::new(task.caller());
+    let cx = task.context();
     let count = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
         fs.read(&cx, open, args(), &mut out)?;
@@ -567,7 +567,7 @@ fn write_to<S: WriteSource>(
     // See `read_from`.
     let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
-    let cx = Context::new(task.caller());
+    let cx = task.context();
     let result = if mount.caps().submits {
         crate::asynchronous::write_now(task, file, &mut source, args())
     } else {
@@ -591,7 +591,7 @@ fn sync(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
     if mount.caps().submits {
         return ignore_missing(crate::asynchronous::sync_now(task, file, op));
     }
-    let cx = Context::new(task.caller());
+    let cx = task.context();
     ignore_missing(match op {
         IoOp::Fsync { file, datasync } => mount.call(Op::FSYNC, |fs| fs.fsync(&cx, file, datasync)),
         IoOp::Fsyncdir { dir, datasync } => {
@@ -630,7 +630,7 @@ fn target(
 }
 
 fn find(task: &Task, file: &Description, open: File, from: u64, data: bool) -> Result<u64, Errno> {
-    let cx = Context::new(task.caller());
+    let cx = task.context();
     let whence = if data { Whence::Data } else { Whence::Hole };
     match file.mount().call(Op::LSEEK, |fs| fs.lseek(&cx, open, from, whence)) {
         // If the file system has no lseek, the whole file is data, with a hole at its end.

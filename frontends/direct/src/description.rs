@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use defuse_fs::{Context, Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
+use defuse_fs::{Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
 use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
@@ -254,7 +254,7 @@ impl Description {
         if self.kind == FileKind::Directory || !self.needs_flush && !mount.has_locks() {
             return Ok(());
         }
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         match mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner)) {
             Err(defuse_fs::Errno::ENOSYS) => Ok(()),
             result => result,
@@ -270,7 +270,7 @@ impl Drop for Description {
         let mount = &self.here.mount;
         if let Ok(file) = self.file() {
             let owner = LockOwner(self.id);
-            let cx = Context::new(self.who.caller());
+            let cx = self.who.context();
             if self.kind == FileKind::Directory {
                 let _ = mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, file));
             } else {

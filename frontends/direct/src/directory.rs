@@ -1,6 +1,6 @@
 //! Directory streams.
 
-use defuse_fs::{Context, DirBuf, DirItem, DirSink, Entry, Errno, FileKind};
+use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, FileKind};
 use defuse_probe::Op;
 
 use crate::client::Client;
@@ -30,7 +30,7 @@ impl Client {
         if dir.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         let listed = dir.with_position(|from| {
             let mut following = Following { sink, next: from, refused: false, added: false };
             let result = dir.mount().call(Op::READDIR, |fs| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Context, Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
+use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
 use defuse_probe::Op;
 
 use crate::asynchronous::{Callback, Ending, Pending, prepare_wait, setlkw};
@@ -37,7 +37,7 @@ impl Client {
         let open = file.file()?;
         let request = request(task, file, family, lock, false)?;
         let mount = file.mount();
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         Ok(mount.call(Op::SETLK, |fs| match mount.has_locks() {
             true => fs.setlk(&cx, open, &request),
             false => mount.locks.set(open.ino.0, &request),
@@ -118,7 +118,7 @@ impl Client {
         let open = file.file()?;
         let request = LockRequest { wait: false, ..raw_request(task, file, family, lock, false) };
         let mount = file.mount();
-        let cx = Context::new(task.caller());
+        let cx = task.context();
         Ok(mount.call(Op::GETLK, |fs| match mount.has_locks() {
             true => fs.getlk(&cx, open, &request),
             false => mount.locks.conflict(open.ino.0, &request),

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, Caps, Context, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify,
-    PollHandle, Result, Xattr, XattrName,
+    Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, PollHandle,
+    Result, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
 
@@ -177,7 +177,7 @@ impl Mount {
             None => {}
         }
         let ticket = self.names.ticket(dir.ino(), bytes);
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         match self.call(Op::LOOKUP, |fs| fs.lookup(&cx, dir.ino(), name)) {
             Ok(entry) => {
                 let node = self.adopt(&entry);
@@ -205,7 +205,7 @@ impl Mount {
         if dir.ino() == Ino::ROOT {
             return Ok(None);
         }
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         let entry = self.call(Op::LOOKUP, |fs| fs.lookup_parent(&cx, dir.ino()))?;
         if entry.ino == Ino::ROOT {
             return Ok(Some(Arc::clone(&self.root)));
@@ -244,7 +244,7 @@ impl Mount {
         who: &Credentials,
     ) -> Result<Attr> {
         let version = node.version();
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         let attr = self.call(Op::GETATTR, |fs| fs.getattr(&cx, node.ino(), fh))?;
         node.keep_attr(&attr, version);
         Ok(attr)
@@ -262,7 +262,7 @@ impl Mount {
             return Ok(cached);
         }
         let version = node.version();
-        let cx = Context::new(who.caller());
+        let cx = who.context();
         let name = XattrName::new(b"system.posix_acl_access")?;
         let answer = self.call(Op::GETXATTR, |fs| fs.getxattr(&cx, node.ino(), name, ROOM));
         let acl = match answer {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Context, Errno, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
+use defuse_fs::{Errno, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -156,14 +156,14 @@ impl Opening<'_> {
     }
 
     fn directory(&self, here: Here) -> Result<Arc<Description>> {
-        let cx = Context::new(self.who.caller());
+        let cx = self.who.context();
         let flags = OpenFlags(self.flags);
         let opened = here.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, here.node.ino(), flags))?;
         self.describe(here, Some(opened))
     }
 
     fn regular(&self, here: Here) -> Result<Arc<Description>> {
-        let cx = Context::new(self.who.caller());
+        let cx = self.who.context();
         let truncates = self.has(OpenFlags::TRUNC);
         let by_open = truncates && here.mount.caps().open_truncates;
         let left_out = CREATION & !OpenFlags::TRUNC | if by_open { 0 } else { OpenFlags::TRUNC };
@@ -255,7 +255,7 @@ impl Opening<'_> {
         let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let cx = Context::new(self.who.caller());
+        let cx = self.who.context();
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
@@ -272,7 +272,7 @@ impl Opening<'_> {
         let node = self.client.new_node(&dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let flags = OpenFlags(self.flags & !(CREATION & !OpenFlags::EXCL));
         let args = OpenArgs { flags, kill_suidgid: false };
-        let cx = Context::new(self.who.caller());
+        let cx = self.who.context();
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
         let (entry, opened) = made.map_err(crate::data::unsupported)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use defuse_fs::{Caller, Errno, LockOwner};
+use defuse_fs::{Caller, Context, Errno, Groups, LockOwner};
 
 use crate::credentials::{Credentials, cap};
 use crate::cwd::Place;
@@ -140,6 +140,12 @@ impl Task {
         }
     }
 
+    /// The context of an operation of this task.
+    #[inline]
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context::new(self.caller()).with_groups(self)
+    }
+
     /// True if writing does not clear the set-user-id bit.
     #[inline]
     pub(crate) fn keeps_suid(&self) -> bool {
@@ -160,4 +166,10 @@ fn process_umask() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Umask:"))?;
     u32::from_str_radix(line.trim(), 8).ok()
+}
+
+impl Groups for Task {
+    fn groups_of(&self, caller: Caller) -> Result<Vec<u32>, Errno> {
+        self.credentials().groups_of(caller)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Context, Errno, FileKind, Ino};
+use defuse_fs::{Errno, FileKind, Ino};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -335,7 +335,7 @@ impl<'a> Walk<'a> {
         if trailing {
             self.client.protected.check_link(dir, link, self.who)?;
         }
-        let cx = Context::new(self.who.caller());
+        let cx = self.who.context();
         let text = link.mount.call(Op::READLINK, |fs| fs.readlink(&cx, link.node.ino()))?;
         if text.is_empty() {
             return Err(Errno::ENOENT.into());

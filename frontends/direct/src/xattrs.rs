@@ -1,6 +1,6 @@
 //! Extended attributes, with the rules of their namespaces, xattr(7).
 
-use defuse_fs::{Context, Errno, FileKind, SetXattrFlags, Xattr, XattrName};
+use defuse_fs::{Errno, FileKind, SetXattrFlags, Xattr, XattrName};
 use defuse_probe::Op;
 
 use crate::access::{self, Access, owns};
@@ -117,14 +117,14 @@ impl Client {
 fn get(here: &Here, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
     let checked = XattrName::new(name)?;
     may_read(here, who, name)?;
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let room = room.min(VALUE_MAX);
     let got = here.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, here.node.ino(), checked, room));
     got.map_err(crate::data::unsupported)
 }
 
 fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let room = room.min(VALUE_MAX);
     let listed = here.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, here.node.ino(), room));
     match listed {
@@ -152,7 +152,7 @@ fn set(
         let attr = here.mount.attr(&here.node, who)?;
         flags.clear_sgid = !keeps_sgid(who, attr.gid);
     }
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let ino = here.node.ino();
     let result = here.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
     here.node.changed();
@@ -162,7 +162,7 @@ fn set(
 fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     let checked = XattrName::new(name)?;
     may_write(here, who, name)?;
-    let cx = Context::new(who.caller());
+    let cx = who.context();
     let ino = here.node.ino();
     let result = here.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
     here.node.changed();

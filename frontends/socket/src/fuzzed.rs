@@ -129,7 +129,10 @@ impl World {
     ) {
         let peer = Arc::new(Peer { connection });
         let memory = Some(Arc::clone(&peer) as Arc<dyn SharedMemory>);
-        let handler = Handler::new(Arc::clone(&peer) as Arc<dyn FileSystem>, Client { memory });
+        let handler = Handler::new(
+            Arc::clone(&peer) as Arc<dyn FileSystem>,
+            Client { memory, ..Client::default() },
+        );
         let inodes = if inodes.is_empty() { vec![Ino::ROOT] } else { inodes };
         self.players.push(Player { peer, handler, inodes, open });
     }

@@ -373,7 +373,9 @@ impl Shared {
         let Credentials { pid, uid, .. } = *peer.connection.credentials();
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
-            let client = Client { memory: Some(Arc::clone(peer) as Arc<dyn SharedMemory>) };
+            let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
+            let groups = Arc::new(peer.connection.credentials().clone());
+            let client = Client { memory, groups: Some(groups) };
             let line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
             let options = line::options(&self.options.session);
             Session::over(line, fs, &options, client).map_err(|e| e.to_string())

@@ -66,7 +66,8 @@ impl Dispatcher {
         };
         let interrupt = self.begin_deferred(call);
         let completion = Box::new(self.completion(call, reply, whole));
-        self.fs.submit(Io::new(op, call.cx.caller, call.unique, interrupt, completion));
+        let io = Io::new(op, call.cx.caller, call.unique, interrupt, completion);
+        self.fs.submit(io.with_groups(Arc::clone(&self.groups)));
     }
 
     /// Waits for a lock.
@@ -80,7 +81,8 @@ impl Dispatcher {
         let completion = Box::new(self.completion(call, reply, 0));
         let answer = move |taken: Result<()>| completion.finish(taken.map(|()| 0));
         let (caller, answer) = (call.cx.caller, Box::new(answer));
-        self.fs.setlkw(LockWait::new((file, lock), caller, call.unique, interrupt, answer));
+        let wait = LockWait::new((file, lock), caller, call.unique, interrupt, answer);
+        self.fs.setlkw(wait.with_groups(Arc::clone(&self.groups)));
     }
 
     fn begin_deferred(&self, call: &Call<'_>) -> Arc<InterruptToken> {

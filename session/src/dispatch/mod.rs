@@ -16,14 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Ino, Interrupted, Lifecycle, Name,
-    Result,
+    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Groups, Ino, Interrupted, Lifecycle,
+    Name, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::backing::Backings;
+use crate::groups::{OfProcesses, Unknown};
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -52,6 +53,7 @@ pub(crate) struct Dispatcher {
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
     is_kernel: bool,
+    groups: Arc<dyn Groups>,
     memory: Option<Arc<dyn SharedMemory>>,
 }
 
@@ -70,6 +72,8 @@ pub trait SharedMemory: Send + Sync {
 pub struct Client {
     /// The memory of files that it maps; `None` where it cannot map any.
     pub memory: Option<Arc<dyn SharedMemory>>,
+    /// The groups of those for whom it acts; `None` where nobody knows them.
+    pub groups: Option<Arc<dyn Groups>>,
 }
 
 /// What became of a request, for statistics.
@@ -134,6 +138,10 @@ impl Dispatcher {
             deferred: DeferredTable::default(),
             writers: Writers::default(),
             is_kernel: client.is_none(),
+            groups: match &client {
+                None => Arc::new(OfProcesses),
+                Some(client) => client.groups.clone().unwrap_or_else(|| Arc::new(Unknown)),
+            },
             memory: client.and_then(|client| client.memory),
         }
     }
@@ -149,7 +157,8 @@ impl Dispatcher {
     ) -> Outcome {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
         let call = Call {
-            cx: Context::with_interrupt(caller, request.unique, interrupt),
+            cx: Context::with_interrupt(caller, request.unique, interrupt)
+                .with_groups(&*self.groups),
             unique: request.unique,
             opcode: request.opcode,
             ino: Ino(request.nodeid),

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::posix::{self, without_set_id};
+use defuse_fs::posix::{self, User, without_set_id};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr, XattrName};
 
 use defuse_wire::abi;
@@ -49,11 +49,11 @@ pub(super) fn may_lose_capabilities(
     is_written: bool,
 ) -> Result<()> {
     let attr = fs.getattr(cx, ino, None)?;
-    let groups = Groups::of(cx);
+    let user = Asking::of(cx);
     let refused = has_set_id(&attr)
-        && without_set_id(attr.perm, groups.has(attr.gid)) != attr.perm
+        && without_set_id(attr.perm, user.in_group(attr.gid)) != attr.perm
         && !is_written
-        && !may_clear(fs, cx, (ino, &attr), &groups)?;
+        && !may_clear(fs, cx, (ino, &attr), &user)?;
     if refused { Err(Errno::EPERM) } else { Ok(()) }
 }
 
@@ -75,13 +75,13 @@ pub(super) fn clear(
     if !has_set_id(&attr) {
         return Ok(attr);
     }
-    let groups = Groups::of(cx);
-    let perm = without_set_id(attr.perm, groups.has(attr.gid));
+    let user = Asking::of(cx);
+    let perm = without_set_id(attr.perm, user.in_group(attr.gid));
     let uid = cx.caller.uid;
     if perm != attr.perm && !is_written && uid != 0 && uid != attr.uid {
         return Err(Errno::EPERM);
     }
-    if !may_clear(fs, cx, (ino, &attr), &groups)? {
+    if !may_clear(fs, cx, (ino, &attr), &user)? {
         return Ok(Attr { perm, ..attr });
     }
     // Set-group-id without execution by the group goes or stays by the groups of the caller, which
@@ -98,15 +98,14 @@ fn may_clear(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
     (ino, attr): (Ino, &Attr),
-    groups: &Groups,
+    user: &Asking,
 ) -> Result<bool> {
     let uid = cx.caller.uid;
     if uid == 0 || uid == attr.uid {
         return Ok(true);
     }
-    let user = Asking { uid, groups };
     let mut list = None;
-    if fs.caps().posix_acl && posix::consults_acl(&user, attr) {
+    if fs.caps().posix_acl && posix::consults_acl(user, attr) {
         let name = XattrName::new(b"system.posix_acl_access")?;
         list = match fs.getxattr(cx, ino, name, 1 << 16) {
             Ok(Xattr::Value(list)) => Some(list),
@@ -115,22 +114,30 @@ fn may_clear(
             Err(errno) => return Err(errno),
         };
     }
-    Ok(posix::permits(&user, attr, list.as_deref(), posix::WRITE))
+    Ok(posix::permits(user, attr, list.as_deref(), posix::WRITE))
 }
 
-/// The caller of a request.
-struct Asking<'a> {
+/// The caller of a request, with the groups that can be found out.
+struct Asking {
     uid: u32,
-    groups: &'a Groups,
+    groups: Vec<u32>,
 }
 
-impl posix::User for Asking<'_> {
+impl Asking {
+    fn of(cx: &Context<'_>) -> Asking {
+        let mut groups = cx.supplementary_groups().unwrap_or_default();
+        groups.push(cx.caller.gid);
+        Asking { uid: cx.caller.uid, groups }
+    }
+}
+
+impl posix::User for Asking {
     fn uid(&self) -> u32 {
         self.uid
     }
 
     fn in_group(&self, gid: u32) -> bool {
-        self.groups.has(gid)
+        self.groups.contains(&gid)
     }
 }
 
@@ -168,28 +175,6 @@ impl Writers {
     fn shard(&self, ino: Ino) -> MutexGuard<'_, HashMap<Ino, u32>> {
         let shard = &self.shards[ino.0 as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The groups of a caller.
-struct Groups(Vec<u32>);
-
-impl Groups {
-    /// Requests have one group; the others are in `/proc`, proc_pid_status(5), where the caller is
-    /// seen from here.
-    fn of(cx: &Context<'_>) -> Groups {
-        let mut groups = vec![cx.caller.gid];
-        let status = std::fs::read_to_string(format!("/proc/{}/status", cx.caller.pid));
-        let status = status.unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
-        groups.extend(
-            line.unwrap_or("").split_whitespace().filter_map(|gid| gid.parse::<u32>().ok()),
-        );
-        Groups(groups)
-    }
-
-    fn has(&self, gid: u32) -> bool {
-        self.0.contains(&gid)
     }
 }
 

@@ -1,0 +1,47 @@
+//! The supplementary groups of processes of this machine.
+
+use std::fs;
+
+use defuse_fs::{Caller, Errno, Groups, Result};
+
+/// Reads them in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
+pub(crate) struct OfProcesses;
+
+impl Groups for OfProcesses {
+    fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
+        // The kernel names no process where it has none to name, or where it is in another namespace.
+        if caller.pid == 0 {
+            return Err(Errno::ESRCH);
+        }
+        let status = fs::read_to_string(format!("/proc/{}/status", caller.pid));
+        let status = status.map_err(|_| Errno::ESRCH)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+        let groups = line.ok_or(Errno::ESRCH)?.split_ascii_whitespace();
+        Ok(groups.filter_map(|gid| gid.parse().ok()).collect())
+    }
+}
+
+/// Groups that nobody here can know.
+pub(crate) struct Unknown;
+
+impl Groups for Unknown {
+    fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
+        Err(Errno::ENOSYS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_a_process_are_read_and_those_of_one_that_is_gone_are_not() {
+        let of = |pid| OfProcesses.groups_of(Caller { pid, ..Caller::default() });
+        let own = rustix::process::getgroups().unwrap();
+        assert_eq!(of(std::process::id()), Ok(own.into_iter().map(|gid| gid.as_raw()).collect()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let gone = child.id();
+        child.wait().unwrap();
+        assert_eq!((of(gone), of(0)), (Err(Errno::ESRCH), Err(Errno::ESRCH)));
+    }
+}
