@@ -303,6 +303,7 @@ fn memory() -> Result<OwnedFd> {
     let memory = sealable("defuse-run")?;
     // What is not written takes no memory.
     rustix::fs::ftruncate(&memory, layout::LEN as u64).map_err(no_memory)?;
+    rustix::io::pwrite(&memory, &layout::VERSION.to_le_bytes(), 0).map_err(no_memory)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&memory, seals).map_err(no_memory)?;
     Ok(memory)

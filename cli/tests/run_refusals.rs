@@ -76,6 +76,184 @@ fn a_static_program_that_is_executed_later_causes_one_warning() {
     assert_eq!((seen.code, seen.err.as_str()), (Some(0), ""));
 }
 
+/// A program that looks at a file by an instruction of its own. Nobody can tell the number of the call
+/// if it is an argument.
+const OWN_CALLS: &str = r#"
+#include <stdio.h>
+static long raw(long number, const char *path) {
+    long value;
+#ifdef ARGUMENT
+    __asm__ volatile("syscall" : "=a"(value) : "a"(number), "D"(path), "S"(0L)
+                     : "rcx", "r11", "memory");
+#else
+    __asm__ volatile("mov $21, %%eax; syscall" : "=&a"(value) : "D"(path), "S"(0L)
+                     : "rcx", "r11", "memory");
+#endif
+    return value;
+}
+int main(int argc, char **argv) { printf("%ld\n", raw(21, argv[1])); }
+"#;
+
+/// A program with system calls of its own that another program executes saw the kernel's files, and
+/// nothing said so.
+#[test]
+fn a_program_with_calls_of_its_own_that_is_executed_later_is_told_of_once() {
+    let place = Place::new();
+    let Some(program) = compile(&place, "own", OWN_CALLS, &[]) else { return };
+    let Some(other) = compile(&place, "other", OWN_CALLS, &["-DARGUMENT"]) else { return };
+    let (program, other) = (program.display().to_string(), other.display().to_string());
+    let script = format!("{program} m:/; {program} m:/; sh -c '{program} m:/; true'; {other} m:/");
+    let run = ["run", "--mount", "m:=memory:"];
+    let seen = said(place.command(&run).args(["--", "sh", "-c", &script]).output().unwrap());
+    assert_eq!((seen.code, seen.out.as_str()), (Some(0), "-2\n-2\n-2\n-2\n"));
+    assert_eq!(seen.err.lines().count(), 2, "once for each program: {}", seen.err);
+    for (line, program) in seen.err.lines().zip([&program, &other]) {
+        assert!(line.contains(&format!("{program}: makes system calls")), "{line}");
+        assert!(line.contains("--dispatch"), "{line}");
+    }
+    // Its instructions are replaced if the run begins with it, and dispatched if the run is told to.
+    let seen = said(place.command(&run).args(["--", &program, "m:/"]).output().unwrap());
+    assert_eq!((seen.code, seen.out.as_str(), seen.err.as_str()), (Some(0), "0\n", ""));
+    let with = ["--dispatch", "--", "sh", "-c", &script];
+    let seen = said(place.command(&run).args(with).output().unwrap());
+    assert_eq!((seen.code, seen.out.as_str(), seen.err.as_str()), (Some(0), "0\n0\n0\n0\n", ""));
+}
+
+/// Go makes all its calls by itself, from functions without unwind tables.
+#[test]
+fn a_go_program_that_is_executed_later_is_told_of() {
+    let place = Place::new();
+    let source = r#"
+#include <stdio.h>
+__attribute__((section(".note.go.buildid"), used)) static const int id = 1;
+int main(void) { puts("here"); }"#;
+    let Some(program) = compile(&place, "go", source, &[]) else { return };
+    let program = program.display().to_string();
+    let run = ["run", "--mount", "m:=memory:", "--", "sh", "-c", &format!("{program}; true")];
+    let seen = said(place.command(&run).output().unwrap());
+    assert_eq!((seen.code, seen.out.as_str()), (Some(0), "here\n"));
+    assert!(seen.err.contains(&format!("{program}: makes system calls")), "{}", seen.err);
+}
+
+/// A program that becomes another user is executed without the library, and nothing said so.
+#[test]
+fn a_program_that_becomes_another_user_is_told_of_once() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give a file to another user");
+        return;
+    }
+    let place = Place::new();
+    let source = r#"
+#include <stdio.h>
+#include <unistd.h>
+int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }"#;
+    let Some(program) = compile(&place, "setid", source, &[]) else { return };
+    let (name, nobody) = (program.display().to_string(), Some(65534));
+    let run = ["run", "--mount", "m:=memory:", "--", "sh", "-c", &format!("{name}; {name}")];
+    let seen = |owner: Option<u32>, group: Option<u32>, mode: u32| {
+        // chown(2) takes the bits away.
+        std::os::unix::fs::chown(&program, owner, group).unwrap();
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        let seen = said(place.command(&run).output().unwrap());
+        assert_eq!(seen.code, Some(0), "{}", seen.err);
+        (seen.out, seen.err.matches(": runs with the rights of another user").count())
+    };
+    // Root is nobody else by these.
+    assert_eq!(seen(None, None, 0o4755), ("0 0 0\n0 0 0\n".into(), 0));
+    assert_eq!(seen(nobody, None, 0o755), ("0 0 0\n0 0 0\n".into(), 0));
+    assert_eq!(seen(nobody, None, 0o4755), ("65534 0 -1\n65534 0 -1\n".into(), 1));
+    assert_eq!(seen(Some(0), nobody, 0o2755), ("0 65534 -1\n0 65534 -1\n".into(), 1));
+    // A group that may not execute it: the bit is that of mandatory locks.
+    assert_eq!(seen(Some(0), nobody, 0o2745), ("0 0 0\n0 0 0\n".into(), 0));
+}
+
+/// Capabilities of a file are for users who are not root.
+#[test]
+fn a_program_with_capabilities_is_told_of_to_those_who_gain_them() {
+    let place = Place::new();
+    let source = r#"
+#include <stdio.h>
+#include <unistd.h>
+int main(void) { printf("%d\n", access("m:/", 0)); }"#;
+    let Some(program) = compile(&place, "capable", source, &[]) else { return };
+    // struct vfs_cap_data of linux/capability.h: version 2, effective; CAP_NET_RAW, as ping(8) has it.
+    let words = [0x0200_0001u32, 1 << 13, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(error) = rustix::fs::setxattr(&program, "security.capability", &words, flags) {
+        println!("skipped: no capabilities on files: {error}");
+        return;
+    }
+    let name = program.display().to_string();
+    let seen = |user: u32| {
+        let script = format!("{name}; {name}");
+        let run = ["run", "--mount", "m:=memory:", "--", "setpriv", "--reuid"];
+        let user = user.to_string();
+        let rest = [&user, "--regid", &user, "--clear-groups", "sh", "-c", &script];
+        let seen = said(place.command(&run).args(rest).output().unwrap());
+        (seen.out, seen.err.matches(": runs with the rights of another user").count())
+    };
+    fs::set_permissions(place.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    assert_eq!(seen(0), ("0\n0\n".into(), 0));
+    assert_eq!(seen(65534), ("-1\n-1\n".into(), 1));
+}
+
+/// The formats of a run carry versions: a library of another build took what it found for its own.
+#[test]
+fn a_run_of_another_version_is_refused_with_both_versions() {
+    use defuse_preload_plan::{Inherited, LIBRARY, Plan, VARIABLE, layout};
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    let file = |bytes: &[u8]| {
+        let flags = rustix::fs::MemfdFlags::empty();
+        let mut file = fs::File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.write_all(bytes).unwrap();
+        file
+    };
+    let memory = |version: u32| {
+        let file = file(&version.to_le_bytes());
+        file.set_len(layout::LEN as u64).unwrap();
+        file
+    };
+    let plan = layout::with_head(&Plan::default().encode());
+    let other_plan = [b"defuse99", &plan[8..]].concat();
+    let library = PathBuf::from(env!("CARGO_BIN_EXE_defuse"));
+    let library = library.parent().unwrap().join("deps").join(LIBRARY);
+    let begin = |memory: &fs::File, plan: &fs::File, version: &str| {
+        let inherited = Inherited {
+            memory: memory.as_raw_fd(),
+            plan: plan.as_raw_fd(),
+            ..Inherited::default()
+        };
+        let text = inherited.to_string();
+        let text = format!("{version}{}", &text[text.find(':').unwrap()..]);
+        let mut command = Command::new("true");
+        command.env("LD_PRELOAD", &library).env(VARIABLE, text);
+        let seen = said(command.output().unwrap());
+        (seen.code, seen.err)
+    };
+    let (right, own) = (memory(layout::VERSION), file(&plan));
+    assert_eq!(begin(&right, &own, "1"), (Some(0), String::new()));
+    for (seen, what) in [
+        (
+            begin(&right, &own, "7"),
+            "the execution state of this run has version 7, and the library reads version 1",
+        ),
+        (
+            begin(&right, &file(&other_plan), "1"),
+            "the plan of this run has version 99, and the library reads version 5",
+        ),
+        (
+            begin(&memory(3), &own, "1"),
+            "the shared memory of this run has version 3, and the library reads version 1",
+        ),
+    ] {
+        assert_eq!(seen.0, Some(125), "{}", seen.1);
+        assert!(seen.1.contains(what), "{}", seen.1);
+    }
+}
+
 /// A process that shares the memory of its parent and runs beside it got `ENOTCONN` from served
 /// mounts, without a reason.
 #[test]

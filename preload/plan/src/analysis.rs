@@ -1,5 +1,6 @@
 //! What a program or library does, told from its file: build id, sites of system calls, imports.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
@@ -305,10 +306,33 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
     places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
 }
 
-/// All `syscall` instructions, function by function as the unwind tables delimit them. Without such
-/// tables everything executable is taken for one function.
+/// True if the program in `file` makes system calls on files without the C library: it is a Go
+/// program, or one of its functions has such a `syscall` instruction, or one whose number cannot be
+/// told. Instructions that the run replaces, because they are `planned`, do not count.
+pub fn has_own_file_calls(file: &File, planned: &[ObjectSites]) -> bool {
+    let data = ReadCache::new(file);
+    let Ok(file) = ElfFile64::<LittleEndian, _>::parse(&data) else { return false };
+    let build_id = file.build_id().ok().flatten().unwrap_or_default();
+    let is_it = |object: &&ObjectSites| !build_id.is_empty() && object.build_id == build_id;
+    let planned = planned.iter().find(is_it);
+    // The functions of such a program have no unwind tables.
+    if planned.is_none() && file.section_by_name(".note.go.buildid").is_some() {
+        return true;
+    }
+    let is_replaced = |found: &Found| {
+        let sites = planned.iter().flat_map(|object| &object.sites);
+        found.site.is_some_and(|own| sites.into_iter().any(|site| site.address == own.address))
+    };
+    calls_of(&file)
+        .iter()
+        .any(|found| found.is_code && found.number.is_none_or(is_looked_at) && !is_replaced(found))
+}
+
+/// All `syscall` instructions, function by function as the unwind tables delimit them. Bytes between
+/// functions that look like the instruction are calls without a number.
 fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
-    let functions = functions(file);
+    // The tables are read if there is anything to look up.
+    let known = OnceCell::new();
     let mut found = Vec::new();
     let mut decoded_to = 0;
     for section in file.sections() {
@@ -324,6 +348,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
             if address < decoded_to {
                 continue;
             }
+            let functions = known.get_or_init(|| functions(file));
             let place = functions.partition_point(|&(from, _)| from <= address);
             let range = place.checked_sub(1).map(|place| functions[place]);
             let range = range.filter(|&(from, end)| from >= start && address < end);
@@ -334,8 +359,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
                     found.extend(scan::function(part, from));
                     decoded_to = from + part.len() as u64;
                 }
-                // Between functions: a call by the look of it, which nothing is known about.
-                None => found.push(Found { address, number: None, site: None }),
+                None => found.push(Found::between_functions(address)),
             }
         }
     }

@@ -14,6 +14,52 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
+/// Why the state of a run could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// It is of another version of its format.
+    Version {
+        /// The format, as SPEC.md names it.
+        format: &'static str,
+        /// The version that was found.
+        found: u64,
+        /// The version that this build reads.
+        known: u64,
+    },
+    /// It is cut short, or makes no sense.
+    Malformed,
+}
+
+impl Unreadable {
+    /// `Ok` if `found` is the version that this build reads.
+    pub(crate) fn unless(format: &'static str, found: u64, known: u64) -> Result<(), Unreadable> {
+        if found == known { Ok(()) } else { Err(Unreadable::Version { format, found, known }) }
+    }
+}
+
+impl From<Malformed> for Unreadable {
+    fn from(_: Malformed) -> Self {
+        Unreadable::Malformed
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unreadable::Version { format, found, known } => write!(
+                f,
+                "the {format} of this run has version {found}, and the library reads version {known}: \
+                 use program and library of one build"
+            ),
+            Unreadable::Malformed => {
+                f.write_str("the state of this run is damaged: start programs by `defuse run`")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
 /// Appends values.
 #[derive(Default)]
 pub(crate) struct Writer {

@@ -3,12 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::codec::Malformed;
+use crate::codec::{Malformed, Unreadable};
+
+/// The version of the execution state: of the text of [`Inherited`], and of the text that a program
+/// leaves to the next one ([`State::letter`]). SPEC.md describes both.
+pub const EXEC_STATE_VERSION: u64 = 1;
 
 /// What a program of a run inherits: numbers of descriptors.
 ///
-/// As text, the value of [`crate::VARIABLE`]: the numbers in the order of the fields with colons
-/// between, sockets with commas between, nothing for no leash.
+/// As text, the value of [`crate::VARIABLE`]: [`EXEC_STATE_VERSION`] and then the numbers in the order of
+/// the fields, with colons between; sockets with commas between, nothing for no leash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inherited {
     /// The shared memory.
@@ -40,7 +44,8 @@ impl fmt::Display for Inherited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sockets: Vec<String> = self.sockets.iter().map(i32::to_string).collect();
         let leash = self.leash.map(|leash| leash.to_string()).unwrap_or_default();
-        write!(f, "{}:{}:{}:{leash}", self.memory, self.plan, sockets.join(","))?;
+        write!(f, "{EXEC_STATE_VERSION}:{}:{}:", self.memory, self.plan)?;
+        write!(f, "{}:{leash}", sockets.join(","))?;
         let Some(State { letter, floor, program }) = self.state else { return Ok(()) };
         write!(f, ":{letter}:{floor}")?;
         program.map_or(Ok(()), |program| write!(f, ":{program}"))
@@ -48,9 +53,19 @@ impl fmt::Display for Inherited {
 }
 
 impl FromStr for Inherited {
-    type Err = Malformed;
+    type Err = Unreadable;
 
-    fn from_str(text: &str) -> Result<Self, Malformed> {
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let (version, text) = text.split_once(':').ok_or(Malformed)?;
+        let version = version.parse().map_err(|_| Malformed)?;
+        Unreadable::unless("execution state", version, EXEC_STATE_VERSION)?;
+        Ok(Self::parse(text)?)
+    }
+}
+
+impl Inherited {
+    /// The text behind the version.
+    fn parse(text: &str) -> Result<Self, Malformed> {
         let number = |text: &str| match text.parse() {
             Ok(number) if number >= 0 => Ok(number),
             _ => Err(Malformed),
@@ -90,7 +105,7 @@ mod tests {
         let state = State { program: Some(77), ..state };
         let (sockets, leash, state) = (vec![5, 6], Some(8), Some(state));
         let third = Inherited { sockets, leash, state, ..first.clone() };
-        let texts = ["3:4::", "3:4:5::9:1024", "3:4:5,6:8:9:1024:77"];
+        let texts = ["1:3:4::", "1:3:4:5::9:1024", "1:3:4:5,6:8:9:1024:77"];
         for (all, text) in [first, second, third].into_iter().zip(texts) {
             assert_eq!(all.to_string(), text);
             assert_eq!(text.parse(), Ok(all));
@@ -100,7 +115,17 @@ mod tests {
     #[test]
     fn a_text_that_is_none_is_refused() {
         for text in ["", "3", "3:4:", "3:x::", "3:4:5::6", "3:4:-5:", "3:4:::6:7:8:9", "-3:4::"] {
-            assert_eq!(text.parse::<Inherited>(), Err(Malformed), "{text}");
+            let text = format!("1:{text}");
+            assert_eq!(text.parse::<Inherited>(), Err(Unreadable::Malformed), "{text}");
         }
+        assert_eq!("x:3:4::".parse::<Inherited>(), Err(Unreadable::Malformed));
+    }
+
+    #[test]
+    fn a_text_of_another_version_is_refused_by_its_version() {
+        let error = "2:anything".parse::<Inherited>().unwrap_err();
+        let format = "execution state";
+        assert_eq!(error, Unreadable::Version { format, found: 2, known: 1 });
+        assert!(error.to_string().contains("version 2"), "{error}");
     }
 }

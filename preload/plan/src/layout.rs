@@ -6,6 +6,7 @@
 //!
 //! | from byte | what |
 //! |---|---|
+//! | 0 | [`VERSION`], a u32, written when the memory is made |
 //! | [`NODES`] | not 0 where a process of the run has made a directory of nodes ([`node_directory`]), a u32 |
 //! | [`TOLD`] | a u32, a bit for everything that people are told once in a run ([`Once`]) |
 //! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
@@ -14,6 +15,7 @@
 //! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, [`CELL`] bytes each |
 //! | [`PROCESSES`] | [`SLOTS`] words of processes, each a u32, not 0 where the slot is or was taken |
 //! | [`HIGH_WATER`] | how many slots were ever taken, a u32 |
+//! | [`PROGRAMS`] | [`PROGRAM_MARKS`] marks of programs that were looked at, each a u64 |
 //! | [`HELD`] | for each slot [`CELLS`] bits: the open files that the process has |
 //!
 //! A slot belongs to the process that has a description of the memory with an open-file-description
@@ -22,16 +24,22 @@
 //! The plan: [`MAGIC`] and the length of what follows, each a u64 in little-endian order, then the plan
 //! itself, and from [`images_at`] on code of libraries with their sites replaced ([`crate::image`]), which programs map for themselves.
 
-/// What the plan begins with; another version begins otherwise.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"defuse05");
+use crate::codec::{Malformed, Unreadable};
+
+/// The version of the memory. SPEC.md describes its fields.
+pub const VERSION: u32 = 1;
+/// The version of the plan, two digits behind [`MAGIC`].
+pub const PLAN_VERSION: u64 = 5;
+/// What the plan begins with.
+const MAGIC: &[u8; 6] = b"defuse";
 /// Where the length of the plan is.
 const PLAN_LEN: usize = 8;
 /// Where the plan begins.
 const PLAN: usize = 16;
 /// Where it is noted that there is a directory of nodes.
-pub const NODES: usize = 0;
+pub const NODES: usize = 4;
 /// Where it is noted what people have been told.
-pub const TOLD: usize = 4;
+pub const TOLD: usize = 8;
 
 /// What people are told once in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +74,12 @@ pub const SLOTS: usize = 8192;
 pub const PROCESSES: usize = OPEN_FILES + CELLS * CELL;
 /// Where the number of slots is that were ever taken.
 pub const HIGH_WATER: usize = PROCESSES + SLOTS * 4;
+/// Where the marks of programs begin.
+pub const PROGRAMS: usize = HIGH_WATER + 4096;
+/// How many programs can be marked; others are not looked at.
+pub const PROGRAM_MARKS: usize = 8192;
 /// Where the bits of processes begin.
-pub const HELD: usize = HIGH_WATER + 4096;
+pub const HELD: usize = PROGRAMS + PROGRAM_MARKS * 8;
 /// The length of the memory. What is not touched takes none.
 pub const LEN: usize = HELD + SLOTS * (CELLS / 8);
 
@@ -132,19 +144,69 @@ fn counts_at(bytes: &[u8], start: usize) -> Counts {
 
 /// The plan with what comes before it.
 pub fn with_head(plan: &[u8]) -> Vec<u8> {
-    let mut bytes = MAGIC.to_le_bytes().to_vec();
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(format!("{PLAN_VERSION:02}").into_bytes());
     bytes.extend((plan.len() as u64).to_le_bytes());
     bytes.extend(plan);
     bytes
 }
 
-/// The plan in `bytes`; `None` where another version wrote them.
-pub fn plan(bytes: &[u8]) -> Option<&[u8]> {
-    let number = |from: usize| {
-        bytes.get(from..from + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
-    };
-    if number(0)? != MAGIC {
-        return None;
+/// The plan in `bytes`. An error for what another version wrote.
+pub fn plan(bytes: &[u8]) -> Result<&[u8], Unreadable> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or(Malformed)?;
+    let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+    let found = digits.and_then(|digits| digits.parse().ok()).ok_or(Malformed)?;
+    Unreadable::unless("plan", found, PLAN_VERSION)?;
+    let len = bytes.get(PLAN_LEN..PLAN).and_then(|bytes| bytes.try_into().ok());
+    let len = usize::try_from(u64::from_le_bytes(len.ok_or(Malformed)?)).map_err(|_| Malformed)?;
+    Ok(bytes[PLAN..].get(..len).ok_or(Malformed)?)
+}
+
+/// Checks the version of the memory, which is in its first four bytes.
+pub fn check_version(found: u32) -> Result<(), Unreadable> {
+    Unreadable::unless("shared memory", found.into(), VERSION.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_or_memory_of_another_version_is_refused_by_its_version() {
+        let bytes = with_head(b"plan");
+        assert_eq!(plan(&bytes), Ok(&b"plan"[..]));
+        for len in 0..bytes.len() {
+            assert_eq!(plan(&bytes[..len]), Err(Unreadable::Malformed), "{len} bytes");
+        }
+        let other = [b"defuse99", &bytes[8..]].concat();
+        let error = Unreadable::Version { format: "plan", found: 99, known: PLAN_VERSION };
+        assert_eq!(plan(&other), Err(error));
+        assert_eq!(check_version(VERSION), Ok(()));
+        let error = check_version(VERSION + 1).unwrap_err();
+        assert!(
+            error.to_string().contains("the shared memory of this run has version 2"),
+            "{error}"
+        );
     }
-    bytes.get(PLAN..)?.get(..usize::try_from(number(PLAN_LEN)?).ok()?)
+
+    #[test]
+    fn no_two_fields_of_the_memory_overlap() {
+        let fields = [
+            (0, 4),
+            (NODES, 4),
+            (TOLD, 4),
+            (COUNTERS, CALLS * 24),
+            (SITE_COUNTERS, SITES * 24),
+            (STATES, CELLS * 4),
+            (OPEN_FILES, CELLS * CELL),
+            (PROCESSES, SLOTS * 4),
+            (HIGH_WATER, 4),
+            (PROGRAMS, PROGRAM_MARKS * 8),
+            (HELD, SLOTS * (CELLS / 8)),
+        ];
+        for ((from, len), (next, _)) in fields.iter().zip(&fields[1..]) {
+            assert!(from + len <= *next && next % 4 == 0);
+        }
+        assert_eq!(LEN, HELD + SLOTS * (CELLS / 8));
+    }
 }

@@ -23,7 +23,7 @@ mod scan;
 pub mod trampoline;
 mod unwind;
 
-pub use codec::Malformed;
+pub use codec::{Malformed, Unreadable};
 pub use inherited::{Inherited, State};
 pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, ServedBy, Site};
 

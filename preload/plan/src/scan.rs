@@ -22,6 +22,15 @@ pub(crate) struct Found {
     pub number: Option<u16>,
     /// How to replace it; `None` where there is no room.
     pub site: Option<Site>,
+    /// It is an instruction of a function in which everything is one. Otherwise the bytes may be data.
+    pub is_code: bool,
+}
+
+impl Found {
+    /// Bytes between functions that look like the instruction.
+    pub fn between_functions(address: u64) -> Self {
+        Found { address, number: None, site: None, is_code: false }
+    }
 }
 
 /// The `syscall` instructions of the function with this `code` at `address`.
@@ -34,6 +43,7 @@ pub(crate) fn function(code: &[u8], address: u64) -> Vec<Found> {
     let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let all: Vec<Instruction> = decoder.into_iter().collect();
     let targets: BTreeSet<u64> = all.iter().filter_map(target).collect();
+    let is_code = !all.iter().any(Instruction::is_invalid);
     let mut numbers = Numbers::default();
     let mut found = Vec::new();
     for (place, instruction) in all.iter().enumerate() {
@@ -41,7 +51,7 @@ pub(crate) fn function(code: &[u8], address: u64) -> Vec<Found> {
             let number = numbers.eax();
             let site = site(&all, place, &targets, code, address);
             let site = site.map(|site| Site { number, ..site });
-            found.push(Found { address: instruction.ip(), number, site });
+            found.push(Found { address: instruction.ip(), number, site, is_code });
         }
         numbers.see(instruction);
     }
@@ -192,6 +202,13 @@ mod tests {
         // lea 0x10(%rip),%rsi; syscall; jmp +0
         let code = [0x48, 0x8d, 0x35, 0x10, 0, 0, 0, 0x0f, 0x05, 0xeb, 0];
         assert_eq!(function(&code, 0x1000)[0].site, None);
+    }
+
+    #[test]
+    fn a_table_among_the_functions_is_no_code() {
+        // syscall; ret, and the same before bytes that are no instruction in 64-bit mode.
+        assert!(function(&[0x0f, 0x05, 0xc3], 0)[0].is_code);
+        assert!(!function(&[0x0f, 0x05, 0xc3, 0x06, 0x0e], 0)[0].is_code);
     }
 
     #[test]

@@ -27,16 +27,14 @@ fn fail(text: &str) -> ! {
 /// Begins, where a run says so in the environment.
 pub fn begin() {
     let Some(value) = environment::take(VARIABLE) else { return };
-    let Ok(inherited) = value.to_string_lossy().parse::<Inherited>() else {
-        fail(&format!("{VARIABLE} is not understood: start programs by `defuse run`"));
-    };
+    let inherited = value.to_string_lossy().parse::<Inherited>();
+    let inherited = inherited.unwrap_or_else(|why| fail(&why.to_string()));
     let state = inherited.state;
     let mut incoming = state.and_then(|state| exec_state::read(state.letter));
     let floor = state.and_then(|state| u64::try_from(state.floor).ok());
     let carried = state.and_then(|state| state.program).map(owned);
-    let Some((shared, plan, images)) = Shared::map(inherited.memory, inherited.plan) else {
-        fail("program and library are of different versions: build both together");
-    };
+    let mapped = Shared::map(inherited.memory, inherited.plan);
+    let (shared, plan, images) = mapped.unwrap_or_else(|why| fail(&why.to_string()));
     environment::clean_preload(&plan.library);
     symbols::find_next();
     thread_exit::begin(credentials::end_of_thread);

@@ -354,7 +354,9 @@ mod tests {
             crate::machine::descriptors::owned(fd as i32)
         };
         let (memory, plan) = (owned(c"memory"), owned(c"plan"));
-        std::fs::File::from(memory.try_clone().unwrap()).set_len(layout::LEN as u64).unwrap();
+        let mut file = std::fs::File::from(memory.try_clone().unwrap());
+        std::io::Write::write_all(&mut file, &layout::VERSION.to_le_bytes()).unwrap();
+        file.set_len(layout::LEN as u64).unwrap();
         let bytes = layout::with_head(&defuse_preload_plan::Plan::default().encode());
         let mut file = std::fs::File::from(plan);
         std::io::Write::write_all(&mut file, &bytes).unwrap();

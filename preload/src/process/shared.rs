@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use defuse_direct::OpenCells;
-use defuse_preload_plan::{Plan, layout};
+use defuse_preload_plan::{Plan, Unreadable, layout};
 
 use crate::machine::sys;
 
@@ -39,21 +39,24 @@ fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
 }
 
 impl Shared {
-    /// Maps the memory behind `memory`, and reads the plan in `plan`; `None` where that is not possible
-    /// or another version made them. The number is where images begin behind the plan.
-    pub fn map(memory: i32, plan: i32) -> Option<(Shared, Plan, u64)> {
-        let (at, len) = map_all(plan, libc::PROT_READ)?;
+    /// Maps the memory behind `memory`, and reads the plan in `plan`. The number is where images begin
+    /// behind the plan. An error where another version made them.
+    pub fn map(memory: i32, plan: i32) -> Result<(Shared, Plan, u64), Unreadable> {
+        let (at, len) = map_all(plan, libc::PROT_READ).ok_or(Unreadable::Malformed)?;
         // SAFETY: the mapping has this length, and the file is sealed.
         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
-        let decoded = layout::plan(bytes);
-        let decoded = decoded.and_then(|plan| {
+        let decoded = layout::plan(bytes).and_then(|plan| {
             let images = layout::images_at(plan.len()) as u64;
-            Some((Plan::decode(plan).ok()?, images))
+            Ok((Plan::decode(plan)?, images))
         });
         let _ = sys::plain(libc::SYS_munmap, at as u64, len as u64, 0);
         let (plan, images) = decoded?;
-        let (base, len) = map_all(memory, libc::PROT_READ | libc::PROT_WRITE)?;
-        (len >= layout::LEN).then_some((Shared { base }, plan, images))
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let mapped = map_all(memory, protection).filter(|(_, len)| *len >= layout::LEN);
+        let (base, _) = mapped.ok_or(Unreadable::Malformed)?;
+        let shared = Shared { base };
+        layout::check_version(shared.words(0, 1)[0].load(Ordering::Relaxed))?;
+        Ok((shared, plan, images))
     }
 
     fn words(&self, from: usize, count: usize) -> &'static [AtomicU32] {
@@ -138,9 +141,23 @@ impl Shared {
         told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
-    /// Whether people have been told of this.
-    pub fn is_told(&self, what: layout::Once) -> bool {
-        self.words(layout::TOLD, 1)[0].load(Ordering::Relaxed) & what as u32 != 0
+    /// Notes the program with this mark, which is not 0. True if nobody in this run has noted it yet, and
+    /// there is room for one more.
+    pub fn is_new_program(&self, mark: u64) -> bool {
+        // SAFETY: as in `words`; the table is aligned to 8.
+        let marks = unsafe {
+            let at = self.base.add(layout::PROGRAMS).cast::<AtomicU64>();
+            std::slice::from_raw_parts(at, layout::PROGRAM_MARKS)
+        };
+        let from = mark as usize % marks.len();
+        for word in marks[from..].iter().chain(&marks[..from]) {
+            match word.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(known) if known == mark => return false,
+                Err(_) => {}
+            }
+        }
+        false
     }
 
     /// Not 0 where a process of the run has made a directory of nodes.

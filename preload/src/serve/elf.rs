@@ -99,6 +99,11 @@ impl Image {
 /// How much of a file is looked at.
 pub const HEAD: usize = 4096;
 
+/// True if a file that begins with `head` is a program or library for this machine.
+pub fn is_program(head: &[u8]) -> bool {
+    Image::parse(head).is_some()
+}
+
 /// Whether a file, which begins with `head`, is a program into which no loader takes this library: it
 /// is linked statically, or for another C library. `read` reads more of it.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {

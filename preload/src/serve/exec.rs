@@ -15,7 +15,7 @@ use crate::machine::message::say;
 use crate::machine::{pending, sys};
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::path::{Start, Target};
-use crate::serve::{elf, handover, mappings, open, path};
+use crate::serve::{elf, handover, leaving, mappings, open, path};
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -137,12 +137,12 @@ impl Program<'_> {
     /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
     fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<Served> {
+        leaving::look_at(self.call, at, flags, name);
         if !self.call.process.plan.dispatch {
-            self.look_at(at, flags, name);
             return None;
         }
-        // What is not to be had this way is refused by the kernel, or is not readable.
-        let file = open_program(at, flags)?;
+        // A program that cannot be opened is refused by the kernel, or is not readable.
+        let file = leaving::open_program(at, flags).filter(keeps_user)?;
         let mut head = [0; elf::HEAD];
         let len = file.read_at(&mut head, 0).ok()?;
         if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
@@ -154,30 +154,6 @@ impl Program<'_> {
         }
         let path = path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
         Some(self.carry(file.as_raw_fd(), name, &path))
-    }
-
-    /// Tells people where a program of the kernel's name space will not be served.
-    fn look_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) {
-        if self.call.process.shared.is_told(Once::NotServed) {
-            return;
-        }
-        let Some(file) = open_program(at, flags) else { return };
-        let mut head = [0; elf::HEAD];
-        let Ok(len) = file.read_at(&mut head, 0) else { return };
-        let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
-        if elf::is_static(&head[..len], more) {
-            self.tell_of_static(name);
-        }
-    }
-
-    fn tell_of_static(&self, name: &[u8]) {
-        if self.call.process.shared.is_news(Once::NotServed) {
-            say(&format!(
-                "{}: a static program, or one of another C library, which is not served: it sees the \
-                 files of the kernel in place of mounts. --dispatch serves it",
-                String::from_utf8_lossy(name)
-            ));
-        }
     }
 
     /// Executes the static program in `fd`, which has this path and was called by `name`.
@@ -251,9 +227,7 @@ impl Program<'_> {
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
         let is_static = elf::is_static(&head[..len], more);
-        if is_static && !self.call.process.plan.dispatch {
-            self.tell_of_static(&name);
-        }
+        leaving::look_at_mounted(self.call, &file, fd, &name);
         if is_static && self.call.process.plan.dispatch {
             let full = match target.whole() {
                 Some(entry) => entry.path.clone(),
@@ -292,27 +266,11 @@ impl Program<'_> {
     }
 }
 
-/// Opens a program of the kernel's name space, where this process may execute it and is not to become
-/// another user by that.
-fn open_program((dir, path): (i32, &[u8]), flags: i32) -> Option<File> {
-    let path = CString::new(path).ok()?;
-    let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    let text = path.as_ptr() as u64;
-    let args = match flags & libc::AT_EMPTY_PATH != 0 && path.is_empty() {
-        true => [dir as u64, libc::F_DUPFD_CLOEXEC as u64, 0, 0, 0, 0],
-        false => [dir as u64, text, how, 0, 0, 0],
-    };
-    let number = if args[1] == text { libc::SYS_openat } else { libc::SYS_fcntl };
-    let fd = owned(sys::check(sys::pass(number as u64, &args)).ok()? as i32);
-    let empty = c"".as_ptr() as u64;
-    let how = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
-    let args = [fd.as_raw_fd() as u64, empty, libc::X_OK as u64, how, 0, 0];
-    sys::check(sys::pass(libc::SYS_faccessat2 as u64, &args)).ok()?;
-    let file = File::from(fd);
-    let meta = file.metadata().ok()?;
-    let changes_user = meta.mode() & (libc::S_ISUID | libc::S_ISGID) != 0
-        && sys::plain(libc::SYS_geteuid, 0, 0, 0) != Ok(0);
-    (meta.is_file() && !changes_user).then_some(file)
+/// True for a program by which this process does not become another user.
+fn keeps_user(file: &File) -> bool {
+    let is_root = || sys::plain(libc::SYS_geteuid, 0, 0, 0) == Ok(0);
+    let set_id = libc::S_ISUID | libc::S_ISGID;
+    file.metadata().is_ok_and(|meta| meta.is_file() && (meta.mode() & set_id == 0 || is_root()))
 }
 
 /// An absolute path without what stands for nothing: C libraries take no other for that of their

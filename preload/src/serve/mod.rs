@@ -10,6 +10,7 @@ pub mod elf;
 mod exec;
 pub mod handlers;
 pub mod handover;
+mod leaving;
 mod mappings;
 mod names;
 mod nodes;

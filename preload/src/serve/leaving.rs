@@ -1,0 +1,178 @@
+//! Programs that the run does not serve once they are executed: people are told.
+//!
+//! Nothing here decides how a program is executed. A program is looked at once in a run for each user,
+//! because a scan takes time; the shared memory notes which programs were.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use defuse_direct::Description;
+use defuse_preload_plan::analysis;
+use defuse_preload_plan::layout::Once;
+
+use crate::machine::descriptors::owned;
+use crate::machine::message::say;
+use crate::machine::sys;
+use crate::serve::call::Call;
+use crate::serve::elf;
+
+/// Programs with more bytes are not scanned for system calls of their own.
+const MOST_BYTES: i64 = 64 << 20;
+
+/// Looks at a program of the kernel's name space that is about to be executed by `name`.
+pub fn look_at(call: &Call<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
+    if let Some(stat) = stat(at, flags) {
+        let file = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
+        look_at_new(call, &file, &stat, (at, flags), name);
+    }
+}
+
+/// Looks at the program `file` of a mount, which the kernel executes by the descriptor `fd`.
+pub fn look_at_mounted(call: &Call<'_>, file: &Description, fd: i32, name: &[u8]) {
+    let at = (fd, &b""[..]);
+    let known = call.client().fstat(call.task(), file);
+    if let (Ok(known), Some(stat)) = (known, stat(at, libc::AT_EMPTY_PATH)) {
+        let ctime = known.attr.ctime;
+        let file = [known.dev, known.attr.st_ino, ctime.secs as u64, ctime.nanos.into()];
+        look_at_new(call, &file, &stat, (at, libc::AT_EMPTY_PATH), name);
+    }
+}
+
+/// Looks at a program unless somebody of this user has: `file` tells files apart.
+fn look_at_new(
+    call: &Call<'_>,
+    file: &[u64; 4],
+    stat: &libc::stat,
+    (at, flags): ((i32, &[u8]), i32),
+    name: &[u8],
+) {
+    const EXECUTABLE: u32 = 0o111;
+    let is_program = stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_mode & EXECUTABLE != 0;
+    if !is_program || !call.process.shared.is_new_program(mark(call, file)) {
+        return;
+    }
+    let mut head = [0; elf::HEAD];
+    let program = open_program(at, flags);
+    let len = program.as_ref().and_then(|file| file.read_at(&mut head, 0).ok());
+    let head = &head[..len.unwrap_or(0)];
+    if head.starts_with(b"#!") {
+        return;
+    }
+    if changes_user(call, stat, (at, flags)) {
+        tell_of_another_user(name);
+    } else if let (Some(program), false) = (program, call.process.plan.dispatch) {
+        look_at_code(call, &program, head, stat.st_size, name);
+    }
+}
+
+/// A number for this file and this user; 0 for none.
+fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
+    let who = call.task().credentials();
+    let user = [who.uid, who.real_uid, who.gid, who.real_gid].map(u64::from);
+    // FNV-1a, a word at a time.
+    let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
+    file.iter().chain(&user).fold(0xcbf2_9ce4_8422_2325, step).max(1)
+}
+
+/// Says so if the program of this code is not served.
+fn look_at_code(call: &Call<'_>, program: &File, head: &[u8], len: i64, name: &[u8]) {
+    let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
+    if elf::is_static(head, more) {
+        tell_of_static(call, name);
+    } else if len <= MOST_BYTES
+        && elf::is_program(head)
+        && analysis::has_own_file_calls(program, &call.process.plan.objects)
+    {
+        say(&format!(
+            "{}: makes system calls without the C library, which are not served: they see the files \
+             of the kernel in place of mounts. --dispatch serves them",
+            String::from_utf8_lossy(name)
+        ));
+    }
+}
+
+fn tell_of_static(call: &Call<'_>, name: &[u8]) {
+    if call.process.shared.is_news(Once::NotServed) {
+        say(&format!(
+            "{}: a static program, or one of another C library, which is not served: it sees the \
+             files of the kernel in place of mounts. --dispatch serves it",
+            String::from_utf8_lossy(name)
+        ));
+    }
+}
+
+fn tell_of_another_user(name: &[u8]) {
+    say(&format!(
+        "{}: runs with the rights of another user or group (set-user-id, set-group-id or \
+         capabilities), so that the loader ignores LD_PRELOAD: it is not served, and sees the files \
+         of the kernel in place of mounts",
+        String::from_utf8_lossy(name)
+    ));
+}
+
+/// True if the kernel tells the loader to be careful (`AT_SECURE`, getauxval(3)): the program is
+/// executed with rights that its caller's real user does not have.
+fn changes_user(call: &Call<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
+    let who = call.task().credentials();
+    let is_set = |bits: u32| stat.st_mode & bits == bits && !are_bits_ignored(at);
+    let user = if is_set(libc::S_ISUID) { stat.st_uid } else { who.uid };
+    let group = if is_set(libc::S_ISGID | libc::S_IXGRP) { stat.st_gid } else { who.gid };
+    let gains = || who.real_uid != 0 && has_capabilities(at) && !are_bits_ignored(at);
+    user != who.real_uid || group != who.real_gid || gains()
+}
+
+/// True if the file gives capabilities to who executes it, capabilities(7).
+fn has_capabilities((at, flags): ((i32, &[u8]), i32)) -> bool {
+    let Some(fd) = open_at(at, flags, libc::O_PATH) else { return false };
+    let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
+    let name = c"security.capability".as_ptr() as u64;
+    let args = [path.as_ptr() as u64, name, 0, 0, 0, 0];
+    sys::pass(libc::SYS_getxattr as u64, &args) > 0
+}
+
+/// True if the kernel ignores what the file says of users: its file system is mounted `nosuid`, or the
+/// process has renounced it (`PR_SET_NO_NEW_PRIVS`).
+fn are_bits_ignored((at, flags): ((i32, &[u8]), i32)) -> bool {
+    if sys::plain(libc::SYS_prctl, libc::PR_GET_NO_NEW_PRIVS as u64, 0, 0) == Ok(1) {
+        return true;
+    }
+    let Some(fd) = open_at(at, flags, libc::O_PATH) else { return false };
+    // `struct statfs`: 120 bytes, of which the eleventh word has the flags.
+    let mut space = [0u64; 15];
+    let args = [fd.as_raw_fd() as u64, space.as_mut_ptr() as u64, 0, 0, 0, 0];
+    let told = sys::check(sys::pass(libc::SYS_fstatfs as u64, &args)).is_ok();
+    told && space[10] & libc::ST_NOSUID != 0
+}
+
+/// The attributes of the file that the kernel finds at `at`.
+fn stat((dir, path): (i32, &[u8]), flags: i32) -> Option<libc::stat> {
+    let path = CString::new(path).ok()?;
+    let mut stat: libc::stat = sys::zeroed();
+    let flags = flags & (libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW);
+    let args = [dir as u64, path.as_ptr() as u64, &raw mut stat as u64, flags as u64, 0, 0];
+    sys::check(sys::pass(libc::SYS_newfstatat as u64, &args)).ok().map(|_| stat)
+}
+
+/// Opens the file at `at`; what a descriptor has open already is open as it is there.
+fn open_at((dir, path): (i32, &[u8]), flags: i32, how: i32) -> Option<OwnedFd> {
+    let path = CString::new(path).ok()?;
+    let how = (how | libc::O_CLOEXEC) as u64;
+    let (number, args) = match flags & libc::AT_EMPTY_PATH != 0 && path.is_empty() {
+        true => (libc::SYS_fcntl, [dir as u64, libc::F_DUPFD_CLOEXEC as u64, 0, 0, 0, 0]),
+        false => (libc::SYS_openat, [dir as u64, path.as_ptr() as u64, how, 0, 0, 0]),
+    };
+    sys::check(sys::pass(number as u64, &args)).ok().map(|fd| owned(fd as i32))
+}
+
+/// Opens a program of the kernel's name space for reading, if this process may execute it. It may
+/// change its user by that.
+pub fn open_program(at: (i32, &[u8]), flags: i32) -> Option<File> {
+    let fd = open_at(at, flags, libc::O_RDONLY)?;
+    let empty = c"".as_ptr() as u64;
+    let how = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
+    let args = [fd.as_raw_fd() as u64, empty, libc::X_OK as u64, how, 0, 0];
+    sys::check(sys::pass(libc::SYS_faccessat2 as u64, &args)).ok()?;
+    Some(File::from(fd))
+}
