@@ -74,8 +74,8 @@ const INSIDE: usize = 7;
 const LOOKS_LIKE_ONE: &[(&str, &str)] =
     &[("libcrypto.so", "a table of constants that lies between functions")];
 
-/// What the C library has from the loader. All but the first group is about threads, symbols and
-/// numbers; a new name fails a test: does it open files?
+/// Functions that the C library takes from the loader. All but the first group concern threads,
+/// symbols and numbers. A new name fails a test, so that somebody asks if it opens files.
 const FROM_THE_LOADER: &[(&str, &[&str])] = &[
     (
         "dlopen(3) goes through a pointer in here, and is exported",

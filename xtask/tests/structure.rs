@@ -154,7 +154,6 @@ const ASKING_FOLDERS: &[&str] = &[
     "compose",
     "frontends/fuse",
     "frontends/socket",
-    "preload",
     "session",
     "wire",
 ];

@@ -1,4 +1,4 @@
-//! What a program or library does, told from its file: build id, sites of system calls, imports.
+//! The analysis of a program or library by its file: build id, sites of system calls, imports.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -95,7 +95,7 @@ impl Binary {
         Self::parse_sites(&file, &bytes).ok_or_else(foreign)
     }
 
-    /// What a file is and needs, without its calls.
+    /// The kind of a file and the libraries that it needs, without its calls.
     pub fn read_outline(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
         let data = ReadCache::new(file);
@@ -104,9 +104,9 @@ impl Binary {
         Self::parse_outline(&file, &data).ok_or_else(foreign)
     }
 
-    /// What a run has to know of a file. What `cache` has of it is believed, and then
-    /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are not told; what it
-    /// has not is found and put there.
+    /// The parts of the analysis that a run needs. Sites that `cache` has are taken from there, and then
+    /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are empty. Otherwise the
+    /// file is scanned, and the result is put into the cache.
     pub fn read_for_run(path: &Path, cache: Option<&Cache>) -> Result<Self, Error> {
         let failed = |error| Error::Io(path.to_owned(), error);
         let file = File::open(path).map_err(failed)?;
@@ -247,12 +247,12 @@ impl Binary {
         file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
     }
 
-    /// What is to be patched in it: with `all`, also what does not concern files.
+    /// The sites to be patched; with `all`, also those that do not concern files.
     pub fn to_sites(&self, all: bool) -> ObjectSites {
         ObjectSites { build_id: self.build_id.clone(), sites: self.sites(all), image: None }
     }
 
-    /// Whether anything is.
+    /// True if there is a site to be patched.
     pub fn has_sites(&self) -> bool {
         !self.sites.is_empty() || !self.other_sites.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What an analysis found, kept for the next run.
+//! The results of analyses, kept for the next run.
 //!
 //! One file for every object file, named by the build id, in a directory that belongs to the user.
 //! All numbers are u64 in little-endian order:
@@ -12,9 +12,9 @@
 //! | number of sites | 8 |
 //! | sites, as in the plan | 32 each |
 //!
-//! A cache is never needed: what cannot be read, is of another version, is damaged or is about an
-//! object file that was changed, is as if it were not there, and is written anew. What others than
-//! root and the user could have written is not looked at, and then nothing is written either.
+//! A cache is never needed. A file that cannot be read, has another version, is damaged, or describes an
+//! object file that has changed, is ignored and written anew. If anybody but root and the user could have
+//! written to the directory, it is neither read nor written.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::codec::{Malformed, Reader, Writer};
 use crate::plan::{Site, decode_sites, encode_sites};
 
-/// What a file begins with. Another analysis, another number.
+/// The first bytes of a file. The digit changes with the analysis.
 const MAGIC: &[u8; 8] = b"dfsites2";
 /// Most files of the cache; beyond it the half that was written first goes.
 const MOST_FILES: usize = 1024;
@@ -155,7 +155,7 @@ fn open(path: &Path) -> Option<File> {
     rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
 }
 
-/// Whether nobody but root and this user can have written it.
+/// True if only root and this user can have written it.
 fn is_trusted(meta: &Metadata) -> bool {
     let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
     own && meta.mode() & 0o022 == 0

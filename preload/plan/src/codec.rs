@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What was read is not what this build writes.
+/// The bytes are not in the form that this build writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 

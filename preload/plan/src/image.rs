@@ -17,7 +17,8 @@ use crate::trampoline::{self, TRAMPOLINE};
 /// How far below the first page of an image its trampolines begin: more than the libraries of nearly
 /// all programs have, so that the place is free, and less than a jump reaches.
 pub const BELOW: u64 = 256 << 20;
-/// What lies before the trampolines and is each program's own: the address of the entry.
+/// The length in bytes of the part before the trampolines, which each program has for itself. It holds
+/// the address of the entry.
 pub const HEAD_PAGE: u64 = 4096;
 /// An image has no more bytes: so that all of its jumps reach.
 const LONGEST: u64 = 1 << 30;

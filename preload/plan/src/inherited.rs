@@ -9,7 +9,7 @@ use crate::codec::{Malformed, Unreadable};
 /// leaves to the next one ([`State::letter`]). SPEC.md describes both.
 pub const EXEC_STATE_VERSION: u64 = 1;
 
-/// What a program of a run inherits: numbers of descriptors.
+/// The descriptors that a program of a run inherits, by their numbers.
 ///
 /// As text, the value of [`crate::VARIABLE`]: [`EXEC_STATE_VERSION`] and then the numbers in the order of
 /// the fields, with colons between; sockets with commas between, nothing for no leash.
@@ -25,11 +25,11 @@ pub struct Inherited {
     /// The end of a pipe, for reading, whose other end closes when the run ends; where programs are to end
     /// then, too.
     pub leash: Option<i32>,
-    /// What the program before handed over at execve(2); `None` for the first program of a run.
+    /// The state that the program before left at execve(2); `None` for the first program of a run.
     pub state: Option<State>,
 }
 
-/// What one program hands over to the next.
+/// The state that one program leaves to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The descriptor with the text that says what is open.

@@ -1,28 +1,8 @@
-//! What all processes of a run share: the memory, a memfd that is mapped `MAP_SHARED`, and the plan,
-//! another one that nobody can change. The plan says which code is loaded and changed; and the memory
-//! can be written by every program of the run, also by one that has become another user since.
+//! The memory and the plan that all processes of a run share. SPEC.md describes every field.
 //!
-//! The memory:
-//!
-//! | from byte | what |
-//! |---|---|
-//! | 0 | [`VERSION`], a u32, written when the memory is made |
-//! | [`NODES`] | not 0 where a process of the run has made a directory of nodes ([`node_directory`]), a u32 |
-//! | [`TOLD`] | a u32, a bit for everything that people are told once in a run ([`Once`]) |
-//! | [`COUNTERS`] | for every number of a system call below [`CALLS`]: calls served here, calls passed on, and calls that reached the kernel with a descriptor of ours; each a u64 |
-//! | [`SITE_COUNTERS`] | the same three for each of the first [`SITES`] sites of the plan, in its order |
-//! | [`STATES`] | [`CELLS`] states of open files, each a u32: bit 0 in use, bit 1 shared, above it a number that counts how often it was given back |
-//! | [`OPEN_FILES`] | [`CELLS`] positions and flags of open files, [`CELL`] bytes each |
-//! | [`PROCESSES`] | [`SLOTS`] words of processes, each a u32, not 0 where the slot is or was taken |
-//! | [`HIGH_WATER`] | how many slots were ever taken, a u32 |
-//! | [`PROGRAMS`] | [`PROGRAM_MARKS`] marks of programs that were looked at, each a u64 |
-//! | [`HELD`] | for each slot [`CELLS`] bits: the open files that the process has |
-//!
-//! A slot belongs to the process that has a description of the memory with an open-file-description
-//! lock, fcntl(2), on the byte of that number: the kernel drops it with the process, however it ends.
-//!
-//! The plan: [`MAGIC`] and the length of what follows, each a u64 in little-endian order, then the plan
-//! itself, and from [`images_at`] on code of libraries with their sites replaced ([`crate::image`]), which programs map for themselves.
+//! The memory is a memfd that all of them map `MAP_SHARED`. Every program of the run can write to it,
+//! also one that has become another user since. The plan is a second memfd that nobody can change,
+//! because it says which code is loaded and changed.
 
 use crate::codec::{Malformed, Unreadable};
 
@@ -30,7 +10,7 @@ use crate::codec::{Malformed, Unreadable};
 pub const VERSION: u32 = 1;
 /// The version of the plan, two digits behind [`MAGIC`].
 pub const PLAN_VERSION: u64 = 5;
-/// What the plan begins with.
+/// The first bytes of the plan.
 const MAGIC: &[u8; 6] = b"defuse";
 /// Where the length of the plan is.
 const PLAN_LEN: usize = 8;
@@ -41,7 +21,7 @@ pub const NODES: usize = 4;
 /// Where it is noted what people have been told.
 pub const TOLD: usize = 8;
 
-/// What people are told once in a run.
+/// The messages that a run prints once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Once {
@@ -99,12 +79,12 @@ pub fn node_directory(token: u128, uid: u32) -> String {
     format!("{}{uid}", node_prefix(token))
 }
 
-/// What the names of all such directories of a run begin with. Whoever started the run removes them.
+/// The prefix of the names of all such directories of a run. `defuse run` removes them.
 pub fn node_prefix(token: u128) -> String {
     format!(".defuse-{token:032x}-")
 }
 
-/// What was counted of one system call.
+/// The counts of one system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Calls that were served inside of the process.

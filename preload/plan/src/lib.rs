@@ -1,11 +1,11 @@
-//! What `defuse run` and the library preloaded into programs agree on.
+//! The agreement between `defuse run` and the library that is preloaded into programs.
 //!
-//! What it is: the [`Plan`] (mounts, and the system call sites to patch) with its encoding, the
+//! It is the [`Plan`] (mounts, and the system call sites to patch) with its encoding, the
 //! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
 //! programs and libraries that finds those sites before anything runs ([`analysis`]), with a cache of
 //! what it found ([`cache`]).
 //!
-//! What it is not: it maps nothing, patches nothing and intercepts nothing; that is the library's
+//! It is no part of the library: it maps nothing, patches nothing and intercepts nothing; that is the library's
 //! part. The two are apart because a program that links the library would intercept itself.
 
 #![forbid(unsafe_code)]

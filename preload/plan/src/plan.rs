@@ -3,7 +3,7 @@
 use crate::codec::{Malformed, Reader, Writer};
 use crate::image::Image;
 
-/// What happens to a mount's state when a program forks.
+/// The policy for a mount's state when a program forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ForkPolicy {
     /// As the file system allows: `share` where its state is all outside of the process, otherwise
@@ -56,9 +56,9 @@ pub struct MountPlan {
     pub target: Vec<u8>,
     /// The source, and options after commas: `passthrough:/srv,exclusive`.
     pub source: Vec<u8>,
-    /// What a fork does to it.
+    /// How it survives a fork.
     pub fork: ForkPolicy,
-    /// Who serves it.
+    /// The process that serves it.
     pub served_by: ServedBy,
 }
 
@@ -93,16 +93,16 @@ pub struct ObjectSites {
 pub struct Plan {
     /// The library, for the programs that follow.
     pub library: Vec<u8>,
-    /// What is mounted, in this order.
+    /// The mounts, in their order.
     pub mounts: Vec<MountPlan>,
-    /// What is patched.
+    /// The sites to patch.
     pub objects: Vec<ObjectSites>,
-    /// What the kernel forbids about links: `fs.protected_symlinks`, `protected_hardlinks`,
-    /// `protected_regular`. Told, because to read them costs every program of a run.
+    /// The kernel's restrictions on links: `fs.protected_symlinks`, `protected_hardlinks`,
+    /// `protected_regular`. They are here because every program of a run would have to read them.
     pub protected: [u8; 3],
-    /// Whether system calls that go past the C library are caught too (syscall user dispatch).
+    /// True if system calls without the C library are served, too (syscall user dispatch).
     pub dispatch: bool,
-    /// Whether calls are counted and mistakes told.
+    /// True if calls are counted (`--report`).
     pub report: bool,
     /// 128 random bits, by which the processes of the run name what they have in a directory that is
     /// not theirs alone ([`crate::layout::node_directory`]).

@@ -1,4 +1,4 @@
-//! Which system calls a function of a library comes to, and which function an address belongs to.
+//! The system calls that a function of a library leads to, and the function that an address belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -50,7 +50,7 @@ impl Exports {
     }
 }
 
-/// What one function does itself.
+/// The calls of one function itself.
 #[derive(Default)]
 struct Function {
     /// Functions that it calls or jumps to, by place.

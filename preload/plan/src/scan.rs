@@ -94,7 +94,7 @@ fn site(
     })
 }
 
-/// Whether an instruction means the same at any address.
+/// True if an instruction has the same effect at any address.
 fn can_move(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next
         && !instruction.is_ip_rel_memory_operand()

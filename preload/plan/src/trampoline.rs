@@ -13,8 +13,8 @@ fn distance(from: u64, to: u64) -> [u8; 4] {
     (to.wrapping_sub(from) as i64 as i32).to_le_bytes()
 }
 
-/// What is written over `site`, which lies at `at`: a jump to `to`, and no operation for the rest of
-/// its length. All 15 bytes that a site may have.
+/// The code that replaces a site at `at`: a jump to `to`, and no operation for the rest of the 15 bytes
+/// that a site may have.
 pub fn jump(at: u64, to: u64) -> [u8; 15] {
     let mut bytes = [0x90; 15];
     bytes[0] = 0xe9;

@@ -123,7 +123,7 @@ pub fn action_of(wanted: &Action) -> Action {
     [handler(), flags, defuse_return as *const () as u64, mask::CAN_WAIT]
 }
 
-/// What becomes of a signal.
+/// Decides what happens with a signal.
 extern "C" fn decide(number: i32, info: *mut u64, context: *mut u64, leave: &mut Leave) -> u64 {
     let mut context = Context(context);
     // SAFETY: the kernel's record begins with number, errno and code.

@@ -30,7 +30,7 @@ use crate::serve;
 /// `si_code` of a call that was dispatched.
 const SYS_USER_DISPATCH: i32 = 2;
 
-/// What a passed call needs of the program's stack: the red zone, and where to go back.
+/// Bytes of the program's stack that a passed call needs: the red zone, and the address to return to.
 const PASSED: u64 = 128 + 8;
 /// The same where arguments are exchanged: six registers, a mask, and an address with a length.
 const EXCHANGED: u64 = 128 + 8 + 6 * 8 + 3 * 8;
@@ -111,7 +111,7 @@ extern "C" fn begin_thread() {
     }
 }
 
-/// Whether a signal is a call that was dispatched.
+/// True if a signal is a dispatched call.
 pub fn is_dispatched(number: i32, code: i32) -> bool {
     number == libc::SIGSYS && code == SYS_USER_DISPATCH
 }
@@ -150,8 +150,8 @@ pub fn serve(context: &mut Context, leave: &mut Leave) {
     }
 }
 
-/// Whether a call by the function syscall(3) that is not ours may be made right there: it would be
-/// dispatched, which comes to the same and costs more.
+/// True if a call by the function syscall(3) that is not ours may be executed at once. Otherwise it is
+/// dispatched, with the same result and at a higher cost.
 pub fn passes(number: u64) -> bool {
     let returns_once = !matches!(
         number as i64,
@@ -307,7 +307,7 @@ fn share(context: &mut Context, stack: u64) {
     }
 }
 
-/// Whether a call takes memory away. It does not wait.
+/// True for calls that remove memory. They do not wait.
 fn changes_memory(number: u64) -> bool {
     matches!(
         number as i64,
@@ -315,7 +315,7 @@ fn changes_memory(number: u64) -> bool {
     )
 }
 
-/// Whether signals have to come in while a call is served: it may wait for others.
+/// True for calls that may wait for others, so that signals have to come in meanwhile.
 fn may_take_long(number: u64) -> bool {
     matches!(
         number as i64,

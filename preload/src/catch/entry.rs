@@ -202,7 +202,7 @@ const MOVES_DATA: u32 = 1 << 0 | 1 << 1 | 1 << 8 | 0b11111 << 16;
 
 /// Where the trampoline goes on after the clone(2) that this thread makes; the child has a copy.
 static CLONED_AT: AtomicU64 = AtomicU64::new(0);
-/// What that clone(2) returned.
+/// The result of that clone(2).
 static CLONED: AtomicI64 = AtomicI64::new(0);
 /// The number by which the entry is entered after it: no call has it.
 const AFTER_CLONE: u64 = 0x7fff_ffff;

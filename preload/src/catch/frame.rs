@@ -10,7 +10,7 @@ pub const MASK: usize = STATE + 9 * 8;
 /// Before it the frame has the address to return to, behind it the information about the signal.
 pub const FRAME: usize = 8 + MASK + 8 + 128;
 
-/// What the kernel notes of an interrupted thread.
+/// The kernel's record of an interrupted thread.
 pub struct Context(pub *mut u64);
 
 impl Context {
@@ -121,7 +121,7 @@ impl Context {
     }
 }
 
-/// What a handler of signals does at its end: the registers that `defuse_signal` loads.
+/// The registers that `defuse_signal` loads when our handler returns.
 #[repr(C)]
 pub struct Leave {
     pub sp: u64,

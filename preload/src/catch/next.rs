@@ -10,7 +10,7 @@ pub fn set_patched(patched: bool) {
     PATCHED.store(patched, Ordering::Relaxed);
 }
 
-/// Whether it does.
+/// True if the C library leads to us by itself.
 pub fn is_patched() -> bool {
     PATCHED.load(Ordering::Relaxed)
 }

@@ -22,7 +22,7 @@ pub struct Patched {
     pub done: usize,
     /// Sites of libraries that are loaded.
     pub wanted: usize,
-    /// Whether the clone(2) in the C library's fork(3) is among them.
+    /// True if the clone(2) in the C library's fork(3) is among them.
     pub forks: bool,
 }
 
@@ -75,7 +75,7 @@ pub fn all(objects: &[ObjectSites], images: Images) -> Patched {
 /// The trampolines of a library.
 struct Trampolines {
     page: u64,
-    /// Which site of the plan each is for.
+    /// The site of each, by its place in the plan.
     places: Vec<usize>,
 }
 
@@ -143,7 +143,7 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// What is before the first one: the address of the entry.
+/// The length in bytes of the part before the first trampoline, which has the address of the entry.
 const HEAD: usize = 16;
 
 /// Patches the sites of one library; returns where their trampolines are, and which sites these are.

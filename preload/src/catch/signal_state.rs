@@ -1,4 +1,4 @@
-//! What a program whose calls are dispatched believes of its signals, and what the kernel has instead.
+//! The signal state that a program with dispatched calls believes in, and the one that the kernel has.
 //!
 //! The kernel never has `SIGSYS` blocked: a call that is dispatched meanwhile would end the program. So
 //! all masks that a program gives to the kernel go through here, without it. The alternate stack that
@@ -18,7 +18,7 @@ type AltStack = [u64; 3];
 thread_local! {
     /// The program's alternate stack.
     static ALT: Cell<AltStack> = const { Cell::new(NO_STACK) };
-    /// Whether the program believes that it has blocked `SIGSYS`.
+    /// True while the program believes that it has blocked `SIGSYS`.
     static SYS_IS_BLOCKED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -137,11 +137,11 @@ fn alternate(args: &[u64; 6], sp: u64) -> Result<i64, Errno> {
 /// A mask of signals among the arguments of a call that waits, with `SIGSYS` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskArgument {
-    /// Which argument leads to it.
+    /// The argument that points to it.
     pub at: usize,
     /// By a record of its address and length.
     pub is_pair: bool,
-    /// What the kernel is to get.
+    /// The mask for the kernel.
     pub without_sys: u64,
 }
 

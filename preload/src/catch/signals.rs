@@ -55,7 +55,7 @@ pub fn action(call: &Call<'_>) -> Served {
     Ok(value)
 }
 
-/// What the kernel is told where the program wants `wanted`, a handler.
+/// The action for the kernel if the program wants `wanted`, a handler.
 fn our_action(wanted: &Action) -> Action {
     if mode::is_dispatched() {
         return delivery::action_of(wanted);
@@ -64,7 +64,7 @@ fn our_action(wanted: &Action) -> Action {
     [handle as *const () as u64, flags, wanted[2], wanted[3]]
 }
 
-/// What the program asks for of the signal that calls are dispatched by is noted alone.
+/// rt_sigaction(2) of `SIGSYS`, by which calls are dispatched: the action is only noted.
 fn action_of_sys(call: &Call<'_>, wanted: &Wanted, before: &Action) -> Served {
     let [_, new, old, len, ..] = *call.args;
     if len != 8 {

@@ -132,7 +132,7 @@ fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
     Ok(program)
 }
 
-/// What is inherited, among our own numbers.
+/// The inherited descriptors, moved among our own numbers.
 fn above_all(inherited: &Inherited, floor: i32) -> Inherited {
     Inherited {
         memory: above(inherited.memory, floor),

@@ -9,8 +9,8 @@
 //! Programs for another C library, whose loader would not take this one, are begun the same way, with
 //! their loader.
 //!
-//! What the program can see of it: `/proc/PID/exe` as others read it, and mappings that are not its
-//! own.
+//! The program can notice it by `/proc/PID/exe` as other processes read it, and by mappings that are not
+//! its own.
 
 use std::ffi::CString;
 use std::fs::File;

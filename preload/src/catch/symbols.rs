@@ -451,7 +451,7 @@ pub unsafe extern "C" fn dlmopen(
     );
 }
 
-/// What [`dlmopen`] goes on with.
+/// The arguments with which [`dlmopen`] continues.
 #[repr(C)]
 struct Decision {
     path: *const c_char,

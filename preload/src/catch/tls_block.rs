@@ -18,7 +18,7 @@ use crate::machine::lock::Lock;
 use crate::machine::{mode, pid, stack, sys};
 use crate::process::credentials;
 
-/// What GS leads to. It is never given back.
+/// The record that GS points to. It is never freed.
 #[repr(C)]
 struct Home {
     /// The base of FS for our code. The first, where assembly looks for it.
@@ -35,7 +35,7 @@ const FIRST: u32 = 2;
 
 static HOMES: Lock<Vec<&'static Home>> = Lock::new(Vec::new());
 
-/// What is known of the blocks of the first thread.
+/// The thread-local blocks of the first thread.
 static TEMPLATE: AtomicPtr<Template> = AtomicPtr::new(std::ptr::null_mut());
 
 struct Template {
@@ -126,7 +126,7 @@ unsafe extern "C" {
     fn defuse_jump(sp: u64, address: u64) -> !;
 }
 
-/// What a thread finds on its stack.
+/// The values that a new thread finds on its stack.
 #[repr(C, align(16))]
 struct Begin {
     home: u64,
@@ -136,7 +136,7 @@ struct Begin {
     context: u64,
 }
 
-/// Whether the processor and the kernel let programs set FS and GS (Linux 5.9).
+/// True if the processor and the kernel let programs set FS and GS (Linux 5.9).
 pub fn is_possible() -> bool {
     // SAFETY: getauxval reads what the kernel passed.
     unsafe { libc::getauxval(libc::AT_HWCAP2) & 2 != 0 }
@@ -180,7 +180,7 @@ fn own() -> &'static Home {
     unsafe { &*home }
 }
 
-/// What a new thread needs of the one that makes it.
+/// The values that a new thread needs of the thread that makes it.
 pub struct Origin {
     /// The call, with a copy of its arguments.
     pub call: (u64, [u64; 6]),

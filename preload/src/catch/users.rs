@@ -40,7 +40,7 @@ macro_rules! changes {
             }
         )*
 
-        /// What is exported here.
+        /// The names of the exported functions.
         #[cfg(test)]
         const NAMES: &[&str] = &[$(stringify!($name)),*];
     };

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The kernel's structure: handler, flags, restorer, mask.
 pub type Action = [u64; 4];
 
-/// What the program asked for, by signal.
+/// The action that the program has set for a signal.
 pub struct Wanted {
-    /// Its handler, and what stands for none.
+    /// Its handler; 0 for the default, 1 to ignore the signal.
     pub handler: AtomicU64,
     pub flags: AtomicU64,
     restorer: AtomicU64,
@@ -40,10 +40,10 @@ impl Wanted {
     }
 }
 
-/// By signal.
+/// All actions, by number of the signal.
 pub static WANTED: [Wanted; 65] = [const { Wanted::nothing() }; 65];
 
-/// What the program asked for.
+/// The action that the program has set for a signal.
 pub fn wanted(number: c_int) -> Action {
     WANTED[number as usize % WANTED.len()].get()
 }

@@ -1,10 +1,9 @@
-//! Which threads are in our own code, and how a fork(2) waits for them.
+//! The threads that are *inside*, in our own code, and how a fork(2) waits for them.
 //!
-//! While a thread is inside, what it calls is not intercepted and signals wait (see
-//! [`pending`]). A child gets a copy of all locks and heaps of ours as they are at the moment
-//! of the fork, and none of the threads that hold them: so a fork waits until no other thread is
-//! inside, and lets nobody in until it is done. Going in and out costs two stores: membarrier(2)
-//! makes the fork see them.
+//! The calls of a thread that is inside are not intercepted, and its signals wait ([`pending`]). A child
+//! gets a copy of our locks and of our heap, but none of the threads that hold them. So a fork waits
+//! until no other thread is inside, and lets none in until it is done. To go in and out costs two
+//! stores: membarrier(2) makes them visible to the fork.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
@@ -25,9 +24,9 @@ const INSIDE_LATE: u32 = 3;
 thread_local! {
     /// Where this thread is.
     static STATE: AtomicU32 = const { AtomicU32::new(OUTSIDE) };
-    /// Whether it is among [`THREADS`].
+    /// True if it is among [`THREADS`].
     static IS_LISTED: Cell<bool> = const { Cell::new(false) };
-    /// Whether it forks: it holds the lock of [`THREADS`], and nobody goes in.
+    /// True while it forks: it holds the lock of [`THREADS`], and no thread goes in.
     static FORKS: Cell<bool> = const { Cell::new(false) };
     /// The signals that were blocked before it forked.
     static MASK: Cell<u64> = const { Cell::new(0) };
@@ -101,7 +100,7 @@ impl Drop for Inside {
     }
 }
 
-/// Whether this thread runs our own code.
+/// True while this thread runs our own code.
 #[inline]
 pub fn is_inside() -> bool {
     STATE.with(|state| state.load(Ordering::Relaxed) != OUTSIDE)
@@ -262,12 +261,12 @@ pub fn let_others_go_on() {
     mask::change(libc::SIG_SETMASK, MASK.get());
 }
 
-/// Whether other threads have been inside, and still live.
+/// True if other threads have been inside and still live.
 pub fn has_others() -> bool {
     LISTED.load(Ordering::Relaxed) > 1
 }
 
-/// This is the child: the other threads are not here.
+/// Resets all of it in a child, in which no other thread exists.
 pub fn alone() {
     // If the program forked in a way of its own, another thread may have held it.
     THREADS.reset();

@@ -1,7 +1,7 @@
 //! A lock of our own, made of nothing but a word and futex(2).
 //!
-//! What fork(2) copies has to be usable in the child, also where a program forks in a way of its own
-//! while other threads hold locks: so this one can be taken by force there ([`Lock::reset`]).
+//! A child has to be able to use what fork(2) copied, even if the program forked in a way of its own
+//! while other threads held locks. So a child may take this lock by force ([`Lock::reset`]).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

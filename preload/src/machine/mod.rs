@@ -1,4 +1,4 @@
-//! What the operating system gives, as this library uses it: system calls, locks, a heap, threads that
+//! The operating system as this library uses it: system calls, locks, a heap, threads that
 //! are in our own code, messages to people, and descriptors of our own.
 //!
 //! It names no other layer.

@@ -23,7 +23,7 @@ thread_local! {
     };
 }
 
-/// Whether a signal waits for the end of our code on this thread.
+/// True if a signal waits for the end of our code on this thread.
 pub fn waits() -> bool {
     WAITING.with(|waiting| waiting.number.get() != 0)
 }

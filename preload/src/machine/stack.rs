@@ -19,7 +19,7 @@ std::arch::global_asm!(
 
 /// The length in bytes of a thread's stack for our code. It costs memory as far as it is used.
 pub const LEN: u64 = 512 << 10;
-/// What nobody may touch at its lower end.
+/// The length in bytes of the guard at its lower end, which nobody may touch.
 const GUARD_LEN: u64 = 4096;
 
 /// Where this thread keeps the end of its stack for our code.
@@ -39,7 +39,7 @@ pub fn slot() -> *mut u64 {
 
 /// Makes a stack for our code on this thread; returns its end, 0 where there is none to be had.
 ///
-/// What a program has may be too small: the C library gives the threads of aio_write(3) and the
+/// The program's own stack may be too small: the C library gives the threads of aio_write(3) and the
 /// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
 pub extern "C" fn make() -> u64 {
     if thread_exit::has_ended() {
@@ -82,7 +82,7 @@ pub fn own() -> Option<(u64, u64)> {
     (end != 0).then(|| bounds(end))
 }
 
-/// Whether `address` lies on this thread's stack for our code.
+/// True if `address` lies on this thread's stack for our code.
 #[inline]
 pub fn holds(address: u64) -> bool {
     // SAFETY: as in `make`.

@@ -1,6 +1,6 @@
 //! System calls without the C library, and the memory of the program that calls us.
 //!
-//! What goes through here cannot be intercepted by ourselves.
+//! We cannot intercept a call that is made here.
 
 use std::arch::asm;
 

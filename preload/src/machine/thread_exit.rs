@@ -1,10 +1,10 @@
-//! What is done when a thread ends.
+//! The end of a thread: destructors of thread-local variables.
 //!
-//! The standard library registers destructors of thread-local variables by the C library's
-//! `__cxa_thread_atexit_impl`, which takes memory from the heap of the program; a handler of a signal
-//! that interrupts malloc(3) may be what uses such a variable for the first time. So the function of
-//! that name that is linked into this library, and seen by it alone, is this one: it notes what is to
-//! be called in room that the thread has already, and has it called by a key of pthread_key_create(3).
+//! The standard library registers them by the C library's `__cxa_thread_atexit_impl`, which takes memory
+//! from the program's heap. That must not happen here: a signal handler may use such a variable for the
+//! first time after it has interrupted malloc(3). So this library has its own function of that name,
+//! which no other library sees. It notes the destructors in room that the thread already has, and calls
+//! them by a key of pthread_key_create(3).
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

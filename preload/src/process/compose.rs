@@ -26,7 +26,7 @@ pub struct Composed {
     pub fs: Arc<dyn FileSystem>,
     /// How it is mounted.
     pub args: MountArgs,
-    /// What a fork does to it: never [`ForkPolicy::Auto`].
+    /// How it survives a fork: never [`ForkPolicy::Auto`].
     pub fork: ForkPolicy,
     /// The way to the process that has the file system, where there is one.
     pub relay: Option<Arc<Relay>>,
@@ -38,7 +38,7 @@ pub struct Connection {
     pub mount: usize,
     /// Its descriptor.
     pub fd: OwnedFd,
-    /// What is known of it.
+    /// The values that both ends have agreed on, as text.
     pub known: String,
 }
 
@@ -96,7 +96,7 @@ impl Relay {
         }
     }
 
-    /// Whether the process that has the file system is gone.
+    /// True once the process that has the file system is gone.
     pub fn is_dead(&self) -> bool {
         self.inner.is_dead()
     }

@@ -5,11 +5,11 @@
 //! it, and the descriptors that are ours. Paths are written in hexadecimal, so that any byte may be in
 //! them.
 //!
-//! What a mount has that is served by another process is taken over by its numbers: the program before
-//! makes a connection for the next one, which has exactly the open files that stay open, and the rights
-//! of the user that the process is at that moment. A file without a name is an open file like others
-//! so. What is not taken over ends with the connection that had it. Elsewhere open files are opened
-//! anew by their paths, or are descriptors of the kernel.
+//! If another process serves a mount, the next program takes its open files over by their numbers: the
+//! program before makes a connection for it, which has exactly the open files that stay open, and the
+//! rights of the user that the process is at that moment. So a file whose name is gone stays open. All
+//! other files of that mount end with the old connection. On other mounts, open files are opened again
+//! by their paths, or are descriptors of the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,7 +27,7 @@ use crate::process::holders;
 use crate::process::state::Process;
 use crate::process::table::Entry;
 
-/// What the text names beside itself. Dropped where nobody takes it over, it is given back.
+/// The descriptors that the text names. They are closed if nobody takes them over.
 pub struct Estate {
     /// Connections and lower open files that the next program has.
     _descriptors: Vec<OwnedFd>,
@@ -211,7 +211,7 @@ fn connection(line: &str) -> Option<Connection> {
     Some(Connection { mount, fd: owned(fd), known })
 }
 
-/// What was handed over.
+/// The state that the program before left.
 pub struct Incoming {
     /// The limit of descriptors that the program sees.
     pub limit: u32,
@@ -270,7 +270,7 @@ struct Record {
     /// The number of the lower open file, the same in all lines of duplicates; -1 for none.
     lower: i32,
     path: Vec<u8>,
-    /// What was given to this program's connection, and to which mount.
+    /// The place of the mount, and the open file that this program's connection has been given.
     parcel: Option<(usize, Parcel)>,
 }
 

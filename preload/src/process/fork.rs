@@ -46,7 +46,7 @@ pub fn mark() {
     MARK.store(page, Ordering::Release);
 }
 
-/// Whether this is a child that does not know it yet; says so once.
+/// True, once, in a child that does not know yet that it is one.
 #[inline]
 pub fn is_new_child() -> bool {
     let page = MARK.load(Ordering::Acquire);
@@ -55,7 +55,7 @@ pub fn is_new_child() -> bool {
     mark.load(Ordering::Relaxed) == 0 && mark.swap(1, Ordering::Relaxed) == 0
 }
 
-/// This is a child, and knows it.
+/// Marks this process as a child that knows that it is one.
 fn note_child() {
     let page = MARK.load(Ordering::Acquire);
     // SAFETY: as in `is_new_child`.
@@ -111,8 +111,8 @@ pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
     Flags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
-/// Whether fork(2) has to fail, because a file system is in the memory of this process; people are
-/// told.
+/// True if fork(2) has to fail, because a file system is in the memory of this process. A message says
+/// so.
 pub fn is_refused() -> bool {
     let Some(process) = state::get() else { return false };
     match process.lost() {
@@ -331,7 +331,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Whether forks are followed by handlers.
+/// True if forks are followed by the handlers of pthread_atfork(3).
 static BY_HANDLERS: AtomicBool = AtomicBool::new(false);
 
 /// Makes a process by `_Fork`, which calls no handlers.

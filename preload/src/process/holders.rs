@@ -1,13 +1,13 @@
-//! Which process has which open files, so that what a killed one had can be had again.
+//! The open files that each process has, so that those of a killed process can be used again.
 //!
-//! A process has a slot in the memory of the run, with a bit for every open file. That it lives is shown
-//! by a lock on a byte of that memory, which belongs to a description that no other process has: the
-//! kernel drops it when the process ends, and not when it executes a program. Who gets the lock of a slot
-//! whose process is gone gives back what the bits say (`clean`). That is done a little with every
-//! new process, and for all when no open file is left to be had.
+//! A process owns a slot in the memory of the run, with one bit for every open file. It holds a lock on
+//! the byte of that memory that has the slot's number, by a description that no other process has: the
+//! kernel drops the lock when the process ends, and keeps it over execve(2). If another process gets the
+//! lock of a taken slot, the owner is gone, and all open files of the slot are released (`clean`). Every
+//! new process checks a few slots; all are checked when no open file is free.
 //!
-//! An open file is free when no process has its bit. What is killed between two steps leaves one in use
-//! that nobody has: the search for all finds it.
+//! An open file is free when no slot has its bit. A process that is killed between two steps may leave a
+//! file in use without a bit; the check of all slots finds it.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -23,28 +23,30 @@ use crate::process::shared::Shared;
 const TAKEN: u32 = 1;
 /// More than one process has had it.
 const SHARED: u32 = 2;
-/// What is added when it is given back: whoever was about to do the same sees another state.
+/// Added whenever the open file is released: a process that was about to release it, too, sees
+/// another state.
 const NEXT: u32 = 4;
 
 /// No slot.
 pub const NONE: u32 = u32::MAX;
 /// The word of a slot that is taken.
 const OCCUPIED: u32 = 1;
-/// The word of one without a lock, because the memory could not be opened once more: what a killed
-/// process had there is lost.
+/// The word of a slot without a lock, because the memory could not be opened once more. The open files
+/// of such a process stay in use if it is killed.
 const UNLOCKED: u32 = 2;
 
-/// A slot, and the description that has its lock.
+/// A slot, and the descriptor that holds its lock.
 pub struct Holder {
     slot: AtomicU32,
     fd: AtomicI32,
 }
 
-/// That of this process.
+/// The slot of this process.
 static OWN: Holder = Holder::none();
-/// That of the child that is being made.
+/// The slot of the child that is being made.
 static CHILD: Holder = Holder::none();
-/// One thread at a time looks for processes that are gone: their locks would be those of the process.
+/// Held by the thread that looks for dead processes: locks belong to the description, and not to a
+/// thread.
 static SEARCH: Lock<()> = Lock::new(());
 
 impl Holder {
@@ -67,13 +69,13 @@ pub fn own() -> (u32, i32) {
     OWN.get()
 }
 
-/// Goes on with what the program before had, or takes a slot; false where there is none.
+/// Continues with the slot of the program before, or takes one; false if there is none.
 pub fn begin(shared: &Shared, memory: i32, floor: i32, before: Option<(u32, i32)>) -> bool {
     let own = before.filter(|(slot, _)| *slot != NONE).or_else(|| acquire(shared, memory, floor));
     own.map(|own| OWN.set(own)).is_some()
 }
 
-/// The program before had more open than this one goes on with: gives the rest back.
+/// Releases the open files of the program before that this one does not keep.
 pub fn keep_only(shared: &Shared, kept: impl Fn(u32) -> bool) {
     let (slot, _) = OWN.get();
     for index in bits(shared, slot) {
@@ -83,8 +85,8 @@ pub fn keep_only(shared: &Shared, kept: impl Fn(u32) -> bool) {
     }
 }
 
-/// Prepares the slot of a child, which then has all that this process has. No other thread is at work.
-/// False where there is no slot.
+/// Prepares the slot of a child, with all open files of this process. No other thread of ours runs.
+/// False if there is no slot.
 pub fn before_fork(shared: &Shared, memory: i32, floor: i32) -> bool {
     let Some(child) = acquire(shared, memory, floor) else { return false };
     copy(shared, OWN.get().0, child.0);
@@ -104,7 +106,7 @@ fn copy(shared: &Shared, from: u32, to: u32) {
     }
 }
 
-/// In the parent after a fork, or in place of one.
+/// In the parent after a fork, successful or not.
 pub fn after_fork(shared: &Shared, has_child: bool) {
     let (slot, fd) = CHILD.get();
     CHILD.set((NONE, -1));
@@ -140,7 +142,7 @@ pub fn in_child(shared: &Shared, memory: i32, floor: i32) {
     }
 }
 
-/// An open file that nobody has; this process has it now. `None` where all are in use.
+/// Takes a free open file for this process. `None` if all are in use.
 pub fn take(shared: &Shared) -> Option<u32> {
     let (slot, fd) = OWN.get();
     if slot == NONE {
@@ -179,7 +181,7 @@ fn take_for(shared: &Shared, slot: u32) -> Option<u32> {
     None
 }
 
-/// This process does not have it any more.
+/// Releases an open file of this process.
 pub fn give_back(shared: &Shared, index: u32) {
     let (slot, _) = OWN.get();
     if slot != NONE {
@@ -191,8 +193,8 @@ fn place(shared: &Shared, slot: u32, index: u32) -> (&'static AtomicU64, u64) {
     (&shared.held(slot)[index as usize / 64], 1 << (index % 64))
 }
 
-/// Takes a bit away; where no other process has it, the open file is free. Where it may be that of
-/// another process alone, `looks` at all of them.
+/// Clears a bit. The open file becomes free if no other slot has its bit; `looks` checks all slots even
+/// if only this process seems to have had it.
 fn drop_bit(shared: &Shared, slot: u32, index: u32, looks: bool) {
     let Some(state) = shared.states().get(index as usize) else { return };
     let now = state.load(Ordering::SeqCst);
@@ -220,7 +222,7 @@ fn is_held(shared: &Shared, index: u32) -> bool {
     })
 }
 
-/// The open files that a slot has.
+/// The open files of a slot.
 fn bits(shared: &Shared, slot: u32) -> Vec<u32> {
     let mut all = Vec::new();
     if slot == NONE {
@@ -236,13 +238,13 @@ fn bits(shared: &Shared, slot: u32) -> Vec<u32> {
     all
 }
 
-/// Gives back all that a slot has. To be called by whoever has its lock.
+/// Releases all open files of a slot. The caller holds its lock.
 fn clean(shared: &Shared, slot: u32) {
     bits(shared, slot).into_iter().for_each(|index| drop_bit(shared, slot, index, true));
 }
 
-/// The kernel's lock on the byte of a slot, for the description of `fd`: true where it was taken, or
-/// given back.
+/// Takes or drops (`typ`) the kernel's lock on the byte of a slot, for the description of `fd`; true on
+/// success.
 fn lock(fd: i32, slot: u32, typ: i32) -> bool {
     let mut wanted: libc::flock = sys::zeroed();
     (wanted.l_type, wanted.l_whence) = (typ as i16, libc::SEEK_SET as i16);
@@ -252,7 +254,7 @@ fn lock(fd: i32, slot: u32, typ: i32) -> bool {
     sys::check(sys::pass(libc::SYS_fcntl as u64, &args)).is_ok()
 }
 
-/// A slot for a process, and a description of the memory that has its lock.
+/// A slot for a process, and the descriptor that holds its lock; -1 if there is no lock.
 fn acquire(shared: &Shared, memory: i32, floor: i32) -> Option<(u32, i32)> {
     match open_again(memory, floor) {
         Ok(fd) => {
@@ -266,7 +268,7 @@ fn acquire(shared: &Shared, memory: i32, floor: i32) -> Option<(u32, i32)> {
     }
 }
 
-/// The memory opened once more; not closed at exec.
+/// Opens the memory once more; the descriptor stays open at exec.
 fn open_again(memory: i32, floor: i32) -> Result<i32, Errno> {
     let path = std::ffi::CString::new(format!("/proc/self/fd/{memory}")).unwrap_or_default();
     let flags = libc::O_RDWR as u64;
@@ -277,10 +279,10 @@ fn open_again(memory: i32, floor: i32) -> Result<i32, Errno> {
     kept
 }
 
-/// How many slots are looked at for a process that is gone whenever one begins.
+/// The count of slots that every new process checks for dead owners.
 const LOOKS: u32 = 4;
 
-/// A slot whose lock `fd` now has, and which has nothing.
+/// An empty slot; `fd` holds its lock.
 fn find(shared: &Shared, fd: i32) -> Option<u32> {
     static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
     let words = shared.processes();
@@ -314,7 +316,7 @@ fn find_unlocked(shared: &Shared) -> Option<u32> {
     Some(slot)
 }
 
-/// Gives back what processes had that are gone, and what nobody has.
+/// Releases the open files of dead processes, and those that no slot has.
 fn search(shared: &Shared, fd: i32, own: u32) {
     let _alone = SEARCH.lock();
     let words = shared.processes();
@@ -334,7 +336,7 @@ fn search(shared: &Shared, fd: i32, own: u32) {
     }
 }
 
-/// The end of this process, where it comes in order.
+/// Frees the slot of a process that exits in order.
 pub fn leave(shared: &Shared) {
     let (slot, _) = OWN.get();
     if slot != NONE && bits(shared, slot).is_empty() {

@@ -1,9 +1,8 @@
-//! The end of the run ends this process, where the run was asked for that (`--on-death end`).
+//! The leash: a process ends with its run, if the run was started with `--on-death end`.
 //!
-//! The run holds the only end of a pipe for writing. Every process opens the other end for itself and
-//! has the kernel send it SIGKILL when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)): that is when
-//! the run has ended, however it did. A signal by prctl(2) (`PR_SET_PDEATHSIG`) would come to the first
-//! program alone, and not after fork(2).
+//! The run holds the only writing end of a pipe. Every process opens the reading end for itself, and
+//! asks the kernel for SIGKILL when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)), which happens
+//! when the run ends. `PR_SET_PDEATHSIG` of prctl(2) would reach the first program only, and no child.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -51,7 +50,7 @@ pub fn bind(pipe: i32, floor: i32) {
 /// fcntl(2): the signal that is sent in place of SIGIO (include/uapi/asm-generic/fcntl.h).
 const F_SETSIG: i32 = 10;
 
-/// Whether `fd` is one of ours.
+/// True if `fd` is the descriptor of the leash.
 pub fn is_own(fd: i32) -> bool {
     OWN.load(Ordering::Relaxed) == fd
 }

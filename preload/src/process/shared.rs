@@ -7,7 +7,7 @@ use defuse_preload_plan::{Plan, Unreadable, layout};
 
 use crate::machine::sys;
 
-/// What becomes of a call.
+/// The outcome of a call, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It was served here.
@@ -18,7 +18,7 @@ pub enum Fate {
     Missed,
 }
 
-/// The mapping. It stays for as long as the process.
+/// The mapping, which the process never removes.
 #[derive(Clone, Copy)]
 pub struct Shared {
     base: *const u8,
@@ -134,7 +134,7 @@ impl Shared {
         self.cells().get(index as usize)
     }
 
-    /// Whether nobody in this run has told people of this yet. From now on somebody has.
+    /// True for the first caller in a run: the message about this has not been printed yet.
     pub fn is_news(&self, what: layout::Once) -> bool {
         let bit = what as u32;
         let told = &self.words(layout::TOLD, 1)[0];
@@ -160,7 +160,7 @@ impl Shared {
         false
     }
 
-    /// Not 0 where a process of the run has made a directory of nodes.
+    /// Not 0 once a process of the run has made a directory of nodes.
     pub fn nodes(&self) -> &'static AtomicU32 {
         &self.words(layout::NODES, 1)[0]
     }

@@ -17,37 +17,37 @@ use crate::process::{compose, credentials, holders, leash, zone};
 
 /// A mount of the plan.
 pub struct Mounted {
-    /// What a fork does to it.
+    /// How it survives a fork.
     pub fork: ForkPolicy,
-    /// Where it is.
+    /// Its path.
     pub target: Vec<u8>,
-    /// The way to the process that has it, where there is one.
+    /// The connection to the process that serves it; `None` if this process does.
     pub relay: Option<Arc<Relay>>,
-    /// It itself.
+    /// The mount as the client knows it.
     pub mount: Arc<Mount>,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
-    /// Its files have descriptors that the kernel can read and write.
+    /// True if its files have descriptors that the kernel can read and write.
     pub backs: bool,
 }
 
-/// What every process has of its own. No child shares our memory: see [`crate::process::fork`].
+/// The state of one process. No child shares our memory: see [`crate::process::fork`].
 pub struct View {
-    /// Who asks, and from where, but for threads with credentials of their own.
+    /// The task of all threads but those with credentials of their own.
     task: Task,
     /// Descriptors.
     pub table: Table,
 }
 
-/// What a program of a run has beside its own state.
+/// The state of the library in a program of a run.
 pub struct Process {
-    /// Everything inside of mounts.
+    /// The in-process client, which serves all calls inside of mounts.
     pub client: Client,
-    /// What this process has of its own.
+    /// The state of this process.
     view: View,
     /// The mounts, in the plan's order.
     pub mounts: Vec<Mounted>,
-    /// What all processes have in common.
+    /// The memory that all processes of the run share.
     pub shared: Shared,
     /// The descriptors that lead from one program of the run to the next.
     pub inherited: Inherited,
@@ -71,7 +71,7 @@ pub fn get() -> Option<&'static Process> {
     unsafe { process.as_ref() }
 }
 
-/// Makes `process` the state, for good.
+/// Makes `process` the state, forever.
 pub fn install(process: Process) -> &'static Process {
     let process = Box::leak(Box::new(process));
     PROCESS.store(process, Ordering::Release);
@@ -131,13 +131,13 @@ impl Process {
         })
     }
 
-    /// What this process has of its own.
+    /// The state of this process.
     #[inline]
     pub fn view(&'static self) -> &'static View {
         &self.view
     }
 
-    /// This process is a child with memory of its own from now on: after fork(2).
+    /// Turns the state of a parent into that of its child, after fork(2).
     pub fn adopt(&'static self) {
         let pid = pid::note() as u32;
         holders::in_child(&self.shared, self.inherited.memory, self.floor);
@@ -165,12 +165,12 @@ impl Process {
         self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
     }
 
-    /// A mount whose state neither a child nor another program would have.
+    /// A mount whose state neither a child nor the next program would have.
     pub fn lost(&self) -> Option<&Mounted> {
         self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
     }
 
-    /// Whether `fd` is one of our own.
+    /// True if `fd` is one of our own.
     #[inline]
     pub fn is_reserved(&self, fd: i32) -> bool {
         let may_be = fd >= self.floor && fd < self.floor + zone::LEN as i32;
@@ -182,7 +182,7 @@ impl Process {
                 || zone::is_of_a_kind_with_ours(fd))
     }
 
-    /// Who asks on this thread, and from where.
+    /// The task of this thread: its credentials, and the working directory of the process.
     #[inline]
     pub fn task(&'static self) -> &'static Task {
         credentials::task_of_thread(&self.view.task)

@@ -1,4 +1,4 @@
-//! Which descriptors of the process are ours: a table by number that is read without a lock.
+//! The descriptors of the process that are files of mounts: a table by number, read without a lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
@@ -25,17 +25,17 @@ const CHUNK: usize = 256;
 const GROUP: usize = 64;
 const GROUPS: usize = 64;
 
-/// What a descriptor of the process stands for.
+/// The open file of a descriptor of the process.
 pub struct Entry {
     /// The open file.
     file: Arc<Description>,
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
-    /// As it was opened, absolute, for what has to name it again: another program after execve(2),
-    /// `/proc/self/fd`.
+    /// The absolute path that it was opened by. The next program after execve(2) and links of
+    /// `/proc/self/fd` use it.
     pub path: Vec<u8>,
-    /// Which of the plan's mounts.
+    /// The number of the open file in the shared memory.
     pub cells: Option<u32>,
     /// Of a placeholder: the open file of the lower file system (`Opened::lower`). Children inherit
     /// it, and so does the next program, so that it is one in all processes that have this open file.
@@ -57,8 +57,8 @@ impl Entry {
         }
     }
 
-    /// The kernel has what is open, and our side knows no more than the inode: the program before
-    /// opened it, it is what a fifo or device stands for, or it was opened by a link of /proc.
+    /// True if the kernel has the file open and we know only the inode: the program before opened it, it is
+    /// a fifo or device, or it was opened by a link of /proc.
     pub fn is_inode(&self) -> bool {
         self.backed && self.file.is_path()
     }
@@ -97,21 +97,21 @@ impl Table {
         group.get(fd / CHUNK % GROUP)?.get()?.get(fd % CHUNK)
     }
 
-    /// What is at `fd`; `None` where the descriptor is the kernel's own affair.
+    /// The entry at `fd`; `None` if the descriptor is no file of a mount.
     #[inline]
     pub fn get(&self, fd: i32) -> Option<Found> {
         let guard = self.slot(fd)?.load();
         guard.is_some().then_some(guard)
     }
 
-    /// Whether `fd` is ours.
+    /// True if `fd` has an entry.
     #[inline]
     pub fn has(&self, fd: i32) -> bool {
         self.get(fd).is_some()
     }
 
-    /// Puts `entry` at `fd`; returns what was there. A number beyond the table (1,048,576) gives
-    /// the entry back as an error.
+    /// Puts `entry` at `fd`; returns the entry that was there. For a number beyond the table (1,048,576)
+    /// the error is `entry`.
     pub fn set(&self, fd: i32, entry: Arc<Entry>) -> Result<Option<Arc<Entry>>, Arc<Entry>> {
         let place = usize::try_from(fd).ok();
         let group = place.and_then(|place| self.groups.get(place / CHUNK / GROUP));
@@ -124,7 +124,7 @@ impl Table {
         Ok(slot.swap(Some(entry)))
     }
 
-    /// Takes out what is at `fd`.
+    /// Removes the entry at `fd`.
     pub fn remove(&self, fd: i32) -> Option<Arc<Entry>> {
         let slot = self.slot(fd)?;
         if slot.load().is_none() {
@@ -134,7 +134,7 @@ impl Table {
         slot.swap(None)
     }
 
-    /// All numbers that are ours, with their entries.
+    /// All entries with their numbers.
     pub fn all(&self) -> Vec<(i32, Arc<Entry>)> {
         let end = self.end.load(Ordering::Relaxed);
         let entry = |fd| self.get(fd).and_then(|found| found.clone().map(|entry| (fd, entry)));

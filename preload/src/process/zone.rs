@@ -4,8 +4,8 @@ use crate::machine::sys;
 
 /// The count of numbers that are ours.
 pub const LEN: u64 = 4096;
-/// Where our descriptors begin at most: the kernel copies a table up to the largest number at every
-/// fork, which at sixteen thousand takes half as long again.
+/// The largest first number of our own. The kernel copies a table up to its largest number at every
+/// fork, which takes 1.5 times as long at sixteen thousand.
 const HIGHEST: u64 = 3072;
 
 /// Where our own descriptors begin, and the limit that the program is to see.
@@ -33,8 +33,8 @@ pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     (floor, seen.min(floor))
 }
 
-/// Whether a descriptor is of a kind of which we have some. A program that has so many that they lie
-/// among our own has mostly sockets, pipes, and what polls them: those are its own.
+/// True for a descriptor of a kind that we use. A program with so many descriptors that some lie among
+/// our numbers mostly has sockets, pipes, and descriptors that poll them: those are its own.
 #[cold]
 pub fn is_of_a_kind_with_ours(fd: i32) -> bool {
     let mut stat: libc::stat = sys::zeroed();

@@ -28,7 +28,7 @@ fn put_stat(address: u64, stat: &Stat) -> Served {
     Ok(0)
 }
 
-/// What `target` leads to; a link of /proc itself is the kernel's.
+/// The attributes of the file at `target`; a link of /proc itself is the kernel's.
 fn find(call: &Call<'_>, target: &Target<'_>, follow: bool) -> Result<Stat, Fail> {
     match target.whole() {
         Some(_) if target.magic && !follow => Err(Fail::Pass),

@@ -11,31 +11,31 @@ use crate::machine::sys;
 use crate::process::state::Process;
 use crate::process::table::{Entry, Table};
 
-/// Why a call was not served.
+/// The reason why a call was not served.
 pub enum Fail {
     /// It failed.
     Errno(Errno),
-    /// The kernel is to do it, with other paths.
+    /// The kernel has to execute the call with other paths.
     Outside(defuse_direct::Outside),
-    /// The kernel is to do another call, which may block.
+    /// The kernel has to execute another call, which may block.
     Kernel(Box<ByKernel>),
-    /// The kernel is to do the call on the lower open file of an entry. It may block.
+    /// The kernel has to execute the call on the lower open file of an entry. It may block.
     Lower(Arc<Entry>, Option<libc::flock>),
-    /// The kernel is to do it as it is.
+    /// The kernel has to execute the call as it is.
     Pass,
 }
 
 /// A call for the kernel.
 pub struct ByKernel {
-    /// Which call.
+    /// The number of the call.
     pub number: i64,
     /// Its arguments, but for the second.
     pub args: [u64; 6],
     /// The second argument.
     pub path: CString,
-    /// What stays open until the call has returned.
+    /// A descriptor that stays open until the call has returned.
     pub held: Option<Held>,
-    /// A descriptor that comes of it stands for this.
+    /// The entry of the descriptor that the call returns.
     pub entry: Option<Arc<Entry>>,
 }
 
@@ -60,14 +60,14 @@ impl From<Stop> for Fail {
     }
 }
 
-/// What a call returns, or why it was not served.
+/// The result of a call, or the reason why it was not served.
 pub type Served = Result<i64, Fail>;
 
 /// A call of the program.
 pub struct Call<'a> {
     /// This process.
     pub process: &'static Process,
-    /// Which call.
+    /// The number of the call.
     pub number: u64,
     /// Its arguments.
     pub args: &'a [u64; 6],
@@ -79,7 +79,7 @@ impl Call<'_> {
         &self.process.client
     }
 
-    /// Who asks.
+    /// The task of this thread.
     pub fn task(&self) -> &'static Task {
         self.process.task()
     }
@@ -104,16 +104,16 @@ impl Call<'_> {
         self.table().get(self.int(at)).and_then(|found| (*found).clone())
     }
 
-    /// The kernel does the call as it is.
+    /// Has the kernel execute the call as it is.
     pub fn kernel(&self) -> i64 {
         sys::pass(self.number, self.args)
     }
 }
 
-/// How often a call begins anew whose names lead to something else meanwhile.
+/// How often a call is tried again if its names lead to another file meanwhile.
 pub const TRIES: usize = 8;
 
-/// Whether the entry is a regular file that is open.
+/// True if the entry is a regular file that is open.
 pub fn is_regular(entry: &Entry) -> bool {
     entry.file().kind() == FileKind::Regular && !entry.file().is_path()
 }

@@ -115,7 +115,7 @@ pub fn asynchronous(call: &Call<'_>) -> Served {
     if all { Err(Fail::Pass) } else { Err(Errno::ENOSYS.into()) }
 }
 
-/// What is open in the kernel alone, it cuts and syncs by itself.
+/// The kernel itself truncates and syncs a file that only it has open.
 fn by_the_kernel(entry: &Entry) -> Result<(), Fail> {
     if entry.is_inode() { Err(Fail::Pass) } else { Ok(()) }
 }

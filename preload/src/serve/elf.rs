@@ -36,7 +36,7 @@ pub struct Segment {
     pub align: u64,
 }
 
-/// What the head of an ELF file for this machine says.
+/// The head of an ELF file for this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     pub kind: u16,
@@ -104,8 +104,8 @@ pub fn is_program(head: &[u8]) -> bool {
     Image::parse(head).is_some()
 }
 
-/// Whether a file, which begins with `head`, is a program into which no loader takes this library: it
-/// is linked statically, or for another C library. `read` reads more of it.
+/// True if the file that begins with `head` is a program whose loader cannot load this library: it is
+/// linked statically, or for another C library. `read` reads more of it.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = Image::parse(head) else { return false };
     if let Some(loader) = image.loader(&read) {
@@ -125,7 +125,7 @@ pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     }
 }
 
-/// Whether `DT_FLAGS_1` among the entries says that it is a program.
+/// True if `DT_FLAGS_1` among the entries says that the file is a program.
 fn is_pie(dynamic: &[u8]) -> bool {
     const FLAGS_1: u64 = 0x6fff_fffb;
     const PIE: u64 = 0x0800_0000;

@@ -119,7 +119,7 @@ impl Program<'_> {
         Ok(execute(libc::SYS_execve, &args))
     }
 
-    /// What [`of_kernel_at`](Self::of_kernel_at) is for the program's own call.
+    /// [`of_kernel_at`](Self::of_kernel_at) for the program's own call.
     fn of_kernel(&self, args: &[u64; 6], flags: i32) -> Option<Served> {
         if self.call.number as i64 != libc::SYS_execveat {
             let path = sys::string(args[0]).ok()?;

@@ -1,4 +1,4 @@
-//! What one program hands to the next, and what is left when one ends.
+//! The handover of one program to the next at execve(2), and the end of a process.
 //!
 //! The state of the program is text (see [`exec_state`](crate::process::exec_state) and [`state_pipe`]).
 
@@ -35,9 +35,9 @@ pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fa
     Ok(out.into())
 }
 
-/// What is handed over at an execve(2) that is under way. Dropped where it failed.
+/// The handover of an execve(2) that is under way. Dropped if the call failed.
 pub struct Outgoing {
-    /// What the text names, which goes with it.
+    /// The descriptors that the text names.
     _estate: Estate,
     _state: OwnedFd,
     inherited: Inherited,
@@ -45,7 +45,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Writes down what the next program gets.
+    /// Writes the execution state for the next program.
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
         let (estate, text) = Estate::of(process);

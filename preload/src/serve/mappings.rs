@@ -34,11 +34,11 @@ struct Mapping {
     entry: Arc<Entry>,
     /// The file, by device and number.
     file: (u64, u64),
-    /// It may be written.
+    /// The memory may be written.
     writes: bool,
 }
 
-/// What is mapped.
+/// The memory of a mapping.
 #[derive(Clone)]
 enum Kind {
     /// Memory of this process and its forked children, which is written back.
@@ -78,7 +78,7 @@ fn caller() -> Caller {
     caller.unwrap_or_default()
 }
 
-/// By first address.
+/// The shared mappings of this process, by first address.
 static SHARED: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new());
 
 fn mappings() -> std::sync::MutexGuard<'static, BTreeMap<u64, Mapping>> {
@@ -154,7 +154,7 @@ fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
     Ok(at)
 }
 
-/// Whether no other process can have the file system.
+/// True if no other process can have the file system.
 fn is_alone(call: &Call<'_>, entry: &Entry) -> bool {
     let place = call.process.place_of(entry.file().mount());
     place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)

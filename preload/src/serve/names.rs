@@ -105,7 +105,7 @@ pub fn symlink(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-/// What the link says whose path is in argument `at`.
+/// The target of the link whose path is in argument `at`.
 fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
     let target = call.target((at == 1).then_some(0), at, true)?;
     let (client, task) = (call.client(), call.task());

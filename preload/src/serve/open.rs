@@ -84,14 +84,14 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
     Ok(Some(ByKernel { number, args, path, held: Some(held), entry }))
 }
 
-/// What a path leads to, opened to know it: by its inode.
+/// Opens the inode of a path (`O_PATH`).
 fn path_only(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Result<Arc<Description>, Fail> {
     let flags = libc::O_PATH as u32 | flags & libc::O_NOFOLLOW as u32;
     let how = How { flags, ..How::default() };
     Ok(call.client().open(call.task(), target.at(), target.path, how)?)
 }
 
-/// What the kernel is to open for the program, as our side knows it.
+/// The entry of a file that the kernel opens for the program.
 fn as_entry(call: &Call<'_>, target: &Target<'_>, file: Arc<Description>) -> Arc<Entry> {
     let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
     let path = full_path(call.process, target);

@@ -10,7 +10,7 @@ use crate::machine::{pid, sys};
 use crate::process::{state::Process, table::Entry};
 use crate::serve::call::{Call, Fail, Served};
 
-/// What a path begins at.
+/// The start of a path.
 pub enum Start {
     /// The working directory, or the root.
     Cwd,
@@ -22,7 +22,7 @@ pub enum Start {
 
 /// A path of a call, which may lead into a mount.
 pub struct Target<'a> {
-    /// What it begins at.
+    /// The start.
     pub start: Start,
     /// The path. Empty where it is the start itself.
     pub path: &'a [u8],
@@ -77,8 +77,8 @@ pub fn set_executable(path: Vec<u8>) {
     let _ = EXECUTABLE.set(path);
 }
 
-/// What a path leads to that is the link of /proc to the program of this process, where the kernel
-/// believes that it is another one.
+/// The target of `path` if that is the link of /proc to the program of this process, and the kernel
+/// believes that it executes another one.
 pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
     let program = EXECUTABLE.get().map(Vec::as_slice)?;
     let who = path.strip_prefix(b"/proc/")?.strip_suffix(b"/exe")?;
@@ -182,7 +182,7 @@ pub fn path_of_descriptor(fd: i32) -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
-/// Which arguments of a call are paths: descriptor and path of the first, then of the second.
+/// The arguments of a call that are paths: the first, and the second if there is one.
 fn places(number: u64) -> (usize, Option<usize>) {
     match number as i64 {
         libc::SYS_rename | libc::SYS_link => (0, Some(1)),

@@ -1,6 +1,6 @@
 //! io_uring: rings act on descriptors alone.
 //!
-//! What a ring does happens in the kernel, where a path never leads into a mount. So every ring is set up
+//! The kernel executes the operations of a ring, and its paths never lead into a mount. So every ring is set up
 //! disabled, restricted to operations that take no path, and enabled (`IORING_REGISTER_RESTRICTIONS`,
 //! Linux 5.10). The kernel keeps the restrictions for as long as the ring lives, in whatever process.
 //! Others fail with `EACCES`, and a probe says that they are not supported. Where the kernel cannot
@@ -233,7 +233,7 @@ fn restrict_as_asked(call: &Call<'_>, ring: Ring) -> Served {
 /// This process has had a ring.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Whether descriptors may be closed without a call.
+/// True if descriptors may be closed without a call.
 #[inline]
 pub fn are_in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
@@ -251,7 +251,7 @@ pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
     }
 }
 
-/// Whether `fd` is still what stands for `entry`.
+/// True if `fd` still is the descriptor of `entry`.
 fn is_open_at(fd: i32, entry: &Entry) -> bool {
     if !entry.backed {
         let flags = sys::plain(libc::SYS_fcntl, fd as u64, libc::F_GETFL as u64, 0);

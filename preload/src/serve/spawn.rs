@@ -12,8 +12,8 @@ use defuse_fs::Errno;
 use crate::machine::sys;
 use crate::serve;
 
-/// What execve(2) of `path` would fail with, as far as its name tells. Only absolute paths are looked
-/// at where file actions may change the directory first.
+/// The error that execve(2) of `path` would return, as far as the path tells. If file actions may change
+/// the directory first, only absolute paths are checked.
 pub fn refusal(path: &[u8], has_actions: bool) -> Option<Errno> {
     if has_actions && !path.starts_with(b"/") {
         return None;
@@ -21,8 +21,8 @@ pub fn refusal(path: &[u8], has_actions: bool) -> Option<Errno> {
     is_executable(path).err()
 }
 
-/// The same of a program that is searched for, as execvp(3) does it: in every directory of `dirs`,
-/// the value of PATH, unless the name has a slash.
+/// [`refusal`] of a program that is searched for as by execvp(3): in every directory of `dirs`, the
+/// value of PATH, unless the name has a slash.
 pub fn search_refusal(name: &[u8], dirs: &OsStr, has_actions: bool) -> Option<Errno> {
     if name.is_empty() {
         return Some(Errno::ENOENT);

@@ -31,7 +31,7 @@ pub fn any(call: &Call<'_>) -> Served {
     }
 }
 
-/// Whose attributes.
+/// The file that has the attributes.
 enum Place<'a> {
     /// Of an open file.
     Descriptor(Arc<Entry>),
