@@ -11,7 +11,7 @@ pub const EXEC_STATE_VERSION: u64 = 1;
 
 /// The descriptors that a program of a run inherits, by their numbers.
 ///
-/// As text, the value of [`crate::VARIABLE`]: [`EXEC_STATE_VERSION`] and then the numbers in the order of
+/// As text, the value of [`crate::VARIABLE`]: `EXEC_STATE_VERSION` and then the numbers in the order of
 /// the fields, with colons between; sockets with commas between, nothing for no leash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inherited {

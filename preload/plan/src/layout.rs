@@ -8,7 +8,7 @@ use crate::codec::{Malformed, Unreadable};
 
 /// The version of the memory. SPEC.md describes its fields.
 pub const VERSION: u32 = 1;
-/// The version of the plan, two digits behind [`MAGIC`].
+/// The version of the plan, two digits behind the word `defuse`.
 pub const PLAN_VERSION: u64 = 5;
 /// The first bytes of the plan.
 const MAGIC: &[u8; 6] = b"defuse";

@@ -24,7 +24,7 @@ pub mod trampoline;
 mod unwind;
 
 pub use codec::{Malformed, Unreadable};
-pub use inherited::{Inherited, State};
+pub use inherited::{EXEC_STATE_VERSION, Inherited, State};
 pub use plan::{ForkPolicy, MountPlan, ObjectSites, Plan, ServedBy, Site};
 
 /// The variable that leads from one program of a run to the next: [`Inherited`] as text.
