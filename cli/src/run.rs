@@ -15,7 +15,7 @@ use defuse_direct::Protected;
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
-use defuse_preload_plan::{ForkPolicy, Inherited, LIBRARY, ObjectSites, Plan, VARIABLE, layout};
+use defuse_preload_plan::{ForkPolicy, Inherited, LIBRARY, ObjectSites, RunPlan, VARIABLE, layout};
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
@@ -89,7 +89,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
     let (objects, images) = images(&binaries, all);
     let paths: Vec<PathBuf> = binaries.into_iter().map(|binary| binary.path).collect();
-    let plan = Plan {
+    let plan = RunPlan {
         library: library.into_os_string().into_vec(),
         mounts,
         objects,
@@ -311,7 +311,7 @@ fn memory() -> Result<OwnedFd> {
 
 /// The plan and the images, which nobody can change: not even a program of the run that has become
 /// another user.
-fn sealed(plan: &Plan, images: &[Vec<u8>]) -> Result<OwnedFd> {
+fn sealed(plan: &RunPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
     let mut head = layout::with_head(&plan);
@@ -358,7 +358,12 @@ fn remove_nodes(memory: &OwnedFd, token: u128) {
     }
 }
 
-fn prepare(command: &mut Command, plan: &Plan, inherited: &Inherited, directory: Option<&OsStr>) {
+fn prepare(
+    command: &mut Command,
+    plan: &RunPlan,
+    inherited: &Inherited,
+    directory: Option<&OsStr>,
+) {
     let mut preload = OsString::from_vec(plan.library.clone());
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -371,7 +376,7 @@ fn prepare(command: &mut Command, plan: &Plan, inherited: &Inherited, directory:
 }
 
 /// Whether a program's path may lead into a mount.
-fn lies_in_a_mount(plan: &Plan, program: &OsStr, directory: Option<&OsStr>) -> bool {
+fn lies_in_a_mount(plan: &RunPlan, program: &OsStr, directory: Option<&OsStr>) -> bool {
     let is_below = |path: &Path, target: &[u8]| path.starts_with(OsStr::from_bytes(target));
     let within = |path: &OsStr| {
         let text = path.as_bytes();
@@ -400,7 +405,7 @@ pub fn inside(args: &InsideArgs) -> Result<u8> {
 }
 
 /// Tells what was counted: by system call, and by the function that made it.
-fn report(memory: &OwnedFd, plan: &Plan, paths: &[PathBuf]) {
+fn report(memory: &OwnedFd, plan: &RunPlan, paths: &[PathBuf]) {
     let mut bytes = vec![0; layout::STATES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
     if file.read_exact_at(&mut bytes, 0).is_err() {
@@ -416,7 +421,11 @@ fn report(memory: &OwnedFd, plan: &Plan, paths: &[PathBuf]) {
 }
 
 /// The counts of all sites by the exported function that they lie in; others count for their library.
-fn by_function(bytes: &[u8], plan: &Plan, paths: &[PathBuf]) -> BTreeMap<String, layout::Counts> {
+fn by_function(
+    bytes: &[u8],
+    plan: &RunPlan,
+    paths: &[PathBuf],
+) -> BTreeMap<String, layout::Counts> {
     let mut all = BTreeMap::<String, layout::Counts>::new();
     let mut site = 0;
     for (path, object) in paths.iter().zip(&plan.objects) {

@@ -201,7 +201,7 @@ int main(void) { printf("%d\n", access("m:/", 0)); }"#;
 /// The formats of a run carry versions: a library of another build took what it found for its own.
 #[test]
 fn a_run_of_another_version_is_refused_with_both_versions() {
-    use defuse_preload_plan::{Inherited, LIBRARY, Plan, VARIABLE, layout};
+    use defuse_preload_plan::{Inherited, LIBRARY, RunPlan, VARIABLE, layout};
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -216,7 +216,7 @@ fn a_run_of_another_version_is_refused_with_both_versions() {
         file.set_len(layout::LEN as u64).unwrap();
         file
     };
-    let plan = layout::with_head(&Plan::default().encode());
+    let plan = layout::with_head(&RunPlan::default().encode());
     let other_plan = [b"defuse99", &plan[8..]].concat();
     let library = PathBuf::from(env!("CARGO_BIN_EXE_defuse"));
     let library = library.parent().unwrap().join("deps").join(LIBRARY);

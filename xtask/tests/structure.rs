@@ -114,7 +114,7 @@ const UNSAFE_FILES: &[&str] = &[
     // A page by which children know themselves.
     "preload/src/process/fork.rs",
     // Memory that all processes of a run share.
-    "preload/src/process/shared.rs",
+    "preload/src/process/run_memory.rs",
     // The one state of the process.
     "preload/src/process/state.rs",
     // prlimit(2).

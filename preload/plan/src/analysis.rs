@@ -13,7 +13,7 @@ use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 
 use crate::cache::{Cache, Stamp};
 use crate::calls;
-use crate::image::{self, Image, Segment};
+use crate::image::{self, CodeSegment, PatchedImage};
 use crate::plan::{ObjectSites, Site};
 use crate::scan::{self, Found};
 
@@ -67,7 +67,7 @@ pub struct Binary {
     /// Those that concern files and can be replaced.
     pub sites: Vec<Site>,
     /// Its executable segments.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<CodeSegment>,
     /// Its code is changed when it is loaded (`DT_TEXTREL`).
     pub changes_code: bool,
     /// Others that can be replaced: where calls are dispatched, these need not be.
@@ -177,7 +177,7 @@ impl Binary {
         for segment in segments {
             let is_code = segment.p_flags(LittleEndian) & elf::PF_X != 0;
             if is_code && segment.p_type(LittleEndian) == elf::PT_LOAD {
-                self.segments.push(Segment {
+                self.segments.push(CodeSegment {
                     address: segment.p_vaddr(LittleEndian),
                     len: segment.p_filesz(LittleEndian),
                     offset: segment.p_offset(LittleEndian),
@@ -259,7 +259,7 @@ impl Binary {
 
     /// Its code with all of these sites patched, to be put at `place` of the images of a run; `None`
     /// where it cannot have an image.
-    pub fn image(&self, all: bool, place: u64) -> Option<(Image, Vec<u8>)> {
+    pub fn image(&self, all: bool, place: u64) -> Option<(PatchedImage, Vec<u8>)> {
         if self.changes_code || self.build_id.is_empty() {
             return None;
         }

@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 
 /// Where the image of an object file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Image {
+pub struct PatchedImage {
     /// The virtual address of its first page, as in the object file.
     pub from: u64,
     /// Its length in bytes, whole pages.
@@ -38,7 +38,7 @@ pub struct Image {
     pub trampolines_len: u64,
 }
 
-impl Image {
+impl PatchedImage {
     /// Where the trampolines begin, relative to the library's first byte.
     pub fn trampolines(&self) -> u64 {
         self.from.wrapping_sub(BELOW)
@@ -52,7 +52,7 @@ impl Image {
 
 /// Executable bytes of an object file: first address, length, and place in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct CodeSegment {
     /// The virtual address of the first byte.
     pub address: u64,
     /// How many bytes of the file it has.
@@ -66,10 +66,10 @@ pub struct Segment {
 /// what the file has.
 pub fn make(
     file: &File,
-    segments: &[Segment],
+    segments: &[CodeSegment],
     sites: &[Site],
     place: u64,
-) -> Option<(Image, Vec<u8>)> {
+) -> Option<(PatchedImage, Vec<u8>)> {
     let (first, last) = (sites.first()?, sites.last()?);
     let from = first.address & !(PAGE - 1);
     let end = (last.address + u64::from(last.len)).next_multiple_of(PAGE);
@@ -83,7 +83,7 @@ pub fn make(
         return None;
     }
     let trampolines_len = (sites.len() * TRAMPOLINE).next_multiple_of(PAGE as usize) as u64;
-    let image = Image { from, len, place, trampolines_len };
+    let image = PatchedImage { from, len, place, trampolines_len };
     let mut bytes = vec![0; image.room() as usize];
     let (code, trampolines) = bytes.split_at_mut(len as usize);
     file.read_exact_at(code, segment.offset + (from - segment.address)).ok()?;
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn an_image_is_the_file_but_for_the_jumps_and_these_lead_to_the_trampolines() {
         let sites = [site(0x2010), site(0x3ffd)];
-        let segment = Segment { address: 0x1000, len: 5 * 4096, offset: 0 };
+        let segment = CodeSegment { address: 0x1000, len: 5 * 4096, offset: 0 };
         let (image, bytes) = make(&file(&sites), &[segment], &sites, 4096).unwrap();
         assert_eq!((image.from, image.len, image.place), (0x2000, 3 * 4096, 4096));
         assert_eq!(bytes.len() as u64, image.room());
@@ -152,11 +152,11 @@ mod tests {
     #[test]
     fn what_does_not_fit_the_file_has_no_image() {
         let sites = [site(0x2010)];
-        let segment = Segment { address: 0x1000, len: 5 * 4096, offset: 0 };
+        let segment = CodeSegment { address: 0x1000, len: 5 * 4096, offset: 0 };
         let other = [Site { bytes: [1; 16], ..sites[0] }];
         assert_eq!(make(&file(&sites), &[segment], &other, 0), None);
         assert_eq!(make(&file(&sites), &[], &sites, 0), None);
-        let short = Segment { len: 4096, ..segment };
+        let short = CodeSegment { len: 4096, ..segment };
         assert_eq!(make(&file(&sites), &[short], &sites, 0), None);
         assert_eq!(make(&file(&sites), &[segment], &[], 0), None);
     }

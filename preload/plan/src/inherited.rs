@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::codec::{Malformed, Unreadable};
 
 /// The version of the execution state: of the text of [`Inherited`], and of the text that a program
-/// leaves to the next one ([`State::letter`]). SPEC.md describes both.
+/// leaves to the next one ([`ExecState::text`]). SPEC.md describes both.
 pub const EXEC_STATE_VERSION: u64 = 1;
 
 /// The descriptors that a program of a run inherits, by their numbers.
@@ -17,7 +17,7 @@ pub const EXEC_STATE_VERSION: u64 = 1;
 pub struct Inherited {
     /// The shared memory.
     pub memory: i32,
-    /// The [`crate::Plan`].
+    /// The [`crate::RunPlan`].
     pub plan: i32,
     /// The sockets at which the run serves file systems: `O_PATH` descriptors, because the sockets have
     /// no names. A program connects by `/proc/self/fd/NUMBER`.
@@ -26,14 +26,14 @@ pub struct Inherited {
     /// then, too.
     pub leash: Option<i32>,
     /// The state that the program before left at execve(2); `None` for the first program of a run.
-    pub state: Option<State>,
+    pub state: Option<ExecState>,
 }
 
 /// The state that one program leaves to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ExecState {
     /// The descriptor with the text that says what is open.
-    pub letter: i32,
+    pub text: i32,
     /// Descriptors from this number on belong to the library.
     pub floor: i32,
     /// A static program that the library is to load.
@@ -46,8 +46,8 @@ impl fmt::Display for Inherited {
         let leash = self.leash.map(|leash| leash.to_string()).unwrap_or_default();
         write!(f, "{EXEC_STATE_VERSION}:{}:{}:", self.memory, self.plan)?;
         write!(f, "{}:{leash}", sockets.join(","))?;
-        let Some(State { letter, floor, program }) = self.state else { return Ok(()) };
-        write!(f, ":{letter}:{floor}")?;
+        let Some(ExecState { text, floor, program }) = self.state else { return Ok(()) };
+        write!(f, ":{text}:{floor}")?;
         program.map_or(Ok(()), |program| write!(f, ":{program}"))
     }
 }
@@ -74,13 +74,13 @@ impl Inherited {
         let (&[memory, plan, sockets, leash], rest) = words.split_first_chunk().ok_or(Malformed)?;
         let state = match *rest {
             [] => None,
-            [letter, floor] => Some((letter, floor, None)),
-            [letter, floor, program] => Some((letter, floor, Some(program))),
+            [text, floor] => Some((text, floor, None)),
+            [text, floor, program] => Some((text, floor, Some(program))),
             _ => return Err(Malformed),
         };
-        let state = state.map(|(letter, floor, program)| {
+        let state = state.map(|(text, floor, program)| {
             let program = program.map(number).transpose()?;
-            Ok(State { letter: number(letter)?, floor: number(floor)?, program })
+            Ok(ExecState { text: number(text)?, floor: number(floor)?, program })
         });
         let sockets = sockets.split(',').filter(|socket| !socket.is_empty()).map(number);
         Ok(Inherited {
@@ -100,9 +100,9 @@ mod tests {
     #[test]
     fn what_is_inherited_comes_back_from_its_text() {
         let first = Inherited { memory: 3, plan: 4, ..Inherited::default() };
-        let state = State { letter: 9, floor: 1024, program: None };
+        let state = ExecState { text: 9, floor: 1024, program: None };
         let second = Inherited { sockets: vec![5], state: Some(state), ..first.clone() };
-        let state = State { program: Some(77), ..state };
+        let state = ExecState { program: Some(77), ..state };
         let (sockets, leash, state) = (vec![5, 6], Some(8), Some(state));
         let third = Inherited { sockets, leash, state, ..first.clone() };
         let texts = ["1:3:4::", "1:3:4:5::9:1024", "1:3:4:5,6:8:9:1024:77"];

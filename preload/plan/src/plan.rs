@@ -1,7 +1,7 @@
 //! The plan of a run.
 
 use crate::codec::{Malformed, Reader, Writer};
-use crate::image::Image;
+use crate::image::PatchedImage;
 
 /// The policy for a mount's state when a program forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,12 +85,12 @@ pub struct ObjectSites {
     /// Where to patch, in the order of addresses.
     pub sites: Vec<Site>,
     /// Its code with all of them patched, where it has been made.
-    pub image: Option<Image>,
+    pub image: Option<PatchedImage>,
 }
 
 /// Everything that a program of a run is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct RunPlan {
     /// The library, for the programs that follow.
     pub library: Vec<u8>,
     /// The mounts, in their order.
@@ -109,7 +109,7 @@ pub struct Plan {
     pub token: u128,
 }
 
-impl Plan {
+impl RunPlan {
     /// The plan as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
@@ -147,7 +147,7 @@ impl Plan {
         let protected = [1, 2, 3].map(|byte| (flags >> (byte * 8)) as u8);
         let (dispatch, report) = (flags & 1 != 0, flags & 2 != 0);
         let token = u128::from(from.number()?) | u128::from(from.number()?) << 64;
-        Ok(Plan { library, mounts, objects, protected, dispatch, report, token })
+        Ok(RunPlan { library, mounts, objects, protected, dispatch, report, token })
     }
 }
 
@@ -212,15 +212,15 @@ fn decode_object(from: &mut Reader<'_>) -> Result<ObjectSites, Malformed> {
 }
 
 /// No length is that of no image.
-fn encode_image(out: &mut Writer, image: Option<Image>) {
+fn encode_image(out: &mut Writer, image: Option<PatchedImage>) {
     let all = image.map_or([0; 4], |i| [i.len, i.from, i.place, i.trampolines_len]);
     all.into_iter().for_each(|number| out.number(number));
 }
 
-fn decode_image(from: &mut Reader<'_>) -> Result<Option<Image>, Malformed> {
+fn decode_image(from: &mut Reader<'_>) -> Result<Option<PatchedImage>, Malformed> {
     let (len, at) = (from.number()?, from.number()?);
     let (place, trampolines_len) = (from.number()?, from.number()?);
-    Ok((len > 0).then_some(Image { from: at, len, place, trampolines_len }))
+    Ok((len > 0).then_some(PatchedImage { from: at, len, place, trampolines_len }))
 }
 
 fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
@@ -244,9 +244,9 @@ fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
 mod tests {
     use super::*;
 
-    fn plan() -> Plan {
+    fn plan() -> RunPlan {
         let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
-        Plan {
+        RunPlan {
             library: b"/lib/x.so".to_vec(),
             mounts: [ServedBy::Program, ServedBy::Socket(b"/run/s".to_vec()), ServedBy::Run(3)]
                 .map(|served_by| MountPlan {
@@ -260,7 +260,12 @@ mod tests {
                 ObjectSites {
                     build_id: vec![1, 2, 3],
                     sites: vec![site, Site { number: None, ..site }],
-                    image: Some(Image { from: 4096, len: 8192, place: 0, trampolines_len: 4096 }),
+                    image: Some(PatchedImage {
+                        from: 4096,
+                        len: 8192,
+                        place: 0,
+                        trampolines_len: 4096,
+                    }),
                 },
                 ObjectSites { build_id: vec![4], sites: vec![site], image: None },
             ],
@@ -273,14 +278,14 @@ mod tests {
 
     #[test]
     fn a_plan_comes_back_as_it_was() {
-        assert_eq!(Plan::decode(&plan().encode()), Ok(plan()));
+        assert_eq!(RunPlan::decode(&plan().encode()), Ok(plan()));
     }
 
     #[test]
     fn a_plan_that_is_cut_short_is_refused() {
         let bytes = plan().encode();
         for len in 0..bytes.len() {
-            assert_eq!(Plan::decode(&bytes[..len]), Err(Malformed), "{len} bytes");
+            assert_eq!(RunPlan::decode(&bytes[..len]), Err(Malformed), "{len} bytes");
         }
     }
 }

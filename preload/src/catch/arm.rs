@@ -35,12 +35,12 @@ pub fn begin(own_code: (u64, u64), take_sys: impl FnOnce() -> bool) -> bool {
     is_armed
 }
 
-/// The same of a thread that has begun.
+/// Has the calls of a new thread dispatched.
 pub fn arm() -> bool {
     signal_state::arm() && rearm()
 }
 
-/// The same in a child, which has its parent's stacks.
+/// Has the calls of a child dispatched, which has its parent's stacks.
 pub fn rearm() -> bool {
     let [from, len] = OWN.each_ref().map(|word| word.load(Ordering::Relaxed));
     let args = [SET_DISPATCH, DISPATCH_ON, from, len, 0, 0];
@@ -48,8 +48,7 @@ pub fn rearm() -> bool {
     sys::check(unsafe { sys::syscall(libc::SYS_prctl as u64, &args) }).is_ok()
 }
 
-/// The calls of this thread are the kernel's from here on: it is about to end, and its stack for our
-/// code goes.
+/// Ends the dispatch of this thread's calls: it is about to end, and its stack for our code goes.
 pub fn disarm() {
     let args = [SET_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0];
     // SAFETY: the call takes no addresses.

@@ -34,7 +34,7 @@ std::arch::global_asm!(
     "sub rsp, {leave}",
     "lea rax, [rbx + 8]",
     "mov [rsp], rax",
-    "cmp byte ptr [rip + {homes}], 0",
+    "cmp byte ptr [rip + {is_static}], 0",
     "je 2f",
     "rdfsbase rax",
     "mov [rsp + 8], rax",
@@ -45,7 +45,7 @@ std::arch::global_asm!(
     "cld",
     "call {decide}",
     "mov rbp, rsp",
-    "cmp byte ptr [rip + {homes}], 0",
+    "cmp byte ptr [rip + {is_static}], 0",
     "je 2f",
     "mov rcx, [rbp + 8]",
     "wrfsbase rcx",
@@ -78,7 +78,7 @@ std::arch::global_asm!(
     "syscall",
     leave = const size_of::<Leave>().next_multiple_of(16),
     decide = sym decide,
-    homes = sym mode::STATIC,
+    is_static = sym mode::STATIC,
     set_mask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigreturn = const libc::SYS_rt_sigreturn,
@@ -92,12 +92,12 @@ unsafe extern "C" {
     fn defuse_return();
 }
 
-/// Where our handler is, by which the kernel knows those of the program.
+/// The address of our handler, which the kernel has in place of the program's.
 pub fn handler() -> u64 {
     defuse_signal as *const () as u64
 }
 
-/// Takes `SIGSYS` for us.
+/// Installs our handler of `SIGSYS`.
 pub fn begin() -> bool {
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | RESTORER;
     set_action(
@@ -159,7 +159,7 @@ extern "C" fn decide(number: i32, info: *mut u64, context: *mut u64, leave: &mut
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// The program ends as by a signal that it does not handle.
+/// Ends the program as a signal does that it does not handle.
 fn end_by(number: i32) -> u64 {
     let _ = set_action(number, [DEFAULT, 0, 0, 0]);
     let tid = sys::plain(libc::SYS_gettid, 0, 0, 0).unwrap_or(0) as u64;
@@ -168,7 +168,7 @@ fn end_by(number: i32) -> u64 {
     RETURN
 }
 
-/// Puts the frame where the program wants it, and its handler into `leave`.
+/// Moves the frame to where the program wants it, and puts the handler into `leave`.
 fn hand_over(
     number: i32,
     info: *mut u64,

@@ -32,7 +32,7 @@ const SYS_USER_DISPATCH: i32 = 2;
 
 /// Bytes of the program's stack that a passed call needs: the red zone, and the address to return to.
 const PASSED: u64 = 128 + 8;
-/// The same where arguments are exchanged: six registers, a mask, and an address with a length.
+/// The bytes if arguments are exchanged: also six registers, a mask, and an address with a length.
 const EXCHANGED: u64 = 128 + 8 + 6 * 8 + 3 * 8;
 
 std::arch::global_asm!(
@@ -121,7 +121,7 @@ const CLONE: u64 = libc::SYS_clone as u64;
 const FORK: u64 = libc::SIGCHLD as u64;
 const VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
 
-/// A call that was dispatched: what the interrupted thread does next.
+/// Serves a dispatched call, and sets how the interrupted thread continues.
 pub fn serve(context: &mut Context, leave: &mut Leave) {
     let (number, args) = (context.number(), context.args());
     if stack::holds(context.sp()) {
@@ -203,7 +203,7 @@ fn pass(context: &mut Context, number: u64, args: &[u64; 6]) {
     }
 }
 
-/// The same without `SIGSYS` in the mask of signals that is among the arguments.
+/// The thread goes on with the call, without `SIGSYS` in the mask of signals among its arguments.
 fn exchange(context: &mut Context, mask: signal_state::MaskArgument) {
     let (sp, back, mut args) = (context.sp() - EXCHANGED, context.ip(), context.args());
     let room = sp + 7 * 8;
@@ -271,7 +271,7 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
         }
         Ok(false) if stack == 0 => pass(context, number, &args),
         Ok(false) if mode::is_static() && is_thread => {
-            let origin = tls_block::Origin { call: (number, own), fs };
+            let origin = tls_block::NewThread { call: (number, own), fs };
             let copy = |from, len| context.copy_for_thread((from, len), stack);
             let value = tls_block::make(origin, copy);
             context.set_result(value);

@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-use defuse_preload_plan::image::{HEAD_PAGE, Image};
+use defuse_preload_plan::image::{HEAD_PAGE, PatchedImage};
 use defuse_preload_plan::trampoline::{self, TRAMPOLINE};
 use defuse_preload_plan::{ObjectSites, Site};
 
@@ -190,7 +190,7 @@ fn is_as_expected(library: &Loaded, site: &Site) -> bool {
 
 /// Maps an image in place of the code of `library`; returns what [`site_of`] reckons from. `None`
 /// where the place of the trampolines is taken, and then nothing has changed.
-fn map_image(library: &Loaded, image: &Image, images: Images) -> Option<u64> {
+fn map_image(library: &Loaded, image: &PatchedImage, images: Images) -> Option<u64> {
     let code = library.base.checked_add(image.from)?;
     let inside = |&(from, end): &(u64, u64)| {
         from & !0xfff <= code && code + image.len <= end.next_multiple_of(4096)

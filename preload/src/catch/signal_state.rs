@@ -25,13 +25,13 @@ thread_local! {
 const NO_STACK: AltStack = [0, libc::SS_DISABLE as u64, 0];
 const MINSIGSTKSZ: u64 = 2048;
 
-/// Tells the kernel this thread's alternate stack.
+/// Makes this thread's stack for our code the alternate stack that the kernel knows.
 pub fn arm() -> bool {
     let Some((from, len)) = stack::own() else { return false };
     set_stack([from, 0, len])
 }
 
-/// There is none any more.
+/// Removes the alternate stack that the kernel knows.
 pub fn disarm() {
     set_stack(NO_STACK);
 }
@@ -42,7 +42,7 @@ fn set_stack(stack: AltStack) -> bool {
     sys::check(unsafe { sys::syscall(libc::SYS_sigaltstack as u64, &args) }).is_ok()
 }
 
-/// This thread, which ends, leaves its home as it found it.
+/// Resets the state of a thread that ends: the next one may get the same TLS block.
 pub fn forget() {
     ALT.set(NO_STACK);
     SYS_IS_BLOCKED.set(false);
@@ -58,8 +58,8 @@ pub fn alternate_stack() -> [u64; 3] {
     ALT.get()
 }
 
-/// Serves the calls about signals that are not those of every program, with the stack pointer that
-/// the program has.
+/// Serves sigaltstack(2) and prctl(2), which are different with `--dispatch`. `sp` is the program's stack
+/// pointer.
 pub fn serve(number: u64, args: &[u64; 6], sp: u64) -> Option<i64> {
     let result = match number as i64 {
         libc::SYS_sigaltstack => alternate(args, sp),
@@ -168,13 +168,13 @@ pub fn mask_of(number: u64, args: &[u64; 6]) -> Option<MaskArgument> {
     (mask & SYS != 0).then_some(MaskArgument { at, is_pair, without_sys: mask & !SYS })
 }
 
-/// Lets the signals in that the interrupted thread would get, while our code is at work: they wait
-/// for its end, and end what it waits for.
+/// Unblocks the signals that the interrupted thread has unblocked, while our code runs: they wait for its
+/// end, and interrupt calls that wait.
 pub fn let_signals_in(context: &mut Context) {
     mask::change(libc::SIG_SETMASK, *context.mask());
 }
 
-/// The end of that.
+/// Blocks them again.
 pub fn keep_signals_out() {
     mask::change(libc::SIG_BLOCK, mask::CAN_WAIT);
 }

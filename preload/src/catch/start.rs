@@ -11,7 +11,7 @@ use crate::machine::descriptors::{close, keep_above, owned};
 use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
 use crate::machine::{mode, pid, sys, thread_exit};
-use crate::process::shared::Shared;
+use crate::process::run_memory::RunMemory;
 use crate::process::state::{self, Process};
 use crate::process::{credentials, exec_state, fork, holders, leash, zone};
 use crate::serve::call::Call;
@@ -30,10 +30,10 @@ pub fn begin() {
     let inherited = value.to_string_lossy().parse::<Inherited>();
     let inherited = inherited.unwrap_or_else(|why| fail(&why.to_string()));
     let state = inherited.state;
-    let mut incoming = state.and_then(|state| exec_state::read(state.letter));
+    let mut incoming = state.and_then(|state| exec_state::read(state.text));
     let floor = state.and_then(|state| u64::try_from(state.floor).ok());
     let carried = state.and_then(|state| state.program).map(owned);
-    let mapped = Shared::map(inherited.memory, inherited.plan);
+    let mapped = RunMemory::map(inherited.memory, inherited.plan);
     let (shared, plan, images) = mapped.unwrap_or_else(|why| fail(&why.to_string()));
     environment::clean_preload(&plan.library);
     symbols::find_next();
@@ -125,7 +125,7 @@ fn dispatch_calls() {
 }
 
 /// Loads a static program, for which this process was made.
-fn carry(fd: OwnedFd) -> Result<statics::Program, String> {
+fn carry(fd: OwnedFd) -> Result<statics::LoadedProgram, String> {
     let program = statics::load(fd)?;
     statics::leave_to_program();
     tls_block::begin();

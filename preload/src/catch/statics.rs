@@ -24,7 +24,7 @@ use defuse_preload_plan::{EXECUTABLE, NAME};
 use crate::catch::{environment, next, tls_block};
 use crate::machine::descriptors::owned;
 use crate::machine::sys;
-use crate::serve::elf::{EXEC, HEAD, Image, LOAD, PAGE, PHDR, Segment};
+use crate::serve::elf::{EXEC, ElfHead, HEAD, LOAD, PAGE, PHDR, ProgramHeader};
 use crate::serve::path;
 
 /// Where the kernel put the arguments of this process.
@@ -51,7 +51,7 @@ pub unsafe fn note_arguments(count: usize, arguments: *mut u64, mut variables: *
 }
 
 /// A program to be begun.
-pub struct Program {
+pub struct LoadedProgram {
     /// Where it begins.
     entry: u64,
     /// Its stack pointer.
@@ -59,7 +59,7 @@ pub struct Program {
 }
 
 /// Loads the static program in `fd`. The error is for people.
-pub fn load(fd: OwnedFd) -> Result<Program, String> {
+pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
     let name = environment::take(NAME).unwrap_or_default();
     let shown = name.to_string_lossy().into_owned();
     let executable = environment::take(EXECUTABLE).unwrap_or_default();
@@ -84,7 +84,8 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
     let begin = loader.map_or(base + image.entry, |(_, entry)| entry);
     set_name(name.as_bytes());
     let headers = image.all(PHDR).next().map(|segment| segment.address).or_else(|| {
-        let holds = |s: &&Segment| (s.offset..s.offset + s.in_file).contains(&image.headers_at);
+        let holds =
+            |s: &&ProgramHeader| (s.offset..s.offset + s.in_file).contains(&image.headers_at);
         let segment = image.all(LOAD).find(holds)?;
         Some(image.headers_at - segment.offset + segment.address)
     });
@@ -96,7 +97,7 @@ pub fn load(fd: OwnedFd) -> Result<Program, String> {
         // The program keeps it for as long as it runs.
         (libc::AT_EXECFN, name.into_raw() as u64),
     ];
-    Ok(Program { entry: begin, sp: stack(&changes) })
+    Ok(LoadedProgram { entry: begin, sp: stack(&changes) })
 }
 
 /// Gives a static program, which has a C library of its own or none, what the one in this process has
@@ -127,17 +128,17 @@ fn open(path: &[u8]) -> Result<File, Errno> {
 }
 
 /// Maps an ELF file; returns also how far from its addresses it is.
-fn map_file(file: File) -> Result<(Image, u64, File), String> {
+fn map_file(file: File) -> Result<(ElfHead, u64, File), String> {
     let mut head = vec![0; HEAD];
     let len = file.read_at(&mut head, 0).map_err(|error| error.to_string())?;
-    let image = Image::parse(&head[..len]).ok_or("not an ELF file for this machine")?;
+    let image = ElfHead::parse(&head[..len]).ok_or("not an ELF file for this machine")?;
     let base = map(&image, &file).map_err(|errno| {
         format!("cannot be mapped where it is linked to: {errno}: run without --dispatch")
     })?;
     Ok((image, base, file))
 }
 
-impl Program {
+impl LoadedProgram {
     /// Begins it.
     pub fn run(self) -> ! {
         // SAFETY: stack and entry are those of the program that was mapped; the frames below are ours
@@ -189,7 +190,7 @@ fn up(address: u64) -> u64 {
     address.next_multiple_of(PAGE)
 }
 
-fn protection(segment: &Segment) -> i32 {
+fn protection(segment: &ProgramHeader) -> i32 {
     let one = |flag: u32, protection| if segment.flags & flag != 0 { protection } else { 0 };
     one(4, libc::PROT_READ) | one(2, libc::PROT_WRITE) | one(1, libc::PROT_EXEC)
 }
@@ -201,11 +202,11 @@ fn map_at(at: u64, len: u64, protection: i32, flags: i32, from: (i32, u64)) -> R
 }
 
 /// Maps the program; returns how far from its addresses it is.
-fn map(image: &Image, file: &File) -> Result<u64, Errno> {
+fn map(image: &ElfHead, file: &File) -> Result<u64, Errno> {
     const NONE: (i32, u64) = (-1, 0);
     let memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let invalid = Errno::from_raw(libc::ENOEXEC);
-    let end = |s: &Segment| s.address.checked_add(s.in_memory).filter(|end| *end < 1 << 47);
+    let end = |s: &ProgramHeader| s.address.checked_add(s.in_memory).filter(|end| *end < 1 << 47);
     let ends = image.all(LOAD).map(end).collect::<Option<Vec<_>>>().ok_or(invalid)?;
     let first = image.all(LOAD).map(|s| s.address & !(PAGE - 1)).min().ok_or(invalid)?;
     let len = up(ends.into_iter().max().unwrap_or(0)) - first;

@@ -1,13 +1,13 @@
-//! Thread-local variables of ours in programs that have none of the C library's.
+//! Thread-local variables of ours in static programs, which do not have those of the C library.
 //!
-//! A static program sets the base of FS as it likes: our variables of a thread, which the loader has
-//! laid out, are not where the compiler looks for them then. So every thread of such a program has a
-//! *home*: a copy of the thread-local blocks that the loader made for the first one, and a stack for
-//! our code. The base of GS, which programs on x86-64 leave alone, leads to the home; on the way into
-//! our code FS is exchanged, and on the way out it is the program's again ([`crate::catch::delivery`]).
+//! A static program sets the base of FS as it likes, so our thread-local variables, which the loader has
+//! laid out, are not where the compiler looks for them. Every thread of such a program therefore has a
+//! *TLS block*: a copy of the variables that the loader made for the first thread, and a stack for our
+//! code. The base of GS, which programs on x86-64 leave alone, points to it. FS is exchanged on the way
+//! into our code, and restored on the way out ([`crate::catch::delivery`]).
 //!
-//! The kernel gives no notice of the end of such a thread. It ends by exit(2), which comes here: the
-//! home is free for the next thread once its own does not need it any more.
+//! The kernel does not announce the end of such a thread. The thread ends by exit(2), which comes here: its
+//! TLS block is free for the next thread once it no longer needs it.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -20,7 +20,7 @@ use crate::process::credentials;
 
 /// The record that GS points to. It is never freed.
 #[repr(C)]
-struct Home {
+struct TlsBlock {
     /// The base of FS for our code. The first, where assembly looks for it.
     fs: u64,
     /// Where its stack for our code ends.
@@ -30,10 +30,10 @@ struct Home {
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// That of the first thread, which the loader made.
+/// The block of the first thread, which the loader made.
 const FIRST: u32 = 2;
 
-static HOMES: Lock<Vec<&'static Home>> = Lock::new(Vec::new());
+static BLOCKS: Lock<Vec<&'static TlsBlock>> = Lock::new(Vec::new());
 
 /// The thread-local blocks of the first thread.
 static TEMPLATE: AtomicPtr<Template> = AtomicPtr::new(std::ptr::null_mut());
@@ -70,7 +70,7 @@ std::arch::global_asm!(
     "test rax, rax",
     "jz 2f",
     "ret",
-    // Here the new thread begins; on its stack is a `Begin`.
+    // Here the new thread begins; on its stack is a `ThreadStart`.
     "2:",
     "mov rax, [rsp + 8]",
     "wrfsbase rax",
@@ -128,9 +128,9 @@ unsafe extern "C" {
 
 /// The values that a new thread finds on its stack.
 #[repr(C, align(16))]
-struct Begin {
-    home: u64,
-    home_fs: u64,
+struct ThreadStart {
+    block: u64,
+    block_fs: u64,
     program_fs: u64,
     /// The frame that it goes on from.
     context: u64,
@@ -150,60 +150,60 @@ pub fn fs() -> u64 {
     fs
 }
 
-/// The first thread has a home from here on.
+/// Gives the first thread its TLS block.
 pub fn begin() {
     let template = Template::of_this_thread();
-    let home = Home { fs: template.fs, stack: 0, state: AtomicU32::new(FIRST) };
+    let block = TlsBlock { fs: template.fs, stack: 0, state: AtomicU32::new(FIRST) };
     TEMPLATE.store(Box::into_raw(Box::new(template)), Ordering::Release);
-    let home: &Home = Box::leak(Box::new(home));
+    let block: &TlsBlock = Box::leak(Box::new(block));
     // SAFETY: GS leads nowhere in a program that has just begun.
-    unsafe { std::arch::asm!("wrgsbase {}", in(reg) std::ptr::from_ref(home), options(nostack)) };
+    unsafe { std::arch::asm!("wrgsbase {}", in(reg) std::ptr::from_ref(block), options(nostack)) };
     mode::set_static();
 }
 
-/// The program begins at `address`, with this stack pointer.
+/// Starts the program at `address`, with this stack pointer.
 ///
 /// # Safety
 ///
-/// Both are the program's; nothing that is on the stack now is needed any more.
+/// Both are the program's. Nobody needs the current stack any more.
 pub unsafe fn jump(sp: u64, address: u64) -> ! {
     // SAFETY: the caller's promise.
     unsafe { defuse_jump(sp, address) }
 }
 
-/// The home of this thread.
-fn own() -> &'static Home {
-    let home: *const Home;
-    // SAFETY: GS has the address of the home.
-    unsafe { std::arch::asm!("rdgsbase {}", out(reg) home, options(nostack)) };
-    // SAFETY: as above; a home is never given back.
-    unsafe { &*home }
+/// The TLS block of this thread.
+fn own() -> &'static TlsBlock {
+    let block: *const TlsBlock;
+    // SAFETY: GS has the address of the block.
+    unsafe { std::arch::asm!("rdgsbase {}", out(reg) block, options(nostack)) };
+    // SAFETY: as above; a TLS block is never freed.
+    unsafe { &*block }
 }
 
 /// The values that a new thread needs of the thread that makes it.
-pub struct Origin {
+pub struct NewThread {
     /// The call, with a copy of its arguments.
     pub call: (u64, [u64; 6]),
     /// The base of FS that the program gives it.
     pub fs: u64,
 }
 
-/// Makes a thread, which goes on where its maker does: `copy` puts the frame of the maker onto its
-/// stack for our code, of which it gets first address and length, and says where it is, and what is
-/// free below.
-pub fn make(origin: Origin, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
-    let Some(home) = take() else { return -i64::from(libc::EAGAIN) };
-    let (from, len) = stack::bounds(home.stack);
+/// Makes a thread, which continues where its maker does. `copy` gets the first address and the length of
+/// the new thread's stack for our code, copies the maker's frame to it, and returns the address of the
+/// frame and the end of the free part below.
+pub fn make(origin: NewThread, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
+    let Some(block) = take() else { return -i64::from(libc::EAGAIN) };
+    let (from, len) = stack::bounds(block.stack);
     let (context, free) = copy(from, len);
-    let at = (free - size_of::<Begin>() as u64) & !15;
-    let begin = Begin {
-        home: std::ptr::from_ref(home) as u64,
-        home_fs: home.fs,
+    let at = (free - size_of::<ThreadStart>() as u64) & !15;
+    let begin = ThreadStart {
+        block: std::ptr::from_ref(block) as u64,
+        block_fs: block.fs,
         program_fs: origin.fs,
         context,
     };
     // SAFETY: the stack is the new thread's, which does not run yet.
-    unsafe { (at as *mut Begin).write(begin) };
+    unsafe { (at as *mut ThreadStart).write(begin) };
     let (number, mut args) = origin.call;
     if number == libc::SYS_clone3 as u64 {
         let _ = sys::store(args[0] + 40, [from, at - from]);
@@ -213,7 +213,7 @@ pub fn make(origin: Origin, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
     // SAFETY: the new thread finds what it needs on its own stack.
     let value = unsafe { defuse_clone(number, &raw const args) };
     if value < 0 {
-        home.state.store(FREE, Ordering::Release);
+        block.state.store(FREE, Ordering::Release);
     }
     value
 }
@@ -230,10 +230,10 @@ extern "C" fn begin_thread() {
     arm::arm();
 }
 
-/// exit(2): the end of this thread. Comes back for the first one, whose home stays.
+/// exit(2): ends this thread. Returns for the first thread, whose TLS block stays.
 pub fn end(code: u64) {
-    let home = own();
-    if home.state.load(Ordering::Relaxed) != TAKEN {
+    let block = own();
+    if block.state.load(Ordering::Relaxed) != TAKEN {
         return;
     }
     {
@@ -241,20 +241,20 @@ pub fn end(code: u64) {
         credentials::forget();
     }
     signal_state::forget();
-    // SAFETY: the thread needs nothing of its home any more.
-    unsafe { defuse_exit(code, &raw const home.state) }
+    // SAFETY: the thread needs nothing of its block any more.
+    unsafe { defuse_exit(code, &raw const block.state) }
 }
 
-/// A home that nobody has.
-fn take() -> Option<&'static Home> {
+/// A TLS block that is free, or a new one.
+fn take() -> Option<&'static TlsBlock> {
     let _inside = Inside::enter();
-    let free = |home: &&&'static Home| {
-        let state = &home.state;
+    let free = |block: &&&'static TlsBlock| {
+        let state = &block.state;
         state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     };
-    let mut homes = HOMES.lock();
-    if let Some(home) = homes.iter().find(free) {
-        return Some(home);
+    let mut all = BLOCKS.lock();
+    if let Some(block) = all.iter().find(free) {
+        return Some(block);
     }
     // SAFETY: `begin` stored it, for good.
     let template = unsafe { TEMPLATE.load(Ordering::Acquire).as_ref() }?;
@@ -262,15 +262,15 @@ fn take() -> Option<&'static Home> {
     let stack_end = stack::map()?;
     // SAFETY: the variable of the new thread lies where that of this one does, in its own block.
     unsafe { ((stack::slot() as u64 + fs - self::fs()) as *mut u64).write(stack_end) };
-    let home = Home { fs, stack: stack_end, state: AtomicU32::new(TAKEN) };
-    let home: &'static Home = Box::leak(Box::new(home));
-    homes.push(home);
-    Some(home)
+    let block = TlsBlock { fs, stack: stack_end, state: AtomicU32::new(TAKEN) };
+    let block: &'static TlsBlock = Box::leak(Box::new(block));
+    all.push(block);
+    Some(block)
 }
 
-/// In a child, which has one thread: the others' homes stay as they are, used by nobody.
+/// In a child, which has one thread: the others' all stay as they are, used by nobody.
 pub fn reset() {
-    HOMES.reset();
+    BLOCKS.reset();
 }
 
 impl Template {

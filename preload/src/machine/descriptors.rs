@@ -35,12 +35,12 @@ pub fn owned(fd: i32) -> OwnedFd {
 ///
 /// It is closed by a system call of our own: that of the C library would be served, and refused.
 #[derive(Debug)]
-pub struct Held(i32);
+pub struct HeldDescriptor(i32);
 
-impl Held {
+impl HeldDescriptor {
     /// A duplicate of `fd` among our own numbers, from `floor` on. `EMFILE`.
-    pub fn new(fd: &OwnedFd, floor: i32) -> Result<Held, Errno> {
-        keep_above(fd.as_raw_fd(), floor, true).map(Held)
+    pub fn new(fd: &OwnedFd, floor: i32) -> Result<HeldDescriptor, Errno> {
+        keep_above(fd.as_raw_fd(), floor, true).map(HeldDescriptor)
     }
 
     /// The path by which the kernel finds what the descriptor has open.
@@ -49,13 +49,13 @@ impl Held {
     }
 }
 
-impl AsRawFd for Held {
+impl AsRawFd for HeldDescriptor {
     fn as_raw_fd(&self) -> RawFd {
         self.0
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldDescriptor {
     fn drop(&mut self) {
         close(self.0);
     }

@@ -9,20 +9,21 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
-use crate::machine::lock::{self, Held, Lock};
+use crate::machine::lock::{self, Guard, Lock};
 use crate::machine::{mask, pending, stack, sys, thread_exit};
 
-/// A thread is not in our code.
+/// The thread is not in our code.
 const OUTSIDE: u32 = 0;
-/// It is, and a fork waits for it.
+/// The thread is in our code, and a fork waits for it.
 const INSIDE: u32 = 1;
-/// It is, but holds nothing that a child would need: signals wait, and a fork does not.
+/// The thread is in our code, but holds nothing that a child would need: signals wait, and a fork does
+/// not.
 const AT_THE_GATE: u32 = 2;
-/// It is, after its end has begun for the last time: it counts among [`LATE`].
+/// The thread is in our code after its end has begun for the last time: it counts among [`LATE`].
 const INSIDE_LATE: u32 = 3;
 
 thread_local! {
-    /// Where this thread is.
+    /// The state of this thread.
     static STATE: AtomicU32 = const { AtomicU32::new(OUTSIDE) };
     /// True if it is among [`THREADS`].
     static IS_LISTED: Cell<bool> = const { Cell::new(false) };
@@ -36,7 +37,8 @@ thread_local! {
 /// the lock until that is done: no thread begins or ends in between.
 static THREADS: Lock<Vec<usize>> = Lock::new(Vec::new());
 
-/// How many these are, for those who must not wait for the lock: a fork that holds it waits for them.
+/// The count of [`THREADS`], for threads that must not wait for its lock: a fork that holds it waits for
+/// them.
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads are inside that are on no list any more: what an ending thread still calls may
@@ -45,7 +47,7 @@ static LISTED: AtomicUsize = AtomicUsize::new(0);
 /// costs more and needs nothing of the thread.
 static LATE: AtomicU32 = AtomicU32::new(0);
 
-/// Not 0 while a fork is under way: nobody goes in.
+/// Not 0 while a fork is under way: no thread goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
 /// Our own code runs on this thread: what it calls is not intercepted, and signals wait. At its end
@@ -113,7 +115,7 @@ pub extern "C" fn deliver_outside() {
     }
 }
 
-/// Says that this thread is inside; while the gate is closed it waits in the state `meanwhile`.
+/// Marks this thread as inside; while a fork keeps threads out, it waits in the state `meanwhile`.
 #[inline]
 fn go_in(state: &AtomicU32, meanwhile: u32) {
     state.store(INSIDE, Ordering::Relaxed);
@@ -140,8 +142,8 @@ fn go_in_late(state: &AtomicU32) {
     }
 }
 
-/// Lets a fork happen, where one waits: for a thread inside that waits for others itself, and that
-/// holds nothing at this moment.
+/// Lets a waiting fork happen: for a thread inside that waits for others itself, and that holds nothing
+/// at this moment.
 pub fn let_forks() {
     if CLOSED.load(Ordering::Relaxed) != 0 {
         STATE.with(|state| {
@@ -202,7 +204,7 @@ pub fn barrier_for_all() {
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0);
 }
 
-/// How long a fork waits: for a file system that answers nobody it does not wait for ever.
+/// The longest time that a fork waits for a thread in a file system that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait
@@ -233,7 +235,7 @@ pub fn stop_others() -> bool {
     is_empty
 }
 
-/// Waits until `left` is so; false where it is not so [`PATIENCE`] after the fork `began`.
+/// Waits until `left` is true; false if it is not so [`PATIENCE`] after the fork `began`.
 fn is_left(began: Instant, left: impl Fn() -> bool) -> bool {
     let mut looks = 0u32;
     while !left() {
@@ -250,14 +252,14 @@ fn is_left(began: Instant, left: impl Fn() -> bool) -> bool {
     true
 }
 
-/// The fork is done.
+/// Ends a fork: threads may go in again.
 pub fn let_others_go_on() {
     if !FORKS.replace(false) {
         return;
     }
     CLOSED.store(0, Ordering::SeqCst);
     lock::wake(&CLOSED, i32::MAX);
-    Held::release_of(&THREADS);
+    Guard::release_of(&THREADS);
     mask::change(libc::SIG_SETMASK, MASK.get());
 }
 

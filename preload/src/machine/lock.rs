@@ -45,11 +45,11 @@ impl<T> Lock<T> {
     }
 
     #[inline]
-    pub fn lock(&self) -> Held<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_slowly();
         }
-        Held { lock: self }
+        Guard { lock: self }
     }
 
     #[cold]
@@ -90,12 +90,12 @@ impl<T> Lock<T> {
 }
 
 /// The lock is held.
-pub struct Held<'a, T> {
+pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
 
-impl<T> Held<'_, T> {
-    /// Keeps the lock until [`Held::release_of`].
+impl<T> Guard<'_, T> {
+    /// Keeps the lock until [`Guard::release_of`].
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -106,7 +106,7 @@ impl<T> Held<'_, T> {
     }
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -116,7 +116,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock, and `self` is borrowed by the caller alone.
@@ -124,7 +124,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.lock.unlock();

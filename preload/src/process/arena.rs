@@ -7,13 +7,13 @@ use defuse_direct::{Arena, OpenCells};
 use crate::machine::descriptors::close;
 use crate::machine::{inside, pid, sys};
 use crate::process::holders;
-use crate::process::shared::Shared;
+use crate::process::run_memory::RunMemory;
 
 thread_local! {
     static TAKEN_OVER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-impl Shared {
+impl RunMemory {
     /// The next cells that this thread takes are these, which belong to an open file already.
     pub fn take_over(&self, index: u32) {
         TAKEN_OVER.set(Some(index));
@@ -25,7 +25,7 @@ impl Shared {
     }
 }
 
-impl Arena for Shared {
+impl Arena for RunMemory {
     fn process(&self) -> u32 {
         pid::noted() as u32
     }

@@ -33,7 +33,7 @@ pub struct Composed {
 }
 
 /// A connection that the program before has made.
-pub struct Connection {
+pub struct InheritedConnection {
     /// The place of its mount in the plan.
     pub mount: usize,
     /// Its descriptor.
@@ -70,7 +70,11 @@ impl std::ops::Deref for Current {
 
 impl Relay {
     /// Goes on with `own`, or connects.
-    fn connect(path: &OsStr, floor: u32, own: Option<Connection>) -> Result<Arc<Self>, String> {
+    fn connect(
+        path: &OsStr,
+        floor: u32,
+        own: Option<InheritedConnection>,
+    ) -> Result<Arc<Self>, String> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
         let options = RemoteOptions { descriptors_from: floor, ..RemoteOptions::default() };
         let path = Path::new(path);
@@ -147,7 +151,7 @@ pub fn open(
     plan: &MountPlan,
     sockets: &[i32],
     floor: u32,
-    own: Option<Connection>,
+    own: Option<InheritedConnection>,
 ) -> Result<Composed, String> {
     let text = OsStr::from_bytes(&plan.source);
     let server = match &plan.served_by {

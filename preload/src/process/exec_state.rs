@@ -22,30 +22,31 @@ use defuse_remote::{Legacy, Remote};
 
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
-use crate::process::compose::Connection;
+use crate::process::compose::InheritedConnection;
 use crate::process::holders;
 use crate::process::state::Process;
 use crate::process::table::Entry;
 
 /// The descriptors that the text names. They are closed if nobody takes them over.
-pub struct Estate {
+pub struct HandedOver {
     /// Connections and lower open files that the next program has.
     _descriptors: Vec<OwnedFd>,
 }
 
-impl Estate {
+impl HandedOver {
     /// All that the next program goes on with, and the text that tells it.
-    pub fn of(process: &'static Process) -> (Estate, String) {
+    pub fn of(process: &'static Process) -> (HandedOver, String) {
         let mounts = 0..process.mounts.len();
-        let heirs: Vec<Heir> = mounts.filter_map(|mount| Heir::new(process, mount)).collect();
-        let mut will = Will { process, heirs, closed: HashSet::new(), kept: Vec::new() };
+        let heirs: Vec<NextConnection> =
+            mounts.filter_map(|mount| NextConnection::new(process, mount)).collect();
+        let mut writer = StateWriter { process, heirs, closed: HashSet::new(), kept: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own();
-        let (next_id, cwd) = (process.client.next_file_id(), will.cwd());
+        let (next_id, cwd) = (process.client.next_file_id(), writer.cwd());
         let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
-        let lines = will.lines();
-        let mut descriptors = will.kept;
-        for Heir { mount, client, fd } in will.heirs {
+        let lines = writer.lines();
+        let mut descriptors = writer.kept;
+        for NextConnection { mount, client, fd } in writer.heirs {
             // From here on the connection has no rights but its own.
             if client.settle().is_ok() {
                 text += &format!("@ {mount} {} {}\n", fd.as_raw_fd(), client.to_text());
@@ -53,23 +54,23 @@ impl Estate {
             }
             client.leave();
         }
-        (Estate { _descriptors: descriptors }, text + &lines)
+        (HandedOver { _descriptors: descriptors }, text + &lines)
     }
 }
 
 /// The connection of the next program to a mount.
-struct Heir {
+struct NextConnection {
     mount: usize,
     client: Remote,
     /// The same once more, for the next program to inherit.
     fd: OwnedFd,
 }
 
-impl Heir {
-    fn new(process: &Process, mount: usize) -> Option<Heir> {
+impl NextConnection {
+    fn new(process: &Process, mount: usize) -> Option<NextConnection> {
         let client = process.mounts[mount].relay.as_ref()?.heir()?;
         let fd = keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
-        Some(Heir { mount, client, fd: owned(fd) })
+        Some(NextConnection { mount, client, fd: owned(fd) })
     }
 }
 
@@ -77,16 +78,16 @@ impl Heir {
 type Inode = (usize, Ino);
 
 /// The text in the making.
-struct Will {
+struct StateWriter {
     process: &'static Process,
-    heirs: Vec<Heir>,
+    heirs: Vec<NextConnection>,
     /// Inodes of which a descriptor is closed: record locks of the process go with that.
     closed: HashSet<Inode>,
     /// Lower open files, for the next program to inherit.
     kept: Vec<OwnedFd>,
 }
 
-impl Will {
+impl StateWriter {
     fn heir(&self, mount: usize) -> Option<&Remote> {
         self.heirs.iter().find(|heir| heir.mount == mount).map(|heir| &heir.client)
     }
@@ -202,13 +203,13 @@ pub fn read(fd: i32) -> Option<Incoming> {
 }
 
 /// The connection of a line that begins with `@`.
-fn connection(line: &str) -> Option<Connection> {
+fn connection(line: &str) -> Option<InheritedConnection> {
     let mut words = line.split(' ').skip(1);
     let (mount, fd) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let known = words.next()?.to_owned();
     let close = libc::FD_CLOEXEC as u64;
     sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
-    Some(Connection { mount, fd: owned(fd), known })
+    Some(InheritedConnection { mount, fd: owned(fd), known })
 }
 
 /// The state that the program before left.
@@ -216,7 +217,7 @@ pub struct Incoming {
     /// The limit of descriptors that the program sees.
     pub limit: u32,
     /// The connections that this program has.
-    pub connections: Vec<Connection>,
+    pub connections: Vec<InheritedConnection>,
     /// The slot of this process, and the descriptor of its lock: see [`holders`].
     pub holder: (u32, i32),
     next_id: u64,

@@ -106,7 +106,7 @@ pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
     if stack == 0 { 0 } else { stack + len }
 }
 
-/// Takes `flag` out of those of a clone(2) or clone3(2).
+/// Removes `flag` from those of a clone(2) or clone3(2).
 pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
     Flags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
@@ -207,11 +207,10 @@ pub fn after_clone(value: i64) {
     }
 }
 
-/// Everything that is open gets one more process that has it. To be called while no other thread is
-/// at work: what one closes or opens meanwhile would be counted for a child that never has it, or not
-/// counted for one that does.
+/// Counts all open files once more, for the child. No other thread of ours may run: a file that one opens
+/// or closes meanwhile would be counted wrongly.
 ///
-/// False where the run can have no more processes.
+/// False if the run can have no more processes.
 fn share(process: &'static Process) -> bool {
     let _inside = Inside::enter();
     if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
@@ -221,7 +220,7 @@ fn share(process: &'static Process) -> bool {
     true
 }
 
-/// In the parent, after [`share`]; without a child nobody has more than before.
+/// In the parent, after [`share`]; without a child the counts are as before.
 fn shared(process: &'static Process, has_child: bool) {
     let _inside = Inside::enter();
     process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.after_fork());
@@ -279,12 +278,12 @@ fn open_pipe(process: &Process) -> bool {
     is_open
 }
 
-/// There is no child to wait for.
+/// Closes the pipe: there is no child to wait for.
 fn close_pipe() {
     EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(close);
 }
 
-/// Waits as a parent does by `CLONE_VFORK`.
+/// Waits until the child executes a program or ends, as `CLONE_VFORK` does.
 fn wait_for_exec() {
     let ends = EXEC_PIPE.replace([NONE; 2]);
     if ends.contains(&NONE) {
@@ -349,7 +348,7 @@ pub fn without_handlers(make: impl FnOnce() -> i64) -> i64 {
     child
 }
 
-/// Follows fork(3) where the instruction in it is not patched.
+/// Follows fork(3) by handlers, if its instruction is not patched.
 pub fn follow_handlers() {
     BY_HANDLERS.store(true, Ordering::Relaxed);
     // SAFETY: the functions are ours and stay.

@@ -17,7 +17,7 @@ use defuse_preload_plan::layout;
 use crate::machine::descriptors::{close, keep_above};
 use crate::machine::lock::Lock;
 use crate::machine::{pid, sys};
-use crate::process::shared::Shared;
+use crate::process::run_memory::RunMemory;
 
 /// The open file is in use.
 const TAKEN: u32 = 1;
@@ -70,13 +70,13 @@ pub fn own() -> (u32, i32) {
 }
 
 /// Continues with the slot of the program before, or takes one; false if there is none.
-pub fn begin(shared: &Shared, memory: i32, floor: i32, before: Option<(u32, i32)>) -> bool {
+pub fn begin(shared: &RunMemory, memory: i32, floor: i32, before: Option<(u32, i32)>) -> bool {
     let own = before.filter(|(slot, _)| *slot != NONE).or_else(|| acquire(shared, memory, floor));
     own.map(|own| OWN.set(own)).is_some()
 }
 
 /// Releases the open files of the program before that this one does not keep.
-pub fn keep_only(shared: &Shared, kept: impl Fn(u32) -> bool) {
+pub fn keep_only(shared: &RunMemory, kept: impl Fn(u32) -> bool) {
     let (slot, _) = OWN.get();
     for index in bits(shared, slot) {
         if !kept(index) {
@@ -87,14 +87,14 @@ pub fn keep_only(shared: &Shared, kept: impl Fn(u32) -> bool) {
 
 /// Prepares the slot of a child, with all open files of this process. No other thread of ours runs.
 /// False if there is no slot.
-pub fn before_fork(shared: &Shared, memory: i32, floor: i32) -> bool {
+pub fn before_fork(shared: &RunMemory, memory: i32, floor: i32) -> bool {
     let Some(child) = acquire(shared, memory, floor) else { return false };
     copy(shared, OWN.get().0, child.0);
     CHILD.set(child);
     true
 }
 
-fn copy(shared: &Shared, from: u32, to: u32) {
+fn copy(shared: &RunMemory, from: u32, to: u32) {
     for index in bits(shared, from) {
         shared.states()[index as usize].fetch_or(SHARED, Ordering::SeqCst);
     }
@@ -107,7 +107,7 @@ fn copy(shared: &Shared, from: u32, to: u32) {
 }
 
 /// In the parent after a fork, successful or not.
-pub fn after_fork(shared: &Shared, has_child: bool) {
+pub fn after_fork(shared: &RunMemory, has_child: bool) {
     let (slot, fd) = CHILD.get();
     CHILD.set((NONE, -1));
     if slot == NONE {
@@ -124,7 +124,7 @@ pub fn after_fork(shared: &Shared, has_child: bool) {
 }
 
 /// In a child.
-pub fn in_child(shared: &Shared, memory: i32, floor: i32) {
+pub fn in_child(shared: &RunMemory, memory: i32, floor: i32) {
     let (parents, parents_fd) = OWN.get();
     let mut own = CHILD.get();
     if own.0 == NONE {
@@ -143,7 +143,7 @@ pub fn in_child(shared: &Shared, memory: i32, floor: i32) {
 }
 
 /// Takes a free open file for this process. `None` if all are in use.
-pub fn take(shared: &Shared) -> Option<u32> {
+pub fn take(shared: &RunMemory) -> Option<u32> {
     let (slot, fd) = OWN.get();
     if slot == NONE {
         return None;
@@ -154,7 +154,7 @@ pub fn take(shared: &Shared) -> Option<u32> {
     })
 }
 
-fn take_for(shared: &Shared, slot: u32) -> Option<u32> {
+fn take_for(shared: &RunMemory, slot: u32) -> Option<u32> {
     // Where to look first differs by process and time, so that processes do not follow each other.
     static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
     let start = match NEXT_CELL.load(Ordering::Relaxed) {
@@ -182,20 +182,20 @@ fn take_for(shared: &Shared, slot: u32) -> Option<u32> {
 }
 
 /// Releases an open file of this process.
-pub fn give_back(shared: &Shared, index: u32) {
+pub fn give_back(shared: &RunMemory, index: u32) {
     let (slot, _) = OWN.get();
     if slot != NONE {
         drop_bit(shared, slot, index, false);
     }
 }
 
-fn place(shared: &Shared, slot: u32, index: u32) -> (&'static AtomicU64, u64) {
+fn place(shared: &RunMemory, slot: u32, index: u32) -> (&'static AtomicU64, u64) {
     (&shared.held(slot)[index as usize / 64], 1 << (index % 64))
 }
 
 /// Clears a bit. The open file becomes free if no other slot has its bit; `looks` checks all slots even
 /// if only this process seems to have had it.
-fn drop_bit(shared: &Shared, slot: u32, index: u32, looks: bool) {
+fn drop_bit(shared: &RunMemory, slot: u32, index: u32, looks: bool) {
     let Some(state) = shared.states().get(index as usize) else { return };
     let now = state.load(Ordering::SeqCst);
     let (word, bit) = place(shared, slot, index);
@@ -211,11 +211,11 @@ fn free(state: &AtomicU32, now: u32) {
     let _ = state.compare_exchange(now, free, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-fn slots(shared: &Shared) -> u32 {
+fn slots(shared: &RunMemory) -> u32 {
     shared.high_water().load(Ordering::SeqCst).min(layout::SLOTS as u32)
 }
 
-fn is_held(shared: &Shared, index: u32) -> bool {
+fn is_held(shared: &RunMemory, index: u32) -> bool {
     (0..slots(shared)).any(|slot| {
         let (word, bit) = place(shared, slot, index);
         word.load(Ordering::SeqCst) & bit != 0
@@ -223,7 +223,7 @@ fn is_held(shared: &Shared, index: u32) -> bool {
 }
 
 /// The open files of a slot.
-fn bits(shared: &Shared, slot: u32) -> Vec<u32> {
+fn bits(shared: &RunMemory, slot: u32) -> Vec<u32> {
     let mut all = Vec::new();
     if slot == NONE {
         return all;
@@ -239,7 +239,7 @@ fn bits(shared: &Shared, slot: u32) -> Vec<u32> {
 }
 
 /// Releases all open files of a slot. The caller holds its lock.
-fn clean(shared: &Shared, slot: u32) {
+fn clean(shared: &RunMemory, slot: u32) {
     bits(shared, slot).into_iter().for_each(|index| drop_bit(shared, slot, index, true));
 }
 
@@ -255,7 +255,7 @@ fn lock(fd: i32, slot: u32, typ: i32) -> bool {
 }
 
 /// A slot for a process, and the descriptor that holds its lock; -1 if there is no lock.
-fn acquire(shared: &Shared, memory: i32, floor: i32) -> Option<(u32, i32)> {
+fn acquire(shared: &RunMemory, memory: i32, floor: i32) -> Option<(u32, i32)> {
     match open_again(memory, floor) {
         Ok(fd) => {
             let found = find(shared, fd);
@@ -283,7 +283,7 @@ fn open_again(memory: i32, floor: i32) -> Result<i32, Errno> {
 const LOOKS: u32 = 4;
 
 /// An empty slot; `fd` holds its lock.
-fn find(shared: &Shared, fd: i32) -> Option<u32> {
+fn find(shared: &RunMemory, fd: i32) -> Option<u32> {
     static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
     let words = shared.processes();
     let used = slots(shared);
@@ -305,7 +305,7 @@ fn find(shared: &Shared, fd: i32) -> Option<u32> {
     likely.find(|slot| take(*slot))
 }
 
-fn find_unlocked(shared: &Shared) -> Option<u32> {
+fn find_unlocked(shared: &RunMemory) -> Option<u32> {
     let all = 0..layout::SLOTS as u32;
     let mut free = all.filter(|slot| {
         let word = &shared.processes()[*slot as usize];
@@ -317,7 +317,7 @@ fn find_unlocked(shared: &Shared) -> Option<u32> {
 }
 
 /// Releases the open files of dead processes, and those that no slot has.
-fn search(shared: &Shared, fd: i32, own: u32) {
+fn search(shared: &RunMemory, fd: i32, own: u32) {
     let _alone = SEARCH.lock();
     let words = shared.processes();
     for slot in (0..slots(shared)).filter(|slot| *slot != own && fd >= 0) {
@@ -337,7 +337,7 @@ fn search(shared: &Shared, fd: i32, own: u32) {
 }
 
 /// Frees the slot of a process that exits in order.
-pub fn leave(shared: &Shared) {
+pub fn leave(shared: &RunMemory) {
     let (slot, _) = OWN.get();
     if slot != NONE && bits(shared, slot).is_empty() {
         shared.processes()[slot as usize].store(0, Ordering::SeqCst);
@@ -350,7 +350,7 @@ mod tests {
 
     use super::*;
 
-    fn run() -> (Shared, OwnedFd) {
+    fn run() -> (RunMemory, OwnedFd) {
         let owned = |name: &std::ffi::CStr| {
             let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, 0, 0).unwrap();
             crate::machine::descriptors::owned(fd as i32)
@@ -359,14 +359,14 @@ mod tests {
         let mut file = std::fs::File::from(memory.try_clone().unwrap());
         std::io::Write::write_all(&mut file, &layout::VERSION.to_le_bytes()).unwrap();
         file.set_len(layout::LEN as u64).unwrap();
-        let bytes = layout::with_head(&defuse_preload_plan::Plan::default().encode());
+        let bytes = layout::with_head(&defuse_preload_plan::RunPlan::default().encode());
         let mut file = std::fs::File::from(plan);
         std::io::Write::write_all(&mut file, &bytes).unwrap();
-        let (shared, ..) = Shared::map(memory.as_raw_fd(), file.as_raw_fd()).unwrap();
+        let (shared, ..) = RunMemory::map(memory.as_raw_fd(), file.as_raw_fd()).unwrap();
         (shared, memory)
     }
 
-    fn used(shared: &Shared) -> usize {
+    fn used(shared: &RunMemory) -> usize {
         shared.states().iter().filter(|state| state.load(Ordering::Relaxed) & TAKEN != 0).count()
     }
 

@@ -14,7 +14,7 @@ pub mod fork;
 pub mod holders;
 pub mod leash;
 #[allow(unsafe_code)]
-pub mod shared;
+pub mod run_memory;
 #[allow(unsafe_code)]
 pub mod state;
 pub mod table;

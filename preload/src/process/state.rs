@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_direct::{Arena, Client, Mount, Options, Place, Protected, Task};
 use defuse_fs::{Errno, FileSystem};
-use defuse_preload_plan::{ForkPolicy, Inherited, Plan};
+use defuse_preload_plan::{ForkPolicy, Inherited, RunPlan};
 
 use crate::machine::descriptors::{close, keep_above};
 use crate::machine::message::say;
 use crate::machine::{pid, sys};
-use crate::process::compose::{Connection, Relay};
-use crate::process::shared::Shared;
+use crate::process::compose::{InheritedConnection, Relay};
+use crate::process::run_memory::RunMemory;
 use crate::process::table::Table;
 use crate::process::{compose, credentials, holders, leash, zone};
 
 /// A mount of the plan.
-pub struct Mounted {
+pub struct RunMount {
     /// How it survives a fork.
     pub fork: ForkPolicy,
     /// Its path.
@@ -46,13 +46,13 @@ pub struct Process {
     /// The state of this process.
     view: View,
     /// The mounts, in the plan's order.
-    pub mounts: Vec<Mounted>,
+    pub mounts: Vec<RunMount>,
     /// The memory that all processes of the run share.
-    pub shared: Shared,
+    pub shared: RunMemory,
     /// The descriptors that lead from one program of the run to the next.
     pub inherited: Inherited,
     /// The plan.
-    pub plan: Plan,
+    pub plan: RunPlan,
     /// Descriptors from here on are ours and not the program's.
     pub floor: i32,
     /// The limit of descriptors that the program believes in.
@@ -81,11 +81,11 @@ pub fn install(process: Process) -> &'static Process {
 impl Process {
     /// The state for `plan`: all its mounts are there afterwards. The error is for people.
     pub fn new(
-        shared: Shared,
-        plan: Plan,
+        shared: RunMemory,
+        plan: RunPlan,
         inherited: Inherited,
         limits: (u64, u64),
-        connections: Vec<Connection>,
+        connections: Vec<InheritedConnection>,
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
         let arena: Arc<dyn Arena> = Arc::new(shared);
@@ -107,7 +107,7 @@ impl Process {
             let fs = Arc::clone(&composed.fs);
             let made = client.mount(&mount.target, composed.fs, &composed.args);
             let made = made.map_err(|errno| failed(errno.to_string()))?;
-            mounts.push(Mounted {
+            mounts.push(RunMount {
                 relay: composed.relay,
                 backs,
                 fork: composed.fork,
@@ -166,7 +166,7 @@ impl Process {
     }
 
     /// A mount whose state neither a child nor the next program would have.
-    pub fn lost(&self) -> Option<&Mounted> {
+    pub fn lost(&self) -> Option<&RunMount> {
         self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use defuse_direct::{Client, Stop, Task};
 use defuse_fs::{Errno, FileKind};
 
-use crate::machine::descriptors::Held;
+use crate::machine::descriptors::HeldDescriptor;
 use crate::machine::sys;
 use crate::process::state::Process;
 use crate::process::table::{Entry, Table};
@@ -34,7 +34,7 @@ pub struct ByKernel {
     /// The second argument.
     pub path: CString,
     /// A descriptor that stays open until the call has returned.
-    pub held: Option<Held>,
+    pub held: Option<HeldDescriptor>,
     /// The entry of the descriptor that the call returns.
     pub entry: Option<Arc<Entry>>,
 }

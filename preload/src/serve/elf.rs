@@ -26,7 +26,7 @@ const HEADER: usize = 56;
 
 /// A program header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Segment {
+pub struct ProgramHeader {
     pub kind: u32,
     pub flags: u32,
     pub offset: u64,
@@ -38,11 +38,11 @@ pub struct Segment {
 
 /// The head of an ELF file for this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
+pub struct ElfHead {
     pub kind: u16,
     pub entry: u64,
     pub headers_at: u64,
-    pub segments: Vec<Segment>,
+    pub segments: Vec<ProgramHeader>,
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
@@ -51,7 +51,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(word))
 }
 
-impl Image {
+impl ElfHead {
     /// `None` where it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as far
     /// as its program headers at least.
     pub fn parse(head: &[u8]) -> Option<Self> {
@@ -66,7 +66,7 @@ impl Image {
         let from = usize::try_from(headers_at).ok()?;
         let segment = |at: usize| {
             let header = head.get(from.checked_add(at * HEADER)?..)?.get(..HEADER)?;
-            Some(Segment {
+            Some(ProgramHeader {
                 kind: number::<4>(header, 0)? as u32,
                 flags: number::<4>(header, 4)? as u32,
                 offset: number::<8>(header, 8)?,
@@ -78,7 +78,7 @@ impl Image {
         };
         let segments = (0..count).map(segment).collect::<Option<Vec<_>>>()?;
         let kind = number::<2>(head, 16)? as u16;
-        Some(Image { kind, entry: number::<8>(head, 24)?, headers_at, segments })
+        Some(ElfHead { kind, entry: number::<8>(head, 24)?, headers_at, segments })
     }
 
     /// The path of the loader that the file asks for.
@@ -91,7 +91,7 @@ impl Image {
     }
 
     /// All segments of this kind (`p_type`).
-    pub fn all(&self, kind: u32) -> impl Iterator<Item = &Segment> {
+    pub fn all(&self, kind: u32) -> impl Iterator<Item = &ProgramHeader> {
         self.segments.iter().filter(move |segment| segment.kind == kind)
     }
 }
@@ -101,13 +101,13 @@ pub const HEAD: usize = 4096;
 
 /// True if a file that begins with `head` is a program or library for this machine.
 pub fn is_program(head: &[u8]) -> bool {
-    Image::parse(head).is_some()
+    ElfHead::parse(head).is_some()
 }
 
 /// True if the file that begins with `head` is a program whose loader cannot load this library: it is
 /// linked statically, or for another C library. `read` reads more of it.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
-    let Some(image) = Image::parse(head) else { return false };
+    let Some(image) = ElfHead::parse(head) else { return false };
     if let Some(loader) = image.loader(&read) {
         let name = loader.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         return !name.is_empty() && !name.starts_with(b"ld-linux");
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_carrier_is_a_program_that_the_loader_is_named_in() {
         let bytes = carrier();
-        let image = Image::parse(&bytes).unwrap();
+        let image = ElfHead::parse(&bytes).unwrap();
         assert_eq!((image.kind, image.segments.len()), (DYN, 5));
         let loader = image.all(INTERP).next().unwrap();
         let from = loader.offset as usize;

@@ -31,7 +31,7 @@ pub fn exec(call: &Call<'_>) -> Served {
     let state = handover::Outgoing::new(call)?;
     let envp = state.environment(sys::strings(call.args[envp])?);
     mappings::write_back_all(call);
-    let program = Program { call, argv, envp, state: &state };
+    let program = Execution { call, argv, envp, state: &state };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
@@ -48,7 +48,7 @@ pub fn exec(call: &Call<'_>) -> Served {
     }
 }
 
-/// A file system whose state is this process's memory does not survive.
+/// Refuses an execve(2) that would lose a file system in this process's memory.
 fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
     match call.process.lost() {
         None => Ok(()),
@@ -67,8 +67,8 @@ fn copied(strings: Vec<&[u8]>) -> Vec<CString> {
     strings.into_iter().map(|text| CString::new(text).unwrap_or_default()).collect()
 }
 
-/// A program to be run.
-struct Program<'a> {
+/// An execve(2) under way.
+struct Execution<'a> {
     call: &'a Call<'a>,
     argv: Vec<CString>,
     /// Without the variable that leads to us.
@@ -94,7 +94,7 @@ fn execute(number: i64, args: &[u64; 6]) -> i64 {
     value
 }
 
-impl Program<'_> {
+impl Execution<'_> {
     /// The program's own call, with our environment.
     fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> Served {
         if let Some(served) = self.of_kernel(&args, flags) {
@@ -254,7 +254,7 @@ impl Program<'_> {
         argv.extend(argument.map(text).transpose()?);
         argv.push(text(name)?);
         argv.extend(self.argv.iter().skip(1).cloned());
-        let program = Program { argv, envp: self.envp.clone(), ..*self };
+        let program = Execution { argv, envp: self.envp.clone(), ..*self };
         let target = path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
         match target.and_then(|target| program.run(&target, scripts - 1)) {
             Err(Fail::Pass) => program.at(interpreter),
@@ -311,7 +311,7 @@ pub fn filter(call: &Call<'_>) -> Served {
     Err(Fail::Pass)
 }
 
-/// The end of the process: what it has open is given back to the others.
+/// exit_group(2): releases the open files of the process.
 pub fn exit(call: &Call<'_>) -> Served {
     handover::leave(call);
     Err(Fail::Pass)

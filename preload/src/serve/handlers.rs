@@ -9,13 +9,13 @@ use crate::serve::{
     watch, xattrs,
 };
 
-/// How a call is looked at.
+/// The way in which a call is served.
 #[derive(Clone, Copy)]
 pub enum Handler {
-    /// By the descriptor in its first argument, where that is ours. With `true` it moves data and
-    /// the like, which the kernel does by itself where the descriptor has the bytes.
+    /// By the descriptor in its first argument, if that is a file of a mount. With `true` the kernel serves
+    /// the call if the descriptor has the file's bytes.
     Fd(bool, fn(&Call<'_>, &Entry) -> Served),
-    /// By anything else; it passes on what is not ours.
+    /// By anything else; the function passes on calls that do not concern a mount.
     Any(fn(&Call<'_>) -> Served),
 }
 

@@ -9,11 +9,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use defuse_direct::Description;
 use defuse_fs::Errno;
-use defuse_preload_plan::{Inherited, State, VARIABLE};
+use defuse_preload_plan::{ExecState, Inherited, VARIABLE};
 
 use crate::machine::descriptors::memory;
 use crate::machine::state_pipe;
-use crate::process::exec_state::Estate;
+use crate::process::exec_state::HandedOver;
 use crate::process::holders;
 use crate::serve::call::{Call, Fail};
 use crate::serve::mappings;
@@ -38,7 +38,7 @@ pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fa
 /// The handover of an execve(2) that is under way. Dropped if the call failed.
 pub struct Outgoing {
     /// The descriptors that the text names.
-    _estate: Estate,
+    _handed_over: HandedOver,
     _state: OwnedFd,
     inherited: Inherited,
     preload: Vec<u8>,
@@ -48,19 +48,19 @@ impl Outgoing {
     /// Writes the execution state for the next program.
     pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
         let process = call.process;
-        let (estate, text) = Estate::of(process);
+        let (handed_over, text) = HandedOver::of(process);
         let state = state_pipe::write(&text, process.floor)?;
-        let (letter, floor) = (state.as_raw_fd(), process.floor);
-        let next = State { letter, floor, program: None };
+        let (text, floor) = (state.as_raw_fd(), process.floor);
+        let next = ExecState { text, floor, program: None };
         let inherited = Inherited { state: Some(next), ..process.inherited.clone() };
         let preload = process.plan.library.clone();
-        Ok(Outgoing { _estate: estate, _state: state, inherited, preload })
+        Ok(Outgoing { _handed_over: handed_over, _state: state, inherited, preload })
     }
 
     /// The variable that leads the next program to us, and has it load the static program in `fd`
     /// where there is one.
     pub fn variable(&self, program: Option<i32>) -> CString {
-        let state = self.inherited.state.map(|state| State { program, ..state });
+        let state = self.inherited.state.map(|state| ExecState { program, ..state });
         let inherited = Inherited { state, ..self.inherited.clone() };
         CString::new(format!("{VARIABLE}={inherited}")).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The core: whether a system call concerns a mount, and what it does there.
+//! The core: decides if a system call concerns a mount, and serves it.
 
 mod attributes;
 pub mod call;
@@ -32,13 +32,13 @@ use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
 use crate::machine::{pending, sys};
 use crate::process::fork;
-use crate::process::shared::Fate;
-use crate::process::state::{self, Mounted, Process};
+use crate::process::run_memory::Fate;
+use crate::process::state::{self, Process, RunMount};
 use crate::process::table::Entry;
 use call::{ByKernel, Call, Fail, Served, TRIES};
 use handlers::{Handler, handler};
 
-/// Serves a call; `None` where the kernel is to do it.
+/// Serves a call; `None` if it is the kernel's.
 #[inline]
 pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     let process = state::get()?;
@@ -92,8 +92,7 @@ fn walk_again(call: &Call<'_>, run: fn(&Call<'_>) -> Served) -> Served {
     result
 }
 
-/// A call that nothing here serves: where it names a descriptor of ours, the kernel refuses it, and
-/// that is told.
+/// Counts a call that nothing here serves, if it names a descriptor of ours: the kernel refuses it.
 #[cold]
 fn note_missed(process: &'static Process, number: u64, args: &[u64; 6]) {
     if is_missed(process, number, args) {
@@ -138,11 +137,11 @@ fn by_descriptor(
     finish(&call, result)
 }
 
-/// Tells people once why files cannot be used any more: their server is gone.
+/// Prints once why files cannot be used any more: their server is gone.
 #[cold]
 fn tell_of_the_dead(process: &'static Process) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    let is_dead = |mount: &&Mounted| mount.relay.as_ref().is_some_and(|r| r.is_dead());
+    let is_dead = |mount: &&RunMount| mount.relay.as_ref().is_some_and(|r| r.is_dead());
     let Some(mount) = process.mounts.iter().find(is_dead) else { return };
     if !TOLD.swap(true, Ordering::Relaxed) {
         say(&format!(
@@ -153,7 +152,7 @@ fn tell_of_the_dead(process: &'static Process) {
     }
 }
 
-/// The kernel's answer for a result; `None` where the kernel is to do it as it is.
+/// The value for the program; `None` if the kernel has to execute the call as it is.
 fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
     match result {
         Ok(value) => Some(value),
@@ -183,7 +182,7 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
     }
 }
 
-/// The call as the kernel does it on the lower open file, with `lock` in its third argument.
+/// Has the kernel execute the call on the lower open file, with `lock` as the third argument.
 fn on_lower(call: &Call<'_>, entry: &Entry, mut lock: Option<libc::flock>) -> i64 {
     let Some(lower) = &entry.lower else { return sys::failure(Errno::EBADF) };
     let mut args = *call.args;

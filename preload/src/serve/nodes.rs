@@ -13,13 +13,13 @@ use defuse_direct::Stat;
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
-use crate::machine::descriptors::{Held, owned};
+use crate::machine::descriptors::{HeldDescriptor, owned};
 use crate::machine::message::say;
 use crate::machine::sys;
 use crate::serve::call::Call;
 
 /// The directory of the nodes of this thread's user.
-pub struct Directory(Held);
+pub struct Directory(HeldDescriptor);
 
 impl Directory {
     /// Opens it, and makes it where it is not there. `EACCES` where somebody else has put something
@@ -39,7 +39,7 @@ impl Directory {
         let stat = fd.as_ref().map_err(|errno| *errno).and_then(stat);
         let is_ours = stat.is_ok_and(|stat| stat.st_uid == uid && stat.st_mode & 0o077 == 0);
         match (fd, is_ours) {
-            (Ok(fd), true) => Held::new(&fd, call.process.floor).map(Directory),
+            (Ok(fd), true) => HeldDescriptor::new(&fd, call.process.floor).map(Directory),
             _ => {
                 say(&format!(
                     "{path} is not a directory of user {uid} alone: another program of this run has \
@@ -75,21 +75,21 @@ impl Directory {
     }
 
     /// The node for the file with these attributes, opened by `O_PATH`: what the kernel opens or
-    /// connects to by [`Held::path`] is what was checked here. `ENOENT` where there is none, `ENXIO`
+    /// connects to by [`HeldDescriptor::path`] is what was checked here. `ENOENT` where there is none, `ENXIO`
     /// where it is of another kind or user.
-    pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<Held, Errno> {
+    pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<HeldDescriptor, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = open_at(self.0.as_raw_fd(), &name(file), flags)?;
         let stat = stat(&fd)?;
         let is_it = stat.st_mode & libc::S_IFMT == file.attr.kind.mode_bits()
             && stat.st_rdev == file.attr.rdev
             && stat.st_uid == call.task().credentials().uid;
-        if is_it { Held::new(&fd, call.process.floor) } else { Err(Errno::ENXIO) }
+        if is_it { HeldDescriptor::new(&fd, call.process.floor) } else { Err(Errno::ENXIO) }
     }
 }
 
 /// The node for a fifo or device of a mount, made at the first open.
-pub fn node(call: &Call<'_>, stat: &Stat) -> Result<Held, Errno> {
+pub fn node(call: &Call<'_>, stat: &Stat) -> Result<HeldDescriptor, Errno> {
     let directory = Directory::open(call)?;
     directory.make(stat)?;
     directory.node(call, stat)

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use defuse_fs::{Errno, FileKind};
 
-use crate::process::state::{Mounted, Process};
+use crate::process::state::{Process, RunMount};
 use crate::serve::call::{ByKernel, Call, Fail, Served};
 use crate::serve::open;
 
@@ -42,7 +42,7 @@ fn real_path(call: &Call<'_>, full: &[u8], is_link: bool) -> Result<Vec<u8>, Fai
 
 /// Where the kernel has `path`, which is that of a mount and has no links in it.
 fn below(process: &Process, path: &[u8]) -> Option<Vec<u8>> {
-    let rest = |mounted: &Mounted| {
+    let rest = |mounted: &RunMount| {
         let target = mounted.mount.target();
         let rest = path.strip_prefix(&*target)?;
         matches!(rest.first(), None | Some(b'/')).then(|| (target.len(), rest.to_vec()))

@@ -17,11 +17,11 @@ pub fn any(call: &Call<'_>) -> Served {
         2 => match call.entry(0).ok_or(Fail::Pass)? {
             entry if entry.is_inode() => {
                 let start = Start::Entry(entry);
-                Place::Path(Target { start, path: b"", magic: false }, true)
+                Subject::Path(Target { start, path: b"", magic: false }, true)
             }
-            entry => Place::Descriptor(entry),
+            entry => Subject::Descriptor(entry),
         },
-        _ => Place::Path(call.target(None, 0, false)?, how == 0),
+        _ => Subject::Path(call.target(None, 0, false)?, how == 0),
     };
     match what {
         0 => set(call, &place),
@@ -32,7 +32,7 @@ pub fn any(call: &Call<'_>) -> Served {
 }
 
 /// The file that has the attributes.
-enum Place<'a> {
+enum Subject<'a> {
     /// Of an open file.
     Descriptor(Arc<Entry>),
     /// Of what a path leads to, with links followed or not.
@@ -46,7 +46,7 @@ fn name<'a>(call: &Call<'a>) -> Result<&'a [u8], Errno> {
     }
 }
 
-fn set(call: &Call<'_>, place: &Place<'_>) -> Served {
+fn set(call: &Call<'_>, place: &Subject<'_>) -> Served {
     let (name, flags) = (name(call)?, call.int(4));
     if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
         return Err(Errno::EINVAL.into());
@@ -62,8 +62,8 @@ fn set(call: &Call<'_>, place: &Place<'_>) -> Served {
     };
     let (client, task) = (call.client(), call.task());
     match place {
-        Place::Descriptor(entry) => client.fsetxattr(task, entry.file(), name, value, flags)?,
-        Place::Path(target, follow) => {
+        Subject::Descriptor(entry) => client.fsetxattr(task, entry.file(), name, value, flags)?,
+        Subject::Path(target, follow) => {
             client.setxattr(task, (target.at(), target.path, *follow), name, value, flags)?;
         }
     }
@@ -81,36 +81,36 @@ fn answer(value: Xattr, address: u64) -> Served {
     }
 }
 
-fn get(call: &Call<'_>, place: &Place<'_>) -> Served {
+fn get(call: &Call<'_>, place: &Subject<'_>) -> Served {
     let (name, room) = (name(call)?, (call.args[3] as usize).min(65536));
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Place::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
-        Place::Path(target, follow) => {
+        Subject::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
+        Subject::Path(target, follow) => {
             client.getxattr(task, (target.at(), target.path, *follow), name, room)?
         }
     };
     answer(value, call.args[2])
 }
 
-fn list(call: &Call<'_>, place: &Place<'_>) -> Served {
+fn list(call: &Call<'_>, place: &Subject<'_>) -> Served {
     let room = (call.args[2] as usize).min(65536);
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Place::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
-        Place::Path(target, follow) => {
+        Subject::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
+        Subject::Path(target, follow) => {
             client.listxattr(task, target.at(), target.path, *follow, room)?
         }
     };
     answer(value, call.args[1])
 }
 
-fn remove(call: &Call<'_>, place: &Place<'_>) -> Served {
+fn remove(call: &Call<'_>, place: &Subject<'_>) -> Served {
     let name = name(call)?;
     let (client, task) = (call.client(), call.task());
     match place {
-        Place::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
-        Place::Path(target, follow) => {
+        Subject::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
+        Subject::Path(target, follow) => {
             client.removexattr(task, (target.at(), target.path, *follow), name)?;
         }
     }

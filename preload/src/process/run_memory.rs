@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use defuse_direct::OpenCells;
-use defuse_preload_plan::{Plan, Unreadable, layout};
+use defuse_preload_plan::{RunPlan, Unreadable, layout};
 
 use crate::machine::sys;
 
@@ -20,14 +20,14 @@ pub enum Fate {
 
 /// The mapping, which the process never removes.
 #[derive(Clone, Copy)]
-pub struct Shared {
+pub struct RunMemory {
     base: *const u8,
 }
 
 // SAFETY: what is written after the mapping was made are atomics.
-unsafe impl Send for Shared {}
+unsafe impl Send for RunMemory {}
 // SAFETY: see above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for RunMemory {}
 
 /// Maps all of a file; its address and length.
 fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
@@ -38,23 +38,23 @@ fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
     Some((base as *const u8, len))
 }
 
-impl Shared {
+impl RunMemory {
     /// Maps the memory behind `memory`, and reads the plan in `plan`. The number is where images begin
     /// behind the plan. An error where another version made them.
-    pub fn map(memory: i32, plan: i32) -> Result<(Shared, Plan, u64), Unreadable> {
+    pub fn map(memory: i32, plan: i32) -> Result<(RunMemory, RunPlan, u64), Unreadable> {
         let (at, len) = map_all(plan, libc::PROT_READ).ok_or(Unreadable::Malformed)?;
         // SAFETY: the mapping has this length, and the file is sealed.
         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
         let decoded = layout::plan(bytes).and_then(|plan| {
             let images = layout::images_at(plan.len()) as u64;
-            Ok((Plan::decode(plan)?, images))
+            Ok((RunPlan::decode(plan)?, images))
         });
         let _ = sys::plain(libc::SYS_munmap, at as u64, len as u64, 0);
         let (plan, images) = decoded?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let mapped = map_all(memory, protection).filter(|(_, len)| *len >= layout::LEN);
         let (base, _) = mapped.ok_or(Unreadable::Malformed)?;
-        let shared = Shared { base };
+        let shared = RunMemory { base };
         layout::check_version(shared.words(0, 1)[0].load(Ordering::Relaxed))?;
         Ok((shared, plan, images))
     }
