@@ -283,6 +283,9 @@ impl Binary {
     }
 }
 
+/// Programs with more bytes are not scanned while they are executed.
+const MOST_SCANNED: u64 = 2 << 20;
+
 fn is_looked_at(number: u16) -> bool {
     calls::name(number).is_some()
 }
@@ -308,7 +311,8 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
 
 /// True if the program in `file` makes system calls on files without the C library: it is a Go
 /// program, or one of its functions has such a `syscall` instruction, or one whose number cannot be
-/// told. Instructions that the run replaces, because they are `planned`, do not count.
+/// told. Instructions that the run replaces, because they are `planned`, do not count. Instructions of
+/// programs with more than 2 MiB are not looked for: that takes milliseconds for each MiB.
 pub fn has_own_file_calls(file: &File, planned: &[ObjectSites]) -> bool {
     let data = ReadCache::new(file);
     let Ok(file) = ElfFile64::<LittleEndian, _>::parse(&data) else { return false };
@@ -318,6 +322,9 @@ pub fn has_own_file_calls(file: &File, planned: &[ObjectSites]) -> bool {
     // The functions of such a program have no unwind tables.
     if planned.is_none() && file.section_by_name(".note.go.buildid").is_some() {
         return true;
+    }
+    if file.data().len().is_ok_and(|len| len > MOST_SCANNED) {
+        return false;
     }
     let is_replaced = |found: &Found| {
         let sites = planned.iter().flat_map(|object| &object.sites);

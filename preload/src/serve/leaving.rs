@@ -18,9 +18,6 @@ use crate::machine::sys;
 use crate::serve::call::Call;
 use crate::serve::elf;
 
-/// Programs with more bytes are not scanned for system calls of their own.
-const MOST_BYTES: i64 = 64 << 20;
-
 /// Looks at a program of the kernel's name space that is about to be executed by `name`.
 pub fn look_at(call: &Call<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
     if let Some(stat) = stat(at, flags) {
@@ -63,7 +60,7 @@ fn look_at_new(
     if changes_user(call, stat, (at, flags)) {
         tell_of_another_user(name);
     } else if let (Some(program), false) = (program, call.process.plan.dispatch) {
-        look_at_code(call, &program, head, stat.st_size, name);
+        look_at_code(call, &program, head, name);
     }
 }
 
@@ -77,12 +74,11 @@ fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
 }
 
 /// Says so if the program of this code is not served.
-fn look_at_code(call: &Call<'_>, program: &File, head: &[u8], len: i64, name: &[u8]) {
+fn look_at_code(call: &Call<'_>, program: &File, head: &[u8], name: &[u8]) {
     let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
     if elf::is_static(head, more) {
         tell_of_static(call, name);
-    } else if len <= MOST_BYTES
-        && elf::is_program(head)
+    } else if elf::is_program(head)
         && analysis::has_own_file_calls(program, &call.process.plan.objects)
     {
         say(&format!(
