@@ -97,7 +97,7 @@ int main(int argc, char **argv) { printf("%ld\n", raw(21, argv[1])); }
 /// A program with system calls of its own that another program executes saw the kernel's files, and
 /// nothing said so.
 #[test]
-fn a_program_with_calls_of_its_own_that_is_executed_later_is_told_of_once() {
+fn a_program_with_own_system_calls_that_is_executed_later_causes_one_warning() {
     let place = Place::new();
     let Some(program) = compile(&place, "own", OWN_CALLS, &[]) else { return };
     let Some(other) = compile(&place, "other", OWN_CALLS, &["-DARGUMENT"]) else { return };
@@ -121,7 +121,7 @@ fn a_program_with_calls_of_its_own_that_is_executed_later_is_told_of_once() {
 
 /// Go makes all its calls by itself, from functions without unwind tables.
 #[test]
-fn a_go_program_that_is_executed_later_is_told_of() {
+fn a_go_program_that_is_executed_later_causes_a_warning() {
     let place = Place::new();
     let source = r#"
 #include <stdio.h>
@@ -137,7 +137,7 @@ int main(void) { puts("here"); }"#;
 
 /// A program that becomes another user is executed without the library, and nothing said so.
 #[test]
-fn a_program_that_becomes_another_user_is_told_of_once() {
+fn a_program_that_becomes_another_user_causes_one_warning() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can give a file to another user");
         return;
@@ -169,7 +169,7 @@ int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }
 
 /// Capabilities of a file are for users who are not root.
 #[test]
-fn a_program_with_capabilities_is_told_of_to_those_who_gain_them() {
+fn a_program_with_capabilities_causes_a_warning_for_users_who_gain_them() {
     let place = Place::new();
     let source = r#"
 #include <stdio.h>
