@@ -8,7 +8,7 @@ pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, ONLY_HERE]);
 
 /// Kinds that only this program links, because they bring a C library or anything else that has no place
 /// inside of another program. `defuse run` serves them for its programs.
-const ONLY_HERE: &[&dyn Kind] = &[];
+const ONLY_HERE: &[&dyn Kind] = &[&defuse_example::KIND];
 
 /// Tells whether the library that `defuse run` loads into programs links `kind`, too.
 pub fn is_in_process(kind: &dyn Kind) -> bool {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use defuse_example::Example;
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, Op, check, replay};
 
@@ -21,4 +22,10 @@ fn a_copy_that_lengthens_its_own_source_stops_at_the_old_end() {
         Op::Copy { from: 0, to: 0, src: 8191, dst: 12287, length: 300 },
     ];
     replay(Missing::Refused, &Memory::new(Options::default()), &ops).unwrap();
+}
+
+/// The backend that the documentation explains has few operations, and these do as the model does.
+#[test]
+fn the_example_does_what_the_model_does() {
+    check(Missing::Allowed, || Arc::new(Example::new(1024)));
 }

@@ -1,0 +1,267 @@
+//! A small file system: one directory of files in memory, behind one lock.
+//!
+//! What it is: the backend with which docs/writing-a-file-system.md explains the contract. It is tested like any
+//! other one, and `defuse` opens it as `example:`.
+//!
+//! What it is not: a file system to use. It has no directories below the root, no links, no rename and no
+//! extended attributes (`ENOSYS`), and no two operations run at the same time. `defuse-memory` has all that.
+
+#![forbid(unsafe_code)]
+
+mod kind;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_fs::posix::{Parent, new_inode, without_set_id};
+use defuse_fs::{
+    Attr, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name,
+    NewNode, OpenFlags, Push, ReadArgs, ReadBuf, Result, SetAttr, SetTime, Timestamp, WriteArgs,
+    WriteBuf,
+};
+
+pub use kind::KIND;
+
+/// Most bytes in a file. A write may begin at any offset, and must not take all memory.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The file system.
+pub struct Example {
+    /// Most inodes, the root included.
+    most: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    names: BTreeMap<Vec<u8>, Ino>,
+    inodes: BTreeMap<Ino, Inode>,
+    /// The last inode number in use: no number is used twice.
+    last: u64,
+}
+
+struct Inode {
+    attr: Attr,
+    bytes: Vec<u8>,
+    /// Lookups that frontends have and did not return.
+    lookups: u64,
+}
+
+impl Example {
+    /// A file system for up to `most` inodes, the root included.
+    pub fn new(most: usize) -> Self {
+        let root = NewNode::new(FileKind::Directory, 0o1777, Default::default());
+        let root = Inode { attr: attr(Ino::ROOT, &root), bytes: Vec::new(), lookups: 0 };
+        let inodes = BTreeMap::from([(Ino::ROOT, root)]);
+        let state = State { names: BTreeMap::new(), inodes, last: Ino::ROOT.0 };
+        Example { most, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn inode(&mut self, ino: Ino) -> Result<&mut Inode> {
+        self.inodes.get_mut(&ino).ok_or(Errno::ESTALE)
+    }
+
+    fn find(&self, parent: Ino, name: Name<'_>) -> Result<Ino> {
+        if parent != Ino::ROOT {
+            return Err(Errno::ENOTDIR);
+        }
+        self.names.get(name.as_bytes()).copied().ok_or(Errno::ENOENT)
+    }
+
+    /// Every entry gives the frontend one lookup.
+    fn entry(&mut self, ino: Ino) -> Result<Entry> {
+        let inode = self.inode(ino)?;
+        inode.lookups += 1;
+        Ok(Entry { ino, generation: 0, attr: inode.attr, valid_for: Duration::ZERO })
+    }
+
+    /// Frees an inode that has neither a name nor lookups.
+    fn free_unused(&mut self, ino: Ino) {
+        let is_unused = |inode: &Inode| inode.attr.nlink == 0 && inode.lookups == 0;
+        if self.inodes.get(&ino).is_some_and(is_unused) {
+            self.inodes.remove(&ino);
+        }
+    }
+}
+
+impl Inode {
+    fn resize(&mut self, size: u64) -> Result<()> {
+        match self.attr.kind {
+            FileKind::Directory => return Err(Errno::EISDIR),
+            _ if size > MOST_BYTES => return Err(Errno::EFBIG),
+            _ => self.bytes.resize(size as usize, 0),
+        }
+        let now = Timestamp::now();
+        let blocks = size.div_ceil(512);
+        self.attr = Attr { size, blocks, mtime: now, ctime: now, ..self.attr };
+        Ok(())
+    }
+}
+
+impl FileSystem for Example {
+    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let mut state = self.state();
+        let ino = state.find(parent, name)?;
+        state.entry(ino)
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        let mut state = self.state();
+        if let Ok(inode) = state.inode(ino) {
+            inode.lookups = inode.lookups.saturating_sub(lookups);
+        }
+        state.free_unused(ino);
+    }
+
+    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        Ok(self.state().inode(ino)?.attr)
+    }
+
+    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        let mut state = self.state();
+        let inode = state.inode(ino)?;
+        // First, because nothing else can fail.
+        if let Some(size) = set.size {
+            inode.resize(size)?;
+        }
+        let (attr, now) = (&mut inode.attr, Timestamp::now());
+        let drops_set_id = set.kill_suidgid || set.uid.or(set.gid).is_some();
+        if drops_set_id && attr.kind == FileKind::Regular {
+            attr.perm = without_set_id(attr.perm, true);
+        }
+        attr.perm = set.perm.unwrap_or(attr.perm);
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        let time = |set, old| match set {
+            None => old,
+            Some(SetTime::Now) => now,
+            Some(SetTime::At(time)) => time,
+        };
+        attr.atime = time(set.atime, attr.atime);
+        attr.mtime = time(set.mtime, attr.mtime);
+        attr.ctime = now;
+        Ok(*attr)
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let state = &mut *self.state();
+        match state.find(parent, name) {
+            Ok(_) => return Err(Errno::EEXIST),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        if node.kind != FileKind::Regular {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if state.inodes.len() >= self.most {
+            return Err(Errno::ENOSPC);
+        }
+        state.last += 1;
+        let ino = Ino(state.last);
+        let root = &mut state.inode(Ino::ROOT)?.attr;
+        (root.mtime, root.ctime) = (Timestamp::now(), Timestamp::now());
+        let parent = Parent { perm: root.perm, gid: root.gid, default_acl: None };
+        let made = new_inode(parent, node, cx.caller.uid == 0);
+        let attr = Attr { perm: made.perm, gid: made.gid, ..attr(ino, node) };
+        state.inodes.insert(ino, Inode { attr, bytes: Vec::new(), lookups: 0 });
+        state.names.insert(name.as_bytes().to_vec(), ino);
+        state.entry(ino)
+    }
+
+    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        let mut state = self.state();
+        let ino = state.find(parent, name)?;
+        state.names.remove(name.as_bytes());
+        state.inode(ino)?.attr.nlink = 0;
+        state.free_unused(ino);
+        Ok(())
+    }
+
+    fn read(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let bytes = &state.inode(file.ino)?.bytes;
+        let start = args.offset.min(bytes.len() as u64) as usize;
+        out.put(&bytes[start..]).map(drop)
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let mut state = self.state();
+        let inode = state.inode(file.ino)?;
+        let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        let start = if appends { inode.attr.size } else { args.offset };
+        let end = start.checked_add(data.remaining() as u64).ok_or(Errno::EFBIG)?;
+        if end > start {
+            inode.resize(end.max(inode.attr.size))?;
+        }
+        data.take(inode.bytes.get_mut(start as usize..end as usize).unwrap_or_default())
+    }
+
+    /// The position after an entry is its inode number and one more. It stays right when other names come
+    /// and go.
+    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        if dir.ino != Ino::ROOT {
+            return Err(Errno::ENOTDIR);
+        }
+        let state = self.state();
+        let mut entries: Vec<_> =
+            state.names.iter().map(|(name, ino)| (ino.0 + 1, name.as_slice())).collect();
+        entries.extend([(1, b".".as_slice()), (2, b"..")]);
+        entries.sort_unstable();
+        for (next, name) in entries.into_iter().filter(|(next, _)| *next > from) {
+            let (ino, kind) = match next {
+                1 | 2 => (Ino::ROOT.0, FileKind::Directory),
+                _ => (next - 1, FileKind::Regular),
+            };
+            if out.push(DirItem { ino, next, kind, name }) == Push::Full {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The attributes of a new inode.
+fn attr(ino: Ino, node: &NewNode<'_>) -> Attr {
+    let now = Timestamp::now();
+    Attr {
+        st_ino: ino.0,
+        kind: node.kind,
+        perm: node.perm,
+        nlink: if node.kind == FileKind::Directory { 2 } else { 1 },
+        uid: node.uid,
+        gid: node.gid,
+        rdev: node.rdev,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: Some(now),
+        valid_for: Duration::ZERO,
+    }
+}
