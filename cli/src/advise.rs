@@ -9,11 +9,11 @@ use defuse_study::options::Config;
 use crate::error::{Failure, Result, print, warn};
 use crate::study::{failed, this_program};
 
-/// Find out what a mount costs for your own command, why, and which option would help
+/// Measure the cost of a mount for your own command, and find options that help
 ///
-/// Runs the command on a copy of DIR and on a mount of that copy, in turns, and explains the difference by requests, the
-/// stages where they spend their time (root), and CPU time. Options that could help are tried. The command works in the
-/// directory; {} among its words and the variable DEFUSE_DIR name it, too. DIR itself is only read.
+/// Runs the command on a copy of DIR and on a mount of that copy, in turns. Explains the difference by requests, by their
+/// time in each stage (root), and by CPU time. Tries options that could help. The command works in the directory; {} among
+/// its arguments and the variable DEFUSE_DIR have its path. DIR itself is only read.
 #[derive(clap::Args)]
 pub struct AdviseArgs {
     /// The directory
@@ -21,22 +21,22 @@ pub struct AdviseArgs {
     /// The mount: default, base, opt, or NAME=COMMAND (options of a mount, or any command that mounts {source} on {mountpoint})
     #[arg(long, value_name = "CONFIG", default_value = "default", value_parser = config)]
     config: Config,
-    /// How often each is run
+    /// Number of runs of each
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: u32,
-    /// Drop the kernel's caches before each run (root)
+    /// Drop the caches of the kernel before each run (root)
     #[arg(long)]
     cold: bool,
     /// Do not try options
     #[arg(long)]
     no_try: bool,
-    /// Where copies are made
+    /// The directory for copies
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     work: PathBuf,
-    /// The largest directory that is copied
+    /// Maximum size of the directory
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     copy_limit: u64,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// The command and its arguments
@@ -52,7 +52,7 @@ fn size(text: &str) -> std::result::Result<u64, String> {
     defuse_fs::source::bytes(text).ok_or_else(|| "write bytes, such as 500M or 2G".into())
 }
 
-/// Runs the command in turns, and explains.
+/// Runs the command in turns, and prints the explanation.
 pub fn run(args: &AdviseArgs) -> Result {
     let options = Options {
         dir: args.dir.clone(),

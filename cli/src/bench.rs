@@ -1,4 +1,4 @@
-//! `defuse bench`, and the process whose calls it measures.
+//! `defuse bench`, and its subprocess that makes the measured calls.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -20,7 +20,7 @@ use crate::error::{Failure, Result, print, warn};
 use crate::sources::SOURCES;
 use crate::study::{failed, this_program};
 
-/// Measure defuse itself, on this machine
+/// Measure defuse itself on this machine
 #[derive(clap::Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -32,28 +32,28 @@ enum What {
     Direct(DirectArgs),
 }
 
-/// Measure what it brings to leave the kernel out: the tables of "Direct-FUSE"
+/// Measure the gain of bypassing the kernel: the tables of "Direct-FUSE"
 ///
-/// The same calls on tmpfs and on ext4 (a loop device made for the purpose), natively, through a mount with direct_io,
-/// through libfuse's passthrough_hp where it is there, and by an unchanged program under `defuse run`, in turns. Beside
-/// bandwidth: context switches, what of a call is the client's own part, `memory:` against tmpfs, and what a start costs.
-/// Says whether each goal is met, with the spread of the rounds. Takes about two minutes, and needs root. Everything that
-/// it makes is removed again, also after Ctrl-C, which keeps the rounds that were complete.
+/// Makes the same calls on tmpfs and on ext4 (a new loop device): natively, through a mount with direct_io, through
+/// libfuse's passthrough_hp if installed, and by an unchanged program under `defuse run`, in turns. Measures bandwidth,
+/// context switches, the client's share of a call, `memory:` against tmpfs, and the time of a start. Reports for each goal
+/// if it is met, with the spread of the rounds. Takes about two minutes, and needs root. Removes everything that it
+/// creates, also after Ctrl-C, which keeps the complete rounds.
 #[derive(clap::Args)]
 pub struct DirectArgs {
-    /// How often everything is measured; after two and a half minutes no further round begins
+    /// Number of rounds; no round begins after two and a half minutes
     #[arg(long, value_name = "N", default_value_t = 9)]
     rounds: u32,
-    /// full, or tiny: everything once and small, to see that it works
+    /// full, or tiny: everything once and small, as a test
     #[arg(long, value_parser = Scale::named, default_value = "full")]
     scale: Scale,
-    /// Write direct.json and direct.html, which needs no network, into this directory
+    /// Write direct.json and direct.html (without network access) to this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Where the image of ext4 and the mounts lie meanwhile
+    /// The directory for the image of ext4 and the mounts
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     work: PathBuf,
-    /// libfuse's passthrough_hp [default: as `cargo xtask bench` has made it]
+    /// libfuse's passthrough_hp [default: as built by `cargo xtask bench`]
     #[arg(long, value_name = "PROGRAM")]
     libfuse: Option<PathBuf>,
     /// Print the results as JSON instead of the tables
@@ -73,7 +73,7 @@ pub struct WorkerArgs {
     /// Count the context switches of this process, too
     #[arg(long)]
     server: Option<u32>,
-    /// Count those of whoever started this one
+    /// Count those of the parent process
     #[arg(long, conflicts_with = "server")]
     server_is_parent: bool,
     /// Call the client as a library, on this source
@@ -92,7 +92,7 @@ pub fn run(args: &BenchArgs) -> Result {
         program: this_program()?,
     };
     if let Some(dir) = &args.out {
-        // Not after two minutes.
+        // Fail now, not after two minutes.
         std::fs::create_dir_all(dir).map_err(|error| {
             Failure::Failed(format!(
                 "cannot make {}: {error}: name another directory with --out",
@@ -145,7 +145,7 @@ struct Library {
 }
 
 impl Library {
-    /// Opens `path` of a source; of one that does nothing if the source is `dummy`.
+    /// Opens `path` of a source. The source `dummy` does nothing.
     fn open(source: &std::ffi::OsStr, path: &Path) -> Result<Library> {
         const NAME: &[u8] = b"bench:";
         let is_dummy = source == "dummy";
@@ -177,7 +177,7 @@ impl Calls for Library {
 
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let count = self.client.read(&self.task, &self.file, room).map_err(io::Error::other)?;
-        // Nothing was put there, so that nothing but the call is measured.
+        // No data, so that only the call is measured.
         Ok(if self.is_dummy { room.len() } else { count })
     }
 

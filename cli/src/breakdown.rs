@@ -1,4 +1,4 @@
-//! `defuse breakdown`: where the time of one kind of request goes.
+//! `defuse breakdown`: the time of one kind of request by stages.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -15,24 +15,24 @@ use crate::stat::period;
 use crate::target::Target;
 use crate::until::Until;
 
-/// Show which share of the time of one operation each stage has
+/// Show the share of each stage in the time of one operation
 ///
-/// Looks into the kernel (root) while COMMAND runs, for SECS, or until Ctrl-C.
+/// Traces the kernel (root) while COMMAND runs, for SECS, or until Ctrl-C.
 #[derive(clap::Args)]
 pub struct BreakdownArgs {
-    /// Where it is mounted, or the number of its connection
+    /// The mount point, or the number of the connection
     #[arg(value_name = "MOUNT|CONNECTION")]
     target: PathBuf,
     /// The operation, such as create or read
     #[arg(long, value_parser = operation)]
     op: Op,
-    /// For so many seconds
+    /// Trace for this many seconds
     #[arg(long = "for", value_name = "SECS", value_parser = period, conflicts_with = "command")]
     duration: Option<Duration>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// A command that is run meanwhile
+    /// A command to run and trace
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<std::ffi::OsString>,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub fn operation(text: &str) -> std::result::Result<Op, String> {
             .map(|name| (strsim::jaro(&name, &text), name))
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match near.filter(|(likeness, _)| *likeness > 0.75) {
-            Some((_, name)) => format!("there is no such operation; is it {name}?"),
+            Some((_, name)) => format!("there is no such operation; did you mean {name}?"),
             None => "there is no such operation: write one of FUSE, such as read or lookup".into(),
         }
     })
@@ -59,15 +59,15 @@ pub fn operation(text: &str) -> std::result::Result<Op, String> {
 #[derive(Debug, PartialEq, Serialize)]
 struct Share {
     stage: &'static str,
-    /// Requests that were in this stage.
+    /// Number of requests in this stage.
     count: u64,
-    /// Its time in all of them, divided by all requests.
+    /// The time of all requests in this stage, divided by the number of all requests.
     mean_ns: f64,
-    /// Of the total, in per cent.
+    /// The share of the total in per cent.
     percent: f64,
 }
 
-/// Where the time of an operation went.
+/// The time of an operation by stages.
 #[derive(Debug, PartialEq, Serialize)]
 struct Breakdown {
     op: Op,
@@ -79,7 +79,7 @@ struct Breakdown {
     notes: Vec<String>,
 }
 
-/// Prints where the time of an operation goes.
+/// Prints the time of an operation by stages.
 pub fn run(args: &BreakdownArgs) -> Result {
     let target = Target::find(&args.target)?;
     let id = target.connection.id;
@@ -94,7 +94,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
         }
         None => {
             if args.duration.is_none() {
-                warn(&"looking: Ctrl-C ends it and shows what was seen");
+                warn(&"tracing: Ctrl-C ends it and shows the result");
             }
             until.wait();
             None
@@ -106,7 +106,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
     notes.extend(losses.describe());
     let breakdown =
         Breakdown::of(&snapshot, args.op, notes, collector.kind()).map_err(|failure| {
-            // Without the command's work nothing can have been seen: its failure is the reason.
+            // A command that failed explains an empty result.
             match status.filter(|status| !status.success()) {
                 Some(status) => {
                     Failure::Failed(format!("the command ended with {status}; {failure}"))
@@ -130,7 +130,9 @@ pub fn run(args: &BreakdownArgs) -> Result {
 impl Breakdown {
     fn of(snapshot: &Snapshot, op: Op, notes: Vec<String>, kind: Kind) -> Result<Breakdown> {
         let total = snapshot.get_stage(Stage::Total, op).ok_or_else(|| {
-            Failure::Failed(format!("no {op} ended meanwhile: run what makes some, beside it"))
+            Failure::Failed(format!(
+                "no {op} ended meanwhile: run a command that makes some at the same time"
+            ))
         })?;
         let count = total.latency.count;
         let share = |name: &'static str, count_in: u64, ns: f64| Share {
@@ -154,7 +156,7 @@ impl Breakdown {
             .collect();
         let rest = (1.0 - shares.iter().map(|share| share.percent / 100.0).sum::<f64>())
             * total.latency.sum_ns as f64;
-        // A request may end between the reading of two counts, so that the rest is below zero.
+        // A request may end between the reads of two counts, so the rest may be negative.
         shares.push(share("not seen", 0, rest));
         let (errors, mean_ns) = (total.latency.errors, total.latency.sum_ns as f64 / count as f64);
         Ok(Breakdown { op, count, errors, mean_ns, shares, notes })
@@ -169,7 +171,7 @@ impl std::fmt::Display for Breakdown {
         let _ = writeln!(text, "{:<18} {:>10} {:>12} {:>8}", "stage", "count", "mean us", "share");
         for Share { stage, count, mean_ns, percent } in shares {
             let mean_us = mean_ns / 1e3;
-            // Minus nothing is nothing.
+            // Avoids -0.
             let (mean_us, percent) = (mean_us + 0.0, percent + 0.0);
             let _ = writeln!(text, "{stage:<18} {count:>10} {mean_us:>12.3} {percent:>7.2}%");
         }

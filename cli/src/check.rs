@@ -12,26 +12,26 @@ use defuse_preload_plan::calls;
 use crate::error::{Failure, Result, print};
 use crate::run::{find_program, is_loader_of_linux};
 
-/// Say what `defuse run` will and will not intercept in a program
+/// Show the system calls of a program that `defuse run` will intercept
 ///
-/// Looks at the program and the libraries that it needs, and runs nothing. Exits with 0 where all
-/// calls that concern files are intercepted, 1 otherwise.
+/// Analyses the program and its libraries, and runs nothing. Exits with 0 if all calls that concern files
+/// are intercepted, 1 otherwise.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArgs {
-    /// The program: a path, or a name that is looked for in PATH
+    /// The program: a path, or a name in PATH
     pub program: OsString,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What was found.
+/// The result of the analysis.
 #[derive(serde::Serialize)]
 struct Findings {
     program: PathBuf,
-    /// A library can be loaded into it.
+    /// A library can be loaded into the program.
     preloadable: bool,
-    /// The same with `--dispatch`, and whether all its calls that concern files are served then.
+    /// `--dispatch` serves the program, and then all its calls that concern files.
     dispatchable: bool,
     reasons: Vec<String>,
     objects: Vec<Object>,
@@ -40,21 +40,21 @@ struct Findings {
 #[derive(serde::Serialize)]
 struct Object {
     path: PathBuf,
-    /// `syscall` instructions.
+    /// Number of `syscall` instructions.
     calls: usize,
-    /// Those that concern files and are replaced.
+    /// Number of those that concern files and are replaced.
     replaced: usize,
-    /// Those that concern files and cannot be replaced, with their addresses.
+    /// Instructions that concern files and cannot be replaced, with their addresses.
     missed: Vec<String>,
-    /// Those whose number is only known when they run: they are left alone.
+    /// Number of those whose system call is only known at run time. They are not replaced.
     unknown: usize,
 }
 
-/// Tells.
+/// Analyses a program, and prints the result.
 pub fn run(args: &CheckArgs) -> Result {
     let shown = args.program.display();
     let path = find_program(&args.program).ok_or_else(|| {
-        Failure::Failed(format!("{shown}: there is no such program: give its path"))
+        Failure::Failed(format!("{shown}: there is no such program: write its path"))
     })?;
     let path = executed(&path)?;
     let findings = find(&path)?;
@@ -72,23 +72,23 @@ pub fn run(args: &CheckArgs) -> Result {
              mount them by `defuse mount`"
         ))),
         false => Err(Failure::Failed(format!(
-            "{shown}: not all of its files can be reached: mount them by `defuse mount`"
+            "{shown}: not all of its calls can be served: use `defuse mount`"
         ))),
     }
 }
 
-/// The file that is executed for a program: the interpreter where it is a script.
+/// The file that is executed for a program: for a script, the interpreter.
 pub fn executed(path: &Path) -> Result<PathBuf> {
     let failed = |error| Failure::Failed(format!("{}: {error}", path.display()));
     let mut head = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    // As much as the kernel looks at.
+    // The kernel reads as much.
     file.take(256).read_to_end(&mut head).map_err(failed)?;
     let Some(line) = head.strip_prefix(b"#!") else { return Ok(path.to_owned()) };
     let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
     let words: Vec<&[u8]> =
         line[..end].split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
-    // env(1) runs what it is told.
+    // env(1) executes its argument.
     let word = match words.as_slice() {
         [env, program, ..] if env.ends_with(b"/env") => program,
         [program, ..] => program,
@@ -97,18 +97,18 @@ pub fn executed(path: &Path) -> Result<PathBuf> {
     Ok(find_program(OsStr::from_bytes(word)).unwrap_or(path.to_owned()))
 }
 
-/// The loader of a program of another C library than the one that ours is made with.
+/// The loader of a program, if it belongs to another C library than that of the preloaded library.
 fn foreign_loader(program: &Binary) -> Option<&Path> {
     program.interpreter.as_deref().filter(|loader| !is_loader_of_linux(loader))
 }
 
-/// Whether `defuse run --dispatch` serves a program, with these [`obstacles`].
+/// True if `defuse run --dispatch` serves a program with these [`obstacles`].
 pub fn is_dispatchable(program: &Binary, obstacles: &[String]) -> bool {
     let needs_it = program.is_static || foreign_loader(program).is_some();
     obstacles.is_empty() || needs_it && obstacles.len() == 1
 }
 
-/// Why no library can be loaded into the program `path`; empty where one can.
+/// The reasons why no library can be loaded into the program `path`; empty if one can.
 pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
     let mut reasons = Vec::new();
     if program.is_static {

@@ -1,7 +1,7 @@
-//! The control socket: what a daemon tells about itself, and how it is asked.
+//! The control socket of a daemon.
 //!
-//! One line with a question, an answer in JSON, end. Only the owner of the daemon and root are
-//! answered.
+//! A client sends one line with a question, receives an answer in JSON, and the connection ends. The
+//! daemon answers only its own user and root.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -19,28 +19,28 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Failure, Result};
 use crate::registry::Found;
 
-/// How long one side waits for the other.
+/// Time limit of each side.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Asks for changes to be let through, or to be refused: the answer is `true`.
+/// Questions that allow or refuse changes of the file system. The answer is `true`.
 const READ_WRITE: &str = "read-write";
 const READ_ONLY: &str = "read-only";
-/// No question is longer.
+/// Maximum length of a question in bytes.
 const QUESTION_MAX: u64 = 64;
-/// No answer is longer: a snapshot has some hundred rows.
+/// Maximum length of an answer in bytes: a snapshot has some hundred rows.
 const ANSWER_MAX: u64 = 16 << 20;
 
-/// What was agreed with the kernel, for programs.
+/// The result of INIT, as JSON shows it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreement {
     /// Minor version of the protocol.
     pub minor: u32,
-    /// Most bytes in one WRITE.
+    /// Maximum bytes in one WRITE.
     pub max_write: usize,
-    /// Most bytes in one READ.
+    /// Maximum bytes in one READ.
     pub max_read: usize,
-    /// Requests in the background, at most.
+    /// Maximum number of background requests.
     pub max_background: u16,
-    /// Worker threads, at most.
+    /// Maximum number of worker threads.
     pub max_workers: usize,
     /// All capabilities.
     pub decisions: Vec<Capability>,
@@ -51,9 +51,9 @@ pub struct Agreement {
 pub struct Capability {
     /// The kernel's name, without `FUSE_`.
     pub name: String,
-    /// Whether it is in use.
+    /// The capability is in use.
     pub used: bool,
-    /// Why, or why not.
+    /// The reason.
     pub reason: String,
 }
 
@@ -75,14 +75,14 @@ impl From<&Negotiated> for Agreement {
     }
 }
 
-/// Answers questions at `path` from a thread of its own.
+/// Answers questions at `path`, on a new thread.
 pub fn serve(
     path: &Path,
     statistics: Statistics,
     agreement: Agreement,
     writable: Switch,
 ) -> io::Result<()> {
-    // Left by a daemon that was killed.
+    // A killed daemon may have left it.
     let _ = fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
@@ -90,7 +90,7 @@ pub fn serve(
         "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
         READ_WRITE | READ_ONLY => {
-            // A file system that was not made read-only needs no permission to be written.
+            // Without the read-only layer, changes are allowed anyway.
             if let Some(writable) = &writable {
                 writable.store(question == READ_WRITE, Ordering::Release);
             }
@@ -106,7 +106,7 @@ pub fn serve(
                         log::debug!("control socket: {error}");
                     }
                 }
-                // Out of descriptors, for instance: not a reason to spin.
+                // Out of descriptors, for instance: do not spin.
                 Err(_) => thread::sleep(PATIENCE),
             }
         }
@@ -117,7 +117,7 @@ pub fn serve(
 fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    // The mode of the socket says the same, but only since shortly after it was made.
+    // The mode of the socket is set a moment after it is created.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if !peer.is_root() && peer != rustix::process::geteuid() {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -133,14 +133,14 @@ pub fn stat(found: &Found) -> Result<(Snapshot, String)> {
     parse(found, "stat")
 }
 
-/// Tells a daemon whether its file system may be changed from now on. One that was mounted read-only
-/// refuses changes by itself, whatever the kernel lets through.
+/// Allows or refuses changes of a daemon's file system from now on. A file system that was mounted
+/// read-only refuses changes independently of the kernel.
 pub fn set_writable(found: &Found, writable: bool) -> Result {
     let question = if writable { READ_WRITE } else { READ_ONLY };
     parse::<bool>(found, question).map(drop)
 }
 
-/// What a mount has agreed on with the kernel, as JSON.
+/// The result of INIT of a mount, parsed and as JSON.
 pub fn negotiated(found: &Found) -> Result<(Agreement, String)> {
     parse(found, "negotiated")
 }
@@ -149,19 +149,19 @@ fn parse<T: for<'a> Deserialize<'a>>(found: &Found, question: &str) -> Result<(T
     let text = ask(&found.socket(), question).map_err(|error| {
         let (pid, mountpoint) = (found.entry.pid, found.shown_mountpoint());
         use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied};
-        // A connection that the daemon ends unanswered is one of a user whom it does not answer.
+        // The daemon ends connections of other users without an answer.
         let next = match error.kind() {
             PermissionDenied | ConnectionReset | BrokenPipe => "ask as its owner or as root",
-            _ => "see `defuse list` for whether it runs",
+            _ => "`defuse list` shows if it runs",
         };
         Failure::Failed(format!(
-            "the daemon of {mountpoint} (pid {pid}) says nothing: {error}; {next}"
+            "the daemon of {mountpoint} (pid {pid}) does not answer: {error}; {next}"
         ))
     })?;
     let value = serde_json::from_str(&text).map_err(|error| {
         let (version, ours) = (&found.entry.version, env!("CARGO_PKG_VERSION"));
         Failure::Failed(format!(
-            "the daemon's answer is not understood ({error}): it is version {version}, this is {ours}"
+            "invalid answer of the daemon ({error}): it has version {version}, this program {ours}"
         ))
     })?;
     Ok((value, text))

@@ -1,9 +1,9 @@
-//! The background process: the program runs itself again, and the first one waits until the mount
+//! The background process: the program executes itself again, and the first process waits until the mount
 //! is ready.
 //!
-//! fork(2) is unsafe in a program with threads; starting the program anew is not. The two talk over
-//! a pipe that the second has as its standard output until it is ready: one byte with the exit
-//! code, then what is to be said (notes, a line each, or the error).
+//! fork(2) is unsafe in a program with threads; executing the program again is safe. The second process
+//! has a pipe to the first as its standard output until it is ready. It sends one byte with the exit code,
+//! then the text to print (notes, one per line, or the error).
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -13,15 +13,15 @@ use std::{fs, io};
 
 use crate::error::{self, Failure, Result};
 
-/// Whom to tell that the mount is ready, or why not.
+/// The receiver of the message that the mount is ready or has failed.
 pub enum Ready {
-    /// Nobody: the process stays in the foreground.
+    /// None: the process stays in the foreground.
     Foreground,
-    /// The process that waits.
+    /// The waiting process.
     Parent,
 }
 
-/// Starts the program anew in the background, and returns when its mount is ready.
+/// Starts the program in the background, and returns when its mount is ready.
 pub fn start(command_line: &[OsString]) -> Result {
     let failed = |error: io::Error| Failure::Failed(format!("cannot start the daemon: {error}"));
     let mut child = Command::new("/proc/self/exe")
@@ -63,19 +63,19 @@ fn ended_early(child: &mut Child) -> Failure {
     ))
 }
 
-/// Leaves the session, the directory and the terminal of whoever started this process.
+/// Leaves the session, the directory and the terminal of the process that started this one.
 pub fn detach() -> Result<Ready> {
-    // Fails only for the leader of a group, which a process that was just started is not.
+    // Fails only for the leader of a process group. A new process is none.
     let _ = rustix::process::setsid();
-    // Started as /proc/self/exe, it would be `exe` in ps(1) and top(1).
+    // A process that was started as /proc/self/exe is shown as `exe` in ps(1) and top(1).
     let _ = rustix::thread::set_name(c"defuse");
     std::env::set_current_dir("/").map_err(Failure::failed)?;
     Ok(Ready::Parent)
 }
 
 impl Ready {
-    /// Tells how mounting went: what the user should know of it, or why it failed. From
-    /// then on nothing ties this process to the other.
+    /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two processes are
+    /// independent.
     pub fn tell(self, outcome: std::result::Result<&[String], &Failure>) {
         if let Ready::Foreground = self {
             for note in outcome.unwrap_or_default() {
@@ -88,7 +88,7 @@ impl Ready {
             Err(failure) => format!("{}{failure}", failure.code()),
         };
         let mut out = io::stdout();
-        // Where the other one was killed, the mount goes on without it.
+        // If the other process was killed, the mount stays.
         let _ = out.write_all(said.as_bytes()).and_then(|()| out.flush());
         let null = fs::OpenOptions::new().write(true).open("/dev/null");
         if let Err(error) = null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?)) {

@@ -1,4 +1,4 @@
-//! How a command fails, and with which exit code.
+//! Failures of commands, and their exit codes.
 
 use std::fmt;
 use std::io;
@@ -6,32 +6,32 @@ use std::process::ExitCode;
 
 use crate::terminal;
 
-/// Why a command failed. The text names the object and the next step.
+/// The failure of a command. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// What was asked for cannot be meant: exit code 2.
+    /// The command line is wrong: exit code 2.
     Usage(String),
-    /// What was asked for could not be done: exit code 1.
+    /// The operation failed: exit code 1.
     Failed(String),
-    /// Nobody reads the output any more, so that nothing is left to do: exit code 0.
+    /// The reader of the output has closed it, which ends the command: exit code 0.
     OutputClosed,
 }
 
-/// The outcome of a command.
+/// The result of a command.
 pub type Result<T = ()> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// An operation that failed.
+    /// A failed operation.
     pub fn failed(error: impl fmt::Display) -> Self {
         Failure::Failed(error.to_string())
     }
 
-    /// A mistake in what was asked for.
+    /// A wrong command line.
     pub fn usage(error: impl fmt::Display) -> Self {
         Failure::Usage(error.to_string())
     }
 
-    /// The exit code of the program, as its manual documents it.
+    /// The exit code, see the manual.
     pub fn code(&self) -> u8 {
         match self {
             Failure::OutputClosed => 0,
@@ -40,7 +40,7 @@ impl Failure {
         }
     }
 
-    /// The same failure, as it was told by a process that ended with `code`.
+    /// The failure that another process reported with the exit code `code`.
     pub fn from_code(code: u8, message: String) -> Self {
         if code == 2 { Failure::Usage(message) } else { Failure::Failed(message) }
     }
@@ -64,8 +64,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Writes to the standard output. A reader that has gone away is no failure. Control characters but line feeds
-/// and tabs are written out: what is shown may have been named by anybody.
+/// Writes to the standard output. A closed output is no failure. Control characters except line feeds and
+/// tabs are escaped, because any user may have chosen a name in the text.
 pub fn print(text: &str) -> Result {
     use io::Write;
     let mut out = io::stdout().lock();
@@ -76,7 +76,7 @@ pub fn print(text: &str) -> Result {
     }
 }
 
-/// Says why a command failed, and gives its exit code.
+/// Reports a failure, and returns the exit code.
 pub fn report(result: Result) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
@@ -87,9 +87,9 @@ pub fn report(result: Result) -> ExitCode {
     }
 }
 
-/// Writes a line to the standard error, where there is one: a closed one is no reason to panic.
+/// Writes a line to the standard error. A closed one is ignored.
 pub fn warn(message: &dyn fmt::Display) {
     use io::Write;
-    // Nobody is left to be told.
+    // There is no other output for the error.
     let _ = writeln!(io::stderr(), "defuse: {}", terminal::foreign(&message.to_string()));
 }

@@ -1,28 +1,28 @@
-//! How commands look into the kernel: the way that is taken, and what is said where it is barred.
+//! Tracing of the kernel by commands: the choice of the method, and messages without permission.
 
 use defuse_trace::{Collector, Kind, Wanted};
 
 use crate::error::{Failure, Result};
 
-/// The option of every command that looks into the kernel.
+/// The option of every command that traces the kernel.
 #[derive(clap::Args)]
 pub struct KernelArgs {
-    /// How to look into the kernel, instead of the best way that is permitted
+    /// The method of tracing the kernel [default: the best one that is permitted]
     #[arg(long, value_enum)]
     via: Option<Via>,
 }
 
-/// A way into the kernel.
+/// A method of tracing the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Via {
-    /// A BPF program: every stage
+    /// A BPF program: all stages
     Bpf,
-    /// Events of tracefs: from sending to the end alone, in whole microseconds
+    /// Events of tracefs: only the time from sending to the end, in whole microseconds
     Tracefs,
 }
 
 impl KernelArgs {
-    /// Begins to look.
+    /// Starts a collector.
     pub fn start(&self, wanted: Wanted) -> Result<Collector> {
         let kind = self.via.map(|via| match via {
             Via::Bpf => Kind::Bpf,

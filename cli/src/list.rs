@@ -11,10 +11,10 @@ use crate::servers::{self, Server};
 use crate::terminal;
 use crate::umount::is_ours;
 
-/// List what is mounted, and what is served at sockets
+/// List mounts, and servers on sockets
 #[derive(clap::Args)]
 pub struct ListArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -24,7 +24,7 @@ pub struct ListArgs {
 struct Row {
     mountpoint: String,
     source: String,
-    /// `unregistered` for a mount that nobody has an entry of, such as one of another user.
+    /// The state; `unregistered` for a mount without an entry, such as one of another user.
     state: String,
     pid: Option<u32>,
     connection: u32,
@@ -33,12 +33,12 @@ struct Row {
     options: Vec<String>,
 }
 
-/// A line of the list.
+/// An entry of the list.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Line {
     Mount(Row),
-    /// It has `socket` in place of `mountpoint`.
+    /// A server has `socket` in place of `mountpoint`.
     Server(Server),
 }
 
@@ -130,7 +130,7 @@ fn table(rows: &[Row], now_unix: u64) -> String {
     text
 }
 
-/// How long ago, in the largest two units.
+/// The age, in the largest two units.
 fn ago(since_unix: u64, now_unix: u64) -> String {
     let seconds = now_unix.saturating_sub(since_unix);
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);

@@ -1,7 +1,7 @@
 //! User-space file systems without the cost of FUSE: the program.
 //!
-//! What it is: the place where frontends meet backends, one file a subcommand. What it is not: it
-//! serves nothing itself, and knows no protocol.
+//! The program combines frontends and backends, with one file for each subcommand. It implements no
+//! file system and no protocol.
 //!
 //! `sources.rs` lists the kinds of file systems, `options.rs` the options; `serve.rs` is the life of a
 //! mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
@@ -90,9 +90,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    std::panic::set_hook(Box::new(|panic| {
-        error::warn(&format!("a mistake in this program: {panic}"))
-    }));
+    std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);
@@ -109,7 +107,7 @@ fn main() -> ExitCode {
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
-            // Its text is complete, with usage and the next step. Nobody may be there to read it.
+            // The text is complete, with usage and the next step. The output may be closed.
             let _ = error.print();
             ExitCode::from(2)
         }

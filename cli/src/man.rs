@@ -1,4 +1,4 @@
-//! `defuse man`, `defuse completions` and `defuse help`: all from the definitions that parsing uses.
+//! `defuse man`, `defuse completions` and `defuse help`, generated from the definitions of the parser.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,7 +23,7 @@ pub struct ManArgs {
 /// Write a completion script
 #[derive(clap::Args)]
 pub struct CompletionsArgs {
-    /// For which shell
+    /// The shell
     shell: Shell,
 }
 
@@ -34,7 +34,7 @@ pub struct HelpArgs {
     topic: Option<String>,
 }
 
-/// What the exit codes mean, for the manual and for `--help`.
+/// The meaning of exit codes, for the manual and for `--help`.
 pub const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "Done. For mount: the mount is ready (with --foreground: it has ended)."),
     (
@@ -48,8 +48,8 @@ pub const EXIT_CODES: &[(&str, &str)] = &[
 const SIGNALS: &[(&str, &str)] = &[
     (
         "SIGTERM, SIGINT, SIGHUP",
-        "Unmount and end. What is in use is detached, and ends when its last \
-      file is closed. A second signal aborts the connection: whatever uses the mount gets errors.",
+        "Unmount and exit. A mount in use is detached, and ends when its last \
+      file is closed. A second signal aborts the connection: requests then fail.",
     ),
     ("SIGUSR1", "Write the statistics to the log."),
 ];
@@ -57,20 +57,20 @@ const SIGNALS: &[(&str, &str)] = &[
 const FILES: &[(&str, &str)] = &[
     (
         "/run/defuse/N.json",
-        "What is mounted by root; N is the number of the FUSE connection. Other users \
+        "Mounts of root; N is the number of the FUSE connection. Other users \
       have $XDG_RUNTIME_DIR/defuse, /run/user/UID/defuse or ~/.local/state/defuse: the first of them whose \
       parent belongs to the user alone. The variable DEFUSE_RUNTIME_DIR overrides all of them.",
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (
         "../lib/defuse/libdefuse_preload.so",
-        "What `defuse run` loads into programs, seen from the program's own directory; or beside the \
-      program. The variable DEFUSE_PRELOAD_LIBRARY names another one.",
+        "The library that `defuse run` loads into programs, relative to the directory of defuse, or beside \
+      it. The variable DEFUSE_PRELOAD_LIBRARY overrides it.",
     ),
     (
         "~/.cache/defuse",
-        "Which places of libraries `defuse run` patches, by build id; in $XDG_CACHE_HOME where that \
-      is set. It may be removed at any time.",
+        "The addresses in libraries that `defuse run` patches, by build id; in $XDG_CACHE_HOME if it is \
+      set. The directory may be removed at any time.",
     ),
     (
         "/sbin/mount.fuse.defuse",
@@ -85,13 +85,13 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("defuse mount memory: /mnt/scratch -o size=1G,mode=700", "Files in memory, at most 1 GiB."),
     (
         "defuse mount passthrough:/srv /mnt --profile opt -o no_splice",
-        "A configuration of the paper, changed.",
+        "A configuration of the paper, with a change.",
     ),
     ("defuse serve memory: /run/scratch", "Share files in memory with other processes."),
-    ("defuse mount socket:/run/scratch /mnt", "Use what another process serves."),
-    ("defuse stat /mnt/data --watch 1", "What happens there, every second."),
-    ("defuse stat /mnt/sshfs --for 10", "Where any FUSE file system spends its time (as root)."),
-    ("defuse trace /mnt/data --errors", "Requests that fail, as they happen (as root)."),
+    ("defuse mount socket:/run/scratch /mnt", "Mount a file system that another process serves."),
+    ("defuse stat /mnt/data --watch 1", "Its activity, every second."),
+    ("defuse stat /mnt/sshfs --for 10", "The time of any FUSE file system by stages (as root)."),
+    ("defuse trace /mnt/data --errors", "Failing requests, live (as root)."),
     ("defuse umount /mnt/data", "Unmount, and wait until everything is durable."),
     ("passthrough:/srv/data /mnt/data fuse.defuse allow_other,nofail 0 0", "A line of fstab."),
 ];
@@ -142,12 +142,12 @@ pub fn help(args: &HelpArgs) -> Result {
     }
 }
 
-/// What `defuse mount --help` says after its arguments.
+/// The text after the arguments in `defuse mount --help`.
 pub fn mount_help() -> String {
     format!("Sources:\n{}\n{}", SOURCES.help(), options::help())
 }
 
-/// What `defuse --help` says after the commands.
+/// The text after the commands in `defuse --help`.
 pub fn main_help() -> String {
     let mut text = "Exit codes:\n".to_owned();
     for (code, meaning) in EXIT_CODES {
@@ -156,7 +156,7 @@ pub fn main_help() -> String {
     text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
 }
 
-/// Commands with a page of their own, and those within them, by the names of their pages.
+/// The commands that have a page, and their subcommands, with the names of the pages.
 fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
     let mut pages = Vec::new();
     for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
@@ -173,7 +173,7 @@ fn built() -> Command {
     command
 }
 
-/// defuse(1): what clap knows, and what it does not.
+/// defuse(1): the page that clap renders, and further sections.
 fn main_page(command: &mut Command) -> Result<String> {
     // The exit codes have a section of their own here.
     let command = command.clone().after_help(Resettable::Reset).after_long_help(Resettable::Reset);
@@ -190,7 +190,7 @@ fn main_page(command: &mut Command) -> Result<String> {
     Ok(page)
 }
 
-/// What can be mounted, and all that `-o` takes.
+/// The sections of sources and of all options for `-o`.
 fn option_sections(page: &mut String) {
     section(page, "SOURCES", SOURCES.kinds().map(|kind| (kind.about().form, kind.about().help)));
     for (title, options) in options::parts() {
@@ -199,7 +199,7 @@ fn option_sections(page: &mut String) {
         section(page, &title, rows.iter().map(|(form, help)| (form.as_str(), *help)));
     }
     let names: Vec<_> = options::capability_options().into_iter().map(|(name, _)| name).collect();
-    let help = "Do without a capability of INIT. `defuse stat --negotiated` shows what is used.";
+    let help = "Disable a capability of INIT. `defuse stat --negotiated` shows those in use.";
     section(page, "OPTIONS OF INIT", [(names.join(", ").as_str(), help)].into_iter());
 }
 
@@ -216,7 +216,7 @@ fn section<'a>(page: &mut String, title: &str, rows: impl Iterator<Item = (&'a s
     }
 }
 
-/// Text that roff shows as it is, also at the beginning of a line.
+/// Quotes text for roff, also at the beginning of a line.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('"', "\\(dq");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -12,21 +12,20 @@ use defuse_compose::Source;
 
 /// Mount a file system
 ///
-/// Returns when the mount is ready, and leaves a process in the background that serves it until
-/// it is unmounted.
+/// Returns when the mount is ready. A background process serves it until it is unmounted.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct MountArgs {
-    /// What to mount: TYPE:REST, such as passthrough:/srv/data or memory:
+    /// The source to mount: TYPE:REST, such as passthrough:/srv/data or memory:
     pub source: OsString,
-    /// The directory to mount it on
+    /// The directory to mount on
     pub mountpoint: PathBuf,
     /// Options, separated by commas; later ones override earlier ones and the profile
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The options to start from
+    /// The set of options to start from
     #[arg(long, value_enum, default_value_t)]
     pub profile: Profile,
-    /// Most worker threads, the same as -o workers=N
+    /// Maximum number of worker threads, same as -o workers=N
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// Stay in the foreground, and log to the standard error
@@ -35,19 +34,19 @@ pub struct MountArgs {
     /// Append the log to this file
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Keep the statistics in this file, as JSON
+    /// Write the statistics to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub stats_file: Option<PathBuf>,
     /// Log more; twice for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// This is the background process
+    /// Run as the background process
     #[arg(long, hide = true)]
     pub daemon: bool,
 }
 
 impl MountArgs {
-    /// The arguments with which the background process is started.
+    /// The arguments of the background process.
     pub fn to_command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = vec!["mount".into(), "--daemon".into()];
         let profile = clap::ValueEnum::to_possible_value(&self.profile);
@@ -67,15 +66,15 @@ impl MountArgs {
     }
 }
 
-/// A mount that has been thought through: everything that can be wrong with the words is right.
+/// A mount whose command line was checked completely.
 pub struct Plan {
-    /// What is mounted.
+    /// The source.
     pub source: Source,
-    /// Where, as an absolute path.
+    /// The absolute path of the mount point.
     pub mountpoint: PathBuf,
-    /// How.
+    /// The settings.
     pub settings: Settings,
-    /// The options as they were given, the shorthands with them.
+    /// The options as given, with those of other arguments.
     pub lists: Vec<String>,
     /// The arguments, with absolute paths.
     pub args: MountArgs,
@@ -97,12 +96,12 @@ impl Plan {
     }
 }
 
-/// Checks the words of a mount without mounting.
+/// Checks the command line of a mount without mounting.
 pub fn check(args: MountArgs) -> Result {
     Plan::new(args).map(drop)
 }
 
-/// Mounts, and serves here or in the background.
+/// Mounts, and serves in this process or in the background.
 pub fn run(args: MountArgs) -> Result {
     let plan = Plan::new(args)?;
     if !plan.args.foreground && !plan.args.daemon {
@@ -118,7 +117,7 @@ pub fn run(args: MountArgs) -> Result {
     }
 }
 
-/// Logs to `log_file`, or to the standard error; more of it the more `verbose` is.
+/// Starts logging to `log_file`, or to the standard error. `verbose` raises the level.
 pub fn start_log(verbose: u8, log_file: Option<&Path>) -> Result {
     let level = match verbose {
         0 => log::LevelFilter::Info,
@@ -128,7 +127,7 @@ pub fn start_log(verbose: u8, log_file: Option<&Path>) -> Result {
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level).format(|out, record| {
         use std::io::Write;
-        // One record is one line, whatever those whom it is about have named.
+        // One record is one line, even if a name in it has line feeds.
         let (time, text) = (out.timestamp(), record.args().to_string());
         writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::foreign(&text))
     });
@@ -140,7 +139,7 @@ pub fn start_log(verbose: u8, log_file: Option<&Path>) -> Result {
         builder.target(env_logger::Target::Pipe(Box::new(file)));
     }
     builder.try_init().map_err(Failure::failed)?;
-    std::panic::set_hook(Box::new(|panic| log::error!("a mistake in this program: {panic}")));
+    std::panic::set_hook(Box::new(|panic| log::error!("internal error: {panic}")));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The program as mount(8) and fstab call it: `mount.fuse.defuse SOURCE DIR [-sfnv] [-N ns]
+//! The helper of mount(8) and fstab: `mount.fuse.defuse SOURCE DIR [-sfnv] [-N ns]
 //! [-o opts] [-t type]`, and as fuse3's mount.fuse3 does: `defuse SOURCE DIR [-o opts]`.
 
 use std::ffi::{OsStr, OsString};
@@ -10,12 +10,12 @@ use crate::error::{self, Failure, Result};
 use crate::mount::{self, MountArgs};
 use crate::{options, remount};
 
-/// What mount(8) expects of a helper: wrong use, and a mount that failed.
+/// Exit codes that mount(8) expects of a helper: wrong use, and a failed mount.
 const WRONG_USE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
-/// Options that are for mount(8), or for whoever reads fstab. Those about access times are the
-/// kernel's default on a FUSE mount or have no effect there.
+/// Options for mount(8) and other readers of fstab. Those about access times are the kernel's default
+/// on a FUSE mount or have no effect there.
 const NOT_OURS: &[&str] = &[
     "defaults",
     "auto",
@@ -46,18 +46,18 @@ const NOT_OURS: &[&str] = &[
     "comment",
 ];
 
-/// What the arguments ask for.
+/// The parsed arguments.
 #[derive(Debug, Default)]
 struct Request {
     mount: MountArgs,
-    /// Check everything, mount nothing.
+    /// Check everything, but mount nothing.
     fake: bool,
-    /// Change the mount that is there, by these options.
+    /// Change the existing mount by these options.
     remount: Option<Vec<String>>,
 }
 
-/// Whether the program was called as a helper of mount(8): by its name, or with a source where a
-/// subcommand would be.
+/// True if the program was called as a helper of mount(8): by its name, or with a source in place of
+/// a subcommand.
 pub fn is_meant(arguments: &[OsString]) -> bool {
     let name = arguments.first().and_then(|program| Path::new(program).file_name());
     let by_name = name.is_some_and(|name| name.as_bytes().starts_with(b"mount."));
@@ -121,7 +121,9 @@ fn parse(arguments: Vec<OsString>) -> Result<Request> {
     }
     let [source, mountpoint] = <[OsString; 2]>::try_from(words).map_err(|words| {
         let words = words.len();
-        Failure::Usage(format!("a source and a directory are needed, there are {words} words"))
+        Failure::Usage(format!(
+            "a source and a directory are needed, but there are {words} arguments"
+        ))
     })?;
     request.mount.source = without_program(&source);
     request.mount.mountpoint = mountpoint.into();
@@ -139,7 +141,7 @@ fn without_program(source: &OsStr) -> OsString {
     OsString::from_vec(source.strip_prefix(b"defuse#").unwrap_or(source).to_vec())
 }
 
-/// All options, each by itself.
+/// All options, split at commas.
 fn split(lists: &[OsString]) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for list in lists {
@@ -159,7 +161,7 @@ fn is_ignored(name: &str) -> bool {
     name.starts_with("x-") || name.starts_with("X-") || NOT_OURS.contains(&name)
 }
 
-/// The options that are for us.
+/// The options without those for mount(8).
 fn ours(all: &[String], sloppy: bool) -> Vec<String> {
     let is_ours = |option: &&String| {
         let name = name_of(option);
@@ -168,7 +170,7 @@ fn ours(all: &[String], sloppy: bool) -> Vec<String> {
     all.iter().filter(is_ours).map(|option| options::escape(option)).collect()
 }
 
-/// The options of a remount: those about access times are for it, too.
+/// The options of a remount, which include those about access times.
 fn remountable(all: Vec<String>, sloppy: bool) -> Vec<String> {
     let is_meant = |option: &String| {
         let name = name_of(option);
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn what_cannot_be_done_is_refused() {
         for (line, says) in [
-            ("m memory:", "there are 1 words"),
+            ("m memory:", "there are 1 arguments"),
             ("m memory: /m -o", "-o needs a value"),
             ("m memory: /m -N 7", "nsenter"),
             ("m memory: /m -z", "no flag -z"),

@@ -1,5 +1,4 @@
-//! The options of a mount (`-o`), in one table: parsing, help, the manual and suggestions for
-//! misspelt ones all read it.
+//! The options of a mount (`-o`): one table for parsing, help, the manual and suggestions.
 
 mod table;
 
@@ -17,25 +16,25 @@ use defuse_fuse::{SessionOptions, negotiate};
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
 
-/// Everything that options decide.
+/// All settings that options change.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How it is mounted.
+    /// The settings of the mount.
     pub mount: MountOptions,
-    /// How it is served.
+    /// The settings of the session.
     pub session: SessionOptions,
     /// The settings of the source.
     pub source: defuse_compose::Settings,
-    /// Whether the daemon gives up the privileges that it does not need.
+    /// The daemon drops the privileges that it does not need.
     pub sandbox: bool,
-    /// Whether the kernel checks permissions, where that was said.
+    /// The kernel checks permissions; `None` without such an option.
     pub default_permissions: Option<bool>,
 }
 
-/// Sets of options with a name.
+/// A named set of options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
-    /// The fastest that is correct for every file system.
+    /// The fastest options that are correct for every file system.
     #[default]
     Default,
     /// StackfsBase of "To FUSE or Not to FUSE": one thread, WRITE of 4 KiB, no splice.
@@ -76,15 +75,14 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     Ok(settings)
 }
 
-/// Whether permissions have to be checked unless it is said otherwise. A mount without
-/// `allow_other` lets in only processes that are its user in every respect, and root may do
-/// everything. To check all the same would cost a GETATTR of the directory after every change in
-/// it, because the kernel then forgets what it knew of the directory.
+/// The default of `default_permissions`. Without `allow_other`, only processes of the mounting user have
+/// access, and root may do everything, so its own mount needs no checks. They would cost a GETATTR of
+/// the directory after every change in it, because a change invalidates the cached attributes.
 fn must_check(mount: &MountOptions) -> bool {
     mount.allow_other || !rustix::process::geteuid().is_root()
 }
 
-/// The source as `/proc/mounts` shows it; the kernel takes up to 255 bytes.
+/// The source for `/proc/mounts`. The kernel accepts up to 255 bytes.
 fn fsname(source: &Source) -> String {
     let text = source.text().to_string_lossy().into_owned();
     if text.len() < 256 { text } else { source.kind.about().name.to_owned() }
@@ -107,7 +105,7 @@ fn apply(settings: &mut Settings, kind: &dyn Kind, option: &str) -> Result {
     if let Some(owner) = SOURCES.kinds().find(|kind| has_option(*kind, name)) {
         let (owner, kind) = (owner.about().name, kind.about().name);
         return Err(Failure::Usage(format!(
-            "option {name} is for sources of type {owner}, not {kind}: leave it out"
+            "option {name} is for sources of type {owner}, not {kind}: remove it"
         )));
     }
     let Some((_, bit)) = capability_options().into_iter().find(|(option, _)| option == name) else {
@@ -124,7 +122,7 @@ fn has_option(kind: &dyn Kind, name: &str) -> bool {
     kind.options().iter().any(|option| option.name == name)
 }
 
-/// `no_…` for every INIT capability that is decided on, with its bit.
+/// The option `no_…` of every INIT capability, with its bit.
 pub fn capability_options() -> Vec<(String, u64)> {
     let kernel =
         InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
@@ -149,19 +147,19 @@ fn unknown(name: &str) -> Failure {
     Failure::Usage(format!("there is no option {name}: {hint}"))
 }
 
-/// Whether there is such an option at all, for any source.
+/// True for an option of any source.
 pub fn is_known(name: &str) -> bool {
     OPTIONS.iter().any(|option| option.name == name)
         || SOURCES.kinds().any(|kind| has_option(kind, name))
         || capability_options().iter().any(|(option, _)| option == name)
 }
 
-/// The option as one that [`split`] gives back whole.
+/// Escapes an option, so that [`split`] returns it whole.
 pub fn escape(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
 
-/// A part of the table: its title, and each option's form and help.
+/// A part of the table: its title, and the form and help of each option.
 pub type Part = (String, Vec<(String, &'static str)>);
 
 /// The parts of the table, with their titles.
@@ -181,7 +179,7 @@ pub fn parts() -> Vec<Part> {
     parts
 }
 
-/// The table, for people.
+/// The table as text.
 pub fn help() -> String {
     let mut text = String::new();
     for (title, options) in parts() {
@@ -190,7 +188,7 @@ pub fn help() -> String {
             let _ = writeln!(text, "  {form:<32} {help}");
         }
     }
-    let _ = writeln!(text, "\nOptions that switch a capability of INIT off:");
+    let _ = writeln!(text, "\nOptions that disable a capability of INIT:");
     let names: Vec<_> = capability_options().into_iter().map(|(name, _)| name).collect();
     for line in names.chunks(3) {
         let _ = writeln!(text, "  {}", line.join(", "));

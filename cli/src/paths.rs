@@ -1,30 +1,30 @@
-//! Paths and files, as several commands need them.
+//! Paths and files for several commands.
 
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The absolute path of a mount point, as `/proc/self/mountinfo` has it. A dead mount there is
-/// never looked into.
+/// The absolute path of a mount point, as in `/proc/self/mountinfo`. Never accesses a mount at the path,
+/// whose server may have died.
 pub fn mountpoint(path: &Path) -> PathBuf {
     defuse_fuse::mount::resolve(&absolute(path))
 }
 
-/// The path from the root, whether it exists or not. The daemon works in `/`, so that a relative
-/// path would not mean the same there.
+/// The absolute path, whether it exists or not. The daemon works in `/`, where a relative path would mean
+/// something else.
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Replaces a file so that its readers see the old text or the new one, never a part.
+/// Replaces a file atomically: readers see the old text or the new one.
 pub fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(name);
     prefix.push(".");
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    // By a name that nobody can guess, and made anew: the directory may be one that all may write.
+    // A new file with a random name, because all users may be able to write to the directory.
     let mut temporary = tempfile::Builder::new()
         .prefix(&prefix)
         .permissions(fs::Permissions::from_mode(0o666))

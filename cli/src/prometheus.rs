@@ -9,7 +9,7 @@ const SECONDS: &str = "defuse_request_seconds";
 const ERRORS: &str = "defuse_request_errors_total";
 const BYTES: &str = "defuse_request_bytes_total";
 
-/// All of a snapshot. The bounds of buckets are in seconds.
+/// A whole snapshot. The bounds of buckets are in seconds.
 pub fn text(connection: &Connection, snapshot: &Snapshot) -> String {
     let mount = connection.mounts.first().map(|mount| mount.mount_point.display().to_string());
     let common = format!(
@@ -44,8 +44,8 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// Buckets here count everything up to their bound, `le`. Ours end just before the bound, in whole
-/// nanoseconds, so that the bound is the last nanosecond that belongs to them.
+/// A bucket of Prometheus counts everything up to its bound, `le`. A bucket of a snapshot ends before its
+/// bound, in whole nanoseconds, so `le` is its last nanosecond.
 fn histogram(text: &mut String, labels: &str, latency: &Histogram) {
     let mut below = 0;
     for (bucket, count) in latency.buckets.iter().enumerate().take(BUCKETS - 1) {
@@ -65,7 +65,7 @@ fn seconds(ns: u64) -> String {
     text.to_owned()
 }
 
-/// A label's value: backslash, quotation mark and newline are escaped.
+/// Escapes backslash, quotation mark and newline in the value of a label.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

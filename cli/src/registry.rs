@@ -1,8 +1,8 @@
-//! Who serves what: a small file for each daemon, under `/run/defuse` for root and in a private
-//! directory for everyone else.
+//! The registry of mounts: one file for each daemon, in `/run/defuse` for root and in a private
+//! directory for other users.
 //!
-//! A file says who wrote it (process and its start time), and counts only while that is true, so
-//! that one left by a daemon that was killed does no harm.
+//! A file has the number and the start time of its process, and is valid only while both are right.
+//! So the file of a killed daemon does no harm.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -15,62 +15,62 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Failure, Result};
 use crate::paths;
 
-/// Overrides the directory: for tests, and for daemons that are to be kept apart.
+/// Overrides the directory, for tests and to separate daemons.
 pub const DIR_VARIABLE: &str = "DEFUSE_RUNTIME_DIR";
 const SYSTEM_DIR: &str = "/run/defuse";
 
-/// One mount and its daemon. Paths are shown, not used to find anything where they are not UTF-8:
-/// the connection's number does that.
+/// A mount and its daemon. Paths are for display only, because they may not be UTF-8; the number of the
+/// connection identifies a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The number of the FUSE connection, as in `/sys/fs/fuse/connections`.
     pub connection: u32,
-    /// The daemon.
+    /// The process of the daemon.
     pub pid: u32,
-    /// When the daemon started, in clock ticks since boot: tells it from a later process with the
-    /// same number.
+    /// The start of the daemon, in clock ticks since boot. It distinguishes the daemon from a later
+    /// process with the same number.
     pub pid_start: u64,
-    /// What is served.
+    /// The source.
     pub source: String,
-    /// Where it was mounted.
+    /// The mount point at the start.
     pub mountpoint: String,
-    /// The type that the kernel shows.
+    /// The type in `/proc/mounts`.
     pub fstype: String,
-    /// When it was mounted, in seconds since 1970 UTC.
+    /// The time of mounting, in seconds since 1970 UTC.
     pub since_unix: u64,
     /// The version of the daemon.
     pub version: String,
-    /// The options, as they were given.
+    /// The options as given.
     pub options: Vec<String>,
-    /// The failure with which the mount ended, for the command that unmounts it.
+    /// The failure at the end of the mount, for `defuse umount`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// What became of an entry.
+/// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Mounted, and its daemon runs.
     Serving,
-    /// Its daemon runs, but it is not mounted any more (or not here): files are still open.
+    /// The daemon runs, but the mount is detached, or in another namespace. Files are still open.
     Detached,
-    /// Mounted, but its daemon is gone.
+    /// Mounted, but the daemon has ended.
     Dead,
     /// Neither mounted nor served.
     Gone,
 }
 
-/// An entry and what became of it.
+/// An entry with its state.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The entry.
     pub entry: Entry,
-    /// What became of it.
+    /// The state.
     pub state: State,
-    /// Where it lies.
+    /// The path of the entry.
     pub file: PathBuf,
-    /// Where it is mounted now.
+    /// The present mount point.
     pub mounted: Option<PathBuf>,
 }
 
@@ -92,7 +92,7 @@ impl Entry {
         }
     }
 
-    /// Whether the daemon runs.
+    /// True while the daemon runs.
     pub fn is_alive(&self) -> bool {
         process_start(self.pid) == Some(self.pid_start)
     }
@@ -112,16 +112,16 @@ impl Found {
         socket_beside(&self.file)
     }
 
-    /// Removes the entry and its socket, unless a later daemon has put its own there.
+    /// Removes the entry and its socket, unless they belong to a later daemon.
     pub fn remove(&self) {
         if read(&self.file).is_some_and(|entry| entry == self.entry) {
-            // What is not there needs no removal.
+            // The file may be gone.
             let _ = fs::remove_file(&self.file);
             let _ = fs::remove_file(self.socket());
         }
     }
 
-    /// Notes the failure with which the mount ended; its socket goes. Removes the entry where that cannot
+    /// Records the failure at the end of the mount, and removes the socket. Removes the entry if it cannot
     /// be written.
     pub fn leave_failure(&self, failure: &str) {
         let entry = Entry { failure: Some(failure.to_owned()), ..self.entry.clone() };
@@ -134,8 +134,8 @@ impl Found {
         }
     }
 
-    /// Removes what is left of a mount whose daemon has ended, and returns the failure that the daemon
-    /// noted.
+    /// Removes the entry of a mount whose daemon has ended, and returns the failure that the daemon
+    /// recorded.
     pub fn take_failure(&self) -> Option<String> {
         let left = read(&self.file).filter(|left| left.is_of(&self.entry));
         let failure = left.as_ref().and_then(|left| left.failure.clone());
@@ -143,7 +143,7 @@ impl Found {
         failure
     }
 
-    /// Where it is mounted, or was.
+    /// The present mount point, or the last one.
     pub fn shown_mountpoint(&self) -> String {
         let now = self.mounted.as_ref().map(|path| path.to_string_lossy().into_owned());
         now.unwrap_or_else(|| self.entry.mountpoint.clone())
@@ -155,14 +155,14 @@ pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// When a process started, in clock ticks since boot; `None` where it has ended (`proc_pid_stat(5)`,
-/// field 22).
+/// The start of a process, in clock ticks since boot (`proc_pid_stat(5)`, field 22); `None` if it has
+/// ended.
 pub fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_start(&String::from_utf8_lossy(&stat))
 }
 
-/// How long a process has existed; `None` where it has ended.
+/// The age of a process; `None` if it has ended.
 pub fn process_age(pid: u32) -> Option<Duration> {
     let start = process_start(pid)?;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -172,22 +172,22 @@ pub fn process_age(pid: u32) -> Option<Duration> {
 }
 
 fn parse_start(stat: &str) -> Option<u64> {
-    // The name of the program is in parentheses, and may have some itself.
+    // The name of the program is in parentheses, and may contain parentheses.
     let fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let fields: Vec<&str> = fields.take(20).collect();
     let (state, threads, start) = (*fields.first()?, *fields.get(17)?, *fields.get(19)?);
-    // A process whose first thread has ended holds its files until the others have, too.
+    // A process whose first thread has ended keeps its files until all threads have ended.
     let others = threads.parse::<u32>().is_ok_and(|threads| threads > 1);
     let ended = matches!(state, "Z" | "X") && !others;
     if ended { None } else { start.parse().ok() }
 }
 
-/// Where the entry of a connection of this user is to lie; its directory is made.
+/// The path for the entry of a connection of this user. Creates the directory.
 pub fn place(connection: u32) -> Result<PathBuf> {
     Ok(made_dir()?.join(format!("{connection}.json")))
 }
 
-/// The directory in which processes of this user register; it is made where it is not there.
+/// The directory in which processes of this user register. Creates it if needed.
 pub fn made_dir() -> Result<PathBuf> {
     let dir = own_dir()?;
     make_dir(&dir)?;
@@ -223,12 +223,12 @@ pub fn files() -> Vec<PathBuf> {
     files.map(|file| file.path()).collect()
 }
 
-/// All entries that this user may see, by mount point. Those that are gone are removed.
+/// All entries visible to this user, by mount point. Removes stale ones.
 pub fn all() -> Vec<Found> {
     let files = files().into_iter().filter(|path| is_entry(path));
     let entries: Vec<(Entry, PathBuf)> =
         files.filter_map(|file| Some((read(&file)?, file))).collect();
-    // Looked at last, because an entry is written when its mount is there.
+    // Read last, because an entry is written after its mount.
     let mounts = fuse_mounts().unwrap_or_default();
     let mut found: Vec<Found> =
         entries.into_iter().map(|(entry, file)| judge(entry, file, &mounts)).collect();
@@ -242,7 +242,7 @@ pub fn all() -> Vec<Found> {
     found
 }
 
-/// The entry whose mount is, or was last, at `path`; the topmost where several are.
+/// The entry whose mount is, or was last, at `path`; the topmost of several.
 pub fn of_mountpoint(path: &Path) -> Option<Found> {
     let mut all = all();
     let mounts = fuse_mounts().unwrap_or_default();
@@ -277,7 +277,7 @@ fn read(file: &Path) -> Option<Entry> {
     serde_json::from_slice(&fs::read(file).ok()?).ok()
 }
 
-/// Where daemons of this user register.
+/// The directory in which daemons of this user register.
 fn own_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()) {
         return Ok(dir.into());
@@ -295,8 +295,8 @@ fn own_dir() -> Result<PathBuf> {
     })
 }
 
-/// Below `runtime`, the usual place of such a directory, or `home`: never where another user could
-/// make it first, as in /tmp.
+/// A directory in `runtime`, in the usual place of a runtime directory, or in `home`. Never in a place
+/// such as /tmp, where another user could create it first.
 fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
     let is_own = |dir: &PathBuf| {
         let own =
@@ -309,7 +309,7 @@ fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Opt
     runtime.map(|dir| dir.join("defuse")).or_else(of_home)
 }
 
-/// The system's directory can be listed by all; the control sockets in it cannot be used by all.
+/// All users can list the directory of root, but cannot use the control sockets in it.
 fn make_dir(dir: &Path) -> Result {
     let mode = if dir == Path::new(SYSTEM_DIR) { 0o755 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|error| {

@@ -1,7 +1,7 @@
-//! `mount -o remount,…` of a mount of defuse: what can change while it is mounted.
+//! `mount -o remount,…`: changes of a mount while it is mounted.
 //!
-//! The kernel replaces all flags of a mount by those that it is given (mount(2), `MS_REMOUNT`), so
-//! that those which are not named are passed on as they are.
+//! The kernel replaces all flags of a mount (mount(2), `MS_REMOUNT`), so the present ones are passed
+//! again unless an option changes them.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::registry::{self, State};
 use crate::sources::SOURCES;
 use crate::{control, options, umount};
 
-/// What mount(8) adds to the options of every remount, because mountinfo has it.
+/// Options that mount(8) copies from mountinfo into every remount.
 const OF_THE_KERNEL: &[&str] = &[
     "remount",
     "user_id",
@@ -28,7 +28,7 @@ const OF_THE_KERNEL: &[&str] = &[
     "max_read",
 ];
 
-/// Options that change a flag: its name, and the flags that it clears and sets.
+/// Options that change flags: the name, the flags to clear, and the flags to set.
 const FLAGS: &[(&str, MountFlags, MountFlags)] = {
     const NONE: MountFlags = MountFlags::empty();
     const ATIME: MountFlags =
@@ -54,18 +54,18 @@ const FLAGS: &[(&str, MountFlags, MountFlags)] = {
     ]
 };
 
-/// Whether an option is about a flag that can change.
+/// True for an option that changes a flag.
 pub fn is_flag(name: &str) -> bool {
     FLAGS.iter().any(|(flag, ..)| *flag == name)
 }
 
-/// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order; with
-/// `fake` only says what would fail.
+/// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order. With `fake`,
+/// only checks them.
 ///
 /// # Errors
 ///
-/// [`Failure::Usage`] for options that cannot change while it is mounted, [`Failure::Failed`] where
-/// nothing of defuse is mounted there, and where the kernel refuses.
+/// [`Failure::Usage`] for options that cannot change while mounted; [`Failure::Failed`] if there is no
+/// mount of defuse, and if the kernel refuses.
 pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     let path = resolve(mountpoint);
     let shown = path.display();
@@ -84,7 +84,7 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     if fake {
         return Ok(());
     }
-    // The daemon refuses changes, too: it is asked first to allow them, and last to refuse them.
+    // The daemon refuses changes, too. It must allow them before the kernel does, and refuse them after.
     let writable = !after.contains(MountFlags::RDONLY);
     let daemon = found.filter(|found| found.state == State::Serving);
     let tell = || daemon.as_ref().map_or(Ok(()), |found| control::set_writable(found, writable));
@@ -93,8 +93,8 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     }
     mount_remount(&path, after, "").map_err(|errno| {
         let next = match errno {
-            Errno::BUSY => "files are open for writing (fuser -vm shows whose)",
-            Errno::PERM => "only root may do that",
+            Errno::BUSY => "files are open for writing (`fuser -vm` lists the processes)",
+            Errno::PERM => "only root may remount",
             _ => "the kernel's log may say more (dmesg)",
         };
         Failure::Failed(format!("cannot remount {shown}: {errno}; {next}"))
@@ -102,14 +102,14 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     if writable { Ok(()) } else { tell() }
 }
 
-/// The flags that a mount has.
+/// The present flags of a mount.
 fn flags_of(mount: &MountEntry) -> MountFlags {
     let names = mount.mount_options.split(',').chain(mount.super_options.split(','));
     let set = names.filter_map(|name| FLAGS.iter().find(|(flag, ..)| *flag == name));
     set.fold(MountFlags::empty(), |flags, (.., set)| flags | *set)
 }
 
-/// The flags after `wanted`. `known` are the lists of options that the mount was made with.
+/// The flags after `wanted`. `known` has the options that the mount was made with.
 fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<MountFlags> {
     let known: Vec<String> = known.iter().flat_map(|list| options::split(list)).collect();
     let mut flags = before;
@@ -119,7 +119,7 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
             flags = (flags - *clear) | *set;
         } else if !OF_THE_KERNEL.contains(&name) && !known.contains(option) {
             return Err(Failure::Usage(format!(
-                "option {option} cannot change while it is mounted: unmount it, and mount it anew"
+                "option {option} cannot change while mounted: unmount, and mount it anew"
             )));
         }
     }
@@ -127,15 +127,15 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
     for (name, flag) in [("suid", MountFlags::NOSUID), ("dev", MountFlags::NODEV)] {
         if granted.contains(flag) {
             return Err(Failure::Usage(format!(
-                "option {name} cannot be granted while it is mounted, because the source is asked \
-                 for it when it is mounted: unmount it, and mount it with -o {name}"
+                "option {name} cannot be granted while mounted, because the source is checked for it \
+                 at the start: unmount, and mount it with -o {name}"
             )));
         }
     }
     Ok(flags)
 }
 
-/// Those of `cleared` that the source does not allow to be cleared.
+/// The flags of `cleared` that the source does not allow to clear.
 fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
     if !cleared.contains(MountFlags::NOEXEC) {
         return MountFlags::empty();
@@ -144,7 +144,7 @@ fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
     let directory = source.as_ref().and_then(|source| source.directory());
     let flags = directory.and_then(|directory| rustix::fs::statvfs(directory).ok());
     if flags.is_some_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
-        error::warn(&"the source is mounted noexec, and so the mount stays");
+        error::warn(&"the source is mounted noexec, so the mount stays noexec");
         return MountFlags::NOEXEC;
     }
     MountFlags::empty()

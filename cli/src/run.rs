@@ -25,34 +25,34 @@ use crate::error::{Failure, Result, warn};
 mod attend;
 mod mounts;
 
-/// Run a program on file systems inside of its own process
+/// Run a program on file systems in its own process
 ///
-/// The program is not changed and no mount of the kernel is made: a library that is loaded into the
-/// program and into all programs that it starts serves the calls that concern files of the mounts.
+/// The program is not changed, and the kernel mounts nothing. A library is loaded into the program and all
+/// programs that it starts, and serves the calls on files of the mounts.
 #[derive(clap::Args, Clone, Debug)]
 pub struct RunArgs {
-    /// What to mount, and where: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a
-    /// name with a colon, such as /data=passthrough:/srv or mem:=memory:,size=1G
+    /// A mount: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a name with a colon, such
+    /// as /data=passthrough:/srv or mem:=memory:,size=1G; may be repeated
     #[arg(short, long, value_name = "MOUNT")]
     pub mount: Vec<OsString>,
-    /// What a fork does to file systems that keep their state in the process
+    /// The effect of a fork on file systems with state in the process
     #[arg(long, value_name = "POLICY", value_parser = policy, default_value = "auto")]
     pub fork: ForkPolicy,
-    /// The directory to begin in, which may lie in a mount
+    /// The working directory, which may be in a mount
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
     pub directory: Option<OsString>,
-    /// Serve system calls that are made without the C library, too, and static programs (Linux 5.11):
-    /// each such call costs two microseconds more, and every other one some fifty nanoseconds
+    /// Also serve system calls that bypass the C library, and static programs (Linux 5.11). Each such
+    /// call takes about two microseconds longer, and every other call about fifty nanoseconds
     #[arg(long)]
     pub dispatch: bool,
-    /// What becomes of programs that still run when the run ends, also where it is killed: they go on,
-    /// with errors from mounts that the run served, or end
+    /// The effect on remaining programs when the run ends or is killed: they continue, with errors from
+    /// mounts that the run served, or are killed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "error")]
     pub on_death: OnDeath,
-    /// Tell on the standard error, at the end, which calls were served and which the kernel got
+    /// At the end, write to the standard error which calls were served, and which the kernel handled
     #[arg(long)]
     pub report: bool,
-    /// Patch nothing: as where the C library is one that cannot be analysed. For tests
+    /// Patch nothing, as with a C library that cannot be analysed. For tests
     #[arg(long, hide = true)]
     pub symbols_only: bool,
     /// The program and its arguments
@@ -60,10 +60,10 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// What becomes of programs that outlive the run.
+/// The effect on programs that outlive the run.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDeath {
-    /// They go on, and calls on mounts that the run served fail with `ENOTCONN`
+    /// They continue, and calls on mounts that the run served fail with `ENOTCONN`
     #[default]
     Error,
     /// They are killed
@@ -75,8 +75,8 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
     ForkPolicy::named(text).ok_or_else(|| format!("known are {}", names.join(", ")))
 }
 
-/// Runs the program; returns its exit code, or 128 and the signal that ended it, as shells do; 127 where
-/// there is no such program, and 126 where it cannot be executed.
+/// Runs the program. Returns its exit code, or as shells do: 128 plus the signal that ended it, 127 for an
+/// unknown program, 126 for one that cannot be executed.
 pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
@@ -102,8 +102,8 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
         || args.dispatch && !is_dynamic(program)
     {
-        // The kernel cannot find it, or could load no library into it: a program of ours, loaded with
-        // the library, runs it.
+        // The kernel cannot find the program, or cannot load a library into it. So this program, with the
+        // library, executes it.
         let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
         own.args(["inside", "--"]).args(&args.command);
         own
@@ -133,7 +133,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
 }
 
-/// Says why a program was not executed; the exit code is that of a shell.
+/// Reports that a program was not executed, and returns the exit code of a shell.
 fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
     let Some((code, next)) = attend::not_executed(error) else {
         return Err(Failure::Failed(format!("{}: {error}", program.display())));
@@ -142,12 +142,12 @@ fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
     Ok(code)
 }
 
-/// A pipe whose other end closes with this process: what programs inherit, and what they do not.
+/// A pipe that closes with this process: the end that programs inherit, and the end that stays here.
 fn leash() -> Result<(OwnedFd, OwnedFd)> {
     let failed = |error| Failure::Failed(format!("no pipe for the programs of the run: {error}"));
     let (inherited, held) = rustix::pipe::pipe_with(PipeFlags::empty()).map_err(failed)?;
     rustix::io::fcntl_setfd(&held, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
-    // Programs open it for themselves, also as other users; nobody else may write to it.
+    // Programs open it again, also as other users. No other process may write to it.
     rustix::fs::fchmod(&inherited, Mode::from_raw_mode(0o644)).map_err(failed)?;
     Ok((inherited, held))
 }
@@ -157,19 +157,18 @@ fn protected() -> [u8; 3] {
     [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
 
-/// Says so where nothing of a program could be served, rather than running it on other files than it
-/// names.
+/// Refuses a program that cannot be served: it would use other files than it names.
 fn refuse(program: &OsStr, dispatch: bool) -> Result {
     let shown = program.display();
     if program.as_bytes().starts_with(b"-") {
         return Err(Failure::Usage(format!(
-            "{shown} is no option of defuse run: see `defuse run --help`; a program of this name is \
+            "{shown} is no option of defuse run: see `defuse run --help`; for a program of this name, write \
              ./{shown}"
         )));
     }
     let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
     let path = check::executed(&path)?;
-    // What is no ELF file of this machine, the kernel refuses.
+    // The kernel refuses any file that is no ELF file of this machine.
     let Ok(binary) = Binary::read_outline(&path) else { return Ok(()) };
     let obstacles = check::obstacles(&path, &binary);
     if dispatch && check::is_dispatchable(&binary, &obstacles) {
@@ -177,16 +176,16 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
     }
     match obstacles.into_iter().next() {
         None => Ok(()),
-        Some(why) => Err(Failure::Failed(format!(
-            "{shown}: {why}: mount what it is to see by `defuse mount`"
-        ))),
+        Some(why) => {
+            Err(Failure::Failed(format!("{shown}: {why}: use `defuse mount` for its files")))
+        }
     }
 }
 
-/// The variable that names the library, for whoever keeps it elsewhere.
+/// The variable with the path of the library.
 const LIBRARY_VARIABLE: &str = "DEFUSE_PRELOAD_LIBRARY";
 
-/// The library: where the variable says, or in one of the places that belong to the program.
+/// Finds the library: at the path in the variable, or in one of the directories of the program.
 fn library() -> Result<PathBuf> {
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty());
@@ -198,8 +197,7 @@ fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
     let places = match named {
         Some(named) => vec![PathBuf::from(named)],
         None => vec![
-            // Where cargo leaves what a program depends on. What else it may have put beside the
-            // program would be older.
+            // Cargo builds dependencies here. A copy beside the program could be older.
             folder.join("deps").join(LIBRARY),
             folder.join(LIBRARY),
             folder.join("../lib/defuse").join(LIBRARY),
@@ -209,23 +207,23 @@ fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
     let Some(library) = found.filter(|library| library.is_file()) else {
         let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
         return Err(Failure::Failed(format!(
-            "the library for programs is not there: looked for {}: install it by `cargo xtask \
-             install`, or name it in {LIBRARY_VARIABLE}",
+            "the library for programs was not found in {}: install it with `cargo xtask install`, \
+             or set its path in {LIBRARY_VARIABLE}",
             places.join(", ")
         )));
     };
     if library.as_os_str().as_bytes().iter().any(|byte| b": $".contains(byte)) {
         return Err(Failure::Failed(format!(
             "{}: LD_PRELOAD can name no library with a space, a colon or a dollar sign in its path: \
-             put it elsewhere, and name it in {LIBRARY_VARIABLE}",
+             move it, and set its path in {LIBRARY_VARIABLE}",
             library.display()
         )));
     }
     Ok(library)
 }
 
-/// The C library of this machine, and what the program is made of beside it: libraries and programs
-/// that make system calls of their own have sites as well.
+/// The C library of this machine, the program, and its other libraries: they can have `syscall`
+/// instructions, too.
 fn objects(program: &OsStr) -> Vec<Binary> {
     let cache = Cache::of_user();
     let mut objects = Vec::new();
@@ -236,7 +234,7 @@ fn objects(program: &OsStr) -> Vec<Binary> {
         if seen.contains(&path) || seen.len() > MOST_LIBRARIES {
             continue;
         }
-        // What is no ELF file, such as a script, has no sites.
+        // A file that is no ELF file, such as a script, has no sites.
         if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
@@ -249,8 +247,8 @@ fn objects(program: &OsStr) -> Vec<Binary> {
     objects
 }
 
-/// What programs are told of these files, and the images that go with it, to be put one behind the
-/// other. With `all`, also what does not concern files is patched.
+/// The sites of these files for the plan, and their images, which follow each other in memory. With
+/// `all`, system calls that do not concern files are patched, too.
 fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>) {
     let (mut images, mut place) = (Vec::new(), 0);
     let objects = binaries.iter().map(|binary| {
@@ -265,15 +263,16 @@ fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>) {
     (objects.collect(), images)
 }
 
-/// Programs have fewer; a bound for what is wrongly made.
+/// Maximum number of libraries of a program. Real programs have fewer.
 const MOST_LIBRARIES: usize = 512;
 
-/// The dynamic loader opens libraries before we are there, and must not be changed while it works.
+/// True for the dynamic loader. It runs before the preloaded library, and must not be patched while it
+/// runs.
 pub fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
 }
 
-/// The file that the kernel would execute for a program's name.
+/// The file that the kernel would execute for the name of a program.
 pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return fs::canonicalize(program).ok();
@@ -283,8 +282,8 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
-/// Whether a program is one into which the loader loads our library; not where it is a script, whose
-/// interpreter may be none.
+/// True if the loader will load the library into the program. For a script, this is assumed of the
+/// interpreter.
 fn is_dynamic(program: &OsStr) -> bool {
     let binary = find_program(program).map(|path| Binary::read_outline(&path));
     let takes_it =
@@ -292,16 +291,16 @@ fn is_dynamic(program: &OsStr) -> bool {
     binary.is_none_or(|binary| binary.is_ok_and(takes_it))
 }
 
-/// Whether this is the loader of the C library that ours is for.
+/// True for the loader of the C library with which the preloaded library was built.
 pub fn is_loader_of_linux(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
-/// The memory that all processes of the run share. Nobody can make it shorter, which would kill all who
-/// look at it.
+/// The memory that all processes of the run share. It is sealed against shrinking, which would kill the
+/// processes that access it.
 fn memory() -> Result<OwnedFd> {
     let memory = sealable("defuse-run")?;
-    // What is not written takes no memory.
+    // Pages that are never written take no memory.
     rustix::fs::ftruncate(&memory, layout::LEN as u64).map_err(no_memory)?;
     rustix::io::pwrite(&memory, &layout::VERSION.to_le_bytes(), 0).map_err(no_memory)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -309,8 +308,8 @@ fn memory() -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// The plan and the images, which nobody can change: not even a program of the run that has become
-/// another user.
+/// The plan and the images, sealed against changes, also by a program of the run that has become another
+/// user.
 fn sealed(plan: &RunPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
@@ -333,7 +332,7 @@ fn no_memory(error: rustix::io::Errno) -> Failure {
     Failure::Failed(format!("no shared memory: {error}"))
 }
 
-/// What nobody outside of the run can guess.
+/// A random number that identifies the run, and cannot be guessed.
 fn token() -> Result<u128> {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
@@ -341,7 +340,7 @@ fn token() -> Result<u128> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-/// Removes the nodes that the processes of the run have left; those of other users, where this is root.
+/// Removes the nodes that processes of the run left behind; as root, also those of other users.
 fn remove_nodes(memory: &OwnedFd, token: u128) {
     let mut noted = [0; 4];
     let noted_at = layout::NODES as u64;
@@ -352,7 +351,7 @@ fn remove_nodes(memory: &OwnedFd, token: u128) {
     let Ok(entries) = fs::read_dir(layout::NODES_IN) else { return };
     for entry in entries.flatten() {
         if entry.file_name().as_bytes().starts_with(prefix.as_bytes()) {
-            // It follows no links. What is not this user's stays.
+            // This follows no links. Nodes of other users stay.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -375,7 +374,7 @@ fn prepare(
     }
 }
 
-/// Whether a program's path may lead into a mount.
+/// True if the path of a program may lead into a mount.
 fn lies_in_a_mount(plan: &RunPlan, program: &OsStr, directory: Option<&OsStr>) -> bool {
     let is_below = |path: &Path, target: &[u8]| path.starts_with(OsStr::from_bytes(target));
     let within = |path: &OsStr| {
@@ -389,7 +388,7 @@ fn lies_in_a_mount(plan: &RunPlan, program: &OsStr, directory: Option<&OsStr>) -
     within(program) || relative && directory.is_some_and(within)
 }
 
-/// Run a program from within a run: what `defuse run` does for programs that lie in a mount
+/// Run a program within a run, as `defuse run` does for a program in a mount
 #[derive(clap::Args, Clone, Debug)]
 pub struct InsideArgs {
     /// The program and its arguments
@@ -397,14 +396,14 @@ pub struct InsideArgs {
     pub command: Vec<OsString>,
 }
 
-/// Becomes the program; returns only where that fails.
+/// Executes the program. Returns only on failure.
 pub fn inside(args: &InsideArgs) -> Result<u8> {
     let program = &args.command[0];
     let error = Command::new(program).args(&args.command[1..]).exec();
     not_executed(program, &error)
 }
 
-/// Tells what was counted: by system call, and by the function that made it.
+/// Writes the counts by system call, and by calling function.
 fn report(memory: &OwnedFd, plan: &RunPlan, paths: &[PathBuf]) {
     let mut bytes = vec![0; layout::STATES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
@@ -420,7 +419,7 @@ fn report(memory: &OwnedFd, plan: &RunPlan, paths: &[PathBuf]) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// The counts of all sites by the exported function that they lie in; others count for their library.
+/// The counts of all sites by the exported function that contains them, or else by library.
 fn by_function(
     bytes: &[u8],
     plan: &RunPlan,

@@ -1,7 +1,7 @@
-//! What a daemon gives up once it has mounted: privileges and system calls that no request needs.
+//! The sandbox of a daemon: after mounting, it drops privileges and system calls that no request needs.
 //!
-//! A mistake in the daemon, or in what it parses, then leads no further than to what its file system
-//! and its mount need. `-o no_sandbox` leaves everything as it was.
+//! A bug in the daemon then gives an attacker no more than the file system and the mount need.
+//! `-o no_sandbox` keeps everything.
 
 mod filter;
 
@@ -12,8 +12,8 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
-/// What stays: to act on files as any user (a passthrough), to register backing files, to unmount and to
-/// abort the connection (`CAP_SYS_ADMIN`), to fill rings with locked memory, and to take on and put away
+/// The capabilities that stay: to act on files as any user (a directory), to register backing files,
+/// unmount and abort the connection (`CAP_SYS_ADMIN`), to lock the memory of rings, and to assume and drop
 /// the identity of callers (`CAP_SETPCAP` for `SECBIT_NO_SETUID_FIXUP`).
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -35,13 +35,13 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::MAC_OVERRIDE)
     .union(CapabilitySet::MAC_ADMIN);
 
-/// Gives up what is not kept, for this thread and those that it starts: programs that are executed
-/// gain nothing (`no_new_privs`, prctl(2)), and have no capabilities (the bounding set,
-/// capabilities(7)). What cannot be given up is a warning.
+/// Drops all other capabilities, for this thread and those that it starts. Executed programs gain no
+/// privileges (`no_new_privs`, prctl(2)) and have no capabilities (the bounding set, capabilities(7)). A
+/// failure is a warning.
 pub fn enter() {
     let given_up = set_no_new_privs(true).and_then(|()| {
         let caps = capabilities(None)?;
-        // The set ends where the kernel knows no further capability.
+        // The first unknown capability ends the set.
         for number in 0..u64::BITS {
             let capability = CapabilitySet::from_bits_retain(1 << number);
             if remove_capability_from_bounding_set(capability).is_err() {
@@ -56,12 +56,12 @@ pub fn enter() {
         set_capabilities(None, kept)
     });
     if let Err(errno) = given_up {
-        log::warn!("not all privileges were given up: {errno}");
+        log::warn!("not all privileges were dropped: {errno}");
     }
 }
 
-/// Has the kernel refuse what is not needed, for all threads. Comes last, because it also refuses what it
-/// takes to mount and to set a session up.
+/// Installs the filter of system calls for all threads. Comes last, because the filter also refuses calls
+/// that mounting and starting a session need.
 pub fn filter(needs: Needs) {
     if let Err(error) = filter::install(needs) {
         log::warn!("no system calls are refused (seccomp): {error}");

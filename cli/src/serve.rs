@@ -1,4 +1,4 @@
-//! The life of a mount, from the source to the end.
+//! A mount from its start to its end.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::sandbox::{self, Needs};
 use crate::signals;
 use crate::{paths, umount};
 
-/// How often the file of statistics is written anew.
+/// Time between two writes of the file of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(5);
 
-/// Mounts, tells `ready`, and serves until the mount has ended.
+/// Mounts, reports to `ready`, and serves until the mount has ended.
 pub fn run(plan: &Plan, ready: Ready) -> Result {
     let mut notes = Vec::new();
     let (session, companions) = match start(plan, &mut notes) {
@@ -57,7 +57,7 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
     })
 }
 
-/// Mounts and begins to serve; what the user should know of it goes to `notes`.
+/// Mounts and starts serving. Adds messages for the user to `notes`.
 fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
@@ -90,8 +90,8 @@ pub fn needs(source: &Source) -> Needs {
     Needs { handles: source.directory().is_some(), ..Needs::default() }
 }
 
-/// Every file that is open in the mount may be one here, so the usual 1024 would be too few. The
-/// limit is that low only for programs with select(2), which this is not.
+/// Raises the limit of open files: every open file of the mount may need one here, so the usual 1024 would be
+/// too few. The default is low for programs that use select(2), and this one does not.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -108,7 +108,7 @@ fn serve(
 ) -> Result<(Session, Companions)> {
     let Mounted { device, mountpoint, .. } = mounted;
     let session = Session::start(device, fs, &plan.settings.session).map_err(|error| {
-        // Nobody would serve it.
+        // The mount has no session.
         let _ = mount::unmount(&mountpoint, true);
         Failure::failed(error)
     })?;
@@ -119,7 +119,7 @@ fn serve(
     Ok((session, companions))
 }
 
-/// What runs beside a session. None of it is needed to serve, so what cannot be had is a warning.
+/// Threads and files beside a session. The session works without them, so a failure is a warning.
 struct Companions {
     registered: Option<Found>,
     stats_file: Option<StatsFile>,
@@ -134,7 +134,7 @@ impl Companions {
     ) -> Companions {
         let connection = connection_id(&mountpoint);
         let registered = connection.and_then(|connection| {
-            // The socket first: who finds the entry may ask at once.
+            // The socket first: a process that finds the entry may connect at once.
             let found = registry::place(connection).and_then(|file| {
                 listen(&registry::socket_beside(&file), session, writable);
                 register(plan, connection, &mountpoint)
@@ -160,7 +160,7 @@ impl Companions {
         if let Some(file) = self.stats_file {
             file.end();
         }
-        // Last, because others take it for the end.
+        // Last, because other processes take it for the end.
         if let Some(found) = self.registered {
             match failure {
                 Some(failure) => found.leave_failure(&failure.to_string()),
@@ -185,7 +185,7 @@ fn register(plan: &Plan, connection: u32, mountpoint: &Path) -> Result<Found> {
     registry::write(&entry)
 }
 
-/// A file that holds the statistics, never older than [`STATS_EVERY`].
+/// A file with the statistics, at most [`STATS_EVERY`] old.
 struct StatsFile {
     path: PathBuf,
     statistics: Statistics,

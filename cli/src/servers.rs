@@ -1,6 +1,6 @@
-//! Who serves what at a socket (`defuse serve`): a file for each server beside those of mounts.
+//! The registry of servers (`defuse serve`): one file for each, beside those of mounts.
 //!
-//! As there, a file counts only while the process that wrote it runs.
+//! A file is valid while the process that wrote it runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,32 @@ use crate::registry::{self, now_unix, process_start};
 /// A server. Paths are shown, not used to find anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// Where it listens.
+    /// The path of the socket.
     pub socket: String,
-    /// What it serves.
+    /// The source.
     pub source: String,
-    /// Its process.
+    /// The process.
     pub pid: u32,
-    /// When that started, in clock ticks since boot.
+    /// The start of the process, in clock ticks since boot.
     pub pid_start: u64,
-    /// When it began to listen, in seconds since 1970 UTC.
+    /// The start of the server, in seconds since 1970 UTC.
     pub since_unix: u64,
-    /// Its version.
+    /// The version of the program.
     pub version: String,
 }
 
-/// The entry of this process; it goes when this is dropped.
+/// The entry of this process. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Registered(PathBuf);
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // What is not there needs no removal.
+        // The file may be gone.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Notes that this process serves `source` at `socket`.
+/// Registers that this process serves `source` at `socket`.
 pub fn register(source: String, socket: &Path) -> Result<Registered> {
     let pid = std::process::id();
     let server = Server {
@@ -59,7 +59,7 @@ pub fn register(source: String, socket: &Path) -> Result<Registered> {
     Ok(Registered(file))
 }
 
-/// All servers that this user may see, by socket. Entries of those that are gone are removed.
+/// All servers visible to this user, by socket. Removes stale entries.
 pub fn all() -> Vec<Server> {
     let mut all: Vec<Server> =
         registry::files().into_iter().filter_map(|file| read(&file)).collect();
@@ -77,7 +77,7 @@ fn read(file: &Path) -> Option<Server> {
     let server: Server = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
     let runs = process_start(server.pid) == Some(server.pid_start);
     if !runs {
-        // Where that is not permitted, root does it.
+        // Without the permission, root removes it later.
         let _ = fs::remove_file(file);
     }
     runs.then_some(server)

@@ -16,30 +16,30 @@ use crate::options::{self, Profile, Settings};
 use crate::sources::SOURCES;
 use crate::{daemon, mount, paths, sandbox, serve, servers, signals};
 
-/// How long the server may take to end after SIGTERM: its connections may take eight seconds.
+/// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Serve a file system to other processes over a socket
 ///
-/// Returns when the socket is ready, and leaves a process in the background that serves it until it
-/// gets SIGTERM. Whoever connects (socket:PATH as a source) shares one file system. Only its user and
-/// root may, unless others are admitted, who act as themselves.
+/// Returns when the socket is ready. A background process serves it until it receives SIGTERM. All clients
+/// (with the source socket:PATH) share one file system. Only the own user and root may connect, unless other
+/// users are admitted, who act with their own rights.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ServeArgs {
-    /// What to serve: TYPE:REST, such as memory: or passthrough:/srv/data
+    /// The source to serve: TYPE:REST, such as memory: or passthrough:/srv/data
     source: OsString,
-    /// The socket to make
+    /// The socket to create
     socket: PathBuf,
-    /// Options of the session and of the source, as of a mount
+    /// Options of the session and of the source, as for a mount
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Admit this user as well, who acts as itself; may be repeated
+    /// Admit this user, who acts with its own rights; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
-    /// Most connections at once
+    /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().max_connections)]
     max_connections: usize,
-    /// Most connections of one user at once (half of all)
+    /// Maximum number of connections of one user (default: half of all)
     #[arg(long, value_name = "N")]
     max_connections_of_user: Option<usize>,
     /// Stay in the foreground, and log to the standard error
@@ -51,13 +51,13 @@ pub struct ServeArgs {
     /// Log more; twice for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
-    /// This is the background process
+    /// Run as the background process
     #[arg(long, hide = true)]
     daemon: bool,
 }
 
 impl ServeArgs {
-    /// The arguments with which the background process is started.
+    /// The arguments of the background process.
     fn to_command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = vec!["serve".into(), "--daemon".into()];
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
@@ -75,7 +75,7 @@ impl ServeArgs {
     }
 }
 
-/// Serves here or in the background.
+/// Serves in this process or in the background.
 pub fn run(mut args: ServeArgs) -> Result {
     let source = SOURCES.parse(&args.source)?;
     let settings = options::parse(Profile::Default, &source, &args.options)?;
@@ -89,7 +89,7 @@ pub fn run(mut args: ServeArgs) -> Result {
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
     match log.and_then(|()| listen(&args, &source, &settings)) {
         Ok(server) => {
-            // Not needed to serve.
+            // The server works without an entry.
             let text = source.text().to_string_lossy().into_owned();
             let registered = servers::register(text, &args.socket);
             let _registered = registered.map_err(|failure| log::warn!("{failure}"));
@@ -150,15 +150,14 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
     Ok(server)
 }
 
-/// Ends this process after a while, whatever holds it up: a file system that does not answer, or what
-/// is yet to be freed.
+/// Kills this process after a time limit, if a file system does not answer or memory takes long to free.
 fn give_up_after(patience: Duration) {
     let wait = move || {
         std::thread::sleep(patience);
-        log::error!("the server has not ended within {patience:?}, and is killed");
+        log::error!("the server did not end within {patience:?} and is killed");
         let _ = kill_process(getpid(), Signal::KILL);
     };
     if let Err(error) = std::thread::Builder::new().name("defuse-end".to_owned()).spawn(wait) {
-        log::warn!("nothing bounds the time to the end: {error}");
+        log::warn!("no time limit for the end: {error}");
     }
 }

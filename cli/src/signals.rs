@@ -1,4 +1,4 @@
-//! What signals do to a daemon: end it in order, end it at once, or make it tell its statistics.
+//! Signals of a daemon: an orderly end, an end at once, or statistics in the log.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,20 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-/// Keeps the signals from killing the process from now on; they are handled by [`serve`].
+/// Catches the signals from now on; [`serve`] handles them.
 pub fn catch() -> io::Result<Signals> {
     Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }
 
-/// The mount that signals are about.
+/// The mount that signals act on.
 pub struct Target {
-    /// Where it was mounted.
+    /// The mount point at the start.
     pub mountpoint: PathBuf,
-    /// Its connection, where known.
+    /// The connection, if known.
     pub connection: Option<u32>,
-    /// The kernel's list of connections, where it has to be opened beforehand.
+    /// The kernel's list of connections, if it must be opened in advance.
     pub connections: Option<OwnedFd>,
-    /// What it has measured.
+    /// The statistics of the session.
     pub statistics: Statistics,
 }
 
@@ -46,8 +46,8 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
     thread::Builder::new().name("defuse-signals".to_owned()).spawn(run).map(drop)
 }
 
-/// Unmounts on yet another thread: unmounting waits for data to be written, and the next signal
-/// must be heard even where that never happens.
+/// Unmounts on another thread: unmounting waits for data to be written, and a further signal must
+/// be handled even if that never ends.
 fn begin_to_end(target: &Target) {
     let (mountpoint, connection) = (target.mountpoint.clone(), target.connection);
     let run = move || unmount_or_detach(&mountpoint, connection);
@@ -78,11 +78,11 @@ fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) {
     }
 }
 
-/// Ends the connection, whoever uses it. Everything that waits for it fails with ECONNABORTED.
+/// Aborts the connection. All waiting requests fail with ECONNABORTED.
 fn abort(connection: Option<u32>, connections: Option<&OwnedFd>) {
-    log::warn!("signalled again: the connection is aborted");
+    log::warn!("second signal: the connection is aborted");
     let Some(number) = connection else {
-        log::error!("its number is not known; ending at once");
+        log::error!("the number of the connection is unknown; exiting now");
         std::process::exit(1);
     };
     let file = format!("{number}/abort");
@@ -92,17 +92,17 @@ fn abort(connection: Option<u32>, connections: Option<&OwnedFd>) {
         None => Err(error),
     });
     if let Err(error) = aborted {
-        // The kernel ends the connection when nobody has the device open any more.
-        log::error!("fusectl does not abort connection {number}: {error}; ending at once");
+        // The kernel ends the connection with the last descriptor of the device.
+        log::error!("fusectl cannot abort connection {number}: {error}; exiting now");
         std::process::exit(1);
     }
 }
 
-/// Where fusectl is mounted.
+/// The mount point of fusectl.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The same as [`CONNECTIONS`] where nothing is mounted there, as in many containers: root may have an
-/// instance of fusectl that is mounted nowhere. It is taken before the sandbox refuses to mount.
+/// A replacement of [`CONNECTIONS`] if fusectl is not mounted, as in many containers: root may open a
+/// detached instance of fusectl. This must happen before the sandbox refuses to mount.
 pub fn connections() -> Option<OwnedFd> {
     if fs::read_dir(CONNECTIONS).is_ok_and(|mut all| all.next().is_some()) {
         return None;
@@ -112,7 +112,7 @@ pub fn connections() -> Option<OwnedFd> {
         fsconfig_create(&context)?;
         fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
     };
-    open().map_err(|errno| log::debug!("fusectl cannot be had: {errno}")).ok()
+    open().map_err(|errno| log::debug!("fusectl is not available: {errno}")).ok()
 }
 
 fn abort_unmounted(connections: &OwnedFd, file: &str) -> io::Result<()> {

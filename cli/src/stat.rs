@@ -16,32 +16,32 @@ use crate::registry::{self, Found, State};
 use crate::target::Target;
 use crate::until::Until;
 
-/// Show what a mount has done, and how long it took
+/// Show operations of a mount, with their latencies
 ///
-/// A mount of defuse tells what it counted since it began. With --stages, and for every other FUSE
-/// file system, the kernel is looked into from now on (root): how long requests waited in the
-/// background queue, in the pending queue, and how long the daemon had them.
+/// A mount of defuse has statistics since its start. With --stages, and for every other FUSE file system,
+/// the kernel is traced from now on (root): the time of requests in the background queue, in the pending
+/// queue, and in the daemon.
 #[derive(clap::Args)]
 pub struct StatArgs {
-    /// Where it is mounted, or the number of its connection; not needed where defuse has just one
+    /// The mount point, or the number of the connection; optional with a single mount of defuse
     #[arg(value_name = "MOUNT|CONNECTION")]
     target: Option<PathBuf>,
     /// As JSON
     #[arg(long)]
     json: bool,
-    /// In the text format of Prometheus
+    /// Print the text format of Prometheus
     #[arg(long, conflicts_with_all = ["json", "watch", "negotiated"])]
     prometheus: bool,
-    /// The stages in the kernel, too
+    /// Show the stages in the kernel, too
     #[arg(long, conflicts_with = "negotiated")]
     stages: bool,
-    /// Look into the kernel for so many seconds, not until Ctrl-C; end --watch after them
+    /// Trace the kernel for this many seconds instead of until Ctrl-C; end --watch after them
     #[arg(long = "for", value_name = "SECS", value_parser = period, conflicts_with = "negotiated")]
     duration: Option<Duration>,
-    /// Show what was new in every period of so many seconds
+    /// Show the difference after every period of this many seconds
     #[arg(long, value_name = "SECS", value_parser = period)]
     watch: Option<Duration>,
-    /// Show what was agreed with the kernel, and why
+    /// Show the result of INIT, with reasons
     #[arg(long, conflicts_with = "watch")]
     negotiated: bool,
     #[command(flatten)]
@@ -82,7 +82,7 @@ pub fn run(args: &StatArgs) -> Result {
 fn watch(args: &StatArgs, source: &mut Source, until: &Until, period: Duration) -> Result {
     let mut before = source.take()?;
     while source.target.is_there() && until.sleep(period) {
-        // It may have ended in the meantime, which is not a failure of watching.
+        // The mount may have ended, which is no failure of watching.
         let Ok(now) = source.take() else { break };
         show(args, source, &now.since(&before))?;
         if !args.json {
@@ -109,7 +109,7 @@ fn show(args: &StatArgs, source: &Source, snapshot: &Snapshot) -> Result {
     print(&text)
 }
 
-/// A snapshot as JSON, with what it is of.
+/// A snapshot as JSON, with its mount.
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
@@ -119,11 +119,11 @@ struct Shown<'a> {
     notes: &'a [String],
 }
 
-/// Where the figures of a connection come from: its daemon, the kernel, or both.
+/// The source of the figures of a connection: its daemon, the kernel, or both.
 struct Source<'a> {
     target: &'a Target,
     collector: Option<Collector>,
-    /// What the daemon had counted when the kernel was first looked into.
+    /// The statistics of the daemon when tracing of the kernel began.
     before: Option<Snapshot>,
     notes: Vec<String>,
 }
@@ -143,13 +143,13 @@ impl<'a> Source<'a> {
         Ok(Source { target, collector: Some(collector), before, notes })
     }
 
-    /// What was counted until now; of the daemon and the kernel over the same time.
+    /// The present counts, of the daemon and the kernel over the same time.
     fn take(&mut self) -> Result<Snapshot> {
         let Some(collector) = &mut self.collector else {
             return Ok(control::stat(ours(self.target)?)?.0);
         };
         let id = self.target.connection.id;
-        // The daemon may be another process by now.
+        // The daemon may be another process now.
         collector.refresh().map_err(Failure::failed)?;
         let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
         let losses = collector.losses().map_err(Failure::failed)?;
@@ -162,7 +162,7 @@ impl<'a> Source<'a> {
             snapshot.gauges = user.gauges;
         }
         if snapshot.ops.iter().all(|stats| stats.stage != Stage::Total) {
-            self.notes.push("no request ended in that time".to_owned());
+            self.notes.push("no request ended during this time".to_owned());
         }
         Ok(snapshot)
     }
@@ -170,7 +170,7 @@ impl<'a> Source<'a> {
     fn say_that_it_begins(&self, duration: Option<Duration>) {
         if duration.is_none() {
             let name = self.target.connection.name();
-            warn(&format!("looking into {name}: Ctrl-C ends it and shows what was seen"));
+            warn(&format!("tracing {name}: Ctrl-C ends it and shows the result"));
         }
     }
 }
@@ -178,11 +178,11 @@ impl<'a> Source<'a> {
 fn ours(target: &Target) -> Result<&Found> {
     target.ours.as_ref().ok_or_else(|| {
         let name = target.connection.name();
-        Failure::Failed(format!("{name} is no mount of defuse: see `defuse list` for what is"))
+        Failure::Failed(format!("{name} is no mount of defuse: `defuse list` shows them"))
     })
 }
 
-/// The mount that is meant.
+/// The mount that the arguments name.
 fn choose(target: Option<&PathBuf>) -> Result<Target> {
     if let Some(text) = target {
         return Target::find(text);
@@ -198,7 +198,10 @@ fn choose(target: Option<&PathBuf>) -> Result<Target> {
         1 => Target::of_found(serving.remove(0)),
         _ => {
             let names: Vec<_> = serving.iter().map(Found::shown_mountpoint).collect();
-            Err(Failure::Usage(format!("which mount? Name one of {}", names.join(", "))))
+            Err(Failure::Usage(format!(
+                "there are several mounts: name one of {}",
+                names.join(", ")
+            )))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `defuse study`, and the process in which it runs workloads.
+//! `defuse study`, and its subprocess that runs workloads.
 
 use std::path::PathBuf;
 
@@ -17,40 +17,40 @@ use crate::error::{Failure, Result, print, warn};
 /// removed again, also after Ctrl-C, which keeps what was measured.
 #[derive(clap::Args)]
 pub struct StudyArgs {
-    /// Which rows, such as 1-12,37 [default: all]
+    /// The rows, such as 1-12,37 [default: all]
     #[arg(long, value_name = "LIST", value_parser = rows::parse_numbers, default_value = "1-45", hide_default_value = true)]
     rows: std::vec::Vec<u8>,
-    /// How large they are: tiny (request counts), small (5 s a cell) or paper (60 GiB, and hours)
+    /// The size: tiny (request counts), small (5 s per cell) or paper (60 GiB, and hours)
     #[arg(long, default_value = "small")]
     scale: Scale,
-    /// What is compared: native, base, opt, default
+    /// The configurations to compare: native, base, opt, default
     #[arg(long, value_name = "LIST", default_value = "native,base,opt")]
     configs: String,
     /// A further configuration, by options of a mount or by any command that mounts {source} on {mountpoint}
     #[arg(long, value_name = "NAME=COMMAND")]
     config: Vec<String>,
-    /// How often each cell is measured
+    /// Number of measurements of each cell
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
-    /// The device that is emulated by throttling: ssd, hdd, or none
+    /// The device to emulate by throttling: ssd, hdd, or none
     #[arg(long, default_value = "ssd")]
     device: DeviceChoice,
-    /// Where results go
+    /// The directory for results
     #[arg(long, value_name = "DIR", default_value = "defuse-study")]
     out: PathBuf,
-    /// Where the image of the file system lies meanwhile
+    /// The directory for the image of the file system
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     work: PathBuf,
-    /// For the random choices of workloads
+    /// Seed of the random choices of workloads
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Go on with the results that are in --out
+    /// Continue with the results in --out
     #[arg(long)]
     resume: bool,
-    /// Leave out the kernel's queues, which costs each request a little when they are measured
+    /// Do not measure the kernel's queues, which adds a little time to each request
     #[arg(long)]
     no_kernel_stages: bool,
-    /// Measure nothing: make table and report again from the results in DIR
+    /// Only write table and report again, from the results in DIR
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     report: Option<PathBuf>,
     /// Print the results as JSON instead of the table
@@ -61,11 +61,11 @@ pub struct StudyArgs {
 /// Run a workload for `defuse study`
 #[derive(clap::Args)]
 pub struct EngineArgs {
-    /// What to do
+    /// The description of the workload
     job: PathBuf,
 }
 
-/// Runs a study, or reports about one.
+/// Runs a study, or writes the report of an earlier one.
 pub fn run(args: &StudyArgs) -> Result {
     let (results, dir) = match &args.report {
         Some(dir) => (Results::read(dir).map_err(failed)?, dir),
@@ -132,10 +132,10 @@ fn options(args: &StudyArgs) -> Result<Options> {
     })
 }
 
-/// This program, which mounts and runs workloads for the study.
+/// The path of this program, which mounts and runs workloads for the study.
 pub fn this_program() -> Result<PathBuf> {
     std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("this program cannot be found: {error}")))
+        .map_err(|error| Failure::Failed(format!("cannot find this program: {error}")))
 }
 
 /// The whole chain of causes, in one line.

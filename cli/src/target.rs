@@ -1,4 +1,4 @@
-//! Which FUSE connection a command is about: any on the machine, by its mount point or its number.
+//! The FUSE connection that a command acts on: any on the machine, by its mount point or its number.
 
 use std::path::Path;
 use std::thread;
@@ -11,20 +11,24 @@ use crate::error::{Failure, Result};
 use crate::paths;
 use crate::registry::{self, Found};
 
-/// How long after its start a daemon may not be registered yet.
+/// Time limit for a daemon to register after its start.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// What a command is about.
+/// The connection that a command acts on.
 #[derive(Debug)]
 pub struct Target {
-    /// The connection and who serves it.
+    /// The connection and its daemon.
     pub connection: Connection,
-    /// The entry of its daemon, where it is one of defuse that this user may see.
+    /// The entry of the daemon, if it is one of defuse that is visible to this user.
     pub ours: Option<Found>,
 }
 
 impl Target {
-    /// That with this mount point, or this number. Errors: [`Failure::Failed`] where there is none.
+    /// The connection with this mount point or number.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Failed`] if there is none.
     pub fn find(text: &Path) -> Result<Target> {
         let id = number(text).or_else(|| by_path(text)).ok_or_else(|| {
             let shown = text.display();
@@ -36,7 +40,7 @@ impl Target {
         Target::of(id)
     }
 
-    /// That of an entry.
+    /// The connection of an entry.
     pub fn of_found(found: Found) -> Result<Target> {
         Ok(Target { connection: one(found.entry.connection)?, ours: Some(found) })
     }
@@ -44,7 +48,7 @@ impl Target {
     fn of(id: u32) -> Result<Target> {
         let registered = || registry::all().into_iter().find(|found| found.entry.connection == id);
         let mut target = Target { connection: one(id)?, ours: registered() };
-        // A mount can be seen a moment before its daemon has agreed with the kernel and registered.
+        // A mount is visible a moment before its daemon completes INIT and registers.
         let begun = Instant::now();
         while target.ours.is_none() && begun.elapsed() < SETTLING && target.is_settling() {
             thread::sleep(Duration::from_millis(2));
@@ -53,7 +57,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Whether it is served by this program, which has begun just now.
+    /// True for a daemon of this program that started a moment ago.
     fn is_settling(&self) -> bool {
         let is_young = |pid: u32| {
             let age = registry::process_age(pid);
@@ -63,7 +67,7 @@ impl Target {
         processes.iter().any(|process| process.comm == "defuse" && is_young(process.pid))
     }
 
-    /// Whether it is still mounted or served.
+    /// True while it is mounted or served.
     pub fn is_there(&self) -> bool {
         let id = self.connection.id;
         mounts().iter().any(|mount| mount.connection == id)
@@ -71,7 +75,7 @@ impl Target {
     }
 }
 
-/// Every FUSE mount that this process can see.
+/// All FUSE mounts in the namespace of this process.
 pub fn mounts() -> Vec<Mount> {
     let all = fuse_mounts().unwrap_or_default();
     all.iter().map(mount_of).collect()
@@ -86,7 +90,7 @@ fn mount_of(entry: &MountEntry) -> Mount {
     }
 }
 
-/// The number of a connection is the kernel's `dev_t`: that of fuseblk has a major part too.
+/// The number of a connection, the kernel's `dev_t`; that of fuseblk has a major part, too.
 fn id_of(entry: &MountEntry) -> u32 {
     entry.major << 20 | entry.minor
 }
@@ -95,7 +99,7 @@ fn one(id: u32) -> Result<Connection> {
     let mut mounts = mounts();
     mounts.retain(|mount| mount.connection == id);
     let found = Connection::all(&mounts).pop();
-    // One that is mounted nowhere may still be served, until its last file is closed.
+    // A detached mount is served until its last file is closed.
     let detached = || {
         let pids = defuse_trace::processes_of(Some(id)).remove(&id).unwrap_or_default();
         let processes =
@@ -103,9 +107,7 @@ fn one(id: u32) -> Result<Connection> {
         (!processes.is_empty()).then_some(Connection { id, mounts: Vec::new(), processes })
     };
     found.or_else(detached).ok_or_else(|| {
-        Failure::Failed(format!(
-            "there is no FUSE connection {id}: see `defuse top --once` for what there is"
-        ))
+        Failure::Failed(format!("there is no FUSE connection {id}: `defuse top --once` lists them"))
     })
 }
 
@@ -113,7 +115,7 @@ fn number(text: &Path) -> Option<u32> {
     text.to_str()?.parse().ok()
 }
 
-/// The topmost mount there. The file system itself is not asked.
+/// The topmost mount at this path. Does not access the file system.
 fn by_path(path: &Path) -> Option<u32> {
     let path = paths::mountpoint(path);
     let all = fuse_mounts().unwrap_or_default();

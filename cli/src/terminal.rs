@@ -1,19 +1,18 @@
-//! Text of others on its way to a terminal or a log.
+//! Untrusted text for a terminal or a log.
 //!
-//! Names of processes, mount points, sources and what kernels and daemons say may hold control
-//! characters, by which a terminal is made to do or to show something else, and by which one line
-//! of a log becomes two. Everything that is printed goes through [`foreign`] or [`lines`].
+//! Names of processes, mount points, sources, and messages of kernels and daemons may contain control
+//! characters. They could make a terminal act or show something else, and split a line of a log. All
+//! output goes through [`foreign`] or [`lines`].
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// `text` with every control character written out (`\n`, `\u001b`), on one line.
+/// `text` with every control character escaped (`\n`, `\u001b`), on one line.
 pub fn foreign(text: &str) -> Cow<'_, str> {
     escape(text, is_control)
 }
 
-/// The same for text of several lines: line feeds and tabs stay. What is JSON stays JSON, with the
-/// same value.
+/// [`foreign`] for text of several lines: line feeds and tabs stay. JSON stays JSON with the same value.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
 }
@@ -29,7 +28,7 @@ fn escape(text: &str, is_bad: impl Fn(char) -> bool) -> Cow<'_, str> {
             '\n' => escaped.push_str("\\n"),
             '\t' => escaped.push_str("\\t"),
             '\r' => escaped.push_str("\\r"),
-            // All of them have at most four digits, as JSON writes them.
+            // All of them have at most four hexadecimal digits, the form of JSON.
             c => {
                 let _ = write!(escaped, "\\u{:04x}", u32::from(c));
             }
@@ -38,8 +37,7 @@ fn escape(text: &str, is_bad: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Control characters, and those that turn the direction of what follows (Unicode, UAX 9) or end a
-/// line somewhere.
+/// Control characters, and those that change the direction of text (Unicode, UAX 9) or may end a line.
 fn is_control(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! `defuse trace`: requests as they happen.
+//! `defuse trace`: live requests.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -19,43 +19,43 @@ use crate::target::Target;
 use crate::terminal;
 use crate::until::Until;
 
-/// How often the kernel's events are fetched: what is shown is so old at most.
+/// Time between two reads of the kernel's events: the maximum delay of the display.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Show requests as they happen
+/// Show live requests
 ///
-/// One line a request, when it has ended: time, operation, inode, name, offset and size, result,
-/// who asked, and its time in each stage. Looks into the kernel (root).
+/// One line for each request at its end: time, operation, inode, name, offset and size, result, process,
+/// and the time in each stage. Traces the kernel (root).
 #[derive(clap::Args)]
 pub struct TraceArgs {
-    /// Where it is mounted, or the number of its connection
+    /// The mount point, or the number of the connection
     #[arg(value_name = "MOUNT|CONNECTION")]
     target: PathBuf,
     /// Only these operations, such as lookup,create
     #[arg(long, value_name = "OP", value_delimiter = ',', value_parser = operation)]
     op: Vec<Op>,
-    /// Only what this process asked for
+    /// Only requests of this process
     #[arg(long)]
     pid: Option<u32>,
-    /// Only what took longer than so many seconds, such as 0.001
+    /// Only requests that took longer than this many seconds, such as 0.001
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     slower_than: Option<Duration>,
-    /// Only what failed
+    /// Only requests that failed
     #[arg(long)]
     errors: bool,
-    /// Only where the name has this text in it
+    /// Only requests whose name contains this text
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
-    /// End after so many requests
+    /// Exit after this many requests
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after so many seconds
+    /// Exit after this many seconds
     #[arg(long = "for", value_name = "SECS", value_parser = period)]
     duration: Option<Duration>,
-    /// As JSON, an object a line
+    /// Print JSON, one object per line
     #[arg(long, conflicts_with = "perfetto")]
     json: bool,
-    /// Write a timeline for ui.perfetto.dev into this file instead
+    /// Write a timeline for ui.perfetto.dev to this file instead
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
     #[command(flatten)]
@@ -66,7 +66,7 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     defuse_fs::source::seconds(text).ok_or_else(|| "write seconds, such as 0.001".into())
 }
 
-/// Prints requests until told to end.
+/// Prints requests until the end.
 pub fn run(args: &TraceArgs) -> Result {
     let target = Target::find(&args.target)?;
     let slower_than = args.slower_than.unwrap_or_default();
@@ -130,7 +130,7 @@ fn is_named(wanted: Option<&str>, name: Option<&str>) -> bool {
     wanted.is_none_or(|wanted| name.is_some_and(|name| name.contains(wanted)))
 }
 
-/// Where requests go.
+/// The output.
 enum Sink {
     Lines { text: String, first_ns: Option<u64>, last_ns: u64 },
     Json { text: String },
@@ -156,7 +156,7 @@ impl Sink {
             Sink::Lines { text, first_ns, last_ns } => {
                 let first_ns = *first_ns.get_or_insert(event.ended_ns);
                 *last_ns = event.ended_ns;
-                // Processors tell of their requests in turn, so one may be a little older.
+                // The buffers of the processors are read in turn, so requests may be slightly out of order.
                 let at_ns = event.ended_ns.saturating_sub(first_ns);
                 line(text, at_ns, event, name);
             }
@@ -227,7 +227,7 @@ fn line(text: &mut String, at_ns: u64, event: &Event, name: Option<&str>) {
         "{at:>12} {op:<15} {node:>20} {size:>9} {result:<12} {background:>9} {pending:>9} \
          {processing:>9} {total:>9} {who:<16} "
     );
-    // Whatever a name has in it, the line stays one.
+    // A name may contain line feeds.
     let name = terminal::foreign(name.unwrap_or("-"));
     let _ = writeln!(text, "{name}");
 }

@@ -10,29 +10,29 @@ use serde::Serialize;
 use crate::error::{Failure, Result, print};
 use crate::target::Target;
 
-/// Show and change what the kernel allows a FUSE file system, or end its connection
+/// Show and change the limits of the kernel for a FUSE file system, or abort its connection
 ///
-/// Without values it shows the present ones. The kernel takes 1 to 65535.
+/// Without values, shows the present ones. The kernel accepts 1 to 65535.
 #[derive(clap::Args)]
 pub struct TuneArgs {
-    /// Where it is mounted, or the number of its connection
+    /// The mount point, or the number of the connection
     #[arg(value_name = "MOUNT|CONNECTION")]
     target: PathBuf,
     /// max_background=N or congestion_threshold=N
     #[arg(value_name = "KNOB=N", value_parser = setting)]
     settings: Vec<Setting>,
-    /// End the connection: whatever uses the mount gets errors, until it is unmounted
+    /// Abort the connection: all requests fail until the mount is unmounted
     #[arg(long, conflicts_with = "settings")]
     abort: bool,
     /// Abort without asking
     #[arg(long, requires = "abort")]
     yes: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long, conflicts_with = "abort")]
     json: bool,
 }
 
-/// A value to be set.
+/// A value to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     knob: Knob,
@@ -54,7 +54,7 @@ struct Shown {
     values: Values,
 }
 
-/// Shows or changes the knobs of a connection.
+/// Shows or changes the limits of a connection.
 pub fn run(args: &TuneArgs) -> Result {
     let target = Target::find(&args.target)?;
     let knobs = Knobs::open().map_err(Failure::failed)?;
@@ -92,14 +92,14 @@ fn table(id: u32, values: &Values) -> String {
     text
 }
 
-/// Asks, where there is somebody to ask.
+/// Asks for confirmation on a terminal.
 fn is_meant(name: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        let text = format!("aborting {name} needs a yes: use --yes where nobody can be asked");
+        let text = format!("aborting {name} needs a confirmation: use --yes without a terminal");
         return Err(Failure::Usage(text));
     }
     let mut error = std::io::stderr();
-    let asked = write!(error, "Abort {name}? Whatever uses it gets errors. [y/N] ");
+    let asked = write!(error, "Abort {name}? All its requests will fail. [y/N] ");
     asked.and_then(|()| error.flush()).map_err(Failure::failed)?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).map_err(Failure::failed)?;

@@ -12,28 +12,28 @@ use crate::error::{self, Failure, Result};
 use crate::paths;
 use crate::registry::{self, Found, State};
 
-/// How long the daemon may take to make everything durable.
+/// Time limit for the daemon to make everything durable.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After a lazy unmount its files may stay open for as long as they like.
+/// Time limit after a lazy unmount, whose files may stay open.
 const LAZY_PATIENCE: Duration = Duration::from_millis(500);
-/// When a word about the waiting is in order.
+/// Time after which a message about the wait is printed.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Unmount file systems
 ///
-/// Waits until the process that serves them has ended, and everything is durable. Also removes
-/// what is left of a mount whose process is gone.
+/// Waits until everything is durable and the serving process has ended. Also removes a mount whose process
+/// has died.
 #[derive(clap::Args)]
 pub struct UmountArgs {
-    /// Detach at once, also what is in use; it ends when the last file is closed
+    /// Detach at once, even if in use; the mount ends when its last file is closed
     #[arg(short, long)]
     lazy: bool,
-    /// Where it is mounted
+    /// The mount points
     #[arg(required = true)]
     mountpoints: Vec<PathBuf>,
 }
 
-/// Unmounts all that can be unmounted, and fails if something could not.
+/// Unmounts all mounts that can be unmounted, and fails if one cannot.
 pub fn run(args: &UmountArgs) -> Result {
     let mut outcome = Ok(());
     for path in &args.mountpoints {
@@ -64,7 +64,7 @@ fn one(path: &Path, lazy: bool) -> Result {
     }
     let served = found.as_ref().is_some_and(|found| found.state == State::Serving);
     match unmount(path, lazy) {
-        // Whoever is in there cannot do anything with it any more.
+        // Processes in it can do nothing with it any more.
         Err(UnmountError::Busy { .. }) if !served && is_dead_mount(path) => {
             unmount(path, true).map_err(Failure::failed)?;
         }
@@ -73,14 +73,14 @@ fn one(path: &Path, lazy: bool) -> Result {
     found.map_or(Ok(()), |found| wait_for(&found, lazy))
 }
 
-/// Removes a mount of ours from `path` whose daemon is gone, so that something can be mounted there.
+/// Removes a mount of defuse from `path` whose daemon has died, so that `path` can be mounted again.
 pub fn clear_dead(path: &Path) -> Result {
     let Some(mount) = mount_at(path) else { return Ok(()) };
     let found = registry::of_mountpoint(path);
     if !(is_ours(&mount) || found.is_some()) || liveness(path) != Liveness::Dead {
         return Ok(());
     }
-    log::warn!("{} has a mount whose process is gone: removing it", path.display());
+    log::warn!("{} has a mount whose process has died: removing it", path.display());
     unmount(path, true).map_err(Failure::failed)?;
     if let Some(found) = found {
         found.remove();
@@ -88,17 +88,17 @@ pub fn clear_dead(path: &Path) -> Result {
     Ok(())
 }
 
-/// The topmost FUSE mount there.
+/// The topmost FUSE mount at this path.
 pub fn mount_at(path: &Path) -> Option<MountEntry> {
     fuse_mounts().ok()?.into_iter().rfind(|mount| mount.mount_point == path)
 }
 
-/// Whether a mount is one of defuse, as far as its type tells.
+/// True for a mount of defuse, judged by its type.
 pub fn is_ours(mount: &MountEntry) -> bool {
     mount.fstype == "fuse.defuse"
 }
 
-/// Waits until the daemon has ended, and removes what it may have left.
+/// Waits until the daemon has ended, and removes its entry.
 fn wait_for(found: &Found, lazy: bool) -> Result {
     let (pid, begun) = (found.entry.pid, Instant::now());
     let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };

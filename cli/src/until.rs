@@ -1,4 +1,4 @@
-//! How long a command goes on that shows what happens: for a time, until a signal, or both.
+//! The end of a command that watches: after a time, by a signal, or both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,18 +9,18 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{Failure, Result};
 
-/// How often a signal is looked for.
+/// Time between two checks for a signal.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The end of a command that shows what happens.
+/// The end of a command that watches.
 pub struct Until {
     stopped: Arc<AtomicBool>,
     deadline: Option<Instant>,
 }
 
 impl Until {
-    /// Ends `after` so long (`None`: never by itself), and on SIGINT, SIGTERM and SIGHUP, which end
-    /// the command in good order from here on.
+    /// Ends `after` this time (`None`: never), and on SIGINT, SIGTERM and SIGHUP, which from now on
+    /// end the command in an orderly way.
     pub fn new(after: Option<Duration>) -> Result<Until> {
         let stopped = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -30,12 +30,12 @@ impl Until {
         Ok(Until { stopped, deadline: after.map(|after| Instant::now() + after) })
     }
 
-    /// Whether it is over.
+    /// True after the end.
     pub fn is_over(&self) -> bool {
         self.stopped.load(Relaxed) || self.left() == Some(Duration::ZERO)
     }
 
-    /// Sleeps for `period`, or until it is over; whether it goes on.
+    /// Sleeps for `period`, or until the end. Returns false at the end.
     pub fn sleep(&self, period: Duration) -> bool {
         let end = Instant::now() + period;
         loop {
@@ -50,7 +50,7 @@ impl Until {
         }
     }
 
-    /// Sleeps until it is over.
+    /// Sleeps until the end.
     pub fn wait(&self) {
         while self.sleep(LOOK) {}
     }

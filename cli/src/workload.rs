@@ -14,36 +14,36 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::{Failure, Result, print, warn};
 
-/// Run a workload that is written in the language of Filebench, and measure it
+/// Run and measure a workload in the language of Filebench
 #[derive(clap::Args)]
 #[command(after_long_help = AFTER)]
 pub struct WorkloadArgs {
-    /// A workload file, or the name of a workload or row that comes with the program
+    /// A workload file, or the name of a built-in workload or row
     #[arg(required_unless_present = "list")]
     workload: Option<String>,
-    /// List the workloads that come with the program
+    /// List the built-in workloads
     #[arg(long)]
     list: bool,
     /// The directory for the files: the variable $dir
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Work on a file system in this process, such as memory: or passthrough:/srv,OPTION=VALUE,
-    /// which the kernel never hears of
+    /// Use a file system in this process, such as memory: or passthrough:/srv,OPTION=VALUE, without
+    /// the kernel
     #[arg(long, value_name = "SOURCE")]
     direct: Option<OsString>,
-    /// A variable that takes the place of one that the file sets
+    /// Override a variable that the file sets
     #[arg(short = 'D', value_name = "VAR=VALUE")]
     define: Vec<String>,
-    /// Multiply data, files and the amount of work by this
+    /// Factor for data, files and amount of work
     #[arg(long, value_name = "FACTOR", default_value = "1")]
     scale: f64,
-    /// What everything random begins with
+    /// Seed of all random choices
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     seed: u64,
-    /// For which device a row of the table is meant
+    /// The device of a row of the table
     #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
     device: Device,
-    /// Run a file that never says `run` for so many seconds; 0: until its threads end
+    /// Run a file without `run` for this many seconds; 0: until its threads end
     #[arg(long, value_name = "SECS")]
     run: Option<u32>,
     /// Print the results as JSON
@@ -52,10 +52,10 @@ pub struct WorkloadArgs {
     /// Show no progress, no periods and no `echo`
     #[arg(long)]
     quiet: bool,
-    /// Let the file run commands of the shell
+    /// Allow the file to run shell commands
     #[arg(long)]
     allow_system: bool,
-    /// End a run after so many seconds
+    /// End a run after this many seconds
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     timeout: Option<Duration>,
 }
@@ -77,14 +77,14 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     wanted.ok_or_else(|| "write seconds, such as 60 or 0.5".into())
 }
 
-/// Runs a workload, or lists those that there are.
+/// Runs a workload, or lists the built-in ones.
 pub fn run(args: &WorkloadArgs) -> Result {
     let Some(name) = args.workload.as_ref().filter(|_| !args.list) else {
         return print(&list(args.json)?);
     };
     let plan = load(name, args)?;
     if !plan.runs() {
-        warn(&format!("{name} never says `run`: nothing will be measured; --run SECS runs it"));
+        warn(&format!("{name} has no `run`: nothing will be measured; --run SECS runs it"));
     }
     let show = Show::new(args);
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
@@ -108,7 +108,7 @@ pub fn run(args: &WorkloadArgs) -> Result {
     Ok(())
 }
 
-/// Reads a file, a workload of the program, or a row of the table.
+/// Reads a file, a built-in workload, or a row of the table.
 fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
     let row = Row::named(name).filter(|_| !std::path::Path::new(name).exists());
     let builtin = defuse_wml::builtin(row.map_or(name, |row| row.workload));
@@ -137,7 +137,7 @@ fn read(name: &str) -> Result<String> {
     })
 }
 
-/// `dir="..."`, whatever characters its path has.
+/// `dir="..."`, with all characters of the path quoted.
 fn directory(dir: &std::path::Path) -> Result<String> {
     let dir = std::path::absolute(dir).map_err(Failure::failed)?;
     let Some(text) = dir.to_str() else {
@@ -174,7 +174,7 @@ fn list(json: bool) -> Result<String> {
     for builtin in defuse_wml::builtins() {
         let _ = writeln!(text, "{:22} {}", builtin.name, builtin.about);
     }
-    let _ = writeln!(text, "\nRows of the table (FAST '17), which can be named as well:");
+    let _ = writeln!(text, "\nRows of the table (FAST '17), also valid as names:");
     for row in ROWS {
         let variables = row.variables.join(" ");
         let _ = writeln!(text, "{:>2} {:22} {} {variables}", row.number, row.name, row.workload);
@@ -186,7 +186,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Shows on a terminal what happens, and periods of `psrun` to everybody who reads.
+/// Shows progress on a terminal, and the periods of `psrun` on any output.
 struct Show {
     quiet: bool,
     bar: Option<ProgressBar>,
@@ -209,13 +209,13 @@ impl Show {
         }
     }
 
-    /// Writes a line above the bar, where there is one.
+    /// Writes a line, above the bar if there is one.
     fn line(&self, text: &str) {
         if self.quiet {
             return;
         }
         let write = || {
-            // A reader that has gone away is noticed when the result is printed.
+            // A closed output is reported when the result is printed.
             let _ = print(&format!("{text}\n"));
         };
         match &self.bar {
@@ -231,7 +231,7 @@ impl Observer for Show {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if *making != fileset {
             fileset.clone_into(&mut making);
-            // The template is fixed, and known to be good.
+            // The template is constant and valid.
             if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {percent}% {eta}") {
                 bar.set_style(style);
             }
@@ -250,7 +250,7 @@ impl Observer for Show {
                 bar.set_style(style);
                 bar.set_length(milliseconds(limit));
             }
-            // Nobody knows how long it takes: a bar would lie.
+            // The duration is unknown, so a bar would be wrong.
             _ => {
                 bar.set_style(ProgressStyle::default_spinner());
                 bar.unset_length();

@@ -380,7 +380,8 @@ fn a_breakdown_without_requests_gives_the_reason() {
     place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
     let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
     place.fails(1, &failing, "the command ended with exit status: 3; no CREATE ended");
-    for (op, told) in [("reed", "is it read?"), ("LOKUP", "is it lookup?"), ("xyz", "such as read")]
+    for (op, told) in
+        [("reed", "did you mean read?"), ("LOKUP", "did you mean lookup?"), ("xyz", "such as read")]
     {
         let said = place.run(&["breakdown", "mnt", "--op", op, "--", "true"]);
         assert!(said.code == Some(2) && said.err.contains(told), "{}", said.err);

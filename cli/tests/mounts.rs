@@ -214,7 +214,7 @@ fn the_mount_of_a_killed_daemon_is_cleared_away() {
     place.ok(&["mount", "memory:", "mnt"]);
     kill();
     place.ok(&["mount", "memory:", "mnt", "--log-file=log"]);
-    assert!(fs::read_to_string(place.path("log")).unwrap().contains("process is gone"));
+    assert!(fs::read_to_string(place.path("log")).unwrap().contains("process has died"));
     fs::write(place.path("mnt/file"), "x").unwrap();
     assert_eq!(place.list().len(), 1);
     place.ok(&["umount", "mnt"]);
@@ -278,7 +278,7 @@ fn several_mounts_are_distinguished_and_unmounted_together() {
     fs::create_dir(place.path("mnt2")).unwrap();
     place.ok(&["mount", "memory:", "mnt"]);
     place.ok(&["mount", "passthrough:src", "mnt2"]);
-    place.fails(2, &["stat"], "which mount?");
+    place.fails(2, &["stat"], "name one of");
     assert!(place.ok(&["stat", "mnt2"]).contains("measured"));
     place.ok(&["umount", "mnt", "mnt2"]);
     assert!(place.list().is_empty());

@@ -141,7 +141,7 @@ fn a_direct_file_system_that_cannot_be_opened_is_an_error() {
     for (words, wanted) in [
         (["--direct", "mem:", "--dir", "/x"], "mem"),
         (["--direct", "memory:,sise=1G", "--dir", "/x"], "sise"),
-        (["--direct", "memory:", "--dir", "/"], "which is not /"),
+        (["--direct", "memory:", "--dir", "/"], "other than /"),
         (["--direct", "memory:,ro", "--dir", "/x"], "Read-only"),
         (["--direct", "passthrough:/no/where", "--dir", "/x"], "/no/where"),
     ] {

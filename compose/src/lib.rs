@@ -1,11 +1,11 @@
 //! The registry of sources: from text to a file system.
 //!
-//! What it is: [`Registry`], the kinds that a program links, which parses the source `KIND:REST` and opens
-//! it; and [`IN_PROCESS`], the list of kinds that run inside any program. A backend describes its kinds
+//! [`Registry`] has the kinds that a program links. It parses the source `KIND:REST` and opens it.
+//! [`IN_PROCESS`] is the list of kinds that run inside any program. A backend describes its kinds
 //! in its own crate ([`defuse_fs::source`]); a new kind is one line in that list.
 //!
-//! What it is not: it knows nothing of any kind but its description, connects no file system with a
-//! frontend, and knows no option of a mount or a session.
+//! The crate knows nothing of a kind but its description. It connects no file system with a frontend, and
+//! knows no option of a mount or a session.
 
 #![forbid(unsafe_code)]
 

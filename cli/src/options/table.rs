@@ -1,4 +1,4 @@
-//! The table of options, and how the value of each is read.
+//! The table of mount and session options, and the parser of their values.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use defuse_fuse::{IoUring, SpliceLimits};
 use super::{Settings, unknown};
 use crate::error::{Failure, Result};
 
-/// Whom an option concerns.
+/// The part that an option configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The mount, whatever is mounted.
+    /// The mount, for every source.
     Mount,
-    /// The session, whatever is mounted.
+    /// The session, for every source.
     Session,
 }
 
 /// One option.
 pub struct Opt {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// Whom it concerns.
+    /// The part that it configures.
     pub scope: Scope,
-    /// What it does, in one line.
+    /// One line of help.
     pub help: &'static str,
     set: Set,
 }
 
-/// What follows the `=`, and what it changes.
+/// The parser of a value, with its effect.
 enum Set {
-    /// As `MountOptions::apply` has it; the text shows the value in help.
+    /// `MountOptions::apply` parses the value; the text is its form in help.
     Mount(&'static str),
-    /// As the program has it.
+    /// The table parses the value.
     Value(Value<Settings>),
 }
 
@@ -51,23 +51,23 @@ const fn session(name: &'static str, value: Value<Settings>, help: &'static str)
     Opt { name, scope: Session, help, set: Set::Value(value) }
 }
 
-/// All options but those that switch INIT capabilities off, which the protocol names.
+/// All options except those that disable INIT capabilities, whose names come from the protocol.
 #[rustfmt::skip]
 pub const OPTIONS: &[Opt] = &[
     mount("ro", "", "read only"),
     mount("rw", "", "read and write (default)"),
     mount("noexec", "", "programs are not executed"),
-    mount("exec", "", "programs are executed, where the source allows it (default)"),
+    mount("exec", "", "programs are executed, if the source allows it (default)"),
     mount("nosuid", "", "set-user-id has no effect (default)"),
-    mount("suid", "", "set-user-id has an effect, where the source allows it"),
+    mount("suid", "", "set-user-id has an effect, if the source allows it"),
     mount("nodev", "", "device files have no effect (default)"),
-    mount("dev", "", "device files have an effect, where the source allows it"),
+    mount("dev", "", "device files have an effect, if the source allows it"),
     mount("noatime", "", "access times are not updated"),
     mount("atime", "", "access times are updated (default)"),
     mount("sync", "", "writes are synchronous"),
     mount("async", "", "writes are not synchronous (default)"),
     mount("dirsync", "", "changes of directories are synchronous"),
-    mount("allow_other", "", "other users than the one who mounts may enter"),
+    mount("allow_other", "", "all users have access, not only the mounting one"),
     mount("nonempty", "", "mount over a directory that is not empty"),
     mount("fsname", "NAME", "the source that /proc/mounts shows (default: SOURCE)"),
     mount("subtype", "NAME", "the type that /proc/mounts shows after `fuse.`"),
@@ -76,9 +76,9 @@ pub const OPTIONS: &[Opt] = &[
     session("default_permissions", Flag(|s| s.default_permissions = Some(true)),
         "the kernel checks permissions by mode and ACL (default, but for a root's own mount)"),
     session("no_default_permissions", Flag(|s| s.default_permissions = Some(false)),
-        "nobody checks permissions but the file system itself"),
+        "only the file system itself checks permissions"),
     session("sandbox", Flag(|s| s.sandbox = true),
-        "the daemon gives up privileges and system calls that it does not need (default)"),
+        "the daemon drops privileges and system calls that it does not need (default)"),
     session("no_sandbox", Flag(|s| s.sandbox = false), "the daemon keeps all privileges and system calls"),
     session("workers", Number(1, 1024, |s, n| s.session.workers = Some(n as usize)),
         "most worker threads (default: by processors and file system)"),
@@ -90,9 +90,9 @@ pub const OPTIONS: &[Opt] = &[
         "most requests of readahead, write-back and asynchronous I/O in flight"),
     session("congestion_threshold",
         Number(1, U16_MAX, |s, n| s.session.congestion_threshold = Some(n as u16)),
-        "background requests from which on the mount counts as congested"),
+        "number of background requests at which the mount counts as congested"),
     session("writeback", Flag(|s| s.session.writeback = true),
-        "writes stay in the page cache and are sent later; needs a source that nobody else writes"),
+        "writes stay in the page cache and are sent later; no other process may write to the source"),
     session("no_writeback", Flag(|s| s.session.writeback = false),
         "writes are sent at once (default)"),
     session("clone_fd", Flag(|s| s.session.clone_fd = true),
@@ -104,39 +104,39 @@ pub const OPTIONS: &[Opt] = &[
         "copy all reads and writes"),
     session("passthrough",
         Flag(|s| { s.session.passthrough = true; s.source.frontend.backing_files = true; }),
-        "the kernel reads and writes backing files by itself, where it can (default)"),
+        "the kernel reads and writes backing files by itself, if it can (default)"),
     session("no_passthrough", Flag(|s| s.session.passthrough = false),
-        "all reads and writes come to this program"),
+        "this program handles all reads and writes"),
     session("atomic_o_trunc", Flag(|s| s.session.atomic_o_trunc = true),
         "truncate within open: faster, but empties files that are being executed"),
     session("spin", Number(0, 1000, |s, n| s.session.spin = Duration::from_micros(n)),
-        "microseconds that a busy worker looks for requests before it sleeps (default: 50)"),
+        "microseconds that a busy worker polls for requests before it sleeps (default: 50)"),
     session("no_statistics", Flag(|s| s.session.statistics = false),
-        "count nothing: only good for measuring what counting costs"),
+        "count nothing; only for measuring the cost of counting"),
     session("io_uring", Flag(|s| s.session.io_uring = IoUring::Required),
-        "requests travel over io_uring, or the mount fails (default: where the kernel offers it)"),
+        "requests use io_uring, or the mount fails (default: if the kernel offers it)"),
     session("no_io_uring", Flag(|s| s.session.io_uring = IoUring::Off),
-        "requests travel over /dev/fuse"),
+        "requests use /dev/fuse"),
     session("direct_io", Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     session("locks", Choice(&[
             ("frontend", |s| { s.session.forward_locks = false; s.source.frontend.locks = Locks::Frontend; }),
             ("filesystem", |s| { s.session.forward_locks = true; s.source.frontend.locks = Locks::FileSystem; }),
         ]),
-        "who keeps file locks: the kernel for this mount, or the file system for all its users"),
+        "place of file locks: in the kernel for this mount, or in the file system for all its users"),
     session("attr_timeout", Seconds(|s, t| s.session.attr_timeout = Some(t)),
-        "how long attributes are trusted (default: as the file system says)"),
+        "time for which attributes stay valid (default: as the file system says)"),
     session("entry_timeout", Seconds(|s, t| s.session.entry_timeout = Some(t)),
-        "how long names are trusted"),
+        "time for which names stay valid"),
     session("negative_timeout", Seconds(|s, t| s.session.negative_timeout = Some(t)),
-        "how long missing names are trusted to be missing"),
+        "time for which missing names stay missing"),
     session("timeout", Seconds(|s, t| {
             s.session.attr_timeout = Some(t);
             s.session.entry_timeout = Some(t);
             s.session.negative_timeout = Some(t);
         }),
-        "all three of them"),
+        "sets attr_timeout, entry_timeout and negative_timeout"),
     session("request_timeout", Seconds(|s, t| s.session.request_timeout = Some(t)),
-        "the kernel aborts the mount when a request waits longer (whole seconds, Linux 6.15)"),
+        "the kernel aborts the mount if a request takes longer (whole seconds, Linux 6.15)"),
 ];
 
 impl Opt {
@@ -156,7 +156,7 @@ impl Opt {
         }
     }
 
-    /// Applies the option with its value, if it is given one.
+    /// Applies the option with its value, `None` if it came without `=`.
     pub fn apply(&self, settings: &mut Settings, value: Option<&str>) -> Result {
         let name = self.name;
         match &self.set {

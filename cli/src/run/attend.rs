@@ -1,4 +1,4 @@
-//! A program while it runs: signals that reach the run reach the program, and its end is told.
+//! Waiting for a program: signals are forwarded to it, and its exit status is returned.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
@@ -8,21 +8,21 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 
-/// What a program is sent in place of the run.
+/// Signals that are forwarded to the program.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// `si_code` of signals that the kernel sends, sigaction(2): those of a terminal reach all processes of
-/// its foreground group, hence also the program.
+/// `si_code` of signals that the kernel sends, sigaction(2). Those of a terminal go to the whole foreground
+/// process group, so the program receives them, too.
 const SI_KERNEL: i32 = 0x80;
 
-/// Runs a program to its end. A signal that somebody sends to this process goes on to the program.
+/// Runs a program to its end. Forwards signals that another process sends.
 pub fn to_the_end(mut command: Command) -> io::Result<ExitStatus> {
-    // What was ignored, as by nohup(1), stays ignored in the program, which inherits that.
+    // Signals that are ignored, as by nohup(1), stay ignored in the program.
     let ignored = ignored();
     let heard = FORWARDED.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(heard)?;
     let mut child = command.spawn()?;
-    // Before the program is there, its end is no news.
+    // A SIGCHLD before the start is not from the program.
     signals.add_signal(SIGCHLD)?;
     loop {
         if let Some(status) = child.try_wait()? {
@@ -38,21 +38,19 @@ pub fn to_the_end(mut command: Command) -> io::Result<ExitStatus> {
 
 fn forward(child: &Child, signal: i32) {
     let Some(signal) = Signal::from_named_raw(signal) else { return };
-    // Nobody else waits for it, so that the number is still its own. It may have ended: then it is told
-    // next.
+    // Only this thread waits for the program, so the number is still its own, even if it has ended.
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
-/// The signals that this process ignores, a bit for each (proc_pid_status(5)); none where that cannot
-/// be told.
+/// The signals that this process ignores, one bit each (proc_pid_status(5)); 0 if unknown.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     field.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// The exit code of a shell for a program that could not be executed: 127 where it is not there, 126
-/// where it is no program or may not be executed; and what to do. `None` where the system is to blame.
+/// The exit code of a shell for a program that could not be executed, and the next step: 127 for a missing
+/// file, 126 for one that cannot be executed. `None` for other errors of the system.
 pub fn not_executed(error: &io::Error) -> Option<(u8, &'static str)> {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
     match error.kind() {

@@ -1,9 +1,9 @@
 //! The filter of system calls of a daemon, seccomp(2).
 //!
-//! It names what a daemon never does and refuses that with EPERM; everything else stays allowed. A list of
-//! what is allowed would have to follow the C library, the kernel and the kinds of sources; a
-//! call that it lacked would fail in front of users. Calls by other conventions than that of this
-//! program (those of 32 bits) end the process.
+//! The filter lists the calls that a daemon never needs and refuses them with EPERM. All others stay
+//! allowed: a list of allowed calls would have to follow the C library, the kernel and the kinds of
+//! sources, and a missing call would fail for users. A call by another convention than that of this
+//! program (32-bit calls) ends the process.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use seccompiler::{
     sock_filter,
 };
 
-/// What a daemon still has to do when the filter is in force.
+/// The calls that a daemon still needs when the filter is in force.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
-    /// Opens files by handles: a passthrough does, open_by_handle_at(2).
+    /// Open files by handles, open_by_handle_at(2): for a source in a directory.
     pub handles: bool,
-    /// Adds rings: the session over io_uring does. A ring's operations pass no filter.
+    /// Create rings: for a session over io_uring. The operations of a ring pass no filter.
     pub rings: bool,
-    /// Unmounts: all but a server do, umount2(2).
+    /// Unmount, umount2(2): for every mount, not for a server.
     pub unmounts: bool,
 }
 
-/// Never needed once a daemon serves.
+/// Calls that a serving daemon never needs.
 const NEVER: &[i64] = &[
     // Other programs and processes.
     libc::SYS_execve,
@@ -83,10 +83,10 @@ const NEVER: &[i64] = &[
     libc::SYS_vhangup,
 ];
 
-/// Of Linux 6.15; libc has no name for it. All architectures have the same number.
+/// Linux 6.15; libc has no name for it. The number is the same on all architectures.
 const OPEN_TREE_ATTR: i64 = 467;
 
-/// Those that only x86-64 has.
+/// Calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const OF_THE_MACHINE: &[i64] = &[
     libc::SYS_fork,
@@ -111,12 +111,12 @@ const NAME_SPACES: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// Puts the filter in force for all threads of this process, and for those that they start. Sets
-/// `no_new_privs`, without which only root may filter (seccomp(2)).
+/// Installs the filter for all threads of this process, and for those that they start. Sets
+/// `no_new_privs`, without which only root may install a filter (seccomp(2)).
 ///
 /// # Errors
 ///
-/// A text for people: no such machine, no seccomp in this kernel, or not permitted.
+/// A message: unsupported machine, no seccomp in this kernel, or no permission.
 pub fn install(needs: Needs) -> Result<(), String> {
     let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
     let refused = program(rules(needs), libc::EPERM, target).map_err(|error| error.to_string())?;
@@ -129,7 +129,7 @@ pub fn install(needs: Needs) -> Result<(), String> {
     Ok(())
 }
 
-/// Calls that are refused, each with the conditions of which one has to hold; none: always.
+/// The refused calls. Each is refused if one of its conditions holds, or always if it has none.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 fn rules(needs: Needs) -> Result<Rules, BackendError> {
@@ -164,7 +164,7 @@ fn first_argument(is: Is, value: i32) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(0, Width::Dword, is, value)?])
 }
 
-/// Answers what `rules` say with `errno`, and allows the rest.
+/// Refuses the calls of `rules` with `errno`, and allows all others.
 fn program(
     rules: Result<Rules, BackendError>,
     errno: i32,

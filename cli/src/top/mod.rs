@@ -20,38 +20,38 @@ use crate::until::Until;
 use model::{Model, Sort};
 use view::View;
 
-/// How long a key is waited for before signals are looked for.
+/// Time to wait for a key between two checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Show all FUSE file systems of the machine, live
 ///
-/// Looks into the kernel (root). Keys: arrows select, Enter shows the operations of a connection,
-/// o p w c n sort, space holds, q quits.
+/// Traces the kernel, which needs root. Keys: arrows select, Enter shows the operations of a
+/// connection, o p w c n sort, space pauses, q quits.
 #[derive(clap::Args)]
 pub struct TopArgs {
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, value_name = "SECS", value_parser = period, default_value = "1")]
     every: Duration,
-    /// Sort by this
+    /// The order of connections
     #[arg(long, value_enum, default_value_t = Sort::Ops)]
     sort: Sort,
-    /// Print text once, after one period, and leave
+    /// Print text once, after one period, and exit
     #[arg(long, conflicts_with = "batch")]
     once: bool,
     /// Print text after every period
     #[arg(long)]
     batch: bool,
-    /// Print JSON after every period, an object a line
+    /// Print JSON after every period, one object per line
     #[arg(long)]
     json: bool,
-    /// End after so many seconds
+    /// Exit after this many seconds
     #[arg(long = "for", value_name = "SECS", value_parser = period)]
     duration: Option<Duration>,
     #[command(flatten)]
     kernel: KernelArgs,
 }
 
-/// Shows the connections until told to end.
+/// Shows the connections until a key or a signal ends it.
 pub fn run(args: &TopArgs) -> Result {
     let plain = args.once || args.batch || args.json;
     if !plain && !std::io::stdout().is_terminal() {
@@ -106,7 +106,7 @@ fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
             }
         }
     }
-    // What cannot be restored cannot be told either.
+    // If the terminal cannot be restored, a message could not be shown either.
     let _ = ratatui::try_restore();
     outcome
 }

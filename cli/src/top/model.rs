@@ -1,4 +1,4 @@
-//! What `defuse top` shows: every connection, and what was new in the last period.
+//! The data of `defuse top`: every connection, with its activity in the last period.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use serde::Serialize;
 use crate::error::{Failure, Result};
 use crate::target;
 
-/// By what connections are sorted.
+/// The order of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sort {
     /// Operations per second
     Ops,
     /// The 99th percentile of latencies
     P99,
-    /// Requests that wait
+    /// Waiting requests
     Waiting,
     /// Processor time of the daemon
     Cpu,
@@ -25,7 +25,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// That of a key.
+    /// The order that a key selects.
     pub fn of_key(key: char) -> Option<Sort> {
         match key {
             'o' => Some(Sort::Ops),
@@ -43,50 +43,50 @@ impl Sort {
 pub struct OpRow {
     /// The operation.
     pub op: Op,
-    /// How many ended in a second.
+    /// Requests that ended, per second.
     pub per_second: f64,
-    /// Half of them took at most so long.
+    /// Median latency in nanoseconds.
     pub p50_ns: u64,
-    /// 99 % of them took at most so long.
+    /// 99th percentile of the latency in nanoseconds.
     pub p99_ns: u64,
-    /// Means in the stages; `None` where no request was seen there.
+    /// Mean time in the background queue in nanoseconds; `None` if no request was seen there.
     pub background_ns: Option<u64>,
     /// As above.
     pub pending_ns: Option<u64>,
     /// As above.
     pub processing_ns: Option<u64>,
-    /// How many failed in a second.
+    /// Failed requests per second.
     pub errors_per_second: f64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
 }
 
 /// One connection.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Its number.
+    /// The number of the connection.
     pub connection: u32,
-    /// Where it is mounted.
+    /// The mount point.
     pub mount: String,
     /// The type.
     pub fstype: String,
     /// The source.
     pub source: String,
-    /// Requests that ended, in a second.
+    /// Requests that ended, per second.
     pub per_second: f64,
     /// Of all operations.
     pub p50_ns: u64,
     /// Of all operations.
     pub p99_ns: u64,
-    /// Requests under way that are not sent: in the background queue, or waiting for room in it.
+    /// Requests in the background queue, or waiting for room in it.
     pub in_background: u64,
     /// Requests in the pending queue.
     pub in_pending: u64,
-    /// Requests with the daemon.
+    /// Requests that the daemon works on.
     pub in_processing: u64,
     /// Values of fusectl; `None` for a connection of another user.
     pub knobs: Option<Values>,
-    /// Whether the background requests have reached the threshold.
+    /// The number of background requests has reached the congestion threshold.
     pub congested: bool,
     /// The processes of the daemon.
     pub pids: Vec<u32>,
@@ -110,12 +110,12 @@ pub struct Model {
     sort: Sort,
     /// The connections, sorted.
     pub rows: Vec<Row>,
-    /// What cannot be seen or was lost.
+    /// Notes about data that is unavailable or was lost.
     pub notes: Vec<String>,
 }
 
 impl Model {
-    /// The model of what a collector sees from now on.
+    /// A model of the samples that `collector` takes from now on.
     pub fn start(collector: Collector, sort: Sort) -> Result<Model> {
         let mut model = Model {
             collector,
@@ -131,7 +131,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Looks again. The period is the time since the last look.
+    /// Takes a sample. The period is the time since the last one.
     pub fn look(&mut self) -> Result {
         self.collector.refresh().map_err(Failure::failed)?;
         let now = self.collector.snapshots().map_err(Failure::failed)?;
@@ -163,7 +163,7 @@ impl Model {
         Ok(())
     }
 
-    /// Sorts, also from now on.
+    /// Sorts now, and after each sample.
     pub fn sort_by(&mut self, sort: Sort) {
         self.sort = sort;
         sort_rows(&mut self.rows, sort);
@@ -183,7 +183,7 @@ fn sort_rows(rows: &mut [Row], sort: Sort) {
     });
 }
 
-/// What a row needs beside the counts.
+/// Values of a row that are not counts.
 struct Period {
     knobs: Option<Values>,
     cpu_percent: f64,
@@ -191,7 +191,7 @@ struct Period {
 }
 
 impl Row {
-    /// Requests that wait for their answer, wherever they are.
+    /// Requests without an answer, in all stages.
     pub fn waiting(&self) -> u64 {
         let seen = self.in_background + self.in_pending + self.in_processing;
         self.knobs.map_or(seen, |knobs| knobs.waiting)

@@ -34,7 +34,7 @@ pub fn json(model: &Model) -> Result<String> {
     Ok(serde_json::to_string(&value).map_err(Failure::failed)? + "\n")
 }
 
-/// What the columns of a connection show, but its name; each as wide as its column.
+/// The columns of a connection except its name, padded to the width of the columns.
 pub fn cells(row: &Row) -> [String; 11] {
     let knobs = row.knobs.map_or_else(
         || "-".to_owned(),

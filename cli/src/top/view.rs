@@ -1,4 +1,4 @@
-//! How `defuse top` draws.
+//! The full-screen view of `defuse top`.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -26,21 +26,21 @@ const HEADS: [&str; 12] = [
 ];
 const KEYS: &str = "arrows select  Enter operations  sort by: o ops p p99 w waiting c cpu n name  space hold  q quit";
 
-/// What the user has chosen to see.
+/// The state of the view, as the user's keys left it.
 #[derive(Debug, Default)]
 pub struct View {
-    /// The line that is marked.
+    /// The selected row.
     pub selected: usize,
-    /// Whether the operations of the marked connection are shown.
+    /// Show the operations of the selected connection.
     pub detail: bool,
-    /// Whether nothing is looked up anew.
+    /// Take no new samples.
     pub held: bool,
-    /// Whether to leave.
+    /// Quit.
     pub quit: bool,
 }
 
 impl View {
-    /// Draws everything.
+    /// Draws one frame.
     pub fn draw(&mut self, frame: &mut Frame, model: &Model) {
         self.draw_rows(frame, &model.rows, &model.notes);
     }
@@ -147,7 +147,7 @@ mod tests {
         {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert_eq!(view.selected, 1, "the mark stays on a line that is there");
+        assert_eq!(view.selected, 1, "the selection stays on an existing row");
         view.detail = true;
         let text = drawn(&mut view, &rows, 120);
         for part in ["/mnt/b: fuse.sshfs (sshfs)", "READ", "2.0 us", "8.0 us"] {

@@ -1,4 +1,4 @@
-//! A file system in this process as what a workload works on: the kernel is not asked.
+//! A file system in this process as the target of a workload, without the kernel.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,15 +21,15 @@ use crate::sources::SOURCES;
 const FROM_START: u32 = 0;
 const FROM_END: u32 = 2;
 
-/// The driver that calls a file system in this process through the client of `defuse_direct`.
+/// A driver that calls a file system in this process through `defuse_direct`.
 pub(super) struct Direct {
     client: Client,
     task: Arc<Task>,
 }
 
 impl Direct {
-    /// Makes the file system that `source` names, with options after commas, and mounts it for this
-    /// process alone on the directory that all file sets of `plan` have in common.
+    /// Opens `source`, with options after commas, and mounts it for this process on the directory that
+    /// all file sets of `plan` have in common.
     pub fn new(source: &OsString, plan: &Plan) -> Result<Self> {
         let target = common_directory(plan)?;
         let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
@@ -47,7 +47,7 @@ impl Direct {
     }
 }
 
-/// The directory below which all file sets are.
+/// The deepest directory above all file sets.
 fn common_directory(plan: &Plan) -> Result<PathBuf> {
     let mut common: Option<PathBuf> = None;
     for set in &plan.filesets {
@@ -62,7 +62,7 @@ fn common_directory(plan: &Plan) -> Result<PathBuf> {
     common.filter(|path| path.parent().is_some()).ok_or_else(|| {
         let name = &plan.name;
         Failure::Usage(format!(
-            "{name}: --direct wants file sets in one directory, which is not /; name it by --dir"
+            "{name}: --direct needs all file sets in one directory other than /; set it with --dir"
         ))
     })
 }
@@ -70,11 +70,11 @@ fn common_directory(plan: &Plan) -> Result<PathBuf> {
 fn failed(stop: Stop) -> io::Error {
     match stop {
         Stop::Errno(errno) => errno.into(),
-        Stop::Outside(_) => io::Error::other("this is outside of the file system of --direct"),
+        Stop::Outside(_) => io::Error::other("the path is outside of the file system of --direct"),
     }
 }
 
-/// An open file, and whose it is.
+/// An open file, and its client.
 pub(super) struct File {
     file: Arc<Description>,
     task: Arc<Task>,
@@ -82,7 +82,7 @@ pub(super) struct File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // close(2) would tell the same, and the engine does not ask for it there either.
+        // As with close(2), whose errors the engine ignores, too.
         let _ = self.file.close(&self.task);
     }
 }
@@ -105,7 +105,7 @@ impl Driver for Direct {
         how.set(OFlags::SYNC, flags.sync);
         let how = How { flags: how.bits(), mode: 0o666, ..How::default() };
         let file = self.client.open(&self.task, At::Cwd, bytes(path), how).map_err(failed)?;
-        // Only the kernel reads ahead, and only in a file of its own.
+        // Only the kernel reads ahead, and only in its own files.
         if let Some(backing) = file.backing().filter(|_| flags.no_readahead) {
             fadvise(backing, 0, None, Advice::Random)?;
         }
@@ -154,7 +154,7 @@ impl Driver for Direct {
     }
 
     fn forget_pages(&self, file: &mut File) {
-        // Without a file of the kernel there is no page cache that could forget.
+        // Without a file of the kernel there is no page cache to drop.
         if let Some(backing) = file.file.backing() {
             let _ = fadvise(backing, 0, None, Advice::DontNeed);
         }
