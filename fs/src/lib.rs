@@ -36,5 +36,5 @@ pub use file_system::FileSystem;
 pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;
 pub use lock_wait::{LockAnswer, LockWait};
-pub use notify::{NoNotify, Notify};
+pub use notify::{NoNotify, Notify, Recalled};
 pub use types::*;

@@ -1,5 +1,7 @@
 //! Notifications from a file system to its frontend.
 
+use std::time::Duration;
+
 use crate::{Errno, Ino, Name, PollHandle, Result};
 
 /// The access of a file system to the caches of its frontend, passed to
@@ -43,7 +45,25 @@ pub trait Notify: Send + Sync {
 
     /// Asks the frontend to forget those of `inodes` that are unused.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
+
+    /// Recalls what the frontend caches of `ino`: it writes changed data back, by ordinary operations,
+    /// drops data and attributes, and then calls `done` once, from any thread. Operations that begin
+    /// later may cache again. Returns at once; hold no lock that an operation on the inode takes until
+    /// `done` was called.
+    ///
+    /// `done` receives `Ok` where nothing is held any more. After `limit` it receives `ETIMEDOUT`. The
+    /// frontend may then still hold data, and write it back later: a file system that gives the inode
+    /// to somebody else has to refuse that write. `ENOENT` where the frontend does not know the inode,
+    /// so that it holds nothing; `EAGAIN` where too many recalls run; `ENOSYS` where the frontend is
+    /// not told when its cache is empty, such as a socket, whose protocol does not acknowledge
+    /// notifications. A kernel mount does not say that a write-back failed; fsync(2) does.
+    fn recall(&self, _ino: Ino, _limit: Duration, done: Recalled) {
+        done(Err(Errno::ENOSYS));
+    }
 }
+
+/// Receives the answer to a [recall](Notify::recall). Called once, from any thread.
+pub type Recalled = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The notifier of a frontend that caches nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,5 +99,8 @@ impl Notify for NoNotify {
     }
     fn prune(&self, _: &[Ino]) -> Result<()> {
         Ok(())
+    }
+    fn recall(&self, _: Ino, _: Duration, done: Recalled) {
+        done(Ok(()));
     }
 }

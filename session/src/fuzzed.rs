@@ -68,7 +68,7 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
         Err(error) => panic!("{error}"),
     };
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
-    let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
+    let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
     Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Some(nothing()), None))
 }
 

@@ -25,7 +25,7 @@ impl Handler {
         let options = SessionOptions { passthrough: false, ..SessionOptions::default() };
         let (_, negotiated) = negotiate(&init, &fs.caps(), &options).expect("INIT is agreed");
         let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
-        let notify = Arc::new(KernelNotify::new(&port, negotiated.minor));
+        let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
         Handler(Arc::new(Dispatcher::new(fs, notify, negotiated, &options, None, Some(client))))
     }
 

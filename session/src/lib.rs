@@ -20,6 +20,7 @@ mod handler;
 mod init;
 mod notify;
 mod options;
+mod recall;
 mod session;
 mod sync;
 mod transport;

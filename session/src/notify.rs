@@ -5,9 +5,11 @@ use std::io::IoSlice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, Result};
+use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, Recalled, Result};
 
+use crate::recall::Recalls;
 use crate::transport::ReplyPort;
 use defuse_wire::abi;
 use defuse_wire::reply::Notification;
@@ -29,15 +31,20 @@ pub(crate) struct KernelNotify {
     minor: u32,
     next: AtomicU64,
     retrieves: Mutex<HashMap<u64, Retrieved>>,
+    /// `None` where a notification is not acknowledged.
+    recalls: Option<Recalls>,
 }
 
 impl KernelNotify {
-    pub(crate) fn new(port: &Arc<dyn ReplyPort>, minor: u32) -> Self {
+    /// Over `port`; with `acknowledges`, as on /dev/fuse, a notification is sent when its effect has
+    /// come.
+    pub(crate) fn new(port: &Arc<dyn ReplyPort>, minor: u32, acknowledges: bool) -> Self {
         KernelNotify {
             port: Arc::downgrade(port),
             minor,
             next: AtomicU64::new(FIRST_RETRIEVE),
             retrieves: Mutex::default(),
+            recalls: acknowledges.then(Recalls::default),
         }
     }
 
@@ -135,6 +142,17 @@ impl Notify for KernelNotify {
         self.since(45)?;
         let nodeids: Vec<u64> = inodes.iter().map(|ino| ino.0).collect();
         self.send(&Notification::Prune { nodeids: &nodeids }, &[])
+    }
+
+    /// fuse_reverse_inval_inode of the kernel's `fs/fuse/inode.c` writes dirty pages back and waits for
+    /// that before write(2) returns.
+    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+        let (Some(recalls), Some(port)) = (&self.recalls, self.port.upgrade()) else {
+            let gone = self.recalls.is_some();
+            return done(Err(if gone { Errno::ENOTCONN } else { Errno::ENOSYS }));
+        };
+        let head = Notification::InvalInode { ino: ino.0, off: 0, len: 0 }.encode();
+        recalls.start(limit, move || port.send(&[IoSlice::new(&head)]), done);
     }
 }
 

@@ -103,7 +103,7 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         let Agreed { mut negotiated, port, mut plan } = agreed;
         let reply_port = Arc::clone(&port) as Arc<dyn ReplyPort>;
-        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor));
+        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, device.is_some()));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
             let dispatcher = Dispatcher::new(

@@ -3,11 +3,12 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
     Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, PollHandle,
-    Result, Xattr, XattrName,
+    Recalled, Result, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
 
@@ -368,5 +369,10 @@ impl Notify for CacheNotify {
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         self.names()?.prune(inodes);
         Ok(())
+    }
+
+    /// The client writes nothing back, and drops attributes at once.
+    fn recall(&self, ino: Ino, _: Duration, done: Recalled) {
+        done(self.invalidate_inode(ino, None));
     }
 }

@@ -1,11 +1,12 @@
 //! A layer that presents a directory as the root.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::layer::MapInos;
 use crate::{
     Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, PollHandle,
-    Result, delegate,
+    Recalled, Result, delegate,
 };
 
 /// A directory of the inner file system as the root. `..` does not leave it. A directory that
@@ -148,6 +149,12 @@ impl Notify for Inside {
         let known = |ino: &&Ino| **ino != Ino::ROOT && **ino != self.base;
         let inodes: Vec<_> = inodes.iter().filter(known).copied().collect();
         self.notify.prune(&inodes)
+    }
+    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+        match self.map(ino) {
+            Ok(ino) => self.notify.recall(ino, limit, done),
+            Err(errno) => done(Err(errno)),
+        }
     }
 }
 
