@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use defuse_compose::Source;
 use defuse_fs::source::Locks;
-use defuse_socket::{Admission, Limits, Server, ServerOptions};
+use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
@@ -122,9 +122,13 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
     let max_connections = args.max_connections;
     let max_connections_of_user =
         args.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
-    let limits = Limits::default();
-    let options =
-        ServerOptions { session, admission, max_connections, max_connections_of_user, limits };
+    let options = ServerOptions {
+        session,
+        admission,
+        max_connections,
+        max_connections_of_user,
+        ..ServerOptions::default()
+    };
     let mut caught = signals::catch().map_err(Failure::failed)?;
     let server = Server::bind(&args.socket, fs, options).map_err(Failure::failed)?;
     let server = Arc::new(server);

@@ -11,28 +11,29 @@ use crate::credentials::Credentials;
 use crate::holds::Holds;
 use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
-use crate::usage::Limits;
+use crate::quotas::{Accounts, Quotas};
 
 /// The state that all connections of one served file system share.
 pub struct Service {
     pub(crate) maps: Maps,
     pub(crate) holds: Holds,
-    limits: Limits,
+    accounts: Accounts,
     await_ended: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Service {
-    /// The state of a file system without connections; each connection is limited by `limits`.
+    /// The state of a file system without connections, which are limited by `quotas`.
     ///
     /// `await_ended` waits for a moment until the connections of clients that have ended are
     /// [closed](Connection::close), and returns false where there are none. A lock that such a client
     /// held is free then: a parent that learns of the end of a child expects that.
     pub fn new(
-        limits: Limits,
+        quotas: Quotas,
         await_ended: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Arc<Service> {
-        let (maps, holds) = (Maps::new(limits.mapped_bytes), Holds::default());
-        Arc::new(Service { maps, holds, limits, await_ended: Box::new(await_ended) })
+        let (maps, holds) = (Maps::new(quotas.connection.mapped_bytes), Holds::default());
+        let accounts = Accounts::new(quotas);
+        Arc::new(Service { maps, holds, accounts, await_ended: Box::new(await_ended) })
     }
 
     /// True where no client has mapped a file.
@@ -52,24 +53,29 @@ pub struct Connection<F> {
 impl<F: FileSystem + Clone> Connection<F> {
     /// A connection of a client that holds nothing yet.
     pub fn new(fs: F, service: Arc<Service>, who: Credentials) -> Self {
-        let ledger = Ledger::new(service.limits);
+        let accounts = &service.accounts;
+        let ledger = Ledger::new(accounts.quotas.connection, accounts.of(who.uid));
         Connection::with(fs, service, Arc::new(who), ledger)
     }
 
     /// A connection for a child process, which begins with everything that this one holds but the
     /// record locks of the process. It acts for the same user.
-    #[must_use]
-    pub fn copy(&self) -> Self {
-        let ledger = self.ledger.copy();
+    ///
+    /// # Errors
+    ///
+    /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
+    pub fn copy(&self) -> Result<Self> {
+        let ledger = self.ledger.copy()?;
         ledger.keep_maps(|ino, users| self.service.maps.hold(ino, users));
-        self.with_ledger(Arc::clone(&self.who), ledger)
+        Ok(self.with_ledger(Arc::clone(&self.who), ledger))
     }
 
     /// A connection for the next program of the process, which acts for `who`. It holds nothing, and may
     /// [take over](Connection::take_over) from this one until it is [settled](Connection::settle).
     #[must_use]
     pub fn heir(&self, who: Credentials) -> Self {
-        self.with_ledger(Arc::new(who), self.ledger.heir())
+        let account = self.service.accounts.of(who.uid);
+        self.with_ledger(Arc::new(who), self.ledger.heir(account))
     }
 
     fn with_ledger(&self, who: Arc<Credentials>, ledger: Ledger) -> Self {

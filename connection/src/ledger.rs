@@ -26,6 +26,7 @@ use defuse_fs::{
 };
 
 use crate::maps::Memory;
+use crate::quotas::Account;
 use crate::usage::{Limits, LockKey, Usage};
 
 const SHARDS: usize = 16;
@@ -167,21 +168,23 @@ pub struct Legacy {
     pub process_locks: bool,
 }
 
+#[cfg(test)]
 impl Default for Ledger {
     fn default() -> Self {
-        Ledger::new(Limits::default())
+        let accounts = crate::quotas::Accounts::new(crate::Quotas::default());
+        Ledger::new(Limits::default(), accounts.of(0))
     }
 }
 
 impl Ledger {
-    /// The ledger of a new connection.
-    pub(crate) fn new(limits: Limits) -> Ledger {
+    /// The ledger of a new connection, whose user has `account`.
+    pub(crate) fn new(limits: Limits, account: Arc<Account>) -> Ledger {
         let common = Common {
             shards: Shards::default(),
             next: AtomicU64::new(1),
             secret: secret() & !LockOwner::of_process(0).0,
         };
-        Ledger::of(Arc::new(common), None, Usage::new(limits))
+        Ledger::of(Arc::new(common), None, Usage::new(limits, account))
     }
 
     fn of(family: Arc<Common>, source: Option<Arc<Ledger>>, usage: Usage) -> Ledger {
@@ -190,9 +193,8 @@ impl Ledger {
 
     /// The ledger of a connection that holds nothing yet, and may take over from this one until
     /// [`settle`](Ledger::settle).
-    pub(crate) fn heir(self: &Arc<Ledger>) -> Ledger {
-        let usage = Usage::new(self.usage.limits);
-        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage)
+    pub(crate) fn heir(self: &Arc<Ledger>, account: Arc<Account>) -> Ledger {
+        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), self.usage.of(account))
     }
 
     /// Ends the right to take over.
@@ -201,9 +203,13 @@ impl Ledger {
     }
 
     /// Takes over one thing. `EPERM` where this is no heir, or was settled; `ESTALE` and `EBADF` for
-    /// things that the other connection does not have.
+    /// things that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
     pub(crate) fn take_over(&self, legacy: &Legacy) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
+        self.admit_lookup()?;
+        if legacy.fh.is_some() {
+            self.admit_open()?;
+        }
         let at = place(legacy.ino);
         // An heir is younger than the other connection, so that the order of locks is always the same.
         let theirs = lock(&source.own[at]);
@@ -220,7 +226,7 @@ impl Ledger {
             if own.open.insert(key, Mine { modes, ..before }).is_none() {
                 open.held += 1;
                 open.keeps += u64::from(!before.flushed);
-                self.usage.opens.add(1);
+                self.usage.add_opens(1);
             }
         }
         if legacy.ino != Ino::ROOT {
@@ -237,8 +243,10 @@ impl Ledger {
     }
 
     /// The ledger of a connection that holds all that this one holds, but the locks of its process.
-    pub(crate) fn copy(&self) -> Ledger {
-        let copy = Ledger::of(Arc::clone(&self.family), None, Usage::new(self.usage.limits));
+    /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
+    pub(crate) fn copy(&self) -> Result<Ledger> {
+        self.usage.admit_copy()?;
+        let copy = Ledger::of(Arc::clone(&self.family), None, self.usage.sibling());
         for at in 0..SHARDS {
             let (own, mut family) = (lock(&self.own[at]), lock(&self.family.shards[at]));
             let mut new = lock(&copy.own[at]);
@@ -253,11 +261,11 @@ impl Ledger {
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
             new.maps = own.maps.clone();
-            copy.usage.lookups.add(new.lookups.len() as u64);
-            copy.usage.opens.add(new.open.len() as u64);
-            copy.usage.mapped.add(new.maps.values().map(|mapping| mapping.charged).sum());
+            copy.usage.add_lookups(new.lookups.len() as u64);
+            copy.usage.add_opens(new.open.len() as u64);
+            copy.usage.charge_mapped(new.maps.values().map(|mapping| mapping.charged).sum());
         }
-        copy
+        Ok(copy)
     }
 
     /// The client is given a lookup of `ino`.
@@ -278,7 +286,7 @@ impl Ledger {
         *held -= back;
         if *held == 0 {
             own.lookups.remove(&ino);
-            self.usage.lookups.sub(1);
+            self.usage.sub_lookups(1);
         }
         family.forget(ino, back)
     }
@@ -292,7 +300,7 @@ impl Ledger {
     /// `file`. Returns the number by which the client names it.
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
-        self.usage.opens.add(1);
+        self.usage.add_opens(1);
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, number);
         let modes = Modes::of(flags.access());
@@ -307,7 +315,7 @@ impl Ledger {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
         let mine = own.open.remove(&key)?;
-        self.usage.opens.sub(1);
+        self.usage.sub_opens(1);
         for &(kind, owner) in family.open.get(&key).iter().flat_map(|open| &open.locks) {
             self.usage.unlocked((file.ino, kind, owner));
         }
@@ -363,14 +371,15 @@ impl Ledger {
         map: impl FnOnce(u64) -> Result<Memory>,
     ) -> Result<Memory> {
         let _one = lock(&self.usage.mapping);
-        let memory = map(self.usage.limits.mapped_bytes.saturating_sub(self.usage.mapped.get()))?;
+        let reserved = self.usage.reserve_mapped(len);
+        let memory = map(reserved.bytes)?;
         let mut own = lock(&self.own[place(ino)]);
         let mapping = own.maps.entry(ino).or_default();
         mapping.count += 1;
         mapping.asked = mapping.asked.saturating_add(len);
         // Other clients may have mapped far more of the file.
         let charged = mapping.asked.min(memory.taken).max(mapping.charged);
-        self.usage.mapped.add(charged - mapping.charged);
+        self.usage.charge_mapped(charged - mapping.charged);
         mapping.charged = charged;
         Ok(memory)
     }
@@ -381,7 +390,7 @@ impl Ledger {
         let Some(mapping) = own.maps.get_mut(&ino) else { return false };
         take(&mut mapping.count, 1);
         if mapping.count == 0 {
-            self.usage.mapped.sub(mapping.charged);
+            self.usage.refund_mapped(mapping.charged);
             own.maps.remove(&ino);
         }
         true
@@ -393,7 +402,7 @@ impl Ledger {
             lock(own).maps.retain(|&ino, mapping| {
                 let keeps = keep(ino, mapping.count);
                 if !keeps {
-                    self.usage.mapped.sub(mapping.charged);
+                    self.usage.refund_mapped(mapping.charged);
                 }
                 keeps
             });
@@ -473,6 +482,7 @@ impl Ledger {
                 fs.forget(ino, count);
             }
         }
+        self.usage.end();
     }
 
     /// Asserts that the family holds at least what this connection holds.
@@ -501,7 +511,7 @@ impl Own {
         let count = self.lookups.entry(ino).or_default();
         *count += 1;
         if *count == 1 {
-            usage.lookups.add(1);
+            usage.add_lookups(1);
         }
     }
 }
@@ -584,6 +594,10 @@ mod tests {
 
     const FILE: File = File { ino: Ino(5), fh: Fh(0) };
 
+    fn account() -> Arc<Account> {
+        crate::quotas::Accounts::new(crate::Quotas::default()).of(0)
+    }
+
     fn open(ledger: &Ledger, file: File) -> File {
         File { ino: file.ino, fh: ledger.opened(file, false, OpenFlags(OpenFlags::RDWR)) }
     }
@@ -625,7 +639,7 @@ mod tests {
         let parent = Ledger::default();
         parent.looked_up(Ino(5));
         let shared = open(&parent, FILE);
-        let child = parent.copy();
+        let child = parent.copy().unwrap();
         // What comes later is of one of them alone.
         parent.looked_up(Ino(5));
         let own = open(&parent, FILE);
@@ -645,7 +659,7 @@ mod tests {
         let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
         parent.locks(file, &taken(LockKind::Flock, open_file));
         parent.locks(file, &taken(LockKind::Posix, process));
-        let child = parent.copy();
+        let child = parent.copy().unwrap();
         // Taken by the child, it is a lock of the open file that its parent has, too.
         child.locks(file, &taken(LockKind::Posix, open_file));
         assert!(parent.flushed(file, process));
@@ -663,7 +677,7 @@ mod tests {
     fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
         let parent = Ledger::default();
         let file = open(&parent, FILE);
-        let child = parent.copy();
+        let child = parent.copy().unwrap();
         child.locks(file, &taken(LockKind::Flock, LockOwner(7)));
         assert!(!child.flushed(file, LockOwner(7)) && parent.flushed(file, LockOwner(7)));
         assert!(parent.takes_flock(file, LockOwner(7)));
@@ -678,7 +692,7 @@ mod tests {
         let (one, other) = (Ledger::default(), Ledger::default());
         let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
         assert_ne!(one.owner(open_file), other.owner(open_file));
-        assert_eq!(one.owner(open_file), one.copy().owner(open_file));
+        assert_eq!(one.owner(open_file), one.copy().unwrap().owner(open_file));
         assert!(one.owner(process).is_process() && !one.owner(open_file).is_process());
     }
 
@@ -692,7 +706,7 @@ mod tests {
         let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
         before.locks(file, &taken(LockKind::Flock, open_file));
         before.locks(file, &taken(LockKind::Posix, process));
-        let heir = before.heir();
+        let heir = before.heir(account());
         let mode = AccessMode::Read;
         let legacy = Legacy { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
         assert!(!heir.holds(file.ino) && !is_open(&heir, file));
@@ -719,7 +733,7 @@ mod tests {
         let before = Arc::new(Ledger::default());
         before.looked_up(FILE.ino);
         let fh = before.opened(FILE, false, OpenFlags(0));
-        let heir = before.heir();
+        let heir = before.heir(account());
         let mode = AccessMode::ReadWrite;
         let legacy = Legacy { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
         assert_eq!(heir.take_over(&legacy), Ok(()));
@@ -752,7 +766,7 @@ mod tests {
             let other = File { ino: Ino(16 + round), fh: Fh(1) };
             now.looked_up(other.ino);
             now.opened(other, false, OpenFlags(0));
-            let heir = now.heir();
+            let heir = now.heir(account());
             heir.take_over(&legacy).unwrap();
             heir.settle();
             now.take_back(&Nothing);

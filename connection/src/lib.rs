@@ -7,7 +7,8 @@
 //!   given back is taken back when the connection ends.
 //! - A client whose user is not root may do what the user may do (`guard`, by the rules in `rules`).
 //!   Between a check and the change that it permits, no other client changes what was checked (`holds`).
-//! - The number of inodes, open files, locks and mapped bytes of a client is limited (`usage`).
+//! - The number of inodes, open files, locks and mapped bytes is limited for each client (`usage`), for each user
+//!   over all its clients, and mapped bytes for all users together (`quotas`).
 //! - A file that clients have mapped has one memory, and all of them see it (`maps`).
 //!
 //! This crate knows no protocol and no transport. A frontend for other processes finds out who its
@@ -24,6 +25,7 @@ mod holds;
 mod ledger;
 mod listing;
 mod maps;
+mod quotas;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -32,4 +34,5 @@ mod usage;
 pub use connection::{Connection, Service};
 pub use credentials::Credentials;
 pub use ledger::Legacy;
+pub use quotas::Quotas;
 pub use usage::Limits;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use defuse_fs::layer::Method;
 use defuse_fs::*;
 
-use crate::{Connection, Credentials, Limits, Service};
+use crate::{Connection, Credentials, Quotas, Service};
 
 /// A file system that gives out inodes and open files, and counts those that it has not got back.
 #[derive(Default)]
@@ -226,7 +226,7 @@ fn gives_back(method: Method) -> bool {
 }
 
 fn connection(fs: &Arc<Giving>, uid: u32) -> Connection<Arc<Noting>> {
-    let service = Service::new(Limits::default(), || false);
+    let service = Service::new(Quotas::default(), || false);
     let fs = Arc::new(Noting { inner: Arc::clone(fs) });
     Connection::new(fs, service, Credentials { pid: 1, uid, groups: vec![uid] })
 }
@@ -502,7 +502,7 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
         }
     }
     let fs = Arc::new(Locked { inner: Arc::default(), dropped: AtomicI64::new(0) });
-    let service = Service::new(Limits::default(), || false);
+    let service = Service::new(Quotas::default(), || false);
     let who = Credentials { pid: 1, uid: 5, groups: vec![5] };
     let connection = Connection::new(Arc::clone(&fs), service, who);
     let (cx, owner) = (context(5), LockOwner::of_process(1));

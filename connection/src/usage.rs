@@ -11,6 +11,9 @@ use defuse_fs::locks::LockTable;
 use defuse_fs::{Errno, Ino, LockKind, LockOwner, LockRequest, LockType, Result};
 
 use crate::ledger::Ledger;
+use crate::quotas::{Account, Reserved};
+
+const PAGE: u64 = 4096;
 
 /// Upper limits for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +62,24 @@ impl Number {
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Adds up to `count`, but not beyond `most`. Returns the number that was added.
+    pub(super) fn take_up_to(&self, count: u64, most: u64) -> u64 {
+        let room = |now: u64| count.min(most.saturating_sub(now));
+        let taken =
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now + room(now)));
+        taken.map_or(0, room)
+    }
 }
 
 /// Counts of the things that one connection has.
 pub(super) struct Usage {
-    pub(super) limits: Limits,
-    pub(super) lookups: Number,
-    pub(super) opens: Number,
-    pub(super) mapped: Number,
+    limits: Limits,
+    /// The account of the user, which counts the same things of all its connections.
+    account: Arc<Account>,
+    lookups: Number,
+    opens: Number,
+    mapped: Number,
     waits: Number,
     /// The locked ranges by owner, merged as the file system merges them.
     ranges: Mutex<LockTable<LockKey, ()>>,
@@ -75,9 +88,10 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub(super) fn new(limits: Limits) -> Usage {
+    pub(super) fn new(limits: Limits, account: Arc<Account>) -> Usage {
         Usage {
             limits,
+            account,
             lookups: Number::default(),
             opens: Number::default(),
             mapped: Number::default(),
@@ -91,9 +105,98 @@ impl Usage {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The counts of another connection with the same user.
+    pub(super) fn sibling(&self) -> Usage {
+        Usage::new(self.limits, Arc::clone(&self.account))
+    }
+
+    /// The counts of a connection with the same limits and the user of `account`.
+    pub(super) fn of(&self, account: Arc<Account>) -> Usage {
+        Usage::new(self.limits, account)
+    }
+
+    /// Checks whether the user may have all that this connection has once more: `ENFILE`, `EMFILE`,
+    /// `ENOMEM`.
+    pub(super) fn admit_copy(&self) -> Result<()> {
+        let (account, limits) = (&self.account, &self.account.limits);
+        let fits = |all: &Number, own: &Number, most| all.get().saturating_add(own.get()) <= most;
+        if !fits(&account.lookups, &self.lookups, limits.lookups) {
+            return Err(Errno::ENFILE);
+        }
+        if !fits(&account.opens, &self.opens, limits.opens) {
+            return Err(Errno::EMFILE);
+        }
+        let reserved = account.reserve_mapped(self.mapped.get());
+        if reserved.bytes < self.mapped.get() { Err(Errno::ENOMEM) } else { Ok(()) }
+    }
+
+    pub(super) fn add_lookups(&self, count: u64) {
+        self.lookups.add(count);
+        self.account.lookups.add(count);
+    }
+
+    pub(super) fn sub_lookups(&self, count: u64) {
+        self.lookups.sub(count);
+        self.account.lookups.sub(count);
+    }
+
+    pub(super) fn add_opens(&self, count: u64) {
+        self.opens.add(count);
+        self.account.opens.add(count);
+    }
+
+    pub(super) fn sub_opens(&self, count: u64) {
+        self.opens.sub(count);
+        self.account.opens.sub(count);
+    }
+
+    pub(super) fn charge_mapped(&self, bytes: u64) {
+        self.mapped.add(bytes);
+        self.account.charge_mapped(bytes);
+    }
+
+    pub(super) fn refund_mapped(&self, bytes: u64) {
+        self.mapped.sub(bytes);
+        self.account.refund_mapped(bytes);
+    }
+
+    /// Reserves memory for a mapping of `len` bytes, as far as the limits allow.
+    pub(super) fn reserve_mapped(&self, len: u64) -> Reserved {
+        // The memory has whole pages, and the range may begin and end within one.
+        let pages = len.saturating_add(2 * PAGE);
+        let own = self.limits.mapped_bytes.saturating_sub(self.mapped.get());
+        self.account.reserve_mapped(pages.min(own))
+    }
+
+    /// The connection has ended. Waits for locks are given back when they end.
+    pub(super) fn end(&self) {
+        self.sub_lookups(self.lookups.get());
+        self.sub_opens(self.opens.get());
+        self.refund_mapped(self.mapped.get());
+        self.change_ranges(|ranges| *ranges = LockTable::default());
+    }
+
     /// All locks of an owner are gone.
     pub(super) fn unlocked(&self, key: LockKey) {
-        self.ranges().drop_owner(key, key.1, key.2, &mut Vec::new());
+        self.change_ranges(|ranges| ranges.drop_owner(key, key.1, key.2, &mut Vec::new()));
+    }
+
+    fn change_ranges<T>(&self, change: impl FnOnce(&mut LockTable<LockKey, ()>) -> T) -> T {
+        let mut ranges = self.ranges();
+        let before = ranges.held() as u64;
+        let changed = change(&mut ranges);
+        let after = ranges.held() as u64;
+        match after >= before {
+            true => self.account.locks.add(after - before),
+            false => self.account.locks.sub(before - after),
+        }
+        changed
+    }
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -103,6 +206,7 @@ pub(crate) struct Wait(Arc<Ledger>);
 impl Drop for Wait {
     fn drop(&mut self) {
         self.0.usage.waits.sub(1);
+        self.0.usage.account.waits.sub(1);
     }
 }
 
@@ -115,37 +219,45 @@ impl Ledger {
 
     /// Checks the limit before an open: `EMFILE`.
     pub(crate) fn admit_open(&self) -> Result<()> {
-        let full = self.usage.opens.get() >= self.usage.limits.opens;
+        let (usage, account) = (&self.usage, &self.usage.account);
+        let full =
+            usage.opens.get() >= usage.limits.opens || account.opens.get() >= account.limits.opens;
         if full { Err(Errno::EMFILE) } else { Ok(()) }
     }
 
     /// Checks the limit before a lock is taken: `ENOLCK`.
     pub(crate) fn admit_lock(&self, request: &LockRequest) -> Result<()> {
         let takes = request.lock.typ != LockType::Unlock;
-        let full = takes && self.usage.ranges().held() as u64 >= self.usage.limits.locks;
-        if full { Err(Errno::ENOLCK) } else { Ok(()) }
+        let (usage, account) = (&self.usage, &self.usage.account);
+        let full = || {
+            usage.ranges().held() as u64 >= usage.limits.locks
+                || account.locks.get() >= account.limits.locks
+        };
+        if takes && full() { Err(Errno::ENOLCK) } else { Ok(()) }
     }
 
     /// True where one more inode may be given.
     pub(crate) fn may_look_up(&self) -> bool {
-        self.usage.lookups.get() < self.usage.limits.lookups
+        let (usage, account) = (&self.usage, &self.usage.account);
+        usage.lookups.get() < usage.limits.lookups && account.lookups.get() < account.limits.lookups
     }
 
     /// The file system has set or dropped a lock. The owner is named as the client names it.
     pub(crate) fn locked(&self, ino: Ino, request: &LockRequest) {
         let key = (ino, request.kind, request.owner);
         // A key has one owner, so there is no conflict.
-        let _ = self.usage.ranges().set(key, request, &mut Vec::new());
+        let _ = self.usage.change_ranges(|ranges| ranges.set(key, request, &mut Vec::new()));
     }
 
     /// Counts one more wait for a lock: `ENOLCK`.
     pub(crate) fn begin_wait(self: &Arc<Ledger>) -> Result<Wait> {
-        self.usage.waits.add(1);
+        let (usage, account) = (&self.usage, &self.usage.account);
+        usage.waits.add(1);
+        account.waits.add(1);
         let wait = Wait(Arc::clone(self));
-        if self.usage.waits.get() > self.usage.limits.lock_waits {
-            return Err(Errno::ENOLCK);
-        }
-        Ok(wait)
+        let full = usage.waits.get() > usage.limits.lock_waits
+            || account.waits.get() > account.limits.lock_waits;
+        if full { Err(Errno::ENOLCK) } else { Ok(wait) }
     }
 }
 
@@ -154,11 +266,54 @@ mod tests {
     use defuse_fs::{Fh, File, Lock, OpenFlags};
 
     use super::*;
+    use crate::quotas::{Accounts, Quotas};
+
+    fn of(limits: Limits) -> Ledger {
+        Ledger::new(limits, Accounts::new(Quotas::default()).of(5))
+    }
+
+    /// The limits of a connection are high, those of a user low.
+    fn of_users(user: Limits) -> Accounts {
+        Accounts::new(Quotas { user, ..Quotas::default() })
+    }
+
+    /// Limits held for each connection alone, so that a user got everything by many of them.
+    #[test]
+    fn a_user_has_one_limit_for_all_its_connections() {
+        let limits = Limits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
+        let users = of_users(limits);
+        let ledger = |uid| Arc::new(Ledger::new(Limits::default(), users.of(uid)));
+        let (one, two, other) = (ledger(5), ledger(5), ledger(6));
+        let lock = |owner| {
+            let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };
+            LockRequest { kind: LockKind::Posix, owner: LockOwner(owner), lock, wait: false }
+        };
+        for (number, ledger) in [(7, &one), (8, &two)] {
+            assert_eq!(ledger.admit_lookup(), Ok(()));
+            ledger.looked_up(Ino(number));
+            ledger.opened(File { ino: Ino(number), fh: Fh(0) }, false, OpenFlags(0));
+            ledger.locked(Ino(number), &lock(number));
+        }
+        let wait = one.begin_wait();
+        assert!(wait.is_ok() && two.begin_wait().is_err() && other.begin_wait().is_ok());
+        let all = |ledger: &Ledger| {
+            [ledger.admit_lookup(), ledger.admit_open(), ledger.admit_lock(&lock(9))]
+        };
+        let full = [Err(Errno::ENFILE), Err(Errno::EMFILE), Err(Errno::ENOLCK)];
+        assert_eq!((all(&one), all(&two), all(&other)), (full, full, [Ok(()); 3]));
+        assert_eq!(one.copy().err(), Some(Errno::ENFILE));
+        // A connection that ends gives everything back, also where its ledger stays for an heir.
+        let heir = one.heir(users.of(6));
+        one.usage.end();
+        assert_eq!(all(&two), [Ok(()); 3]);
+        drop((heir, wait, one));
+        assert!(two.begin_wait().is_ok());
+    }
 
     #[test]
     fn one_more_than_the_limit_is_refused_until_something_goes_back() {
         let limits = Limits { lookups: 1, opens: 1, locks: 2, lock_waits: 1, mapped_bytes: 0 };
-        let ledger = Arc::new(Ledger::new(limits));
+        let ledger = Arc::new(of(limits));
         assert_eq!((ledger.admit_lookup(), ledger.admit_open()), (Ok(()), Ok(())));
         ledger.looked_up(Ino(5));
         ledger.looked_up(Ino(5));
@@ -176,7 +331,7 @@ mod tests {
 
     #[test]
     fn ranges_are_counted_as_they_are_held() {
-        let ledger = Ledger::new(Limits { locks: 2, ..Limits::default() });
+        let ledger = of(Limits { locks: 2, ..Limits::default() });
         let lock = |typ, start, end| LockRequest {
             kind: LockKind::Posix,
             owner: LockOwner(7),

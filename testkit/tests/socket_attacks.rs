@@ -580,3 +580,74 @@ fn a_user_has_no_more_connections_than_its_share() {
         assert!(!another(USER) && another(OTHER));
     });
 }
+
+/// The limits on inodes, open files and locks held for each connection alone. A user got everything by
+/// many connections, or by connections that were copies of one.
+#[test]
+fn a_user_takes_no_more_by_many_connections_than_by_one() {
+    if !is_root() {
+        return;
+    }
+    let user_limits = Limits { lookups: 5, opens: 5, ..Limits::default() };
+    with_server(ServerOptions { user_limits, ..ServerOptions::default() }, |_, path| {
+        let (one, two) = (connect(path, USER), connect(path, USER));
+        let other = connect(path, OTHER);
+        for number in 0..3 {
+            create(&one, USER, &format!("one {number}"), 0o644);
+        }
+        // As a child of fork(2) would have: a second connection with all that the first has.
+        assert!(as_user(USER, || one.sibling().is_err()), "the user would have twice as much");
+        let [(_, file), _] = [0, 1].map(|n| create(&two, USER, &format!("two {n}"), 0o644));
+        assert_eq!(open(&two, USER, file.ino, 0).err(), Some(Errno::EMFILE));
+
+        let look =
+            |client: &Remote, uid| client.lookup(&context(uid), Ino::ROOT, name("one 0")).err();
+        assert_eq!((look(&two, USER), look(&other, OTHER)), (Some(Errno::ENFILE), None));
+        create(&other, OTHER, "of another user", 0o644);
+        // The end of a connection gives everything back.
+        drop(one);
+        let again = || look(&two, USER).is_none();
+        assert!((0..500).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            again()
+        }));
+    });
+}
+
+/// Mapped bytes had no limit for a user or for all users: each of thousands of connections could have a
+/// gigabyte of the server's memory.
+#[test]
+fn mapped_bytes_are_limited_for_a_user_and_for_all_users_together() {
+    if !is_root() {
+        return;
+    }
+    let of = |mib: u64| Limits { mapped_bytes: mib << 20, ..Limits::default() };
+    let options = ServerOptions {
+        limits: of(1),
+        user_limits: of(2),
+        mapped_bytes: 3 << 20,
+        ..ServerOptions::default()
+    };
+    with_server(options, |_, path| {
+        let root = connect(path, 0);
+        let files = ["a", "b", "c", "d"];
+        for name in files {
+            let (_, file) = create(&root, 0, name, 0o644);
+            assert_eq!(write(&root, 0, file, &vec![7; 1 << 20]), Ok(1 << 20));
+        }
+        let map = |uid, name| {
+            let client = connect(path, uid);
+            let file = open(&client, uid, find(&client, uid, name), 0).unwrap();
+            let mapped = client.map(&context(uid), file, 0..(1 << 20) - 8192, false);
+            (client, file, mapped.err())
+        };
+        let (first, second) = (map(USER, files[0]), map(USER, files[1]));
+        assert_eq!((first.2, second.2), (None, None));
+        assert_eq!(map(USER, files[2]).2, Some(Errno::ENOMEM), "the limit of the user");
+        let of_other = map(OTHER, files[2]);
+        assert_eq!(of_other.2, None);
+        assert_eq!(map(OTHER, files[3]).2, Some(Errno::ENOMEM), "the limit of all users");
+        first.0.unmap(&context(USER), first.1.ino).unwrap();
+        assert_eq!(map(OTHER, files[3]).2, None);
+    });
+}

@@ -13,7 +13,7 @@ use defuse_fs::{
 };
 use zerocopy::FromBytes;
 
-use defuse_connection::{Connection, Credentials, Legacy, Limits, Service};
+use defuse_connection::{Connection, Credentials, Legacy, Limits, Quotas, Service};
 
 use defuse_session::{Answer, Client, Handler, SharedMemory};
 
@@ -103,10 +103,12 @@ struct Seen {
 
 impl World {
     fn new(fs: Arc<dyn FileSystem>) -> World {
-        let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
+        let connection = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
+        let user = Limits { mapped_bytes: 3 << 20, ..Limits::default() };
+        let quotas = Quotas { connection, user, mapped_bytes: 5 << 20 };
         let mut world = World {
             fs,
-            service: Service::new(limits, || false),
+            service: Service::new(quotas, || false),
             players: Vec::new(),
             inodes: HashSet::from([Ino::ROOT]),
             stored: HashSet::new(),
@@ -321,7 +323,10 @@ impl World {
         let open = player.open.clone();
         if script.below(2) == 0 {
             let (copy, inodes) = (player.peer.connection.copy(), player.inodes.clone());
-            return self.join(copy, inodes, open);
+            return match copy {
+                Ok(copy) => self.join(copy, inodes, open),
+                Err(errno) => assert_eq!(errno, Errno::ENOMEM, "the other limits are far"),
+            };
         }
         let (uid, groups) = script.one_of(&USERS[2..]);
         let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };

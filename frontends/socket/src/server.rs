@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Limits, Service};
+use defuse_connection::{Connection, Credentials, Limits, Quotas, Service};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
@@ -59,19 +59,26 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Most connections of one user at once. A process that forks needs one for its child.
     pub max_connections_of_user: usize,
-    /// Most that each connection may have.
+    /// Limits of each connection.
     pub limits: Limits,
+    /// Limits of each user, over all its connections.
+    pub user_limits: Limits,
+    /// Maximum memory for mapped files of all users, in bytes.
+    pub mapped_bytes: u64,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         let (session, admission) = (SessionOptions::default(), Admission::default());
+        let Quotas { connection, user, mapped_bytes } = Quotas::default();
         ServerOptions {
             session,
             admission,
             max_connections: 8192,
             max_connections_of_user: 4096,
-            limits: Limits::default(),
+            limits: connection,
+            user_limits: user,
+            mapped_bytes,
         }
     }
 }
@@ -195,7 +202,11 @@ impl Server {
                 timeout.get_or_insert(Duration::ZERO);
             }
         }
-        let limits = options.limits;
+        let quotas = Quotas {
+            connection: options.limits,
+            user: options.user_limits,
+            mapped_bytes: options.mapped_bytes,
+        };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| {
             let shared = Weak::clone(shared);
             let await_ended = move || shared.upgrade().is_some_and(|shared| shared.await_ended());
@@ -208,7 +219,7 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
-                service: Service::new(limits, await_ended),
+                service: Service::new(quotas, await_ended),
                 left: AtomicBool::new(false),
             }
         });
@@ -353,7 +364,10 @@ impl Shared {
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
             // Another program has the rights of the user that it begins with, and no more.
             Some(peer) if is_heir => peer.connection.heir(credentials),
-            Some(peer) => peer.connection.copy(),
+            Some(peer) => match peer.connection.copy() {
+                Ok(connection) => connection,
+                Err(_) => return Err("is the child of one whose user cannot have as much again"),
+            },
             None if !admitted => return Err("is not admitted"),
             None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
             None => {

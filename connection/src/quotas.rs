@@ -1,0 +1,165 @@
+//! Limits of one user over all its connections, and of all users together.
+//!
+//! A user may have many connections. Limits of a connection alone would let one user take everything that
+//! the other users need.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::usage::{Limits, Number};
+
+/// The limits of a served file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    /// Limits of each connection.
+    pub connection: Limits,
+    /// Limits of each user, over all its connections. A connection that is a copy counts in full.
+    pub user: Limits,
+    /// Memory for mapped files of all users, in bytes. More is `ENOMEM`.
+    pub mapped_bytes: u64,
+}
+
+impl Default for Quotas {
+    /// Half of the machine's memory for mapped files, and half of that for one user.
+    fn default() -> Self {
+        let told = rustix::system::sysinfo();
+        let memory = told.totalram.saturating_mul(u64::from(told.mem_unit));
+        let mapped_bytes = memory / 2;
+        let user = Limits {
+            lookups: 1 << 23,
+            opens: 1 << 18,
+            locks: 1 << 18,
+            lock_waits: 1 << 12,
+            mapped_bytes: mapped_bytes / 2,
+        };
+        Quotas { connection: Limits::default(), user, mapped_bytes }
+    }
+}
+
+/// The accounts of all users.
+pub(crate) struct Accounts {
+    pub(crate) quotas: Quotas,
+    /// The bytes that all users have mapped.
+    mapped: Arc<Number>,
+    users: Mutex<HashMap<u32, Weak<Account>>>,
+}
+
+/// The account of one user, which its connections share.
+pub(crate) struct Account {
+    pub(crate) limits: Limits,
+    pub(crate) lookups: Number,
+    pub(crate) opens: Number,
+    pub(crate) locks: Number,
+    pub(crate) waits: Number,
+    mapped: Number,
+    mapped_of_all: Arc<Number>,
+    most_of_all: u64,
+}
+
+impl Accounts {
+    pub(crate) fn new(quotas: Quotas) -> Accounts {
+        Accounts { quotas, mapped: Arc::default(), users: Mutex::default() }
+    }
+
+    /// The account of the user `uid`, which lives as long as its connections.
+    pub(crate) fn of(&self, uid: u32) -> Arc<Account> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(account) = users.get(&uid).and_then(Weak::upgrade) {
+            return account;
+        }
+        users.retain(|_, account| account.strong_count() > 0);
+        let account = Arc::new(self.account());
+        users.insert(uid, Arc::downgrade(&account));
+        account
+    }
+
+    fn account(&self) -> Account {
+        Account {
+            limits: self.quotas.user,
+            lookups: Number::default(),
+            opens: Number::default(),
+            locks: Number::default(),
+            waits: Number::default(),
+            mapped: Number::default(),
+            mapped_of_all: Arc::clone(&self.mapped),
+            most_of_all: self.quotas.mapped_bytes,
+        }
+    }
+}
+
+impl Account {
+    /// Charges mapped bytes, whatever the limits say: the memory is in use.
+    pub(crate) fn charge_mapped(&self, bytes: u64) {
+        self.mapped.add(bytes);
+        self.mapped_of_all.add(bytes);
+    }
+
+    /// Gives back mapped bytes.
+    pub(crate) fn refund_mapped(&self, bytes: u64) {
+        self.mapped.sub(bytes);
+        self.mapped_of_all.sub(bytes);
+    }
+
+    /// Reserves up to `bytes` for a mapping that is being made, as far as the limits of the user and of
+    /// all users allow. Mappings that are made at the same time cannot pass the limits together.
+    pub(crate) fn reserve_mapped(self: &Arc<Account>, bytes: u64) -> Reserved {
+        let of_user = self.mapped.take_up_to(bytes, self.limits.mapped_bytes);
+        let bytes = self.mapped_of_all.take_up_to(of_user, self.most_of_all);
+        self.mapped.sub(of_user - bytes);
+        Reserved { account: Arc::clone(self), bytes }
+    }
+
+    /// The bytes that the user has mapped.
+    #[cfg(test)]
+    pub(crate) fn mapped(&self) -> u64 {
+        self.mapped.get()
+    }
+}
+
+/// Mapped bytes that are reserved until this is dropped.
+pub(crate) struct Reserved {
+    account: Arc<Account>,
+    pub(crate) bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.account.refund_mapped(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accounts(user: u64, all: u64) -> Accounts {
+        let limits = Limits { mapped_bytes: user, ..Limits::default() };
+        Accounts::new(Quotas { user: limits, mapped_bytes: all, ..Quotas::default() })
+    }
+
+    #[test]
+    fn one_user_has_one_account_while_it_has_connections() {
+        let accounts = accounts(1, 1);
+        let (one, other) = (accounts.of(5), accounts.of(6));
+        assert!(Arc::ptr_eq(&one, &accounts.of(5)) && !Arc::ptr_eq(&one, &other));
+        one.lookups.add(3);
+        drop(one);
+        assert_eq!(accounts.of(5).lookups.get(), 0);
+        assert_eq!(accounts.users.lock().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn reservations_pass_neither_the_limit_of_a_user_nor_that_of_all() {
+        let accounts = accounts(10, 15);
+        let (one, other) = (accounts.of(5), accounts.of(6));
+        let first = one.reserve_mapped(8);
+        let second = one.reserve_mapped(8);
+        let third = other.reserve_mapped(8);
+        assert_eq!((first.bytes, second.bytes, third.bytes), (8, 2, 5));
+        assert_eq!((one.mapped(), other.mapped(), accounts.mapped.get()), (10, 5, 15));
+        drop((first, second));
+        assert_eq!(other.reserve_mapped(8).bytes, 5);
+        drop(third);
+        assert_eq!((one.mapped(), other.mapped(), accounts.mapped.get()), (0, 0, 0));
+    }
+}
