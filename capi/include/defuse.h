@@ -41,7 +41,8 @@ int defuse_mount(const char *target, const char *source);
 
 /**
  * Unmounts the file system on `target`. Unless it is detached `lazily`, fails with EBUSY while it
- * has open files or working directories. Fails with EINVAL if nothing is mounted there.
+ * has open files or working directories. Fails with EINVAL if nothing is mounted there. Another
+ * error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made durable.
  */
 int defuse_unmount(const char *target, int lazily);
 
