@@ -51,7 +51,7 @@ struct Recent {
     fresh: bool,
 }
 
-/// What the file system offers as the backing file of an open file.
+/// The backing file that the file system offers for an open file.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer<'a> {
     pub(crate) backing: &'a Backing,

@@ -10,14 +10,14 @@ use crate::options::{IoUring, SessionOptions};
 use defuse_wire::abi::*;
 use defuse_wire::request::DecodeOptions;
 
-/// What became of one INIT capability.
+/// The decision about one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The kernel's name of it, without `FUSE_`.
     pub name: &'static str,
     /// Its bit.
     pub bit: u64,
-    /// Whether it is in use.
+    /// True where it is in use.
     pub used: bool,
     /// Why, or why not.
     pub reason: &'static str,
@@ -50,7 +50,7 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Whether all bits of `flags` are in use.
+    /// True where all bits of `flags` are in use.
     pub fn uses(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
@@ -152,7 +152,7 @@ pub(crate) fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     options.workers.unwrap_or(derived).clamp(1, WORKERS_MOST)
 }
 
-/// Whether file locks come to the file system, and not to the kernel alone.
+/// True where the file system keeps the file locks, and not the kernel alone.
 pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
     caps.locks == LockSupport::FileSystem
         || options.forward_locks && caps.locks != LockSupport::Frontend

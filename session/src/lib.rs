@@ -5,8 +5,8 @@
 //! [`Line`] ([`Session::over`]). A session has threads that receive requests ([`Session`] starts them),
 //! and a dispatcher with one short function for each operation.
 //!
-//! What is not here: mounting (`frontends/fuse`), listening and the rights of clients
-//! (`frontends/socket`), and the protocol's data (`wire`).
+//! This crate does not mount (`frontends/fuse`), does not listen (`frontends/socket`), does not check the
+//! rights of a client (`connection`), and leaves the protocol's data to `wire`.
 //!
 //! [`FileSystem`]: defuse_fs::FileSystem
 

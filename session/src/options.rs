@@ -1,11 +1,11 @@
-//! What a session may be told, apart from what the file system says of itself.
+//! The options of a session. The file system declares its own properties (`Caps`).
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::transport::dev::SpliceLimits;
 
-/// Whether requests travel over io_uring instead of /dev/fuse.
+/// The use of io_uring instead of /dev/fuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoUring {
     /// Never.
@@ -41,7 +41,7 @@ pub struct SessionOptions {
     /// coming that fast. It yields to whoever else wants the processor. Zero for never. Of no
     /// meaning over io_uring, where workers run beside their callers.
     pub spin: Duration,
-    /// Whether requests travel over io_uring (Linux 6.14).
+    /// The use of io_uring (Linux 6.14).
     pub io_uring: IoUring,
     /// Count operations and their latencies.
     pub statistics: bool,

@@ -133,7 +133,7 @@ impl Session {
         }
     }
 
-    /// What was agreed with the kernel.
+    /// The agreement with the kernel.
     pub fn negotiated(&self) -> &Negotiated {
         &self.shared.dispatcher.negotiated
     }
@@ -183,7 +183,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// What was measured so far, with the numbers of the workers as gauges.
+    /// The statistics so far, with the numbers of workers as gauges.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.shared.dispatcher.recorder.snapshot();
         let counts = self.shared.pool.counts();
@@ -201,7 +201,7 @@ impl Statistics {
     }
 }
 
-/// What all threads of a session share.
+/// The state that all threads of a session share.
 pub(crate) struct Shared {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) pool: Pool,
@@ -437,7 +437,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What INIT came to.
+/// The outcome of INIT.
 struct Agreed {
     negotiated: Negotiated,
     port: Arc<dyn Port>,

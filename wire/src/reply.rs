@@ -54,7 +54,7 @@ pub fn of<T: IntoBytes + Immutable>(unique: u64, body: T) -> Reply<T> {
     Reply { header: header(unique, size_of::<T>()), body }
 }
 
-/// What CREATE and TMPFILE answer: the entry and the open file.
+/// The answer to CREATE and TMPFILE: the entry and the open file.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

@@ -24,7 +24,7 @@ use crate::abi::{self, InHeader, Opcode};
 use reader::Reader;
 use zerocopy::FromBytes;
 
-/// What was negotiated, and where the bytes are.
+/// The results of the negotiation, and the place of the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeOptions {
     /// [`abi::FUSE_SETXATTR_EXT`] was negotiated.
@@ -38,7 +38,7 @@ pub struct DecodeOptions {
 pub struct Request<'a> {
     /// The id to reply with, as received (also of a request sent again).
     pub unique: u64,
-    /// What is asked for.
+    /// The operation.
     pub opcode: Opcode,
     /// The inode, or the directory where the body has a name.
     pub nodeid: u64,
@@ -72,7 +72,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// True where there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -187,7 +187,7 @@ impl<'a> Request<'a> {
         Self::decode(&header, Reader::split(op, payload), options)
     }
 
-    /// Whether the kernel sent this request before, to a server that is gone
+    /// True where the kernel sent this request before, to a server that is gone
     /// ([`abi::NotifyCode::Resend`]). It may have been carried out already.
     pub fn is_resend(&self) -> bool {
         self.unique & abi::FUSE_UNIQUE_RESEND != 0

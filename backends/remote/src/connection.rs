@@ -36,7 +36,7 @@ const SPIN_NS: u64 = 50_000;
 /// After so many late answers nobody looks for them.
 const HOPE: u32 = 8;
 
-/// What was received, by the thread that waits for `Mine`.
+/// A message, as the thread that waits for `Mine` receives it.
 pub(super) enum Event {
     /// The answer to the request of the leader: so many bytes of body, or the error.
     Mine(Result<usize>),
@@ -60,7 +60,7 @@ impl Incoming {
     }
 }
 
-/// What to do with notifications: takes the code and the body.
+/// Receives notifications: the code and the body.
 pub(super) type OnNotification = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
 
 /// A socket with a server at its other end.
@@ -77,7 +77,7 @@ pub(super) struct Connection {
     no_interrupt: AtomicBool,
     /// Descriptors that came with answers, by the number of the request.
     passed: Mutex<Vec<(u64, OwnedFd)>>,
-    /// Whether the server can run while somebody looks for its answer.
+    /// True where the server can run while a thread polls for its answer.
     may_spin: bool,
     /// How many answers in a row may be late before nobody looks for them any more.
     hope: AtomicU32,
@@ -522,7 +522,7 @@ impl Connection {
     }
 }
 
-/// What receiving came to for the caller.
+/// The outcome of receiving for the caller.
 enum Led {
     /// The answer lies in the memory of the leader.
     Mine(Result<usize>),

@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// What a server without READDIRPLUS does not tell.
+    /// The attributes of an entry, from a server without READDIRPLUS.
     fn look_up_listed(&self, cx: &Context<'_>, dir: Ino, name: &[u8]) -> Option<Entry> {
         let name = Name::new(name).ok()?;
         let request = Request::new(Opcode::Lookup, cx, dir).with_name(name);

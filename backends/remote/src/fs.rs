@@ -360,7 +360,7 @@ impl FileSystem for Remote {
     }
 }
 
-/// Who is to own a new inode: FUSE says it only as the caller.
+/// The caller of a creation. FUSE has no other field for the owner of the new inode.
 pub(super) fn owner(cx: &Context<'_>, node: &NewNode<'_>) -> defuse_fs::Caller {
     defuse_fs::Caller { uid: node.uid, gid: node.gid, pid: cx.caller.pid }
 }

@@ -14,8 +14,8 @@ pub(super) const OLDEST_MINOR: u32 = 12;
 const INIT_OUT_SIZE_7_22: usize = 24;
 const PAGE: usize = 4096;
 
-/// What the client can do. Not offered is what needs a device (splice, backing files, io_uring), a
-/// cache of written data, or memory that is shared.
+/// The capabilities of the client. It does not offer those that need a device (splice, backing files,
+/// io_uring), a cache of written data, or shared memory.
 const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_POSIX_LOCKS
     | FUSE_ATOMIC_O_TRUNC
@@ -44,7 +44,7 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_HAS_EXPIRE_ONLY
     | FUSE_NO_EXPORT_SUPPORT;
 
-/// What is sent to a server.
+/// The INIT of the client.
 pub(super) fn init_in(names: Names) -> InitIn {
     let mut init = InitIn {
         major: FUSE_KERNEL_VERSION,
@@ -58,7 +58,7 @@ pub(super) fn init_in(names: Names) -> InitIn {
     init
 }
 
-/// What a server and this client agree on.
+/// The agreement of a server and this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) minor: u32,
@@ -71,7 +71,7 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    /// What the answer to INIT means (`process_init_reply` in `fs/fuse/inode.c`).
+    /// Decodes the answer to INIT (`process_init_reply` in `fs/fuse/inode.c`).
     pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, RemoteError> {
         let out = init_out(body).map_err(|_| RemoteError::BadInit(body.len()))?;
         if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
@@ -94,7 +94,7 @@ impl Agreement {
         })
     }
 
-    /// What the program before this one has agreed on.
+    /// The agreement of the program before this one.
     pub(super) fn again(
         minor: u32,
         flags: u64,

@@ -67,7 +67,7 @@ pub enum RemoteError {
     Stranger {
         /// The socket.
         path: PathBuf,
-        /// Who serves it.
+        /// The user of the server.
         uid: u32,
     },
     /// The socket cannot be used.
@@ -129,7 +129,7 @@ pub struct Remote {
     shared: Arc<Shared>,
 }
 
-/// What the client and its thread share.
+/// The state that the file system and its thread share.
 struct Shared {
     connection: Connection,
     agreement: Agreement,
@@ -144,7 +144,7 @@ struct Shared {
     options: RemoteOptions,
     path: Option<PathBuf>,
     names: Names,
-    /// What has to end with the client.
+    /// The program that ends with the file system.
     program: Mutex<Option<Program>>,
 }
 
@@ -304,8 +304,8 @@ impl Remote {
         self.shared.ask(&cx, request, |_| Ok(()))
     }
 
-    /// What another program needs to go on with this connection, whose descriptor it inherits: text
-    /// without spaces. Whoever knows it may have what the connection has.
+    /// The state of the connection as text without spaces, for another program that inherits the
+    /// descriptor. It is secret: it gives the rights of the connection.
     pub fn to_text(&self) -> String {
         let Agreement { minor, flags, max_write, max_read, .. } = self.shared.agreement;
         let granularity = self.shared.agreement.time_granularity_ns();
@@ -464,7 +464,7 @@ impl Shared {
         result
     }
 
-    /// Whether the server has said that it does not know `opcode`.
+    /// True where the server has answered `opcode` with `ENOSYS`.
     fn lacks(&self, opcode: Opcode) -> bool {
         let bit = 1_u64.checked_shl(opcode as u32).unwrap_or(0);
         self.missing.load(Ordering::Relaxed) & bit != 0

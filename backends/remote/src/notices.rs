@@ -1,4 +1,4 @@
-//! What a server tells unasked, and answers that no caller waits for.
+//! Notifications of a server, and answers that no caller waits for.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

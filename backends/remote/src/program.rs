@@ -59,7 +59,7 @@ pub enum ProgramError {
     Remote {
         /// The program.
         program: String,
-        /// What is wrong.
+        /// The error.
         error: RemoteError,
     },
 }
@@ -115,7 +115,7 @@ impl Program {
         })
     }
 
-    /// What to say of a program that did not answer INIT.
+    /// The error for a program that did not answer INIT.
     pub(super) fn failed(mut self, error: RemoteError) -> ProgramError {
         let program = self.name.clone();
         match self.wait(Duration::from_secs(1)) {

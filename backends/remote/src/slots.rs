@@ -1,4 +1,4 @@
-//! Who waits for which answer.
+//! The requests in flight, and the threads that wait for their answers.
 //!
 //! Every request has a slot while it waits, and its number names the slot, so that an answer finds
 //! its caller without a table that all callers share. The number also counts how often the slot was
@@ -18,7 +18,7 @@ const SLOT_BITS: u32 = SLOTS.trailing_zeros();
 /// A slot that somebody has, but whose request has no number yet.
 const CLAIMED: u64 = 1;
 
-/// What becomes of an answer that no thread waits for.
+/// Receives an answer that no thread waits for.
 pub(super) type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
 /// A place for one request.
@@ -40,7 +40,7 @@ struct State {
     done: Option<Done>,
 }
 
-/// What a wait for an answer came to.
+/// The outcome of a wait for an answer.
 pub(super) enum Waited {
     /// It is there.
     Answered(Result<Vec<u8>>),

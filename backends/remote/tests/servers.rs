@@ -15,7 +15,7 @@ use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a server says to one request: whole messages.
+/// The messages of a server in answer to one request.
 type Says = Vec<Vec<u8>>;
 
 fn message(error: i32, unique: u64, body: &[u8]) -> Vec<u8> {

@@ -64,7 +64,7 @@ impl FileSystem for Backed {
     }
 }
 
-/// Which credentials the kernel used was left to what the file system had last done to the thread.
+/// The kernel used the credentials that the file system had last left to the thread.
 #[test]
 fn the_kernel_writes_to_a_backing_file_without_fsetid_where_the_file_system_asks_for_that() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {

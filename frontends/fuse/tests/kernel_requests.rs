@@ -1,5 +1,5 @@
-//! What the running kernel really sends decodes, and what we encode it takes:
-//! a file system of one file that answers just enough to be asked for more.
+//! The codec against the running kernel: its requests decode, and it accepts our replies. A file system
+//! of one file answers just enough to get further requests.
 
 use defuse_fuse::mount::{self, MountOptions, Mounted};
 use defuse_wire::abi::{self, Opcode};

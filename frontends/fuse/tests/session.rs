@@ -18,7 +18,7 @@ use defuse_fs::{
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
 use defuse_fuse::{IoUring, Session, SessionOptions};
 
-/// What a read of `/file` does.
+/// The behaviour of a read of `/file`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Script {
     Answer,
@@ -341,7 +341,7 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
     assert!(mount.end().1);
 }
 
-/// What the sentinel receives while the worker is stuck is handled afterwards.
+/// Requests that the sentinel receives while the worker is stuck are handled afterwards.
 #[test]
 fn requests_behind_a_stuck_worker_are_not_lost() {
     let Some(mount) = Mount::new(&one_worker()) else { return };

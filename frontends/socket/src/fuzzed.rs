@@ -94,7 +94,7 @@ struct World {
     unique: u64,
 }
 
-/// What there is to see of an inode.
+/// The visible state of an inode.
 #[derive(Clone, PartialEq)]
 struct Seen {
     attr: Attr,
@@ -380,7 +380,7 @@ impl World {
         Ok(())
     }
 
-    /// What root finds under a name.
+    /// The attributes of a name, looked up by root.
     fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
         let cx = root();
         let found = self.fs.lookup(&cx, dir, Name::new(name).ok()?).ok()?;
@@ -408,7 +408,7 @@ impl World {
         self.inodes.iter().filter_map(seen).collect()
     }
 
-    /// What the answer has given to the client.
+    /// Notes the inodes and open files that an answer gives to the client.
     fn note(&mut self, who: usize, ino: Ino, body: &Body<'_>, reply: &Answer) {
         let mut given = Vec::new();
         let player = &mut self.players[who];

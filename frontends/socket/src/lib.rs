@@ -4,8 +4,8 @@
 //! system, so that one client reads what another one writes. A client speaks FUSE in messages of a
 //! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
-//! What is not here: the rights of a client and the things that it holds (`connection`), the handling of
-//! requests (`session`), and file systems.
+//! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
+//! contains no file systems.
 
 #[cfg(fuzzing)]
 mod fuzzed;

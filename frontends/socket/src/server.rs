@@ -37,8 +37,8 @@ pub enum ServeError {
     },
 }
 
-/// Who may connect. Root acts for anybody, as a kernel that has the file system mounted does. Everybody
-/// else acts for themselves, and the server checks what their user may do.
+/// The users that may connect. Root acts for anybody, as a kernel does that has the file system mounted.
+/// Any other user acts for itself, and the server checks its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
     /// The user of the server, and root.
@@ -53,7 +53,7 @@ pub enum Admission {
 pub struct ServerOptions {
     /// Of each session.
     pub session: SessionOptions,
-    /// Who may connect.
+    /// The users that may connect.
     pub admission: Admission,
     /// Most connections at once; one more is closed at once.
     pub max_connections: usize,
@@ -83,20 +83,20 @@ impl Default for ServerOptions {
     }
 }
 
-/// How long a client may take to say INIT.
+/// The time that a client has to send INIT.
 const INIT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long that may take for one that is not admitted.
+/// The same for a client that is not admitted.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
-/// Most of those at once.
+/// The most clients that are not admitted at once.
 const MOST_STRANGERS: usize = 64;
-/// How long connections may take to end when the server does.
+/// The time that connections have to end when the server ends.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long they may take once nobody waits for their clients any more.
+/// The time that they have after that, when answers are no longer delivered.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
-/// Of clients that are refused: anybody may connect as often as they like.
+/// Limits warnings about refused clients: anybody may connect, at any rate.
 static LOG: Limited = Limited::new();
-/// How long a request waits that needs what clients had who are gone.
+/// The time that a request for a lock waits for connections whose clients have ended.
 const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A listening socket and the file system behind it. Dropping it ends all connections.
@@ -134,7 +134,7 @@ struct Clients {
     named: HashMap<Number, Arc<Peer>>,
     /// How many have connected that are not admitted, and have yet to show the number of one who is.
     strangers: usize,
-    /// What connections have measured that are gone.
+    /// The statistics of connections that have ended.
     past: Option<Snapshot>,
 }
 
@@ -260,7 +260,7 @@ impl Server {
         lock(&self.shared.clients).connections.len()
     }
 
-    /// What all connections, past ones included, have measured.
+    /// The statistics of all connections, past ones included.
     pub fn snapshot(&self) -> Snapshot {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
@@ -491,7 +491,7 @@ fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
 }
 
-/// What whoever said INIT says of the connection; the message stays to be received.
+/// The names in the INIT of a client. The message stays in the socket.
 fn peek_names(socket: &OwnedFd) -> Option<Names> {
     use defuse_wire::request::{Body, DecodeOptions, Request};
     let mut room = [0; 256];

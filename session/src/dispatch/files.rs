@@ -98,7 +98,7 @@ impl Dispatcher {
         OpenArgs { flags, kill_suidgid: asked }
     }
 
-    /// What to tell the kernel of an open file or directory.
+    /// The answer for an open file or directory.
     fn open_out(&self, opened: &Opened) -> abi::OpenOut {
         let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
         let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };

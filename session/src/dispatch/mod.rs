@@ -76,7 +76,7 @@ pub struct Client {
     pub groups: Option<Arc<dyn Groups>>,
 }
 
-/// What became of a request, for statistics.
+/// The outcome of a request, for statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) ok: bool,
@@ -86,7 +86,7 @@ pub(crate) struct Outcome {
     pub(crate) deferred: bool,
 }
 
-/// What a handler has done, where it did not fail.
+/// The outcome of a handler that did not fail.
 enum Done {
     Sent,
     Moved(usize),

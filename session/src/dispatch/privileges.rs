@@ -24,19 +24,19 @@ use defuse_wire::convert::has_set_id;
 const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
-/// Whether a SETATTR asks for [`clear`]: nothing is valid in it but how the file was found.
+/// True for a SETATTR that asks for [`clear`]: nothing in it is valid but the open file.
 pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
     args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0 || is_chown(args)
 }
 
-/// Whether a SETATTR is a chown(2) for certain: where the kernel keeps the times, with a write cache,
-/// it sends one with it, and nothing else.
+/// True for a SETATTR that is certainly a chown(2): a kernel that keeps the times, with a write cache,
+/// sends the change time with it, and nothing else.
 pub(super) fn is_chown(args: &abi::SetattrIn) -> bool {
     args.valid & !abi::FATTR_FH == abi::FATTR_CTIME
 }
 
-/// Whether the kernel may remove the file capabilities of `ino` for a caller, which it does before a
-/// change of data and at a chown(2).
+/// Decides if the kernel may remove the file capabilities of `ino` for a caller. It does so before a
+/// change of data, and at a chown(2).
 ///
 /// # Errors
 ///

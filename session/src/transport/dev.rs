@@ -60,8 +60,8 @@ struct Spin {
     /// A clone of the device with `O_NONBLOCK`.
     port: Arc<dyn Port>,
     limit_ns: u64,
-    /// Whether looking is worth it: raised by a request that came within the limit, lowered by one
-    /// that did not. Nobody looks at 0.
+    /// The expected benefit of polling: raised by a request within the limit, lowered by a later one. At
+    /// 0 the worker does not poll.
     hope: u32,
 }
 
@@ -200,7 +200,7 @@ impl DevChannel {
         self.spin = Some(Spin { port, limit_ns, hope: HOPE });
     }
 
-    /// Whether looking for requests is worth it now.
+    /// True while polling for requests pays.
     pub(crate) fn spins(&self) -> bool {
         self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
     }

@@ -123,7 +123,7 @@ pub(crate) trait Reply {
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply>;
 }
 
-/// What a deferred reply has to carry.
+/// The contents of a deferred reply.
 pub(crate) enum Deferred {
     /// Room for the data of a READ of so many bytes.
     Read(usize),
@@ -147,7 +147,7 @@ pub(crate) trait DeferredReply: Send {
     fn send_errno(self: Box<Self>, errno: i32) -> Result<()>;
 }
 
-/// What a worker's wait for a request came to.
+/// The outcome of a worker's wait for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// A request is there.

@@ -1,5 +1,5 @@
-//! Which request each worker handles, so that an INTERRUPT finds it without a lock on the way of
-//! every request.
+//! The requests that the workers handle. An INTERRUPT finds its request here, and no request takes a
+//! lock for that.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 

@@ -14,7 +14,7 @@ pub struct PoolLimits {
     pub parallel: usize,
 }
 
-/// What [`Pool::grow`] came to.
+/// The outcome of [`Pool::grow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
     /// The caller starts a thread, or calls [`Pool::spawn_failed`].

@@ -1,4 +1,4 @@
-//! What threads do where requests come over rings: see [`crate::transport::uring`].
+//! The threads of a session with rings: see [`crate::transport::uring`].
 //!
 //! Every queue has a worker from the start. More are added while all of a queue's workers are busy:
 //! by themselves, where requests pile up, and by the sentinel, where all of them sleep in handlers
@@ -34,7 +34,7 @@ const PARALLEL: usize = 2;
 /// a while after each, because a sleeper in read(2) would be woken for every single one. Not before,
 /// because the space of a removed file may be free only when it is forgotten.
 const STORM: u32 = 64;
-/// What comes within this time, in nanoseconds, comes in a row.
+/// The longest time between two messages in a row, in nanoseconds.
 const STORM_GAP_NS: u64 = 5_000_000;
 /// How long the device is left alone.
 const DEVICE_REST: Duration = Duration::from_millis(1);
@@ -65,7 +65,7 @@ struct Queue {
     /// Of these, waiting for a request.
     idle: AtomicUsize,
     served: AtomicU64,
-    /// What `served` was when the sentinel last looked.
+    /// The value of `served` when the sentinel last looked.
     seen: AtomicU64,
     /// How often the sentinel has found it unchanged since.
     still: AtomicU64,
@@ -151,7 +151,7 @@ fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
     }
 }
 
-/// What the sentinel does for the queues.
+/// The work of the sentinel for the queues.
 pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
     for (qid, queue) in rings.queues.iter().enumerate() {
         let served = queue.served.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What a worker does.
+//! The work of a worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,7 +231,7 @@ pub(super) fn handled_at_once(
     true
 }
 
-/// What the sentinel does with a request that it has received in `channel`.
+/// The work of the sentinel for a request that it has received in `channel`.
 pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
     let options = shared.dispatcher.negotiated.decode_options();
     let (message, reply) = channel.exchange();

@@ -26,7 +26,7 @@ pub(crate) struct SetAside {
 }
 
 impl SetAside {
-    /// Whether there is one. Costs a load.
+    /// True where there is one. Costs a load.
     pub(crate) fn is_waiting(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }

@@ -96,7 +96,7 @@ fn the_installed_header_agrees() {
     assert!(compared > 300, "only {compared} facts were found in {path}");
 }
 
-/// Whether the header's text has the structure, field or constant of a fact.
+/// True where the header's text has the structure, field or constant of a fact.
 fn header_knows(header: &str, fact: &str) -> bool {
     let words: Vec<_> = fact.split(' ').collect();
     let body = |name: &str| {

@@ -30,7 +30,7 @@ macro_rules! opcodes {
                 }
             }
 
-            /// Whether the kernel waits for a reply. Answering one of the others
+            /// True where the kernel waits for a reply. Answering one of the others
             /// is an error (ENOENT from the device).
             pub const fn has_reply(self) -> bool {
                 match self {

@@ -5,7 +5,7 @@
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// What the compiler made of a structure, for comparison with the C header.
+/// The layout of a structure, for comparison with the C header.
 #[cfg(test)]
 pub(super) struct Layout {
     pub(super) name: &'static str,

@@ -55,7 +55,7 @@ impl<'a> DirEncoder<'a> {
         self.append(Direntplus { entry_out: *entry, dirent }.as_bytes(), name)
     }
 
-    /// Whether an entry with a name of this length would fit.
+    /// True where an entry with a name of this length fits.
     pub fn fits(&self, name_len: usize, plus: bool) -> bool {
         let head = if plus { size_of::<Direntplus>() } else { size_of::<Dirent>() };
         rec_align(head + name_len) <= self.buf.len() - self.len
@@ -66,7 +66,7 @@ impl<'a> DirEncoder<'a> {
         self.len
     }
 
-    /// Whether nothing was added.
+    /// True where nothing was added.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -39,7 +39,7 @@ pub enum Notification<'a> {
     Delete {
         /// The directory.
         parent: u64,
-        /// What the name led to.
+        /// The inode that had the name.
         child: u64,
         /// The name.
         name: &'a [u8],

@@ -4,18 +4,18 @@ use crate::abi::{InHeader, Opcode};
 use rustix::io::Errno;
 use std::fmt;
 
-/// A request that cannot be decoded: which, and why.
+/// A request that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeError {
     /// The opcode's number, where the header was complete.
     pub opcode: Option<u32>,
     /// The id to answer, where the header was complete.
     pub unique: Option<u64>,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What is wrong with a request.
+/// A problem of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The kernel knows an operation that we do not.
@@ -26,15 +26,15 @@ pub enum Problem {
     Truncated {
         /// Size of the structure.
         need: usize,
-        /// What is left.
+        /// Bytes that are left.
         have: usize,
     },
     /// The header's length is not what was read.
     #[error("the header says {header} bytes, but {read} were read")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         header: usize,
-        /// What was read.
+        /// The length that was read.
         read: usize,
     },
     /// A name has no NUL.
@@ -43,9 +43,9 @@ pub enum Problem {
     /// Data is not as long as its structure says.
     #[error("{declared} bytes of data are announced, but {present} are there")]
     DataLength {
-        /// What the structure says.
+        /// The length in the structure.
         declared: u64,
-        /// What is there.
+        /// The length of the data.
         present: usize,
     },
     /// Something follows the last argument.
@@ -61,8 +61,8 @@ impl DecodeError {
         DecodeError { opcode: Some(header.opcode), unique: Some(header.unique), problem }
     }
 
-    /// What to answer, where the kernel waits for an answer: ENOSYS makes it
-    /// do without an unknown operation, EIO is for a request we misread.
+    /// The answer, if the kernel waits for one: after ENOSYS it does without an
+    /// unknown operation; EIO is for a malformed request.
     pub fn reply(&self) -> Option<(u64, Errno)> {
         let known = self.opcode.and_then(Opcode::from_u32);
         if known.is_some_and(|opcode| !opcode.has_reply()) {

@@ -9,7 +9,7 @@ use super::reader::split_nul;
 use crate::abi::{self, ExtHeader, FUSE_EXT_GROUPS, FUSE_MAX_NR_SECCTX, Secctx, rec_align};
 use zerocopy::FromBytes;
 
-/// What the kernel adds to CREATE, MKDIR, MKNOD, SYMLINK and TMPFILE where
+/// Additions of the kernel to CREATE, MKDIR, MKNOD, SYMLINK and TMPFILE where
 /// [`abi::FUSE_SECURITY_CTX`] or [`abi::FUSE_CREATE_SUPP_GROUP`] were
 /// negotiated. Validated as a whole when the request is decoded.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,7 @@ use super::{Extensions, Payload, Problem};
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What is left of a request. The opcode's structure comes from `op` where the
+/// The rest of a request. The opcode's structure comes from `op` where the
 /// transport keeps it apart, everything else from `rest`.
 pub(super) struct Reader<'a> {
     op: &'a [u8],
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What precedes the first NUL, and what follows it.
+/// Splits at the first NUL, which is in neither part.
 pub(super) fn split_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let nul = bytes.iter().position(|&byte| byte == 0)?;
     Some((&bytes[..nul], &bytes[nul + 1..]))

@@ -1,4 +1,4 @@
-//! What a mount point must be, seen before anything is mounted.
+//! Checks of a mount point before anything is mounted.
 
 use super::info::{self, Liveness};
 use super::{MountError, MountOptions, RootKind};

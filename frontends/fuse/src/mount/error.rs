@@ -92,8 +92,7 @@ pub enum UnmountError {
     Failed { path: PathBuf, message: String },
 }
 
-/// What to do about what the helper says (`util/fusermount.c` of libfuse), where it does not say
-/// so itself.
+/// The next step after an error of the helper (`util/fusermount.c` of libfuse) that names none.
 fn next_step(message: &str) -> &'static str {
     if message.contains("/dev/fuse") {
         "; load the module (modprobe fuse), or pass the device into this container (--device \

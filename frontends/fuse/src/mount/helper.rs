@@ -81,7 +81,7 @@ fn receive(socket: impl AsFd) -> Option<OwnedFd> {
     })
 }
 
-/// Whether `/etc/fuse.conf` has the line `user_allow_other`.
+/// True where `/etc/fuse.conf` has the line `user_allow_other`.
 fn permits_allow_other(conf: &str) -> bool {
     conf.lines().any(|line| line.split('#').next().unwrap_or("").trim() == "user_allow_other")
 }

@@ -1,4 +1,4 @@
-//! What is mounted, and whether it still answers.
+//! The mounts of the machine, and the liveness of their servers.
 
 use super::check::resolve;
 use rustix::io::Errno;
@@ -37,14 +37,14 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
-    /// Whether a FUSE server is behind it (`fusectl` has none).
+    /// True where a FUSE server is behind it (`fusectl` has none).
     pub fn is_fuse(&self) -> bool {
         let base = self.fstype.split('.').next().unwrap_or("");
         matches!(base, "fuse" | "fuseblk")
     }
 }
 
-/// What became of a mount point's FUSE server.
+/// The state of a mount point's FUSE server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// It answers, or the caller may not ask it (another user's mount without
@@ -78,7 +78,7 @@ pub fn connection_id(mountpoint: &Path) -> Option<u32> {
     mount.is_fuse().then_some(mount.minor)
 }
 
-/// Whether a FUSE mount is there whose server is gone.
+/// True for a FUSE mount whose server is gone.
 pub fn is_dead_mount(path: &Path) -> bool {
     liveness(path) == Liveness::Dead
 }

@@ -11,7 +11,7 @@ use rustix::mount::{
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Which call failed, and what the kernel logged about it.
+/// The call that failed, and the messages of the kernel about it.
 struct Failure {
     step: &'static str,
     errno: Errno,
@@ -44,7 +44,7 @@ fn error(target: &Target, failure: Failure) -> MountError {
     }
 }
 
-/// What every way of mounting tells the kernel.
+/// The options that every way of mounting passes to the kernel.
 fn parameters(
     device: BorrowedFd<'_>,
     target: &Target,

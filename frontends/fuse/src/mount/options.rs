@@ -33,11 +33,11 @@ pub struct MountOptions {
     pub subtype: String,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
-    /// What the file system's root is.
+    /// The type of the file system's root.
     pub root: RootKind,
 }
 
-/// What a file system's root is, and thus what it can be mounted on.
+/// The type of a file system's root. It can be mounted on the same type only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RootKind {
     /// A directory.
@@ -70,7 +70,7 @@ impl Default for MountOptions {
     }
 }
 
-/// Whether [`MountOptions::apply`] knew the option.
+/// The outcome of [`MountOptions::apply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Applied {
@@ -97,7 +97,7 @@ pub enum OptionError {
 
 enum Setter {
     Flag(fn(&mut MountOptions)),
-    /// What is expected, and a setter that says whether the value is of that form.
+    /// The expected form of the value, and a setter that returns false for another form.
     Value(&'static str, fn(&mut MountOptions, &str) -> bool),
 }
 

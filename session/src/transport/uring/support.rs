@@ -1,4 +1,4 @@
-//! Whether a session can have rings.
+//! The decision for or against io_uring.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::init::{WORKERS_MOST, max_workers, takes_locks};
 use crate::options::{IoUring, SessionOptions};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
-/// What a session with rings begins with.
+/// The begin of a session with rings.
 pub(crate) struct Plan {
     /// Queues: one for each processor that there may ever be.
     pub(crate) queues: usize,
@@ -59,7 +59,7 @@ fn workers(caps: &Caps, options: &SessionOptions) -> Result<(usize, usize), &'st
     }
 }
 
-/// What io_uring_setup(2) means by `errno`.
+/// The reason behind an error of io_uring_setup(2).
 pub(crate) fn refusal(errno: Errno) -> &'static str {
     match errno {
         Errno::EPERM | Errno::EACCES => {
