@@ -1,12 +1,11 @@
 //! The kernel's side of FUSE as data: structures, opcodes, flags.
 //!
-//! Source: `include/uapi/linux/fuse.h`, protocol 7.45 (Linux 6.18). No logic
-//! lives here. Distributions ship older headers than the kernels they run on,
-//! so the definitions are ours; a test compares them with whatever part of
-//! them the installed header knows.
+//! Source: `include/uapi/linux/fuse.h`, protocol 7.45 (Linux 6.18). This module has no logic.
+//! Distributions ship older headers than the kernels they run on, so that this crate has its own
+//! definitions; a test compares them with the installed header.
 //!
-//! Constants keep the kernel's names so that a search for one finds both
-//! sides; structures drop the `fuse_` prefix (`fuse_write_in` is [`WriteIn`]).
+//! Constants keep the kernel's names so that a search for one finds both sides; structures drop the
+//! `fuse_` prefix (`fuse_write_in` is [`WriteIn`]).
 
 mod flags;
 #[cfg(test)]
@@ -22,23 +21,23 @@ pub use structs::*;
 pub const FUSE_KERNEL_VERSION: u32 = 7;
 /// `FUSE_KERNEL_MINOR_VERSION` that these definitions describe.
 pub const FUSE_KERNEL_MINOR_VERSION: u32 = 45;
-/// The oldest minor version that is accepted: Linux 5.10's is 31 and every
-/// structure that changed size before it can then be decoded in one form.
+/// The oldest accepted minor version, that of Linux 5.10. Structures whose size changed in earlier
+/// versions need one form only.
 pub const MINOR_MIN: u32 = 31;
 /// `FUSE_ROOT_ID`: the node id of the root.
 pub const FUSE_ROOT_ID: u64 = 1;
 /// `FUSE_MIN_READ_BUFFER`: the kernel refuses reads of the device with less.
 pub const FUSE_MIN_READ_BUFFER: usize = 8192;
-/// `FUSE_COMPAT_SETXATTR_IN_SIZE`: bytes of [`SetxattrIn`] that are sent unless
-/// [`FUSE_SETXATTR_EXT`] was negotiated.
+/// `FUSE_COMPAT_SETXATTR_IN_SIZE`: length of [`SetxattrIn`] unless [`FUSE_SETXATTR_EXT`] was
+/// negotiated.
 pub const FUSE_COMPAT_SETXATTR_IN_SIZE: usize = 8;
-/// Bytes of [`InitIn`] that kernels before 7.36 send.
+/// Length of [`InitIn`] from kernels before 7.36.
 pub const INIT_IN_SIZE_7_35: usize = 16;
 /// `CUSE_INIT_INFO_MAX`: the longest device information string.
 pub const CUSE_INIT_INFO_MAX: usize = 4096;
-/// `FUSE_IOCTL_MAX_IOV`: the most iovecs in one retry.
+/// `FUSE_IOCTL_MAX_IOV`: the maximum number of iovecs in one retry.
 pub const FUSE_IOCTL_MAX_IOV: usize = 256;
-/// `FUSE_INVALID_UIDGID`: the caller's id where an idmapped mount has none.
+/// `FUSE_INVALID_UIDGID`: the id of a caller that is not mapped on an idmapped mount.
 pub const FUSE_INVALID_UIDGID: u32 = u32::MAX;
 /// `FUSE_UNIQUE_RESEND`: set in [`InHeader::unique`] of a request sent again.
 pub const FUSE_UNIQUE_RESEND: u64 = 1 << 63;
@@ -47,11 +46,9 @@ pub const FUSE_UNIQUE_RESEND: u64 = 1 << 63;
 pub const FUSE_MAX_NR_SECCTX: u32 = 31;
 /// `FUSE_EXT_GROUPS`: the extension is a [`SuppGroups`].
 pub const FUSE_EXT_GROUPS: u32 = 32;
-/// `FUSE_URING_IN_OUT_HEADER_SZ`: room for the in or out header in a ring
-/// entry.
+/// `FUSE_URING_IN_OUT_HEADER_SZ`: space for the in or out header in a ring entry.
 pub const FUSE_URING_IN_OUT_HEADER_SZ: usize = 128;
-/// `FUSE_URING_OP_IN_OUT_SZ`: room for the opcode's own structure in a ring
-/// entry.
+/// `FUSE_URING_OP_IN_OUT_SZ`: space for the opcode's own structure in a ring entry.
 pub const FUSE_URING_OP_IN_OUT_SZ: usize = 128;
 /// `FUSE_IO_URING_CMD_REGISTER`: register a ring entry and fetch a request.
 pub const FUSE_IO_URING_CMD_REGISTER: u32 = 1;

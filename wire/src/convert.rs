@@ -9,7 +9,7 @@ use defuse_fs::{
 
 use crate::abi;
 
-/// How long the kernel may rely on answers. `None` leaves it to the file system.
+/// The times for which the kernel may cache replies. `None` leaves them to the file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timeouts {
     /// Attributes.
@@ -24,8 +24,8 @@ pub struct Timeouts {
 
 impl Timeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
-        // The kernel executes by the mode that it knows, and does not learn when a write clears
-        // set-user-id; whatever an option says, such a mode holds for this moment only.
+        // The kernel checks the cached mode when executing a file, and is not told when a write
+        // clears set-user-id. Regardless of options, such a mode is not cached.
         if has_set_id(from) {
             return Duration::ZERO;
         }
@@ -33,7 +33,7 @@ impl Timeouts {
         self.attr.unwrap_or(from.valid_for.min(most))
     }
 
-    /// The answer to LOOKUP and to creations.
+    /// Encodes the reply to LOOKUP and to creations.
     pub fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
         let entry_valid = self.entry.unwrap_or(entry.valid_for);
         let attr_valid = self.attr_valid(&entry.attr);
@@ -48,7 +48,7 @@ impl Timeouts {
         }
     }
 
-    /// The answer to LOOKUP that lets the kernel remember for `valid` that a name does not exist.
+    /// Encodes the reply to LOOKUP for a missing name, which the kernel may cache for `valid`.
     pub fn negative_out(&self, valid: Duration) -> abi::EntryOut {
         let valid = self.negative.unwrap_or(valid);
         abi::EntryOut {
@@ -58,7 +58,7 @@ impl Timeouts {
         }
     }
 
-    /// The answer to GETATTR and SETATTR.
+    /// Encodes the reply to GETATTR and SETATTR.
     pub fn attr_out(&self, from: &Attr) -> abi::AttrOut {
         let valid = self.attr_valid(from);
         abi::AttrOut {
@@ -69,7 +69,7 @@ impl Timeouts {
         }
     }
 
-    /// The answer to STATX.
+    /// Encodes the reply to STATX.
     pub fn statx_out(&self, from: &Attr) -> abi::StatxOut {
         let valid = self.attr_valid(from);
         abi::StatxOut {
@@ -82,13 +82,14 @@ impl Timeouts {
     }
 }
 
-/// An answer to GETATTR that is valid for this moment only.
+/// Encodes a reply to GETATTR that must not be cached.
 pub fn attr_for_now(from: &Attr) -> abi::AttrOut {
     abi::AttrOut { attr: attr(from), ..abi::AttrOut::default() }
 }
 
-/// True for a regular file with set-user-id or set-group-id. Its attributes must not be kept: the kernel
-/// executes by the mode that it knows, and writes that bypass the page cache clear the bits unnoticed.
+/// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the
+/// kernel checks the cached mode when executing the file, and is not told when a write that
+/// bypasses the page cache clears the bits.
 pub fn has_set_id(attr: &Attr) -> bool {
     attr.kind == FileKind::Regular && attr.perm & 0o6000 != 0
 }
@@ -144,13 +145,13 @@ fn statx(from: &Attr) -> abi::Statx {
     }
 }
 
-/// `new_encode_dev`: 12 bits of major and 20 of minor, which is what makedev(3) gives for them.
+/// `new_encode_dev`: 12 bits of major and 20 of minor, encoded as by makedev(3).
 pub fn kernel_dev(rdev: u64) -> u32 {
     let (major, minor) = (dev_major(rdev), dev_minor(rdev));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// makedev(3) of what `new_encode_dev` packed.
+/// Converts a number from `new_encode_dev` to that of makedev(3).
 pub fn library_dev(dev: u32) -> u64 {
     let major = (dev & 0xf_ff00) >> 8;
     let minor = (dev & 0xff) | ((dev >> 12) & 0xf_ff00);
@@ -165,7 +166,7 @@ fn dev_minor(rdev: u64) -> u32 {
     (((rdev >> 12) & !0xff) | (rdev & 0xff)) as u32
 }
 
-/// The answer to STATFS.
+/// Encodes the reply to STATFS.
 pub fn statfs(from: &StatFs) -> abi::StatfsOut {
     let st = abi::Kstatfs {
         blocks: from.blocks,
@@ -181,7 +182,7 @@ pub fn statfs(from: &StatFs) -> abi::StatfsOut {
     abi::StatfsOut { st }
 }
 
-/// The changes that a SETATTR asks for.
+/// Decodes the changes of a SETATTR.
 pub fn set_attr(from: &abi::SetattrIn) -> SetAttr {
     let has = |bit| from.valid & bit != 0;
     let time = |set, now, secs: u64, nanos| {
@@ -211,7 +212,7 @@ const F_WRLCK: u32 = 1;
 /// `F_UNLCK` of fcntl(2).
 pub const F_UNLCK: u32 = 2;
 
-/// The lock that GETLK, SETLK or SETLKW asks for.
+/// Decodes the lock of GETLK, SETLK or SETLKW.
 ///
 /// # Errors
 ///
@@ -235,7 +236,7 @@ pub fn lock_request(from: &abi::LkIn, wait: bool) -> Result<LockRequest> {
     })
 }
 
-/// The answer to GETLK: the conflicting lock, or none.
+/// Encodes the reply to GETLK: the conflicting lock, or none.
 pub fn lk_out(found: Option<Lock>) -> abi::LkOut {
     let lk = match found {
         None => abi::FileLock { type_: F_UNLCK, ..abi::FileLock::default() },
@@ -253,19 +254,19 @@ pub fn lk_out(found: Option<Lock>) -> abi::LkOut {
     abi::LkOut { lk }
 }
 
-/// The flags of open(2) for the file system: without those that the kernel handles itself.
+/// The flags of open(2) for the file system, without those that the kernel handles.
 pub fn open_flags(flags: u32) -> OpenFlags {
     const O_NOCTTY: u32 = 0o400;
     OpenFlags(flags).without(O_NOCTTY)
 }
 
-/// The type of the node that MKNOD makes.
+/// The type of the node that MKNOD creates.
 ///
 /// # Errors
 ///
 /// `EINVAL` for an unknown type.
 pub fn node_kind(mode: u32) -> Result<FileKind> {
-    // mknod(2): a mode without a type makes a regular file.
+    // mknod(2): a mode without a type creates a regular file.
     if mode & 0o170000 == 0 {
         return Ok(FileKind::Regular);
     }
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_survive_the_way_to_the_kernel_and_back() {
+    fn device_numbers_round_trip() {
         for (major, minor) in [(0u64, 0u64), (1, 3), (8, 17), (259, 300), (4095, 0xf_ffff)] {
             let rdev = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
             assert_eq!(library_dev(kernel_dev(rdev)), rdev, "{major}:{minor}");
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_marked_valid_is_set() {
+    fn only_valid_fields_are_set() {
         let none = set_attr(&abi::SetattrIn { mode: 0o644, size: 7, ..Default::default() });
         assert_eq!(none, SetAttr::default());
         let valid = abi::FATTR_SIZE | abi::FATTR_MTIME | abi::FATTR_MTIME_NOW | abi::FATTR_ATIME;

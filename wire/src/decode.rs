@@ -1,6 +1,6 @@
-//! Decoding answers of a server that is not trusted: every length, name, number and type is checked.
-//! An answer that the kernel would refuse is `EIO`. Values that the kernel corrects are corrected in the
-//! same way, because servers rely on it (`fs/fuse/inode.c`, `fs/fuse/dir.c`).
+//! Decodes the replies of an untrusted server: every length, name, number and type is checked. A
+//! reply that the kernel would refuse results in `EIO`. Values that the kernel corrects are
+//! corrected in the same way, because servers rely on it (`fs/fuse/inode.c`, `fs/fuse/dir.c`).
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use zerocopy::FromBytes;
 use crate::abi;
 use crate::convert::library_dev;
 
-/// The longest time, in seconds, that an answer can be valid: a longer one could overflow `Instant`.
+/// The maximum validity of a reply, in seconds. A longer one could overflow `Instant`.
 const FOREVER_S: u64 = u32::MAX as u64;
 
-/// Decodes an answer that is one structure.
+/// Decodes a reply that consists of one structure.
 ///
 /// # Errors
 ///
@@ -25,17 +25,17 @@ pub fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
     T::read_from_bytes(body).map_err(|_| Errno::EIO)
 }
 
-/// Checks that an answer is empty.
+/// Checks that a reply is empty.
 ///
 /// # Errors
 ///
-/// `EIO` where it is not.
+/// `EIO` if it is not.
 pub fn nothing(body: &[u8]) -> Result<()> {
     if body.is_empty() { Ok(()) } else { Err(Errno::EIO) }
 }
 
 fn valid(secs: u64, nanos: u32) -> Duration {
-    // As the kernel does (fuse_time_to_jiffies), a fraction of a second is less than one.
+    // Limits the fraction to less than a second, as the kernel does (fuse_time_to_jiffies).
     Duration::new(secs.min(FOREVER_S), nanos.min(999_999_999))
 }
 
@@ -60,7 +60,7 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
         rdev: library_dev(from.rdev),
         size: from.size,
         blocks: from.blocks,
-        // 0 says that the server does not care.
+        // 0 means no preference.
         blksize: if from.blksize == 0 { 4096 } else { from.blksize },
         atime: time(from.atime, from.atimensec),
         mtime: time(from.mtime, from.mtimensec),
@@ -70,7 +70,7 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
     })
 }
 
-/// Decodes the answer to GETATTR and SETATTR.
+/// Decodes the reply to GETATTR and SETATTR.
 ///
 /// # Errors
 ///
@@ -82,14 +82,14 @@ pub fn attr_out(body: &[u8]) -> Result<Attr> {
 
 /// `STATX_BTIME` of statx(2).
 const STATX_BTIME: u32 = 0x800;
-/// Type, mode, size and the like: what GETATTR would have told (`STATX_BASIC_STATS`).
+/// The fields of GETATTR (`STATX_BASIC_STATS`).
 const STATX_BASIC: u32 = 0x7ff;
 
-/// Decodes the answer to STATX; `None` where it lacks something that GETATTR tells.
+/// Decodes the reply to STATX; `None` if it lacks a field of GETATTR.
 ///
 /// # Errors
 ///
-/// As [`attr_out`].
+/// Those of [`attr_out`].
 pub fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
     let out: abi::StatxOut = whole(body)?;
     let stat = &out.stat;
@@ -138,28 +138,28 @@ fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
     }))
 }
 
-/// Decodes the answer to LOOKUP. Only the name `..` may lead to the root.
+/// Decodes the reply to LOOKUP. Only the name `..` may lead to the root.
 ///
 /// # Errors
 ///
-/// `ENOENT` where the name does not exist; `EIO` for an impossible entry.
+/// `ENOENT` if the name does not exist; `EIO` for an invalid entry.
 pub fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
     let found = entry(&whole(body)?)?.ok_or(Errno::ENOENT)?;
     if found.ino == Ino::ROOT && !may_be_root { Err(Errno::EIO) } else { Ok(found) }
 }
 
-/// Decodes the answer to a creation of `kind`, or of any kind.
+/// Decodes the reply to a creation of `kind`, or of any kind.
 ///
 /// # Errors
 ///
-/// `EIO` for an impossible entry or another kind.
+/// `EIO` for an invalid entry or another kind.
 pub fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
     let made = entry(&whole(body)?)?.ok_or(Errno::EIO)?;
     let other = kind.is_some_and(|kind| kind != made.attr.kind);
     if made.ino == Ino::ROOT || other { Err(Errno::EIO) } else { Ok(made) }
 }
 
-/// Decodes the answer to OPEN and OPENDIR.
+/// Decodes the reply to OPEN and OPENDIR.
 ///
 /// # Errors
 ///
@@ -187,11 +187,11 @@ fn opened(out: &abi::OpenOut) -> Opened {
     }
 }
 
-/// Decodes the answer to CREATE and TMPFILE.
+/// Decodes the reply to CREATE and TMPFILE.
 ///
 /// # Errors
 ///
-/// `EIO` for an impossible entry, or one that is no regular file.
+/// `EIO` for an invalid entry, or one that is not a regular file.
 pub fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
     let out: crate::reply::CreateOut = whole(body)?;
     let made = entry(&out.entry)?.ok_or(Errno::EIO)?;
@@ -201,7 +201,7 @@ pub fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
     Ok((made, opened(&out.open)))
 }
 
-/// The lookup and the handle that an answer gave even though it was refused: the client returns them.
+/// The lookup and the handle in a reply that was refused. The client returns them.
 pub fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
     let Ok((out, rest)) = abi::EntryOut::read_from_prefix(body) else { return (None, None) };
     let known = out.nodeid != 0 && out.nodeid != abi::FUSE_ROOT_ID;
@@ -209,18 +209,19 @@ pub fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
     (known.then_some(Ino(out.nodeid)), open.map(|(out, _)| Fh(out.fh)))
 }
 
-/// Decodes the answer to WRITE or COPY_FILE_RANGE of `most` bytes.
+/// Decodes the reply to WRITE or COPY_FILE_RANGE of `most` bytes.
 ///
 /// # Errors
 ///
-/// `EIO` where it claims more.
+/// `EIO` if it exceeds `most`.
 pub fn write_out(body: &[u8], most: u64) -> Result<u64> {
     let out: abi::WriteOut = whole(body)?;
     let count = u64::from(out.size);
     if count > most { Err(Errno::EIO) } else { Ok(count) }
 }
 
-/// Decodes the answer to READLINK. As in the kernel, the target ends at a NUL and is shorter than a page.
+/// Decodes the reply to READLINK. As in the kernel, the target ends at a NUL and is shorter than a
+/// page.
 ///
 /// # Errors
 ///
@@ -231,7 +232,7 @@ pub fn link_out(body: &[u8]) -> Result<Vec<u8>> {
     if fits { Ok(target.to_vec()) } else { Err(Errno::EIO) }
 }
 
-/// Decodes the answer to STATFS.
+/// Decodes the reply to STATFS.
 ///
 /// # Errors
 ///
@@ -251,11 +252,11 @@ pub fn statfs_out(body: &[u8]) -> Result<StatFs> {
     })
 }
 
-/// Decodes the answer to GETLK: the conflicting lock, if there is one.
+/// Decodes the reply to GETLK: the conflicting lock, if any.
 ///
 /// # Errors
 ///
-/// `EIO` for an impossible lock.
+/// `EIO` for an invalid lock.
 pub fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
     let lk = whole::<abi::LkOut>(body)?.lk;
     let typ = match lk.type_ {
@@ -282,14 +283,14 @@ pub struct Listed<'a> {
     pub kind: FileKind,
     /// The name, which is valid.
     pub name: &'a [u8],
-    /// READDIRPLUS: the inode of the name; `None` where the server did not look it up.
+    /// READDIRPLUS: the inode of the name; `None` if the server did not look it up.
     pub entry: Option<Entry>,
-    /// READDIRPLUS: the inode whose lookup count the answer increased.
+    /// READDIRPLUS: the inode to which the reply added a lookup.
     pub looked_up: Option<Ino>,
 }
 
-/// The entries of an answer to READDIR or READDIRPLUS. A truncated entry ends the listing, as in the
-/// kernel (`parse_dirfile`); any other error is `EIO`, and ends it too.
+/// The entries of a reply to READDIR or READDIRPLUS. A truncated entry ends the listing, as in the
+/// kernel (`parse_dirfile`). Any other error is `EIO`, and ends it too.
 pub struct Listing<'a> {
     rest: &'a [u8],
     plus: bool,
@@ -318,7 +319,7 @@ impl<'a> Listing<'a> {
         }
         let name = &after[..len];
         let bad = name.is_empty() || len > NAME_MAX || name.iter().any(|&b| b == b'/' || b == 0);
-        // A position of 0 would begin anew.
+        // A position of 0 would restart the listing.
         if bad || dirent.off == 0 {
             return Some(Err(Errno::EIO));
         }
@@ -332,13 +333,13 @@ fn listed<'a>(
     dirent: &abi::Dirent,
     name: &'a [u8],
 ) -> Result<Listed<'a>> {
-    // `DT_UNKNOWN` and invalid types: a regular file does the least harm, because nobody descends into
-    // it without asking.
+    // `DT_UNKNOWN` and invalid types become a regular file, which is the least harmful: no program
+    // descends into it without a check.
     let kind = FileKind::from_mode(dirent.type_ << 12).unwrap_or(FileKind::Regular);
     let dots = name == b"." || name == b"..";
     let node = out.filter(|out| out.nodeid != 0 && !dots);
     let looked_up = node.map(|out| Ino(out.nodeid)).filter(|&ino| ino != Ino::ROOT);
-    // With bad attributes there is no entry, and the client returns the lookup.
+    // With invalid attributes there is no entry, and the client returns the lookup.
     let entry = node.and_then(|out| entry(&out).ok().flatten()).filter(|e| e.ino != Ino::ROOT);
     Ok(Listed { ino: dirent.ino, next: dirent.off, kind, name, entry, looked_up })
 }
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_cannot_be_are_refused() {
+    fn impossible_attributes_are_refused() {
         let good = abi::AttrOut {
             attr: file(),
             attr_valid: u64::MAX,
@@ -380,10 +381,10 @@ mod tests {
         assert_eq!(attr_out(&[good.as_bytes(), &[0]].concat()), Err(Errno::EIO));
     }
 
-    /// An example of libfuse, `memfs_ll`, leaves the nanoseconds of its inodes uninitialised: each look at
-    /// one of them was EIO, where a mount shows the file.
+    /// An example of libfuse, `memfs_ll`, leaves the nanoseconds of its inodes uninitialised. Each
+    /// access failed with EIO, while a kernel mount shows the file.
     #[test]
-    fn what_the_kernel_puts_right_is_put_right() {
+    fn values_that_the_kernel_corrects_are_corrected() {
         let wild = u32::MAX;
         let attr = abi::Attr { atimensec: wild, mtimensec: wild, ctimensec: 7, ..file() };
         let out = abi::AttrOut { attr, attr_valid: 1, attr_valid_nsec: wild, dummy: wild };
@@ -395,7 +396,7 @@ mod tests {
         statx.stat.btime.tv_nsec = wild;
         let seen = statx_out(statx.as_bytes()).unwrap().unwrap();
         assert_eq!(seen.btime.unwrap().nanos, 999_999_999);
-        // A server that knows less is asked by GETATTR.
+        // A server that returns fewer fields gets a GETATTR.
         statx.stat.mask = STATX_BTIME;
         assert_eq!(statx_out(statx.as_bytes()), Ok(None));
         assert_eq!(link_out(b"target\0rest"), Ok(b"target".to_vec()));
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_gives_back_what_was_put_in() {
+    fn a_listing_round_trips() {
         let mut buf = [0; 600];
         let mut dir = DirEncoder::new(&mut buf);
         let entry = abi::EntryOut { nodeid: 9, attr: file(), ..abi::EntryOut::default() };
@@ -429,12 +430,12 @@ mod tests {
         assert_eq!(seen(1), (&b"name"[..], 2, Some(Ino(9))));
         assert_eq!(seen(2), (&b"unseen"[..], 3, None));
         assert!(items[1].entry.is_some() && items[2].entry.is_none());
-        // Cut off in the last entry: what came before counts.
+        // The last entry is truncated. Earlier ones count.
         assert_eq!(Listing::new(&buf[..len - 8], true).count(), 2);
     }
 
     #[test]
-    fn names_that_are_none_end_a_listing() {
+    fn an_invalid_name_ends_a_listing() {
         let dirent = |namelen, off| abi::Dirent { ino: 1, off, namelen, type_: 8 };
         let of = |dirent: abi::Dirent, name: &[u8]| {
             let bytes = [dirent.as_bytes(), name].concat();

@@ -1,4 +1,4 @@
-//! Encoding requests, as the kernel does. Source: `fs/fuse/dir.c`, `file.c`, `inode.c`.
+//! Encodes requests as the kernel does. Source: `fs/fuse/dir.c`, `file.c`, `inode.c`.
 
 use defuse_fs::{
     Caller, Context, File, Ino, LockKind, LockRequest, LockType, Name, NewNode, SetAttr, SetTime,
@@ -57,7 +57,7 @@ impl Request {
         self.with_text(name.as_bytes())
     }
 
-    /// Appends the extensions of a creation that the negotiated `flags` allow (`get_create_ext` in
+    /// Appends the extensions of a creation that the negotiated `flags` permit (`get_create_ext` in
     /// `fs/fuse/dir.c`).
     pub fn with_extensions(mut self, node: &NewNode<'_>, flags: u64) -> Self {
         let begun = self.bytes.len();
@@ -98,7 +98,7 @@ impl Request {
         self.bytes.resize(end, 0);
     }
 
-    /// Sets the length, counting `data_len` bytes that follow. The caller sets the unique number.
+    /// Sets the length, including `data_len` bytes that follow. The caller sets the unique number.
     pub fn finish(&mut self, data_len: usize) -> &mut [u8] {
         let len = (self.bytes.len() + data_len) as u32;
         self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
@@ -168,7 +168,7 @@ pub fn mknod_in(node: &NewNode<'_>, flags: u64) -> abi::MknodIn {
     abi::MknodIn { mode, rdev, umask: node.umask, padding: 0 }
 }
 
-/// The arguments of GETLK, SETLK and SETLKW. The opcode says whether to wait.
+/// The arguments of GETLK, SETLK and SETLKW. The opcode determines whether to wait.
 pub fn lk_in(file: File, request: &LockRequest) -> abi::LkIn {
     let flock = request.kind == LockKind::Flock;
     abi::LkIn {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_the_same() {
+    fn encoded_requests_round_trip() {
         let caller = Caller { uid: 5, gid: 6, pid: 7 };
         let node = NewNode {
             umask: 0o22,
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_umask_is_applied_for_servers_that_do_not() {
+    fn the_umask_is_applied_unless_the_server_does() {
         let node =
             NewNode { umask: 0o22, ..NewNode::new(FileKind::Directory, 0o777, Caller::default()) };
         assert_eq!(mode_of(&node, 0), 0o040755);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_to_set_come_back_as_they_were() {
+    fn setattr_round_trips() {
         let time = Timestamp { secs: -5, nanos: 7 };
         let set = SetAttr {
             perm: Some(0o640),

@@ -1,8 +1,7 @@
-//! Encoding replies and notifications, without I/O.
+//! Encodes replies and notifications, without I/O.
 //!
-//! A reply is a header and what its opcode answers: one of the `*Out`
-//! structures of [`abi`](crate::abi), data, or directory entries. The structures
-//! are filled by whoever knows the values; here are the parts that have rules.
+//! A reply is a header and a body: one of the `*Out` structures of [`abi`](crate::abi), data, or
+//! directory entries. Callers fill the structures; this module has the parts that follow rules.
 
 mod dir;
 mod notify;
@@ -21,24 +20,23 @@ pub const HEADER_LEN: usize = size_of::<OutHeader>();
 ///
 /// # Panics
 ///
-/// Where the reply would be 4 GiB or more, which no negotiated size allows.
+/// If the reply would be 4 GiB or more, which no negotiated size permits.
 pub fn header(unique: u64, body_len: usize) -> OutHeader {
     let len = u32::try_from(HEADER_LEN + body_len).expect("replies are bounded by INIT's sizes");
     OutHeader { len, error: 0, unique }
 }
 
-/// The whole of a reply that is an error. The kernel refuses errors with a body
-/// (`fuse_dev_do_write`).
+/// A complete error reply. The kernel refuses errors with a body (`fuse_dev_do_write`).
 pub fn error(unique: u64, errno: Errno) -> OutHeader {
     OutHeader { len: HEADER_LEN as u32, error: -errno.raw_os_error(), unique }
 }
 
-/// The whole of a reply without a body.
+/// A complete reply without a body.
 pub fn empty(unique: u64) -> OutHeader {
     header(unique, 0)
 }
 
-/// A header and one structure, laid out as they are sent.
+/// A header and one structure, in the layout for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct Reply<T> {
@@ -48,21 +46,21 @@ pub struct Reply<T> {
     pub body: T,
 }
 
-/// A successful reply whose body is one structure. Its bytes
-/// ([`IntoBytes::as_bytes`]) can be sent as they are.
+/// A successful reply whose body is one structure. Its bytes ([`IntoBytes::as_bytes`]) can be sent
+/// unchanged.
 pub fn of<T: IntoBytes + Immutable>(unique: u64, body: T) -> Reply<T> {
     Reply { header: header(unique, size_of::<T>()), body }
 }
 
-/// The answer to CREATE and TMPFILE: the entry and the open file.
+/// The reply to CREATE and TMPFILE: the entry and the open file.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct CreateOut {
-    /// As LOOKUP answers.
+    /// Like the reply to LOOKUP.
     pub entry: EntryOut,
-    /// As OPEN answers.
+    /// Like the reply to OPEN.
     pub open: OpenOut,
 }
 
@@ -89,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_creation_answers_both_structures() {
+    fn the_reply_to_a_creation_has_both_structures() {
         let open = abi::OpenOut { fh: 3, open_flags: abi::FOPEN_KEEP_CACHE, backing_id: 0 };
         let reply = of(1, CreateOut { entry: EntryOut { nodeid: 2, ..Default::default() }, open });
         assert_eq!(reply.as_bytes().len(), 16 + 128 + 16);

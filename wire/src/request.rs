@@ -1,12 +1,12 @@
-//! Decoding requests, without I/O and without allocation.
+//! Decodes requests, without I/O and without allocation.
 //!
-//! A request is a header, the opcode's structure, and names or data. On
-//! `/dev/fuse` they follow one another ([`Request::parse`]); in an io_uring
-//! entry the three lie apart ([`Request::parse_split`]); with splice the data
-//! of a WRITE is still in a pipe ([`DecodeOptions::payload_in_pipe`]).
+//! A request is a header, the opcode's structure, and names or data. On `/dev/fuse` they are
+//! contiguous ([`Request::parse`]); in an io_uring entry the three are separate
+//! ([`Request::parse_split`]); with splice the data of a WRITE is still in a pipe
+//! ([`DecodeOptions::payload_in_pipe`]).
 //!
-//! Names are whatever the kernel sent, without their NUL. Whether they are
-//! names a file system may see is decided where they become one.
+//! Names are passed as the kernel sent them, without their NUL. They are validated when they are
+//! converted to a [`Name`](defuse_fs::Name).
 
 mod error;
 mod ext;
@@ -24,7 +24,7 @@ use crate::abi::{self, InHeader, Opcode};
 use reader::Reader;
 use zerocopy::FromBytes;
 
-/// The results of the negotiation, and the place of the bytes.
+/// The negotiated options, and the location of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeOptions {
     /// [`abi::FUSE_SETXATTR_EXT`] was negotiated.
@@ -36,16 +36,15 @@ pub struct DecodeOptions {
 /// One decoded request, borrowing names and data from the buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The id to reply with, as received (also of a request sent again).
+    /// The number for the reply, as received (also of a request sent again).
     pub unique: u64,
     /// The operation.
     pub opcode: Opcode,
-    /// The inode, or the directory where the body has a name.
+    /// The inode, or the directory if the body has a name.
     pub nodeid: u64,
-    /// The caller's user id; [`abi::FUSE_INVALID_UIDGID`] where an idmapped
-    /// mount has none.
+    /// The caller's user id; [`abi::FUSE_INVALID_UIDGID`] if it is not mapped on an idmapped mount.
     pub uid: u32,
-    /// The caller's group id; likewise.
+    /// The caller's group id, or [`abi::FUSE_INVALID_UIDGID`].
     pub gid: u32,
     /// The caller's thread id in the server's pid namespace; 0 for the
     /// kernel's own requests.
@@ -64,7 +63,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// How many bytes there are.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Payload::Memory(data) => data.len(),
@@ -72,7 +71,7 @@ impl Payload<'_> {
         }
     }
 
-    /// True where there are none.
+    /// True if there is no data.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -136,8 +135,8 @@ pub enum Body<'a> {
     CuseInit(abi::CuseInitIn),
 }
 
-/// The header of the request that starts `buf`, for a transport that must know
-/// how much there is before it has it.
+/// Decodes the header of the request at the start of `buf`, for a transport that needs the length
+/// first.
 pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
     let truncated = Problem::Truncated { need: size_of::<InHeader>(), have: buf.len() };
     match InHeader::read_from_prefix(buf) {
@@ -147,9 +146,8 @@ pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
 }
 
 impl<'a> Request<'a> {
-    /// Decodes what one `read(2)` of `/dev/fuse` returned, and no more: the
-    /// header's length must be the buffer's, or its length together with the
-    /// data in the pipe.
+    /// Decodes the result of one `read(2)` of `/dev/fuse`. The header's length must be that of the
+    /// buffer, plus the data in the pipe if any.
     pub fn parse(buf: &'a [u8], options: &DecodeOptions) -> Result<Request<'a>, DecodeError> {
         let header = peek(buf)?;
         let args = &buf[size_of::<InHeader>()..];
@@ -166,11 +164,11 @@ impl<'a> Request<'a> {
         Self::decode(&header, Reader::contiguous(args, pipe), options)
     }
 
-    /// Decodes an io_uring entry: `header` and `op` are the two halves of
-    /// [`abi::UringReqHeader`], `payload` its buffer cut to `payload_sz`.
+    /// Decodes an io_uring entry: `header` and `op` are the two halves of [`abi::UringReqHeader`],
+    /// and `payload` is its buffer, cut to `payload_sz`.
     ///
-    /// `op` may be longer than the opcode's structure; the header's length
-    /// tells how much of it counts.
+    /// `op` may be longer than the opcode's structure; the header's length determines the part that
+    /// is used.
     pub fn parse_split(
         header: &[u8],
         op: &'a [u8],
@@ -187,8 +185,8 @@ impl<'a> Request<'a> {
         Self::decode(&header, Reader::split(op, payload), options)
     }
 
-    /// True where the kernel sent this request before, to a server that is gone
-    /// ([`abi::NotifyCode::Resend`]). It may have been carried out already.
+    /// True if the kernel sent this request before, to a server that has ended
+    /// ([`abi::NotifyCode::Resend`]). It may have been executed already.
     pub fn is_resend(&self) -> bool {
         self.unique & abi::FUSE_UNIQUE_RESEND != 0
     }
@@ -206,14 +204,14 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Decodes the arguments. One arm an opcode, in the order of their numbers.
+/// Decodes the arguments, with one arm for each opcode, in numeric order.
 fn body<'a>(
     opcode: Opcode,
     header: &InHeader,
     mut r: Reader<'a>,
     options: &DecodeOptions,
 ) -> Result<Body<'a>, Problem> {
-    // Extensions are always the last argument, so they are cut off first.
+    // Extensions are always the last argument, and are cut off first.
     let ext = r.extensions(header.total_extlen)?;
     let body = match opcode {
         Opcode::Lookup => Body::Lookup { name: r.name()? },
@@ -288,7 +286,7 @@ fn body<'a>(
     Ok(body)
 }
 
-/// SETXATTR's structure has two sizes, and only negotiation tells them apart.
+/// Decodes SETXATTR, whose structure has one of two negotiated sizes.
 fn setxattr<'a>(r: &mut Reader<'a>, options: &DecodeOptions) -> Result<Body<'a>, Problem> {
     let args: abi::SetxattrIn = match options.setxattr_ext {
         true => r.fixed()?,

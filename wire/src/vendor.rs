@@ -1,21 +1,21 @@
-//! Additions of this project to the protocol, understood by its own clients and servers.
+//! Extensions of the protocol between clients and servers of this project.
 //!
-//! An IOCTL carries [`TakeOver`]: a server that does not know it answers as for any unknown device
-//! control. [`Names`] travel in words of INIT that the kernel leaves zero.
+//! [`TakeOver`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`Names`] are sent
+//! in fields of INIT that the kernel leaves zero.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::InitIn;
 
-/// The most bytes of data in one message over a socket. An unprivileged socket takes up to 208 KiB, and
-/// the kernel needs contiguous memory for longer messages.
+/// The maximum length of the data in one message over a socket. An unprivileged socket accepts up
+/// to 208 KiB, and the kernel needs contiguous memory for longer messages.
 pub const SOCKET_IO_MAX: usize = 128 * 1024;
 
-/// The device control for [`TakeOver`], numbered as the kernel's `_IOW('D', 1, ...)`.
+/// The ioctl for [`TakeOver`], numbered like the kernel's `_IOW('D', 1, ...)`.
 pub const TAKE_OVER: u32 = 1 << 30 | (size_of::<TakeOver>() as u32) << 16 | (b'D' as u32) << 8 | 1;
 
-/// The argument of [`TAKE_OVER`]. A connection that is the heir of another one takes over the inode of
-/// the request, and the open file described here.
+/// The argument of [`TAKE_OVER`]. The heir of another connection takes over the inode of the
+/// request, with the open file described here.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakeOver {
@@ -23,34 +23,34 @@ pub struct TakeOver {
     pub fh: u64,
     /// The owner of the locks of that open file.
     pub owner: u64,
-    /// The flags of open(2), of which the access mode counts.
+    /// The flags of open(2), of which only the access mode is used.
     pub open_flags: u64,
     /// [`TakeOver::OPEN`], [`TakeOver::PROCESS_LOCKS`] and [`TakeOver::SETTLE`].
     pub flags: u64,
 }
 
 impl TakeOver {
-    /// Flag: take over an open file or directory, not just the inode.
+    /// Flag: take over an open file or directory, in addition to the inode.
     pub const OPEN: u64 = 1;
     /// Flag: keep the record locks of the process on the inode.
     pub const PROCESS_LOCKS: u64 = 2;
-    /// Flag: take over nothing, now or later.
+    /// Flag: end taking over.
     pub const SETTLE: u64 = 4;
 }
 
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
-/// Position of the word that makes the connection an heir rather than a copy.
+/// Position of the field that makes the connection an heir instead of a copy.
 const HEIR_AT: usize = NAMES_AT - 1;
 
-/// The name of a connection at its server, drawn at random so that nobody can guess it: whoever knows it
-/// has the rights of the connection. 0 for none.
+/// The number of a connection at its server. It is random and secret, because it grants the rights
+/// of the connection. 0 means none.
 pub type Number = u128;
 
 /// The names of connections in a client's INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The connection that this one begins as a copy of, or is the heir of.
+    /// The connection to copy, or to be the heir of.
     pub copy_of: Number,
     /// The connection begins with nothing, and takes over from `copy_of`.
     pub is_heir: bool,
@@ -68,7 +68,7 @@ impl Names {
         Names { copy_of: number(copy_of), is_heir, own: number(own) }
     }
 
-    /// Puts the names into an INIT.
+    /// Stores the names in an INIT.
     pub fn put(&self, init: &mut InitIn) {
         let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
         init.unused[HEIR_AT] = u32::from(self.is_heir);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_of_connections_survive_the_way_through_init() {
+    fn connection_names_round_trip_through_init() {
         let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
         for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
             let names = Names { copy_of, is_heir: own > copy_of, own };

@@ -1,8 +1,8 @@
-//! One connection to a server: sending requests, and receiving answers for all who wait.
+//! One connection to a server: sends requests, and receives the replies for all waiting threads.
 //!
-//! There is no thread for it. Whoever waits for an answer and finds nobody receiving becomes the
-//! *leader*: it receives, hands answers of others over to them, and when its own is there makes
-//! another one lead. A single caller so pays one send and one receive, and wakes nobody.
+//! It has no thread of its own. A waiting thread that finds no other receiving becomes the
+//! *leader*: it receives, passes replies on to other threads, and after its own reply lets another
+//! thread lead. A single caller thus makes one send and one receive, and wakes nobody.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,30 +25,30 @@ use crate::sys::errno;
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 
-/// The longest message that is taken from a server.
+/// The maximum length of a message from a server.
 pub(super) const MESSAGE_MAX: usize = (1 << 20) + (64 << 10);
-/// How often whoever waits looks whether it was interrupted. A signal is noticed at once: a receive
-/// with a time limit is never restarted, signal(7).
+/// The interval at which a waiting thread checks for an interrupt. A signal is noticed at once: a
+/// receive with a timeout is never restarted, signal(7).
 const TICK: Duration = Duration::from_millis(25);
 
-/// How long somebody looks for an answer before sleeping, in nanoseconds.
+/// The time for which a thread polls for a reply before it sleeps, in nanoseconds.
 const SPIN_NS: u64 = 50_000;
-/// After so many late answers nobody looks for them.
+/// After this many late replies in sequence, threads no longer poll.
 const HOPE: u32 = 8;
 
-/// A message, as the thread that waits for `Mine` receives it.
+/// A received message, as seen by the thread that waits for `Mine`.
 pub(super) enum Event {
-    /// The answer to the request of the leader: so many bytes of body, or the error.
+    /// The reply to the leader's own request: the length of the body, or the error.
     Mine(Result<usize>),
-    /// A notification: its code, and so many bytes of body.
+    /// A notification: its code, and the length of the body.
     Notification(i32, usize),
-    /// An answer for somebody else, or one that nobody waits for.
+    /// A reply for another thread, or an unexpected one.
     Other,
-    /// Nothing within a moment, or a signal.
+    /// No message within the timeout, or a signal.
     Nothing,
 }
 
-/// Memory for the message that is received; who has it leads.
+/// The receive buffer. The thread that holds it is the leader.
 pub(super) struct Incoming {
     message: Vec<u8>,
 }
@@ -63,27 +63,27 @@ impl Incoming {
 /// Receives notifications: the code and the body.
 pub(super) type OnNotification = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
 
-/// A socket with a server at its other end.
+/// A connected socket with its requests.
 pub(super) struct Connection {
     socket: OwnedFd,
     slots: Slots,
     incoming: Mutex<Incoming>,
     dead: AtomicBool,
-    /// Numbers make no sense to two processes that share a socket.
+    /// The process that may use the connection: two processes cannot share its request numbers.
     process: AtomicU32,
-    /// How long an answer may take before the server counts as dead.
+    /// The time for a reply, after which the server counts as dead.
     timeout: Option<Duration>,
     on_notification: OnNotification,
     no_interrupt: AtomicBool,
-    /// Descriptors that came with answers, by the number of the request.
+    /// Descriptors received with replies, by request number.
     passed: Mutex<Vec<(u64, OwnedFd)>>,
-    /// True where the server can run while a thread polls for its answer.
+    /// True if the server can run while a thread polls for its reply.
     may_spin: bool,
-    /// How many answers in a row may be late before nobody looks for them any more.
+    /// The number of further late replies after which threads no longer poll.
     hope: AtomicU32,
 }
 
-/// Most descriptors that wait for whoever asked for them: what nobody asked for is closed.
+/// Maximum number of received descriptors that wait for their requests. Others are closed.
 const MOST_PASSED: usize = 64;
 
 impl Connection {
@@ -97,7 +97,7 @@ impl Connection {
         Ok(Connection {
             socket,
             slots: Slots::new(),
-            // Untouched pages of it cost nothing.
+            // The kernel allocates no memory for untouched pages.
             incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
             process: AtomicU32::new(std::process::id()),
@@ -114,7 +114,7 @@ impl Connection {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// From now on the process `pid` may use the connection, and nobody else.
+    /// From now on only the process `pid` may use the connection.
     pub(super) fn belongs_to(&self, pid: u32) {
         self.process.store(pid, Ordering::Relaxed);
     }
@@ -123,13 +123,13 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// True in the process that the connection belongs to, and in no child of it.
+    /// True in the process that the connection belongs to, false in its child processes.
     pub(super) fn is_own(&self) -> bool {
         self.process.load(Ordering::Relaxed) == std::process::id()
     }
 
-    /// Sends a request and waits for its answer, whose body `decode` reads where it lies. `head` has
-    /// room for the number in its header; `data` follows it.
+    /// Sends a request and waits for its reply. `decode` reads the body in the receive buffer.
+    /// `head` has space for the number in its header, and `data` follows it.
     pub(super) fn ask<T>(
         &self,
         cx: &Context<'_>,
@@ -142,7 +142,7 @@ impl Connection {
         self.wait(claim, cx, self.timeout, decode)
     }
 
-    /// Like [`ask`](Connection::ask), for a request without data whose answer has a descriptor.
+    /// Like [`ask`](Connection::ask), for a request without data whose reply has a descriptor.
     pub(super) fn ask_for_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, &[])?;
@@ -154,7 +154,7 @@ impl Connection {
         fd.ok_or(Errno::EIO)
     }
 
-    /// Like [`ask`](Connection::ask), for a request without data that may take only so long.
+    /// Like [`ask`](Connection::ask), for a request without data, with a timeout.
     pub(super) fn ask_within<T>(
         &self,
         patience: Duration,
@@ -196,7 +196,7 @@ impl Connection {
                     }
                 }
                 Err(TryLockError::Poisoned(poisoned)) => {
-                    // A panic of `decode`: the memory itself is as good as ever.
+                    // `decode` panicked. The buffer itself is valid.
                     drop(poisoned);
                     self.incoming.clear_poison();
                 }
@@ -211,27 +211,26 @@ impl Connection {
         }
     }
 
-    /// Sends a request; `done` runs with the answer on the thread that receives it, if there ever is
-    /// one.
+    /// Sends a request. The thread that receives the reply, if one arrives, calls `done`.
     pub(super) fn ask_later(&self, head: &mut [u8], data: &[u8], done: Done) -> Result<u64> {
         let claim = self.claim(Some(done))?;
         self.send_claimed(claim, head, data)?;
         Ok(claim.unique)
     }
 
-    /// Sends what gets no answer.
+    /// Sends a message without a reply.
     pub(super) fn tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
         self.usable()?;
         self.send(&[IoSlice::new(head), IoSlice::new(data)])
     }
 
-    /// Sends what gets no answer if there is room for it now, `EAGAIN` otherwise.
+    /// Sends a message without a reply. Fails with `EAGAIN` instead of waiting.
     pub(super) fn try_tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
         self.usable()?;
         self.send_now(&[IoSlice::new(head), IoSlice::new(data)])
     }
 
-    /// Says that the request `unique` is not wanted any more; its answer still comes.
+    /// Tells the server that the request `unique` was interrupted. Its reply still arrives.
     pub(super) fn interrupt(&self, unique: u64) {
         if self.no_interrupt.load(Ordering::Relaxed) || self.is_dead() {
             return;
@@ -246,8 +245,8 @@ impl Connection {
         let _ = self.try_tell(header.as_bytes(), args.as_bytes());
     }
 
-    /// Receives what is there, without waiting: answers to requests that nobody waits for, and
-    /// notifications. Does nothing where another thread receives.
+    /// Receives the available messages without waiting: replies to requests without a waiting
+    /// thread, and notifications. Does nothing if another thread receives.
     pub(super) fn drain(&self) {
         while let Ok(mut incoming) = self.incoming.try_lock() {
             let event = self.receive(&mut incoming, None, RecvFlags::DONTWAIT);
@@ -267,18 +266,18 @@ impl Connection {
         self.slots.pass_on();
     }
 
-    /// Waits a moment for something to receive.
+    /// Waits for a short time until a message arrives.
     pub(super) fn wait_readable(&self) {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&timespec(TICK)));
     }
 
-    /// How many requests wait for an answer.
+    /// The number of requests that wait for a reply.
     pub(super) fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }
 
-    /// Ends the connection: whoever waits, and whoever asks from now on, gets `ENOTCONN`.
+    /// Ends the connection: present and future requests fail with `ENOTCONN`.
     pub(super) fn end(&self, reason: &str) {
         if self.dead.swap(true, Ordering::SeqCst) {
             return;
@@ -313,7 +312,7 @@ impl Connection {
         let at = std::mem::offset_of!(InHeader, unique);
         head[at..at + 8].copy_from_slice(&claim.unique.to_ne_bytes());
         let sent = self.send(&[IoSlice::new(head), IoSlice::new(data)]);
-        // One that ended after the slot was claimed has not seen it.
+        // If the connection ended after the slot was claimed, it has not failed this request.
         let sent = sent.and_then(|()| if self.is_dead() { Err(Errno::ENOTCONN) } else { Ok(()) });
         sent.inspect_err(|_| self.finish(claim))
     }
@@ -345,26 +344,28 @@ impl Connection {
         }
     }
 
-    /// Waits until the server has taken something. It may itself wait until we have.
+    /// Waits until the server has received a message. The server may itself wait until this process
+    /// receives.
     fn make_room(&self) {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)];
         let _ = poll(&mut fds, Some(&timespec(TICK)));
         if fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP) {
             self.drain();
             if !fds[0].revents().contains(PollFlags::OUT) {
-                // Another thread receives: it needs a moment.
+                // Another thread receives, and needs the processor.
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Gives a slot back, and sees to it that somebody receives for the others.
+    /// Frees a slot, and makes another thread receive if one waits.
     fn finish(&self, claim: Claim) {
         self.slots.free(claim);
         self.slots.pass_on();
     }
 
-    /// Receives until there is something to do for the caller. `None`: look around and come again.
+    /// Receives until there is something to do for the caller. On `None` the caller checks for
+    /// interrupts and calls again.
     fn lead(
         &self,
         incoming: &mut MutexGuard<'_, Incoming>,
@@ -372,7 +373,7 @@ impl Connection {
         cx: &Context<'_>,
         waiting: &mut Waiting,
     ) -> Option<Led> {
-        // Its answer may have come with the leader before.
+        // The previous leader may have received the reply.
         if let Some(body) = self.slots.take(claim) {
             return Some(Led::Taken(body));
         }
@@ -392,16 +393,16 @@ impl Connection {
         }
     }
 
-    /// Receives for the request of `claim`, and looks for the answer for a while before it sleeps: to be
-    /// woken takes longer than most answers. Where answers take long, looking is given up after some of
-    /// them, and taken up again with one that was there at once.
+    /// Receives for the request of `claim`, and polls for its reply before sleeping, because a
+    /// wake-up takes longer than most replies. After several late replies, threads no longer poll,
+    /// until a reply is available at once.
     fn receive_soon(&self, incoming: &mut Incoming, claim: Claim) -> Event {
         let hope = self.hope.load(Ordering::Relaxed);
         let begun = clock::now();
         if hope > 0 {
             while begun.elapsed_ns() < SPIN_NS {
                 match self.receive(incoming, Some(claim), RecvFlags::DONTWAIT) {
-                    // Whoever else can run here goes first: it may be the server.
+                    // Other threads run first, perhaps the server.
                     Event::Nothing if !self.is_dead() => std::thread::yield_now(),
                     event => {
                         self.hope.store(HOPE, Ordering::Relaxed);
@@ -422,7 +423,7 @@ impl Connection {
     /// Waits while another thread receives.
     fn follow(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
         self.slots.follow(claim, true);
-        // Whoever led may have gone before it could see that this thread waits.
+        // The leader may have finished before it could see that this thread waits.
         if self.incoming.try_lock().is_ok() {
             self.slots.follow(claim, false);
             return None;
@@ -435,7 +436,7 @@ impl Connection {
         }
     }
 
-    /// Tells the server of an interrupt, and gives up on a server that takes too long.
+    /// Sends an interrupt to the server, and ends the connection after a timeout.
     fn look_around(&self, claim: Claim, cx: &Context<'_>, waiting: &mut Waiting) {
         if !waiting.interrupted && cx.interrupted() {
             waiting.interrupted = true;
@@ -446,7 +447,7 @@ impl Connection {
         }
     }
 
-    /// Receives one message, and hands it over if it is for another request than that of `claim`.
+    /// Receives one message, and passes it on if it belongs to another request than `claim`.
     fn receive(&self, incoming: &mut Incoming, claim: Option<Claim>, flags: RecvFlags) -> Event {
         let flags = flags | RecvFlags::TRUNC;
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -474,12 +475,12 @@ impl Connection {
         let header = match OutHeader::read_from_prefix(&incoming.message) {
             Ok((header, _)) if len >= HEADER_LEN && header.len as usize == len => header,
             _ => {
-                self.end(&format!("a message of {len} bytes that is none of FUSE"));
+                self.end(&format!("a message of {len} bytes is not a FUSE message"));
                 return Event::Nothing;
             }
         };
         if len > incoming.message.len() {
-            self.end(&format!("a message of {len} bytes, longer than anything asked for"));
+            self.end(&format!("a message of {len} bytes exceeds the maximum"));
             return Event::Nothing;
         }
         if let Some(fd) = fd {
@@ -496,8 +497,8 @@ impl Connection {
             return Event::Notification(header.error, body);
         }
         if header.unique & 1 == 1 {
-            // The answer to an INTERRUPT. EAGAIN (not known yet) needs no repetition: the request is
-            // on its way, and the next look sends it again.
+            // The reply to an INTERRUPT. EAGAIN (unknown request) needs no action: the request is
+            // on its way, and the next check sends the INTERRUPT again.
             if header.error == -Errno::ENOSYS.raw() {
                 self.no_interrupt.store(true, Ordering::Relaxed);
             }
@@ -505,10 +506,10 @@ impl Connection {
         }
         let result = match header.error {
             0 => Ok(body),
-            // The range that the kernel accepts (fuse_dev_do_write), and no body with an error.
+            // The range that the kernel accepts (fuse_dev_do_write). An error has no body.
             error @ -511..=-1 if body == 0 => Err(Errno::from_raw(-error)),
             error => {
-                log::warn!("an answer with the error {error} and {body} bytes is taken for EIO");
+                log::warn!("a reply with the error {error} and {body} bytes is treated as EIO");
                 Err(Errno::EIO)
             }
         };
@@ -516,19 +517,19 @@ impl Connection {
             return Event::Mine(result);
         }
         if !self.slots.answer(header.unique, result.map(|len| incoming.body(len))) {
-            log::debug!("an answer to request {}, which nobody waits for", header.unique);
+            log::debug!("an unexpected reply to request {}", header.unique);
         }
         Event::Other
     }
 }
 
-/// The outcome of receiving for the caller.
+/// The outcome of receiving as the leader.
 enum Led {
-    /// The answer lies in the memory of the leader.
+    /// The reply is in the receive buffer.
     Mine(Result<usize>),
-    /// The answer came through another thread.
+    /// Another thread has received the reply.
     Taken(Result<Vec<u8>>),
-    /// A notification to deliver while nobody is held up.
+    /// A notification to deliver after releasing the receive buffer.
     Notification(i32, Vec<u8>),
 }
 

@@ -1,4 +1,4 @@
-//! READ and WRITE, in pieces that fit into messages.
+//! READ and WRITE, split into messages.
 
 use std::cell::Cell;
 
@@ -41,7 +41,7 @@ impl Shared {
             match got {
                 Ok(got) if got < size => break,
                 Ok(_) => {}
-                // What came before the error counts; who asks for the rest meets it again.
+                // Data before the error counts. A request for the rest returns the error again.
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             }
@@ -56,8 +56,8 @@ impl Shared {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        // Taken out, because whoever hears of a notification meanwhile may write as well.
-        // A thread that is ending has none any more.
+        // Taken out of the thread-local, because a listener of notifications may write meanwhile.
+        // An ending thread no longer has one.
         let mut piece = PIECE.try_with(Cell::take).unwrap_or_default();
         let written = self.write_pieces(cx, file, args, data, &mut piece);
         let _ = PIECE.try_with(|kept| kept.set(piece));
@@ -125,6 +125,6 @@ fn flag_of(owner: Option<LockOwner>, flag: u32) -> u32 {
 }
 
 thread_local! {
-    /// Where the data of a write waits to be sent, one piece of it at a time.
+    /// The buffer for the data of a write, one piece at a time.
     static PIECE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }

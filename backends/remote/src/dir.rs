@@ -1,4 +1,4 @@
-//! Listings.
+//! Directory listings.
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, File, Ino, Name, Push, Result};
 
@@ -8,7 +8,7 @@ use defuse_wire::decode;
 use defuse_wire::decode::{Listed, Listing, lookup_out};
 use defuse_wire::encode::Request;
 
-/// How much of a listing is asked for at once, in bytes.
+/// The size of a listing request, in bytes.
 const LISTING: usize = 32 * 1024;
 
 impl Shared {
@@ -29,7 +29,8 @@ impl Shared {
         let args =
             abi::ReadIn { fh: dir.fh.0, offset: from, size: size as u32, ..Default::default() };
         let request = Request::new(opcode, cx, dir.ino).with(&args);
-        // The entries are handed on when nobody waits for this thread: that may take requests.
+        // Entries are passed on after the receive buffer is released, because that may cause
+        // requests.
         let body = self.ask(cx, request, |body| {
             if body.len() > size { Err(Errno::EIO) } else { Ok(body.to_vec()) }
         });
@@ -42,7 +43,7 @@ impl Shared {
         }
     }
 
-    /// Hands on what was listed. The lookups of entries that do not arrive are given back.
+    /// Passes the entries on. Returns the lookups of entries that do not fit.
     fn push_all(
         &self,
         cx: &Context<'_>,
@@ -54,16 +55,16 @@ impl Shared {
         for listed in listing {
             let listed = match listed {
                 Ok(listed) => listed,
-                // What came before is worth having; the error comes again.
+                // Earlier entries count. The next request returns the error again.
                 Err(_) if pushed > 0 => break,
                 Err(errno) => {
-                    log::warn!("READDIR: a listing with a name that is none: EIO");
+                    log::warn!("READDIR: a listing with an invalid name: EIO");
                     return Err(errno);
                 }
             };
             full = full || !self.push(cx, dir, &listed, out);
             if full {
-                // Only the lookups of the rest matter.
+                // Only the lookups of the remaining entries matter.
                 self.give_back_listed(&listed, false);
             } else {
                 pushed += 1;
@@ -72,7 +73,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Hands on one entry; false where there is no room for it.
+    /// Passes one entry on. Returns false if it does not fit.
     fn push(&self, cx: &Context<'_>, dir: Ino, listed: &Listed<'_>, out: &mut DirBuf<'_>) -> bool {
         let kind = listed.entry.map_or(listed.kind, |entry| entry.attr.kind);
         let item = DirItem { ino: listed.ino, next: listed.next, kind, name: listed.name };
@@ -96,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// The attributes of an entry, from a server without READDIRPLUS.
+    /// Looks an entry up, for a server without READDIRPLUS.
     fn look_up_listed(&self, cx: &Context<'_>, dir: Ino, name: &[u8]) -> Option<Entry> {
         let name = Name::new(name).ok()?;
         let request = Request::new(Opcode::Lookup, cx, dir).with_name(name);

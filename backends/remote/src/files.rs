@@ -1,4 +1,4 @@
-//! Entries, open files and what is done to a file as a whole, where one request is not all.
+//! Operations on entries, open files and whole files that take more than one request.
 
 use defuse_fs::{
     Attr, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
@@ -14,7 +14,7 @@ use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
 
 impl Shared {
-    /// Sends what is answered with an entry. A lookup that came with a bad answer is given back.
+    /// Sends a request whose reply is an entry. Returns the lookup of an invalid reply.
     pub(super) fn ask_entry(
         &self,
         cx: &Context<'_>,
@@ -26,7 +26,7 @@ impl Shared {
         })
     }
 
-    /// Notes a lookup to be given back, without sending anything.
+    /// Queues a lookup to be returned, without sending.
     fn give_back(&self, ino: Option<Ino>) {
         if let Some(ino) = ino {
             self.forgets.add(ino, 1);
@@ -36,7 +36,7 @@ impl Shared {
 
     pub(super) fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let (getattr_flags, fh) = fh.map_or((0, 0), |fh| (abi::FUSE_GETATTR_FH, fh.0));
-        // STATX tells the birth time as well.
+        // STATX also returns the birth time.
         if self.agreement.minor >= 39 && !self.lacks(Opcode::Statx) {
             let sx_mask = 0xfff;
             let args = abi::StatxIn { getattr_flags, fh, sx_mask, ..Default::default() };
@@ -82,7 +82,7 @@ impl Shared {
         name: Option<&[u8]>,
         room: usize,
     ) -> Result<Xattr> {
-        // No value is longer than XATTR_SIZE_MAX or XATTR_LIST_MAX.
+        // XATTR_SIZE_MAX and XATTR_LIST_MAX limit all values.
         let room = room.min(1 << 16);
         let request = request.with(&abi::GetxattrIn { size: room as u32, padding: 0 });
         let request = match name {
@@ -109,7 +109,7 @@ impl Shared {
         self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args))
     }
 
-    /// Without OPEN, all that is open has the handle 0, and nothing is released.
+    /// Without OPEN, all open files have the handle 0, and are not released.
     fn opened(&self, cx: &Context<'_>, request: Request) -> Result<Opened> {
         match self.ask(cx, request, decode::open_out) {
             Err(Errno::ENOSYS) => Ok(Opened::default()),
@@ -152,7 +152,7 @@ impl Shared {
         made
     }
 
-    /// RELEASE or RELEASEDIR. Nobody waits for the answer; whoever receives next takes it.
+    /// RELEASE or RELEASEDIR. Nobody waits for the reply; the next receiving thread takes it.
     pub(super) fn release(
         &self,
         cx: &Context<'_>,
@@ -199,7 +199,7 @@ impl Shared {
                 return copied;
             }
         }
-        // The answer has 32 bits for the count; whole pages, as the kernel asks.
+        // The reply has 32 bits for the count. Rounded to whole pages, as by the kernel.
         let len = copy.length.min(u64::from(u32::MAX) & !0xfff);
         let request = Request::new(Opcode::CopyFileRange, cx, copy.src.ino).with(&args(len));
         self.ask(cx, request, |body| decode::write_out(body, len))
@@ -228,7 +228,7 @@ impl Shared {
         let request = Request::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
         let reply = self.ask_with(cx, request, args.input, |body| {
             let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
-            // A retry is for drivers that may look into the caller's memory.
+            // Retry is for drivers that may access the caller's memory.
             if out.flags & abi::FUSE_IOCTL_RETRY != 0 || output.len() > room {
                 return Err(Errno::EIO);
             }
@@ -242,7 +242,7 @@ impl Shared {
 }
 
 impl Remote {
-    /// CREATE, or MKNOD and OPEN where the server has none.
+    /// CREATE, or MKNOD and OPEN if the server does not support it.
     pub(super) fn create_or_make(
         &self,
         cx: &Context<'_>,
@@ -281,7 +281,7 @@ impl Remote {
     }
 }
 
-/// The same file system without CREATE: the contract's own default does it in steps.
+/// The file system without CREATE, for the default implementation of the contract.
 struct Stepwise<'a>(&'a Remote);
 
 impl FileSystem for Stepwise<'_> {
@@ -308,7 +308,7 @@ impl FileSystem for Stepwise<'_> {
         if !truncate || self.0.caps().open_truncates {
             return self.0.open(cx, ino, args);
         }
-        // A server that does not truncate in OPEN is told by SETATTR.
+        // A server that does not truncate in OPEN gets a SETATTR.
         let flags = args.flags.without(OpenFlags::TRUNC);
         let opened = self.0.open(cx, ino, OpenArgs { flags, ..args })?;
         let kill_suidgid = args.kill_suidgid;

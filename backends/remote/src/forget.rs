@@ -1,4 +1,4 @@
-//! Lookups on their way back to the server. Nobody waits for them, so they travel in batches.
+//! Returned lookups. Nobody waits for them, so that they are sent in batches.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,21 +10,21 @@ use super::{Shared, lock};
 use defuse_wire::abi::{self, ForgetOne, Opcode};
 use defuse_wire::encode::Request;
 
-/// So many inodes make a batch.
+/// Number of inodes in a batch.
 const BATCH: usize = 64;
-/// The number of requests that have no answer. No request that has one uses it.
+/// The number of requests without a reply. No other request uses it.
 const UNANSWERED: u64 = 2;
 
-/// Lookups that were given back and not yet sent.
+/// Lookups that were returned and not yet sent.
 #[derive(Default)]
 pub(super) struct Forgets {
     items: Mutex<Vec<ForgetOne>>,
-    /// A name was removed: what is given back now may be all that keeps a file.
+    /// A name was removed: the next returned lookup may be the last reference to the file.
     soon: AtomicBool,
 }
 
 impl Forgets {
-    /// Notes `lookups` of `ino`. True where it is time to send.
+    /// Adds `lookups` of `ino`. Returns true if the batch must be sent.
     pub(super) fn add(&self, ino: Ino, lookups: u64) -> bool {
         if lookups == 0 || ino == Ino::ROOT {
             return false;
@@ -37,7 +37,7 @@ impl Forgets {
         items.len() >= BATCH || self.soon.swap(false, Ordering::Relaxed)
     }
 
-    /// The next lookups that are given back are to be sent at once.
+    /// Makes the next returned lookup be sent at once.
     pub(super) fn hurry(&self) {
         self.soon.store(true, Ordering::Relaxed);
     }
@@ -54,13 +54,13 @@ impl Shared {
         }
     }
 
-    /// Sends what was given back.
+    /// Sends the batch.
     pub(super) fn send_forgets(&self) {
         let items = self.forgets.take();
         if items.is_empty() {
             return;
         }
-        // BATCH_FORGET came with 7.16.
+        // BATCH_FORGET exists since 7.16.
         let sent = if items.len() > 1 && self.agreement.minor >= 16 {
             let args = abi::BatchForgetIn { count: items.len() as u32, dummy: 0 };
             let head = Request::for_caller(Opcode::BatchForget, Caller::default(), Ino(0));
@@ -71,9 +71,9 @@ impl Shared {
                 self.tell(head.with(&abi::ForgetIn { nlookup: item.nlookup }))
             })
         };
-        // The only reason is a server that is gone, and took its lookups with it.
+        // Fails only if the server has ended, and its lookups with it.
         if let Err(errno) = sent {
-            log::debug!("{} lookups are not given back: {errno}", items.len());
+            log::debug!("{} lookups are not returned: {errno}", items.len());
         }
     }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_name_was_removed_the_next_lookup_goes_at_once() {
+    fn after_a_name_was_removed_the_next_lookup_is_returned_at_once() {
         let forgets = Forgets::default();
         assert!(!forgets.add(Ino(2), 1));
         forgets.hurry();

@@ -135,7 +135,7 @@ impl FileSystem for Remote {
         };
         let renamed =
             self.shared.ask(cx, request.with_name(from.1).with_name(to.1), decode::nothing);
-        // Without RENAME2, the kernel says so of the flags.
+        // Without RENAME2, the kernel returns EINVAL for flags.
         renamed.map_err(|errno| match errno {
             Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
             other => other,

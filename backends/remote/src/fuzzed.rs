@@ -1,4 +1,4 @@
-//! The client without a server, for the fuzzer and for tests: any call, answered with any bytes.
+//! The client without a server, for the fuzzer and for tests: any call, with any reply.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Remote, RemoteOptions};
 use defuse_wire::abi::{self, InHeader, OutHeader};
 
-/// Makes the call that `choice` names, and answers each of its requests with the next of `answers`
-/// (after a header that fits), and the rest with `EIO`.
+/// Makes the call selected by `choice`, and replies to each request with the next part of `answers`
+/// (after a valid header). When they are used up, replies with `EIO`.
 ///
 /// # Panics
 ///
-/// Where the call panics, or takes more of an answer than it asked for.
+/// If the call panics, or accepts more data than it requested.
 pub fn answer(choice: u8, answers: &[u8]) {
     let flags = SocketFlags::CLOEXEC;
     let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -35,8 +35,8 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let _ = server.join();
 }
 
-/// Answers INIT as it should be, and everything else with pieces of `script`: two bytes for the
-/// length, one for the error or a notification, and the rest as it is.
+/// Answers INIT correctly, and all other requests with parts of `script`: two bytes for the length,
+/// one for the error or a notification, and the rest unchanged.
 fn serve(socket: &OwnedFd, mut script: &[u8]) {
     let mut room = vec![0; 1 << 18];
     while let Ok(len @ 1..) = rustix::io::read(socket, &mut room[..]) {
@@ -74,7 +74,7 @@ fn serve(socket: &OwnedFd, mut script: &[u8]) {
             return;
         }
         if unique == 0 {
-            // The request itself still wants an answer.
+            // The request itself still needs a reply.
             let answer = OutHeader { len: 16, error: -5, unique: header.unique };
             let _ = rustix::net::send(socket, answer.as_bytes(), SendFlags::NOSIGNAL);
         }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_answer_makes_a_call_panic() {
+    fn no_reply_makes_a_call_panic() {
         let mut x = 0x9e37_79b9_7f4a_7c15_u64;
         for round in 0..600_u32 {
             let mut answers = Vec::new();
@@ -163,8 +163,8 @@ mod tests {
         }
     }
 
-    /// One good answer to each call, as the target `answers` takes them, with a file for each. Run as
-    /// fuzz/README.md says.
+    /// One valid reply to each call, in the format of the fuzz target `answers`, with a file for
+    /// each. Run as described in fuzz/README.md.
     #[test]
     #[ignore = "writes files where FUZZ_SEEDS says"]
     fn write_answer_seeds() {
@@ -177,7 +177,7 @@ mod tests {
         let open = abi::OpenOut { fh: 3, ..abi::OpenOut::default() };
         let (entry, attr, open) = (entry.as_bytes(), attr.as_bytes(), open.as_bytes());
         let created = [entry, open].concat();
-        // Inode, next position, length of the name, type, the name, and what fills eight bytes.
+        // Inode, next position, length of the name, type, name, and padding to eight bytes.
         let words = [5_u64.to_ne_bytes(), 1_u64.to_ne_bytes()].concat();
         let name = [4_u32.to_ne_bytes(), 8_u32.to_ne_bytes()].concat();
         let listed = [&words[..], &name, b"name\0\0\0\0"].concat();
@@ -204,7 +204,7 @@ mod tests {
             let notified = [head[0], 40, 0, 1];
             let seed = [&head[..], body].concat();
             std::fs::write(dir.join(format!("call{choice}")), &seed).unwrap();
-            // The same after a notification.
+            // The reply after a notification.
             let seed = [&notified[..], &[0; 40], &head[1..], body].concat();
             std::fs::write(dir.join(format!("notified{choice}")), seed).unwrap();
         }

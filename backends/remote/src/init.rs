@@ -1,4 +1,4 @@
-//! INIT from the kernel's side: what is offered to a server, and what its answer means.
+//! INIT from the kernel's side: the offered capabilities, and the meaning of the server's reply.
 
 use defuse_fs::{Caps, Denied, Errno, LockSupport, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -7,15 +7,15 @@ use super::RemoteError;
 use defuse_wire::abi::*;
 use defuse_wire::vendor::{Names, SOCKET_IO_MAX};
 
-/// The oldest minor version that is spoken: since 7.12 no structure but INIT's own has changed its
-/// size, and the flags of INIT tell the rest.
+/// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
+/// size, and the flags of INIT describe other differences.
 pub(super) const OLDEST_MINOR: u32 = 12;
-/// `FUSE_COMPAT_22_INIT_OUT_SIZE`: servers before 7.23 answer with so much.
+/// `FUSE_COMPAT_22_INIT_OUT_SIZE`: the length of the reply of servers before 7.23.
 const INIT_OUT_SIZE_7_22: usize = 24;
 const PAGE: usize = 4096;
 
-/// The capabilities of the client. It does not offer those that need a device (splice, backing files,
-/// io_uring), a cache of written data, or shared memory.
+/// The offered capabilities. Not offered are those that need a device (splice, backing files,
+/// io_uring), a write cache, or shared memory.
 const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_POSIX_LOCKS
     | FUSE_ATOMIC_O_TRUNC
@@ -63,15 +63,15 @@ pub(super) fn init_in(names: Names) -> InitIn {
 pub(super) struct Agreement {
     pub(super) minor: u32,
     pub(super) flags: u64,
-    /// Most bytes in one WRITE.
+    /// Maximum size of a WRITE, in bytes.
     pub(super) max_write: usize,
-    /// Most bytes in one READ.
+    /// Maximum size of a READ, in bytes.
     pub(super) max_read: usize,
     time_granularity_ns: u32,
 }
 
 impl Agreement {
-    /// Decodes the answer to INIT (`process_init_reply` in `fs/fuse/inode.c`).
+    /// Decodes the reply to INIT (`process_init_reply` in `fs/fuse/inode.c`).
     pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, RemoteError> {
         let out = init_out(body).map_err(|_| RemoteError::BadInit(body.len()))?;
         if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
@@ -94,7 +94,7 @@ impl Agreement {
         })
     }
 
-    /// The agreement of the program before this one.
+    /// The agreement of the previously executed program.
     pub(super) fn again(
         minor: u32,
         flags: u64,
@@ -115,7 +115,7 @@ impl Agreement {
         self.flags & flags != 0
     }
 
-    /// The same in the words of the contract.
+    /// The agreement as properties of the contract.
     pub(super) fn caps(&self) -> Caps {
         let locks = self.uses(FUSE_POSIX_LOCKS | FUSE_FLOCK_LOCKS);
         Caps {
@@ -132,15 +132,15 @@ impl Agreement {
             backing_files: false,
             security_labels: self.uses(FUSE_SECURITY_CTX),
             time_granularity_ns: self.time_granularity_ns,
-            // Whoever answers invents modes, owners and device numbers as it likes.
+            // The server can report any mode, owner and device number.
             denied: Denied { suid: true, dev: true, exec: false },
             ..Caps::default()
         }
     }
 }
 
-/// The structure of the answer, which has grown: what an older server does not send is zero, and
-/// what a newer one sends beyond it means nothing to us.
+/// Decodes the reply, whose structure has grown: fields missing from an older server are zero, and
+/// additional fields of a newer one are ignored.
 fn init_out(body: &[u8]) -> Result<InitOut> {
     if body.len() < INIT_OUT_SIZE_7_22 {
         return Err(Errno::EIO);
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_used_that_was_not_offered_and_no_limit_exceeds_a_message() {
+    fn only_offered_capabilities_are_used_and_no_limit_exceeds_a_message() {
         let out = InitOut {
             major: 7,
             minor: 99,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_too_old_or_answer_anything_else_are_refused() {
+    fn too_old_servers_and_invalid_replies_are_refused() {
         let out = |major, minor| InitOut { major, minor, ..InitOut::default() };
         assert!(Agreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
         assert!(matches!(Agreement::of(out(7, 11).as_bytes()), Err(RemoteError::Version(7, 11))));

@@ -1,12 +1,12 @@
-//! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a FUSE
-//! program without a mount.
+//! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a
+//! FUSE program without a mount.
 //!
-//! [`Remote`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that the
-//! kernel would send, for servers of this project and for any other that speaks FUSE on an open
-//! descriptor. It caches nothing.
+//! [`Remote`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that
+//! the kernel would send. It works with servers of this project and with others that speak FUSE on
+//! an open descriptor. It caches nothing.
 //!
-//! Answers are not trusted: an answer that makes no sense is `EIO`, and a server that does not speak FUSE
-//! loses its connection.
+//! Replies are not trusted: an invalid reply results in `EIO`, and a server that does not speak
+//! FUSE is disconnected.
 
 mod connection;
 mod data;
@@ -48,21 +48,21 @@ pub use kind::{PROGRAM, SOCKET};
 use notices::Notices;
 pub use program::{Program, ProgramError};
 
-/// A client could not be made.
+/// The reason why a client could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// Nobody listens there.
+    /// Connecting failed, for example because nobody listens.
     #[error("cannot connect to {path}: {errno}; is it served (`defuse serve`)?")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         errno: Errno,
     },
-    /// Somebody else listens there.
+    /// An untrusted user listens.
     #[error(
-        "{path} is served by user {uid}, whom this process has no reason to trust: serve it as root or \
-         as the own user"
+        "{path} is served by the untrusted user {uid}: serve it as root or \
+         as the user of this process"
     )]
     Stranger {
         /// The socket.
@@ -76,45 +76,44 @@ pub enum RemoteError {
     /// The server did not answer INIT.
     #[error("the server did not answer INIT: {0}; it may have refused this user, see its log")]
     Init(Errno),
-    /// The answer to INIT has a length that it cannot have.
-    #[error("the server answered INIT with {0} bytes, which is no answer of FUSE 7")]
+    /// The reply to INIT has an invalid length.
+    #[error("the server answered INIT with {0} bytes, which is not a reply of FUSE 7")]
     BadInit(usize),
     /// The server speaks another version.
     #[error("the server speaks FUSE {0}.{1}; 7.{oldest} or later is needed", oldest = init::OLDEST_MINOR)]
     Version(u32, u32),
-    /// A connection cannot be made again.
-    #[error("this connection was handed over open, so that there is no way to make another one")]
+    /// The client does not know the path of its server.
+    #[error("the connection was passed as an open socket: cannot connect again")]
     NoPath,
 }
 
 /// Settings of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// A request that takes longer ends the connection, as the kernel's `request_timeout` does.
-    /// `None` waits for as long as the server lives.
+    /// A request that takes longer ends the connection, like the kernel's `request_timeout`. `None`
+    /// waits as long as the server lives.
     pub timeout: Option<Duration>,
-    /// Where there are some, the socket gets a number from here on: an in-process frontend keeps the
-    /// lower ones for its program. 0, the default, takes it as it comes.
+    /// The lowest number for the descriptor of the socket, if possible: an in-process frontend
+    /// reserves lower ones for its program. With 0, the default, any number is used.
     pub descriptors_from: u16,
 }
 
-/// An open file or directory that a program goes on with, see [`Remote::take_over`].
+/// An open file or directory that an executed program inherits, see [`Remote::take_over`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Legacy {
     /// Its handle.
     pub fh: Fh,
-    /// Its flags of open(2): what it is not open for, the heir may not either.
+    /// Its flags of open(2). The heir gets no further access.
     pub flags: OpenFlags,
     /// The owner of its own locks.
     pub owner: LockOwner,
-    /// The record locks of the process on the file stay.
+    /// Keep the record locks of the process on the file.
     pub process_locks: bool,
 }
 
-/// How long INIT may take: a server that says nothing at all would otherwise hold its client up for
-/// good.
+/// The time for INIT. Without it, a silent server would block its client forever.
 const INIT_PATIENCE: Duration = Duration::from_secs(30);
-/// How long DESTROY may take.
+/// The time for DESTROY.
 const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A file system at the other end of a socket.
@@ -122,9 +121,9 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// Any number of threads may call it at once. A child process must not use the client of its parent
 /// (`ENOTCONN`): see [`sibling`](Remote::sibling).
 ///
-/// Notifications of the server are delivered by whichever thread waits for an answer, before it
-/// returns, and while nobody asks for anything by [`deliver`](Remote::deliver). A thread of its own
-/// (`defuse-client`) exists only while somebody waits for a lock or polls a file.
+/// Notifications of the server are delivered by a thread that waits for a reply, before it returns.
+/// If no thread waits, [`deliver`](Remote::deliver) does so. A thread of its own (`defuse-client`)
+/// exists only during a wait for a lock or a poll of a file.
 pub struct Remote {
     shared: Arc<Shared>,
 }
@@ -138,20 +137,21 @@ struct Shared {
     missing: AtomicU64,
     forgets: Forgets,
     notices: Arc<Notices>,
-    /// Requests whose answers no caller waits for, polls included.
+    /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
     listening: AtomicBool,
     options: RemoteOptions,
     path: Option<PathBuf>,
     names: Names,
-    /// The program that ends with the file system.
+    /// The program to end with the file system.
     program: Mutex<Option<Program>>,
 }
 
 impl Remote {
-    /// Connects to the server that listens at `path`; one that begins with `@` is abstract. Everybody
-    /// may listen at an abstract name, so that its server has to be root or the user of this process
-    /// ([`RemoteError::Stranger`]). Who listens at a path is decided by the permissions of its directory.
+    /// Connects to the server that listens at `path`; a path that begins with `@` is abstract.
+    /// Every process may bind an abstract name, so that its server must be root or the user of this
+    /// process ([`RemoteError::Stranger`]). A path is protected by the permissions of its
+    /// directory.
     pub fn connect(
         path: &Path,
         options: RemoteOptions,
@@ -183,7 +183,7 @@ impl Remote {
         Remote::start(socket, options, Some(path.to_path_buf()), names, None)
     }
 
-    /// Speaks to the server at the other end of `socket`, which is of type `SOCK_SEQPACKET`.
+    /// Uses the server at the other end of `socket`, which has the type `SOCK_SEQPACKET`.
     pub fn over(
         socket: OwnedFd,
         options: RemoteOptions,
@@ -191,7 +191,7 @@ impl Remote {
         Remote::start(socket, options, None, Names::default(), None)
     }
 
-    /// Starts `program`, which serves as long as the client lives.
+    /// Starts `program`, which serves during the life of the client.
     pub fn of_program(
         mut program: Program,
         options: RemoteOptions,
@@ -206,29 +206,30 @@ impl Remote {
         }
     }
 
-    /// Another connection to the same server, which begins with all that this one has: inodes and
-    /// open files are valid through both, each gives them back by itself, and the file system gets
-    /// back what nobody has any more. It acts for the user who made the first connection, also where
-    /// the process has become another one.
+    /// Creates another connection to the same server, which inherits all inodes and open files:
+    /// they are valid through both connections, and the file system gets them back when both have
+    /// returned them. It acts for the user who made the first connection, even if the process has
+    /// become another user.
     ///
-    /// It is for a child process. A parent makes it before fork(2), while no other thread asks for
-    /// anything; then the child [adopts](Remote::adopt) it, and the parent
-    /// [leaves](Remote::leave) it. Errors: [`RemoteError::NoPath`] for a client that was not made by
-    /// [`connect`](Remote::connect); [`RemoteError::Stranger`] where another user listens there by now.
+    /// It is for a child process. A parent creates it before fork(2), while no other thread makes
+    /// requests. Then the child [adopts](Remote::adopt) it, and the parent [leaves](Remote::leave)
+    /// it. Fails with [`RemoteError::NoPath`] for a client that was not created by
+    /// [`connect`](Remote::connect), and with [`RemoteError::Stranger`] if another user listens
+    /// there now.
     pub fn sibling(&self) -> std::result::Result<Remote, RemoteError> {
         self.connect_again(false)
     }
 
-    /// Another connection to the same server, for the program that this process is about to execute.
-    /// It begins with nothing and [takes over](Remote::take_over) what that program goes on with; the
-    /// rest goes back when this one ends. It acts for the user that the process is now. Errors: as of
-    /// [`sibling`](Remote::sibling).
+    /// Creates another connection to the same server, for the program that this process is about to
+    /// execute. It begins with nothing and [takes over](Remote::take_over) the files that the
+    /// program inherits. The server frees the others when this connection ends. It acts for the
+    /// present user of the process. Fails like [`sibling`](Remote::sibling).
     pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
         self.connect_again(true)
     }
 
-    /// Connects to the same server again, or to one of the same user: what that one may do, the server
-    /// of this connection could do, too.
+    /// Connects to the same server again, or to one of the same user, which could do no more than
+    /// the server of this connection.
     fn connect_again(&self, is_heir: bool) -> std::result::Result<Remote, RemoteError> {
         let path = self.shared.path.as_ref().ok_or(RemoteError::NoPath)?;
         let own = peer_user(self.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
@@ -236,10 +237,10 @@ impl Remote {
         Remote::connect_as(path, options, number, is_heir, |uid| uid == own)
     }
 
-    /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), and an open
-    /// file or directory of it. Errors: `EPERM` where this is no heir, or was
-    /// [settled](Remote::settle); `ESTALE` and `EBADF` for what the other connection does not have;
-    /// others from servers that know of no heirs.
+    /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), with an open
+    /// file or directory. Fails with `EPERM` if this is not an heir, or was
+    /// [settled](Remote::settle), with `ESTALE` or `EBADF` for inodes or handles that the other
+    /// connection does not have, and with other errors from servers that do not support heirs.
     pub fn take_over(&self, ino: Ino, open: Option<Legacy>) -> Result<()> {
         let mut what = TakeOver::default();
         if let Some(Legacy { fh, flags, owner, process_locks }) = open {
@@ -250,15 +251,16 @@ impl Remote {
         self.tell_of_heir(ino, &what)
     }
 
-    /// Nothing more is taken over: from here on the connection has no rights but its own.
+    /// Ends taking over: from now on the connection only has rights of its own.
     pub fn settle(&self) -> Result<()> {
         self.tell_of_heir(Ino::ROOT, &TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() })
     }
 
-    /// The memory that all mappings of an open file share, at all clients of the server, filled with
-    /// `range` of the file at least; an offset in the file is the offset in it. It is to be given back
-    /// by [`unmap`](Remote::unmap) when the mapping is gone. Errors: `EACCES` where the file is not
-    /// open for that; `ENOSYS` from servers that cannot.
+    /// Returns the memory that all mappings of an open file share, across all clients of the
+    /// server. At least `range` of the file is filled; offsets in the memory are those in the file.
+    /// Must be released by [`unmap`](Remote::unmap) after the mapping is removed. Fails with
+    /// `EACCES` if the file is not open for this access, and with `ENOSYS` if the server does not
+    /// support it.
     pub fn map(
         &self,
         cx: &Context<'_>,
@@ -285,7 +287,7 @@ impl Remote {
         mapped
     }
 
-    /// A mapping is gone. What was changed by it is in the file system afterwards.
+    /// Releases a mapping. Changes through it are then in the file system.
     pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         let request = Request::new(Opcode::Removemapping, cx, ino)
             .with(&abi::RemovemappingIn { count: 1 })
@@ -304,8 +306,8 @@ impl Remote {
         self.shared.ask(&cx, request, |_| Ok(()))
     }
 
-    /// The state of the connection as text without spaces, for another program that inherits the
-    /// descriptor. It is secret: it gives the rights of the connection.
+    /// The state of the connection as text without spaces, for an executed program that inherits
+    /// the descriptor. It is secret: it grants the rights of the connection.
     pub fn to_text(&self) -> String {
         let Agreement { minor, flags, max_write, max_read, .. } = self.shared.agreement;
         let granularity = self.shared.agreement.time_granularity_ns();
@@ -316,8 +318,9 @@ impl Remote {
         )
     }
 
-    /// The connection over `socket` to the server at `path`, as the program before described it by
-    /// [`to_text`](Remote::to_text). `None` where that makes no sense.
+    /// Restores the connection over `socket` to the server at `path`, from the
+    /// [text](Remote::to_text) of the previously executed program. Returns `None` if the text is
+    /// invalid.
     pub fn from_text(
         socket: OwnedFd,
         text: &str,
@@ -339,12 +342,12 @@ impl Remote {
         Some(client)
     }
 
-    /// In a child: this process uses the connection from now on.
+    /// In the child: makes this process the user of the connection.
     pub fn adopt(&self) {
         self.shared.connection.belongs_to(std::process::id());
     }
 
-    /// In the parent: another process uses the connection, which stays as it is when this is dropped.
+    /// In the parent: leaves the connection to another process. Dropping this does not end it.
     pub fn leave(self) {
         self.shared.connection.belongs_to(0);
     }
@@ -397,13 +400,13 @@ impl Remote {
         Remote { shared }
     }
 
-    /// Delivers the notifications that have come while nobody waited for an answer, without waiting
-    /// for more. Its socket becomes readable when there are some.
+    /// Delivers notifications that arrived while no thread waited for a reply, without waiting for
+    /// more. The socket becomes readable when there are some.
     pub fn deliver(&self) {
         self.shared.connection.drain();
     }
 
-    /// True once the server has gone, or was given up.
+    /// True after the server has ended or was given up.
     pub fn is_dead(&self) -> bool {
         self.shared.connection.is_dead()
     }
@@ -422,7 +425,7 @@ impl Drop for Remote {
 }
 
 impl Shared {
-    /// Sends a request without data, and waits for its answer.
+    /// Sends a request without data, and waits for its reply.
     fn ask<T>(
         &self,
         cx: &Context<'_>,
@@ -432,8 +435,7 @@ impl Shared {
         self.ask_with(cx, request, &[], decode)
     }
 
-    /// Sends a request with data behind it, and waits for its answer. `decode` must not ask for
-    /// anything.
+    /// Sends a request with data, and waits for its reply. `decode` must not make requests.
     fn ask_with<T>(
         &self,
         cx: &Context<'_>,
@@ -449,10 +451,7 @@ impl Shared {
             decode(body).inspect_err(|&errno| {
                 if errno == Errno::EIO {
                     let name = opcode.name();
-                    log::warn!(
-                        "{name}: an answer of {} bytes that makes no sense: EIO",
-                        body.len()
-                    );
+                    log::warn!("{name}: an invalid reply of {} bytes: EIO", body.len());
                 }
             })
         };
@@ -464,13 +463,13 @@ impl Shared {
         result
     }
 
-    /// True where the server has answered `opcode` with `ENOSYS`.
+    /// True if the server has answered `opcode` with `ENOSYS`.
     fn lacks(&self, opcode: Opcode) -> bool {
         let bit = 1_u64.checked_shl(opcode as u32).unwrap_or(0);
         self.missing.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Says farewell, and ends the connection.
+    /// Sends DESTROY, and ends the connection.
     fn part(&self) {
         if self.connection.is_own() && !self.connection.is_dead() {
             self.send_forgets();
@@ -488,12 +487,12 @@ impl Shared {
             }
             self.connection.end("");
         }
-        // Its end may take a while: the socket has to be closed first.
+        // The program may take some time to end. The socket must be closed first.
         drop(lock(&self.program).take());
     }
 }
 
-/// Opcodes without which a file system makes sense. The kernel does not repeat these, either.
+/// The optional opcodes. The kernel does not repeat them after `ENOSYS`, either.
 fn is_remembered(opcode: Opcode) -> bool {
     use Opcode::*;
     matches!(

@@ -1,4 +1,4 @@
-//! Notifications of a server, and answers that no caller waits for.
+//! Notifications of a server, and replies that no caller waits for.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,10 +12,10 @@ use super::{Remote, Shared, lock};
 use defuse_wire::abi::{self, NotifyCode, Opcode};
 use defuse_wire::encode::{self, Request};
 
-/// Most notifications that wait while another one is delivered on the same thread.
+/// Maximum number of notifications that wait while another one is delivered on the same thread.
 const WAITING_MAX: usize = 1024;
 
-/// Those who want to hear, and what they have not heard yet.
+/// The listeners, and the notifications not yet delivered.
 #[derive(Default)]
 pub(super) struct Notices {
     listeners: Mutex<Vec<Arc<dyn Notify>>>,
@@ -32,20 +32,20 @@ impl Notices {
         lock(&self.listeners).push(notify);
     }
 
-    /// Answers to RETRIEVE go through `client`.
+    /// Sends replies to RETRIEVE through `client`.
     pub(super) fn reach(&self, client: &Arc<Shared>) {
         let _ = self.client.set(Arc::downgrade(client));
     }
 
-    /// Delivers a notification. One that comes while this thread delivers another waits for it:
-    /// otherwise a server could make it call itself without end.
+    /// Delivers a notification. One that arrives while this thread delivers another is queued,
+    /// because a server could otherwise cause an infinite recursion.
     pub(super) fn receive(&self, code: i32, body: &[u8]) {
         if DELIVERING.get() {
             let mut waiting = lock(&self.waiting);
             if waiting.len() >= WAITING_MAX {
                 drop(waiting);
                 if let Some(client) = self.client() {
-                    client.connection.end("more notifications than anyone can hear");
+                    client.connection.end("too many notifications");
                 }
                 return;
             }
@@ -73,10 +73,10 @@ impl Notices {
             return;
         };
         for listener in &listeners {
-            // An error says that the listener does not know the inode, which is no harm.
+            // Other errors mean that the listener does not know the inode, which is harmless.
             let delivered = self.tell(&**listener, *known, body);
             if delivered == Err(Errno::EIO) {
-                log::warn!("a notification {known:?} of {} bytes that makes no sense", body.len());
+                log::warn!("an invalid notification {known:?} of {} bytes", body.len());
             }
         }
     }
@@ -112,7 +112,7 @@ impl Notices {
                 let out = fixed::<abi::NotifyRetrieveOut>(body)?.0;
                 self.retrieve(listener, &out)
             }
-            // There is no request that could have been lost.
+            // A request cannot have been lost.
             NotifyCode::Resend => Ok(()),
             NotifyCode::IncEpoch => listener.increment_epoch(),
             NotifyCode::Prune => {
@@ -127,7 +127,7 @@ impl Notices {
         }
     }
 
-    /// Asks the cache of the listener; the answer goes back as NOTIFY_REPLY, if there is room.
+    /// Reads the cache of the listener. The data is sent as NOTIFY_REPLY, if the socket has space.
     fn retrieve(&self, listener: &dyn Notify, out: &abi::NotifyRetrieveOut) -> Result<()> {
         let client = self.client.get().cloned().unwrap_or_default();
         let (unique, ino, offset) = (out.notify_unique, Ino(out.nodeid), out.offset);
@@ -146,7 +146,7 @@ fn fixed<T: FromBytes>(body: &[u8]) -> Result<(T, &[u8])> {
     T::read_from_prefix(body).map_err(|_| Errno::EIO)
 }
 
-/// A name of `len` bytes that a NUL ends.
+/// A name of `len` bytes, terminated by a NUL.
 fn name(rest: &[u8], len: u32) -> Result<Name<'_>> {
     match rest.split_last() {
         Some((0, name)) if name.len() == len as usize => Name::new(name).map_err(|_| Errno::EIO),
@@ -162,15 +162,15 @@ impl Shared {
         let head = request.finish(data.len());
         let at = std::mem::offset_of!(abi::InHeader, unique);
         head[at..at + 8].copy_from_slice(&unique.to_ne_bytes());
-        // Waiting for room could wait for the very thread that delivers.
+        // Waiting for space could wait for the thread that delivers.
         if let Err(errno) = self.connection.try_tell(head, data) {
-            log::debug!("the answer to a RETRIEVE is lost: {errno}");
+            log::debug!("the reply to a RETRIEVE is lost: {errno}");
         }
     }
 }
 
 impl Remote {
-    /// Leaves a wait for a lock with the server.
+    /// Leaves a wait for a lock to the server.
     pub(super) fn wait_for_lock(&self, wait: LockWait) {
         if self.shared.lacks(Opcode::Setlkw) {
             return wait.finish(Err(Errno::ENOSYS));
@@ -208,13 +208,13 @@ impl Remote {
         }
     }
 
-    /// Somebody waits for a notification from now on.
+    /// Makes a thread receive notifications, because somebody waits for one.
     pub(super) fn listen(&self) {
         self.shared.expected.fetch_add(1, Ordering::SeqCst);
         self.start_listening();
     }
 
-    /// A thread that receives what no caller waits for, for as long as there is something to expect.
+    /// Starts a thread that receives messages without a waiting caller, while any are expected.
     fn start_listening(&self) {
         if self.shared.listening.swap(true, Ordering::SeqCst) {
             return;
@@ -226,7 +226,7 @@ impl Remote {
             receive_for_others(&client);
         };
         if let Err(error) = thread.spawn(receive) {
-            log::error!("nobody receives while nobody asks: {error}");
+            log::error!("cannot start the thread that receives notifications: {error}");
             self.shared.listening.store(false, Ordering::SeqCst);
         }
     }
@@ -239,7 +239,7 @@ fn receive_for_others(client: &Weak<Shared>) {
         }
         if client.expected.load(Ordering::SeqCst) == 0 {
             client.listening.store(false, Ordering::SeqCst);
-            // One that came in between has seen this thread.
+            // A request that came in between has seen this thread.
             let missed = client.expected.load(Ordering::SeqCst) > 0;
             if !missed || client.listening.swap(true, Ordering::SeqCst) {
                 return;
@@ -250,7 +250,7 @@ fn receive_for_others(client: &Weak<Shared>) {
     }
 }
 
-/// One answer more that no caller waits for.
+/// Counts one expected reply without a waiting caller.
 struct Counted(Weak<Shared>);
 
 impl Counted {

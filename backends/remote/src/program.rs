@@ -1,7 +1,7 @@
-//! FUSE programs as they are: started with one end of a socket where they expect an open /dev/fuse.
+//! Unmodified FUSE programs, started with one end of a socket in place of an open /dev/fuse.
 //!
-//! libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a descriptor that is mounted
-//! already, mount.fuse3(8), and speak the protocol on it without asking what it is.
+//! libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a descriptor of an existing
+//! mount, mount.fuse3(8), and speak the protocol on it without checking its type.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,44 +17,44 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::RemoteError;
 use crate::sys::errno;
 
-/// Where the mount point goes, if not to the end.
+/// The placeholder for the mount point. Without it, the mount point is appended.
 const PLACE: &str = "{}";
-/// How long a program may take to end by itself, and then by a signal.
+/// The time for a program to end by itself, and then by a signal.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A program that was to serve a file system, and does not.
+/// The reason why a program does not serve a file system.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// No words.
+    /// The command line is empty.
     #[error("no program is named: write its command line, without a mount point")]
     Empty,
-    /// The socket.
+    /// No socket could be created.
     #[error("no socket for {program}: {errno}")]
     Socket {
         /// The program.
         program: String,
-        /// Why not.
+        /// The error.
         errno: Errno,
     },
-    /// It cannot be started.
+    /// The program cannot be started.
     #[error("cannot start {program}: {error}; is it installed?")]
     Start {
         /// The program.
         program: String,
-        /// Why not.
+        /// The error.
         error: std::io::Error,
     },
-    /// It ended before it served anything.
+    /// The program ended before it served.
     #[error(
-        "{program} has ended ({status}) before it served anything: see what it said; it has to take /dev/fd/N for a mount point, as libfuse 3 does"
+        "{program} has ended ({status}) before it served a file system: see its output; it must accept /dev/fd/N as a mount point, like libfuse 3"
     )]
     Ended {
         /// The program.
         program: String,
-        /// How.
+        /// Its exit status.
         status: std::process::ExitStatus,
     },
-    /// It runs, but says something else than FUSE.
+    /// The program runs, but does not speak FUSE.
     #[error("{program}: {error}")]
     Remote {
         /// The program.
@@ -64,7 +64,7 @@ pub enum ProgramError {
     },
 }
 
-/// A running FUSE program. It is ended, and waited for, when this is dropped.
+/// A running FUSE program. Dropping it ends the program and waits for it.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -85,7 +85,7 @@ impl Program {
         let mountpoint = OsString::from(format!("/dev/fd/{}", theirs.as_raw_fd()));
         let mut command = Command::new(program);
         command.args(arguments(args, &mountpoint)).stdin(Stdio::null());
-        // The standard output is not for it: somebody may wait there for what we have to say.
+        // The standard output is not for the program: another process may read it.
         let said = std::io::stderr().as_fd().try_clone_to_owned();
         command.stdout(said.map_or_else(|_| Stdio::null(), Stdio::from));
         // SAFETY: between fork and exec this runs one system call, fcntl(2), which is
@@ -94,7 +94,8 @@ impl Program {
             command.pre_exec(move || Ok(rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?));
         }
         let child = command.spawn();
-        // The closure holds the other end: while it is open, the end of the program is not seen.
+        // The closure owns the program's end. While that is open, the end of the program is not
+        // noticed.
         drop(command);
         let child = child.map_err(|error| ProgramError::Start { program: name.clone(), error })?;
         Ok(Program { name, child, socket: Some(ours) })
@@ -105,7 +106,8 @@ impl Program {
         self.child.id()
     }
 
-    /// Our end of the socket; the next call gives one that is closed at its other end.
+    /// Takes this process's end of the socket. A further call returns a socket whose other end is
+    /// closed.
     pub(super) fn take_socket(&mut self) -> OwnedFd {
         self.socket.take().unwrap_or_else(|| {
             let flags = SocketFlags::CLOEXEC;
@@ -144,12 +146,12 @@ impl Drop for Program {
         if self.wait(PATIENCE).is_some() {
             return;
         }
-        log::warn!("{} does not end: it is sent SIGTERM", self.name);
+        log::warn!("{} does not end: sending SIGTERM", self.name);
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
         }
         if self.wait(PATIENCE).is_none() {
-            log::warn!("{} does not end: it is killed", self.name);
+            log::warn!("{} does not end: killing it", self.name);
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -176,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mount_point_goes_to_its_place_or_to_the_end() {
+    fn the_mount_point_replaces_the_placeholder_or_is_appended() {
         let of = |text| arguments(&words(text), OsStr::new("/dev/fd/9"));
         assert_eq!(of("host:/dir -o x"), words("host:/dir -o x -f /dev/fd/9"));
         assert_eq!(of("-fg cipher {}"), words("-fg cipher /dev/fd/9"));
     }
 
     #[test]
-    fn a_program_that_is_not_there_or_serves_nothing_is_named() {
+    fn a_missing_program_and_one_that_does_not_serve_are_named() {
         assert!(matches!(Program::start(&[]), Err(ProgramError::Empty)));
         let missing = Program::start(&words("/nonexistent/program")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));

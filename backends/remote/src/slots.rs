@@ -1,8 +1,8 @@
-//! The requests in flight, and the threads that wait for their answers.
+//! The requests in flight, and the threads that wait for their replies.
 //!
-//! Every request has a slot while it waits, and its number names the slot, so that an answer finds
-//! its caller without a table that all callers share. The number also counts how often the slot was
-//! used: an answer that comes twice, or too late, matches nobody.
+//! Every request has a slot while it waits, and its number identifies the slot, so that a reply
+//! finds its caller without a shared table. The number also counts the uses of the slot, so that a
+//! duplicate or late reply matches no request.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,20 +11,20 @@ use std::time::Duration;
 
 use defuse_fs::{Errno, Result};
 
-/// Most requests that wait for an answer at once.
+/// Maximum number of requests that wait for a reply.
 pub(super) const SLOTS: usize = 1024;
-/// Bits of a request's number that name its slot. The lowest bit tells an INTERRUPT.
+/// Bits of a request's number that identify its slot. The lowest bit marks an INTERRUPT.
 const SLOT_BITS: u32 = SLOTS.trailing_zeros();
-/// A slot that somebody has, but whose request has no number yet.
+/// A slot that is taken, but whose request has no number yet.
 const CLAIMED: u64 = 1;
 
-/// Receives an answer that no thread waits for.
+/// Receives a reply that no thread waits for.
 pub(super) type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
-/// A place for one request.
+/// The slot of one request.
 #[derive(Default)]
 struct Slot {
-    /// The number of the request; 0 where the slot is free.
+    /// The number of the request; 0 if the slot is free.
     unique: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -32,25 +32,25 @@ struct Slot {
 
 #[derive(Default)]
 struct State {
-    /// How often the slot was used.
+    /// Number of uses of the slot.
     uses: u64,
     answer: Option<Result<Vec<u8>>>,
-    /// Nobody receives any more: whoever waits here should.
+    /// No thread receives: the thread waiting here must.
     lead: bool,
     done: Option<Done>,
 }
 
-/// The outcome of a wait for an answer.
+/// The outcome of a wait for a reply.
 pub(super) enum Waited {
-    /// It is there.
+    /// The reply has arrived.
     Answered(Result<Vec<u8>>),
-    /// Somebody has to receive.
+    /// The thread must receive.
     Lead,
-    /// Nothing yet.
+    /// No reply yet.
     Nothing,
 }
 
-/// A slot that belongs to one request.
+/// A slot taken by one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) unique: u64,
@@ -60,7 +60,7 @@ pub(super) struct Claim {
 /// The slots of a connection.
 pub(super) struct Slots {
     slots: Box<[Slot]>,
-    /// One bit for every slot whose thread waits while another one receives.
+    /// One bit for every slot whose thread waits while another thread receives.
     followers: [AtomicU64; SLOTS / 64],
 }
 
@@ -72,8 +72,8 @@ impl Slots {
         }
     }
 
-    /// A free slot; `None` where all are taken. With `done`, which is taken then, nobody waits: it
-    /// runs with the answer, on the thread that receives it.
+    /// Takes a free slot; `None` if there is none. With `done`, which is then moved out, no thread
+    /// waits: the receiving thread calls it with the reply.
     pub(super) fn claim(&self, done: &mut Option<Done>) -> Option<Claim> {
         let first = hint();
         let index = (0..SLOTS).map(|step| (first + step) % SLOTS).find(|&index| {
@@ -90,7 +90,7 @@ impl Slots {
         Some(Claim { unique, index })
     }
 
-    /// Gives the slot back, if the answer has not done so.
+    /// Frees the slot, unless the reply has freed it.
     pub(super) fn free(&self, claim: Claim) {
         let slot = &self.slots[claim.index];
         let mut state = lock(&slot.state);
@@ -104,7 +104,7 @@ impl Slots {
         drop(done);
     }
 
-    /// Gives the answer to the request `unique` to whoever waits for it. False where nobody does.
+    /// Passes the reply of the request `unique` on to its waiter. Returns false if there is none.
     pub(super) fn answer(&self, unique: u64, result: Result<&[u8]>) -> bool {
         let index = (unique >> 1) as usize % SLOTS;
         let slot = &self.slots[index];
@@ -112,7 +112,7 @@ impl Slots {
             return false;
         }
         let mut state = lock(&slot.state);
-        // It may have been given back, or answered, in between.
+        // It may have been freed or answered meanwhile.
         if slot.unique.load(Ordering::Acquire) != unique || state.answer.is_some() {
             return false;
         }
@@ -127,7 +127,7 @@ impl Slots {
         true
     }
 
-    /// Answers every request that waits with `errno`.
+    /// Answers every waiting request with `errno`.
     pub(super) fn answer_all(&self, errno: Errno) {
         for slot in &self.slots {
             let unique = slot.unique.load(Ordering::SeqCst);
@@ -135,12 +135,12 @@ impl Slots {
         }
     }
 
-    /// The answer of `claim`, if another thread has received it.
+    /// Takes the reply of `claim`, if another thread has received it.
     pub(super) fn take(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
         lock(&self.slots[claim.index].state).answer.take()
     }
 
-    /// Waits for the answer of `claim`, for `patience` at most, while another thread receives.
+    /// Waits for the reply of `claim`, at most for `patience`, while another thread receives.
     pub(super) fn wait(&self, claim: Claim, patience: Duration) -> Waited {
         let slot = &self.slots[claim.index];
         let mut state = lock(&slot.state);
@@ -158,7 +158,7 @@ impl Slots {
         }
     }
 
-    /// Says whether the thread of `claim` waits while another one receives.
+    /// Records that the thread of `claim` waits, or no longer waits, while another one receives.
     pub(super) fn follow(&self, claim: Claim, follows: bool) {
         let (word, bit) = (&self.followers[claim.index / 64], 1 << (claim.index % 64));
         if follows {
@@ -168,7 +168,7 @@ impl Slots {
         }
     }
 
-    /// Makes one of the threads that wait receive.
+    /// Makes one of the waiting threads receive.
     pub(super) fn pass_on(&self) {
         for (at, word) in self.followers.iter().enumerate() {
             let bits = word.load(Ordering::SeqCst);
@@ -181,20 +181,20 @@ impl Slots {
         }
     }
 
-    /// How many requests wait for an answer.
+    /// The number of requests that wait for a reply.
     pub(super) fn in_flight(&self) -> usize {
         self.slots.iter().filter(|slot| slot.unique.load(Ordering::Relaxed) != 0).count()
     }
 }
 
 thread_local! {
-    /// The slot that this thread had last: most likely it is free again, and nobody else's.
+    /// The slot that this thread used last, which is probably free.
     static LAST: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 fn hint() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // Threads begin far from each other.
+    // Threads begin at distant slots.
     LAST.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(37) % SLOTS)
 }
 
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_reaches_its_own_request_once() {
+    fn a_reply_reaches_its_own_request_once() {
         let slots = Slots::new();
         let first = slots.claim(&mut None).unwrap();
         let second = slots.claim(&mut None).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn all_slots_can_be_taken_and_no_more() {
+    fn all_slots_can_be_used_and_no_more() {
         let slots = Slots::new();
         let claims: Vec<_> = (0..SLOTS).map(|_| slots.claim(&mut None).unwrap()).collect();
         assert!(slots.claim(&mut None).is_none());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_made_to_receive() {
+    fn a_waiting_thread_is_made_to_receive() {
         let slots = Slots::new();
         let claim = slots.claim(&mut None).unwrap();
         slots.pass_on();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_waits_for_is_handed_on_and_frees_its_slot() {
+    fn a_reply_without_a_waiting_thread_is_passed_on_and_frees_its_slot() {
         let slots = Slots::new();
         let (said, heard) = std::sync::mpsc::channel();
         let done: Done = Box::new(move |result| said.send(result.map(<[u8]>::to_vec)).unwrap());

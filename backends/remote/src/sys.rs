@@ -28,8 +28,8 @@ pub(crate) fn peer_user(socket: impl AsFd) -> Result<u32> {
     if rc == 0 { Ok(all.uid) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
-/// Blocks all signals in the calling thread. A thread of this crate runs in somebody else's process,
-/// whose handlers expect its own threads.
+/// Blocks all signals in the calling thread. The threads of this crate run in the process of a
+/// program, whose handlers expect its own threads.
 pub(crate) fn block_signals() {
     // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask that is
     // changed is this thread's own.

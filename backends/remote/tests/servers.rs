@@ -1,4 +1,4 @@
-//! The client against servers that lie, stop, or talk nonsense.
+//! The client against servers that lie, hang, or send garbage.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The messages of a server in answer to one request.
+/// The messages with which a server replies to one request.
 type Says = Vec<Vec<u8>>;
 
 fn message(error: i32, unique: u64, body: &[u8]) -> Vec<u8> {
@@ -28,8 +28,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// A client whose server agrees to INIT with `flags`, and then says what `says` makes of each
-/// request that wants an answer. `None` ends it.
+/// A client whose server agrees to INIT with `flags`, and replies to each other request with the
+/// result of `says`. `None` ends the server.
 fn with_server(
     flags: u64,
     options: RemoteOptions,
@@ -90,7 +90,7 @@ fn read(client: &Remote, len: usize) -> Result<Vec<u8>> {
 }
 
 #[test]
-fn answers_that_make_no_sense_are_eio_and_the_next_call_works() {
+fn invalid_replies_are_eio_and_the_next_call_works() {
     let count = AtomicUsize::new(0);
     let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let unique = header.unique;
@@ -115,7 +115,7 @@ fn answers_that_make_no_sense_are_eio_and_the_next_call_works() {
 }
 
 #[test]
-fn more_data_than_was_asked_for_is_refused() {
+fn more_data_than_requested_is_refused() {
     let client = with_server(0, RemoteOptions::default(), |header, _| {
         let answer = match Opcode::from_u32(header.opcode).unwrap() {
             Opcode::Write => abi::WriteOut { size: 5000, padding: 0 }.as_bytes().to_vec(),
@@ -135,7 +135,7 @@ fn more_data_than_was_asked_for_is_refused() {
 }
 
 #[test]
-fn strange_duplicate_and_late_answers_reach_nobody() {
+fn unknown_duplicate_and_late_replies_reach_nobody() {
     let client = with_server(0, RemoteOptions::default(), |header, _| {
         let unique = header.unique;
         let wrong = |other| message(0, other, entry_out(9).as_bytes());
@@ -148,7 +148,7 @@ fn strange_duplicate_and_late_answers_reach_nobody() {
 }
 
 #[test]
-fn what_is_no_fuse_ends_the_connection_for_all() {
+fn a_message_that_is_not_fuse_ends_the_connection_for_all() {
     for garbage in [vec![0xff; 100], vec![1], message(0, 4, &[0; 8])[..20].to_vec()] {
         let client =
             with_server(0, RemoteOptions::default(), move |_, _| Some(vec![garbage.clone()]));
@@ -159,11 +159,11 @@ fn what_is_no_fuse_ends_the_connection_for_all() {
 }
 
 #[test]
-fn a_server_that_goes_wakes_everyone_who_waits() {
+fn the_end_of_a_server_wakes_all_waiting_threads() {
     let waiting = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&waiting);
     let client = with_server(0, RemoteOptions::default(), move |_, _| {
-        // Says nothing to eight, and goes at the ninth.
+        // Does not reply to eight requests, and ends at the ninth.
         if seen.fetch_add(1, Ordering::SeqCst) < 8 { Some(Vec::new()) } else { None }
     });
     std::thread::scope(|scope| {
@@ -180,7 +180,7 @@ fn a_server_that_goes_wakes_everyone_who_waits() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_given_up_after_the_time_that_was_set() {
+fn a_silent_server_is_given_up_after_the_timeout() {
     let options =
         RemoteOptions { timeout: Some(Duration::from_millis(200)), ..RemoteOptions::default() };
     let client = with_server(0, options, |_, _| Some(Vec::new()));
@@ -190,7 +190,7 @@ fn a_server_that_says_nothing_is_given_up_after_the_time_that_was_set() {
 }
 
 #[test]
-fn an_interrupt_is_told_once_and_the_answer_still_awaited() {
+fn an_interrupt_is_sent_once_and_the_reply_still_awaited() {
     let interrupts = Arc::new(AtomicUsize::new(0));
     let told = Arc::clone(&interrupts);
     let mut held = 0;
@@ -230,7 +230,7 @@ impl DirSink for Names {
 }
 
 #[test]
-fn a_directory_without_end_ends_with_each_call_and_what_does_not_fit_is_given_back() {
+fn each_listing_of_an_endless_directory_ends_and_lookups_that_do_not_fit_are_returned() {
     let plus = abi::FUSE_DO_READDIRPLUS;
     let client = with_server(plus, RemoteOptions::default(), |header, body| {
         let args = abi::ReadIn::read_from_bytes(body).ok()?;
@@ -252,7 +252,7 @@ fn a_directory_without_end_ends_with_each_call_and_what_does_not_fit_is_given_ba
 }
 
 #[test]
-fn an_opcode_that_is_missing_is_asked_for_once() {
+fn a_missing_opcode_is_requested_once() {
     let asked = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&asked);
     let client = with_server(0, RemoteOptions::default(), move |header, _| {
@@ -273,14 +273,14 @@ fn an_opcode_that_is_missing_is_asked_for_once() {
         let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
         let args =
             OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), ..Default::default() };
-        // MKNOD and OPEN take the place of CREATE, and a handle that of OPEN.
+        // MKNOD and OPEN replace CREATE, and the handle 0 replaces that of OPEN.
         let (entry, opened) = client.create(&cx, Ino::ROOT, name(), &node, args).unwrap();
         assert_eq!((entry.ino, opened.fh), (Ino(7), Fh(0)));
     }
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
-/// Hears of inodes that are to be dropped, and asks the client while it does.
+/// A listener of invalidations that makes requests while it is called.
 struct Ear {
     heard: AtomicUsize,
     polled: AtomicBool,
@@ -325,7 +325,7 @@ impl Notify for Ear {
 }
 
 #[test]
-fn notifications_are_heard_by_whoever_waits_and_bad_ones_by_nobody() {
+fn waiting_threads_deliver_notifications_and_invalid_ones_are_ignored() {
     let client = with_server(0, RemoteOptions::default(), |header, _| {
         let inode = abi::NotifyInvalInodeOut { ino: 5, off: 4096, len: 0 };
         let entry = abi::NotifyInvalEntryOut { parent: 1, namelen: 9, flags: 0 };
@@ -348,7 +348,7 @@ fn notifications_are_heard_by_whoever_waits_and_bad_ones_by_nobody() {
     client.attached(Arc::clone(&ear) as Arc<dyn Notify>);
     assert_eq!(client.lookup(&context(), Ino::ROOT, name()), Err(Errno::ENOENT));
     assert_eq!(ear.heard.load(Ordering::SeqCst), 1);
-    // Whoever polls asks for nothing more, and hears of it all the same.
+    // A poll makes no further request, but is notified nevertheless.
     assert_eq!(client.poll(&context(), FILE, 1, Some(PollHandle(77))), Ok(0));
     let begun = Instant::now();
     while !ear.polled.load(Ordering::SeqCst) {
@@ -358,9 +358,9 @@ fn notifications_are_heard_by_whoever_waits_and_bad_ones_by_nobody() {
 }
 
 #[test]
-fn many_threads_get_their_own_answers() {
-    // Answers come in pairs and in reverse order, so that each thread receives for others. One
-    // thread, whose answers are never held back, asks until all the others are done.
+fn each_of_many_threads_gets_its_own_replies() {
+    // Replies come in pairs and in reverse order, so that each thread receives for others. One
+    // thread, whose replies are never delayed, makes requests until all others are done.
     let mut held: Option<Vec<u8>> = None;
     let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let answer = message(0, header.unique, entry_out(header.nodeid + 1000).as_bytes());

@@ -15,7 +15,7 @@ constants! {
 
     /// Reads of one file may be sent concurrently.
     FUSE_ASYNC_READ: u64 = 1 << 0;
-    /// POSIX locks are the server's.
+    /// The server handles POSIX locks.
     FUSE_POSIX_LOCKS: u64 = 1 << 1;
     /// Unused by the kernel.
     FUSE_FILE_OPS: u64 = 1 << 2;
@@ -29,11 +29,11 @@ constants! {
     FUSE_DONT_MASK: u64 = 1 << 6;
     /// The device can be written with splice.
     FUSE_SPLICE_WRITE: u64 = 1 << 7;
-    /// The device can take pages over.
+    /// The device can take pages by moving them.
     FUSE_SPLICE_MOVE: u64 = 1 << 8;
     /// The device can be read with splice.
     FUSE_SPLICE_READ: u64 = 1 << 9;
-    /// BSD locks are the server's.
+    /// The server handles BSD locks.
     FUSE_FLOCK_LOCKS: u64 = 1 << 10;
     /// Directories have ioctls.
     FUSE_HAS_IOCTL_DIR: u64 = 1 << 11;
@@ -41,13 +41,13 @@ constants! {
     FUSE_AUTO_INVAL_DATA: u64 = 1 << 12;
     /// READDIRPLUS is available.
     FUSE_DO_READDIRPLUS: u64 = 1 << 13;
-    /// READDIRPLUS only where it looks useful.
+    /// READDIRPLUS only if it is likely to be useful.
     FUSE_READDIRPLUS_AUTO: u64 = 1 << 14;
     /// Direct I/O may be submitted asynchronously.
     FUSE_ASYNC_DIO: u64 = 1 << 15;
     /// Buffered writes are written back later.
     FUSE_WRITEBACK_CACHE: u64 = 1 << 16;
-    /// OPEN may be refused with ENOSYS for good.
+    /// The server may refuse OPEN with ENOSYS permanently.
     FUSE_NO_OPEN_SUPPORT: u64 = 1 << 17;
     /// LOOKUP and READDIR of one directory may run concurrently.
     FUSE_PARALLEL_DIROPS: u64 = 1 << 18;
@@ -55,15 +55,15 @@ constants! {
     FUSE_HANDLE_KILLPRIV: u64 = 1 << 19;
     /// POSIX ACLs.
     FUSE_POSIX_ACL: u64 = 1 << 20;
-    /// Reading the device after an abort gives ECONNABORTED.
+    /// Reading the device after an abort fails with ECONNABORTED.
     FUSE_ABORT_ERROR: u64 = 1 << 21;
     /// `init_out.max_pages` is valid.
     FUSE_MAX_PAGES: u64 = 1 << 22;
     /// READLINK replies may be cached.
     FUSE_CACHE_SYMLINKS: u64 = 1 << 23;
-    /// OPENDIR may be refused with ENOSYS for good.
+    /// The server may refuse OPENDIR with ENOSYS permanently.
     FUSE_NO_OPENDIR_SUPPORT: u64 = 1 << 24;
-    /// Cached data is dropped only when told to.
+    /// Cached data is dropped only on request.
     FUSE_EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     /// `init_out.map_alignment` is valid.
     FUSE_MAP_ALIGNMENT: u64 = 1 << 26;
@@ -84,7 +84,7 @@ constants! {
     FUSE_HAS_INODE_DAX: u64 = 1 << 33;
     /// Creations carry a matching supplementary group.
     FUSE_CREATE_SUPP_GROUP: u64 = 1 << 34;
-    /// INVAL_ENTRY knows [`FUSE_EXPIRE_ONLY`].
+    /// INVAL_ENTRY supports [`FUSE_EXPIRE_ONLY`].
     FUSE_HAS_EXPIRE_ONLY: u64 = 1 << 35;
     /// Shared mmap of files opened with [`FOPEN_DIRECT_IO`].
     FUSE_DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -103,7 +103,7 @@ constants! {
     /// CUSE: ioctls without the kernel's restrictions.
     CUSE_UNRESTRICTED_IOCTL: u32 = 1 << 0;
 
-    // What SETATTR sets (`setattr_in.valid`).
+    // Fields that SETATTR sets (`setattr_in.valid`).
 
     /// The mode.
     FATTR_MODE: u32 = 1 << 0;
@@ -130,11 +130,11 @@ constants! {
     /// Clear suid and sgid with it.
     FATTR_KILL_SUIDGID: u32 = 1 << 11;
 
-    // What OPEN, OPENDIR and CREATE answer (`open_out.open_flags`).
+    // Flags of the replies to OPEN, OPENDIR and CREATE (`open_out.open_flags`).
 
     /// Bypass the page cache.
     FOPEN_DIRECT_IO: u32 = 1 << 0;
-    /// Keep what the page cache has.
+    /// Keep the page cache.
     FOPEN_KEEP_CACHE: u32 = 1 << 1;
     /// No seeking.
     FOPEN_NONSEEKABLE: u32 = 1 << 2;
@@ -161,7 +161,7 @@ constants! {
     FUSE_RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
     /// SETLK, SETLKW: a BSD lock.
     FUSE_LK_FLOCK: u32 = 1 << 0;
-    /// WRITE: from the page cache; `fh` is a guess.
+    /// WRITE: from the page cache; `fh` may belong to another open.
     FUSE_WRITE_CACHE: u32 = 1 << 0;
     /// WRITE: `lock_owner` is valid.
     FUSE_WRITE_LOCKOWNER: u32 = 1 << 1;

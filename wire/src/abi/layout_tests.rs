@@ -1,5 +1,5 @@
-//! Every structure's size and offsets: once against fixed numbers, once
-//! against the C compiler and whatever header is installed.
+//! The size and the offsets of every structure, compared with fixed numbers, and with the installed
+//! header by the C compiler.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -54,8 +54,8 @@ fn ours() -> BTreeMap<String, u64> {
     facts
 }
 
-/// Offsets and sizes are fixed in a file so that a slip in a definition is
-/// seen on machines whose header is older than the structure.
+/// Offsets and sizes are fixed in a file so that a mistake in a definition is found on machines
+/// whose header is older than the structure.
 #[test]
 fn every_structure_has_its_fixed_layout() {
     let mut actual = String::new();
@@ -96,7 +96,7 @@ fn the_installed_header_agrees() {
     assert!(compared > 300, "only {compared} facts were found in {path}");
 }
 
-/// True where the header's text has the structure, field or constant of a fact.
+/// True if the header defines the structure, field or constant of a fact.
 fn header_knows(header: &str, fact: &str) -> bool {
     let words: Vec<_> = fact.split(' ').collect();
     let body = |name: &str| {
@@ -105,7 +105,7 @@ fn header_knows(header: &str, fact: &str) -> bool {
     };
     match words[..] {
         ["sizeof", name] => body(name).is_some(),
-        // Later minors carve their fields out of these.
+        // Later minor versions use parts of these for new fields.
         ["offsetof", _, "unused" | "padding" | "spare"] => false,
         ["offsetof", name, field] => body(name).is_some_and(|body| has_word(body, field)),
         ["const", name] => header.lines().any(|line| {
@@ -131,7 +131,7 @@ fn c_program(header: &str, facts: &[&String]) -> String {
         let value = match words[..] {
             ["sizeof", name] => format!("sizeof(struct {name})"),
             ["offsetof", name, field] => format!("offsetof(struct {name}, {field})"),
-            // Through uint32_t where the C constant is a negative int.
+            // Through uint32_t if the C constant is a negative int.
             ["const", name] => format!("({name} < 0 ? (uint32_t)({name}) : {name})"),
             _ => unreachable!("{fact}"),
         };
@@ -141,7 +141,7 @@ fn c_program(header: &str, facts: &[&String]) -> String {
     c
 }
 
-/// Compiles and runs a program; `None` where there is no compiler.
+/// Compiles and runs a program; `None` without a compiler.
 fn run_c(source: &str) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let (file, program) = (dir.path().join("abi.c"), dir.path().join("abi"));

@@ -1,8 +1,8 @@
-//! The one table of opcodes, and the one of notification codes.
+//! The tables of opcodes and of notification codes.
 
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $variant:ident = $value:literal, $name:literal, $reply:literal;)*) => {
-        /// `enum fuse_opcode`: what the kernel asks for.
+        /// `enum fuse_opcode`: the operations that the kernel requests.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum Opcode {
@@ -12,7 +12,7 @@ macro_rules! opcodes {
         impl Opcode {
             /// Every opcode, ascending by number.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$variant,)*];
-            /// How many opcodes there are.
+            /// The number of opcodes.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The opcode of a number from [`InHeader::opcode`](super::InHeader).
@@ -30,8 +30,8 @@ macro_rules! opcodes {
                 }
             }
 
-            /// True where the kernel waits for a reply. Answering one of the others
-            /// is an error (ENOENT from the device).
+            /// True if the kernel waits for a reply. A reply to another opcode is an error (ENOENT
+            /// from the device).
             pub const fn has_reply(self) -> bool {
                 match self {
                     $(Opcode::$variant => $reply,)*
@@ -42,9 +42,9 @@ macro_rules! opcodes {
 }
 
 opcodes! {
-    /// Find a name in a directory; takes a lookup count.
+    /// Look a name up in a directory; adds a lookup.
     Lookup = 1, "LOOKUP", true;
-    /// Drop lookup counts of one inode.
+    /// Drop lookups of one inode.
     Forget = 2, "FORGET", false;
     /// Attributes of an inode.
     Getattr = 3, "GETATTR", true;
@@ -102,7 +102,7 @@ opcodes! {
     Getlk = 31, "GETLK", true;
     /// Take or drop a lock without waiting.
     Setlk = 32, "SETLK", true;
-    /// Take a lock, waiting for it.
+    /// Take a lock, and wait for it.
     Setlkw = 33, "SETLKW", true;
     /// `access(2)`.
     Access = 34, "ACCESS", true;
@@ -121,11 +121,11 @@ opcodes! {
     Poll = 40, "POLL", true;
     /// The answer to a RETRIEVE notification.
     NotifyReply = 41, "NOTIFY_REPLY", false;
-    /// Drop lookup counts of many inodes.
+    /// Drop lookups of many inodes.
     BatchForget = 42, "BATCH_FORGET", false;
     /// `fallocate(2)`.
     Fallocate = 43, "FALLOCATE", true;
-    /// Read directory entries with their attributes; takes lookup counts.
+    /// Read directory entries with their attributes; adds lookups.
     Readdirplus = 44, "READDIRPLUS", true;
     /// Rename with flags.
     Rename2 = 45, "RENAME2", true;
@@ -151,8 +151,8 @@ opcodes! {
 
 macro_rules! notify_codes {
     ($($(#[$doc:meta])* $variant:ident = $value:literal, $name:literal;)*) => {
-        /// `enum fuse_notify_code`: what a server tells the kernel, put where a
-        /// reply has its error.
+        /// `enum fuse_notify_code`: the notifications of a server to the kernel, in the error field
+        /// of a reply.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(i32)]
         pub enum NotifyCode {
@@ -180,7 +180,7 @@ notify_codes! {
     InvalInode = 2, "INVAL_INODE";
     /// Drop or expire a cached name.
     InvalEntry = 3, "INVAL_ENTRY";
-    /// Put data into the page cache.
+    /// Store data in the page cache.
     Store = 4, "STORE";
     /// Get data from the page cache.
     Retrieve = 5, "RETRIEVE";
@@ -190,7 +190,7 @@ notify_codes! {
     Resend = 7, "RESEND";
     /// Every cached name is stale (7.44).
     IncEpoch = 8, "INC_EPOCH";
-    /// Drop inodes that nobody uses (7.45).
+    /// Drop unused inodes (7.45).
     Prune = 9, "PRUNE";
 }
 
@@ -209,7 +209,7 @@ mod tests {
                 opcode.name().chars().all(|c| c.is_ascii_uppercase() || "_0123456789".contains(c))
             );
         }
-        // 1..=53 without the two numbers that were never assigned, and CUSE_INIT.
+        // 1..=53 without the two unassigned numbers, and CUSE_INIT.
         assert_eq!(Opcode::COUNT, 53 - 2 + 1);
         for unknown in [0, 7, 19, 54, 4095, 4097, u32::MAX] {
             assert_eq!(Opcode::from_u32(unknown), None);

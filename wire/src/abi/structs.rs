@@ -1,7 +1,7 @@
 //! The structures, in the kernel's order and with the kernel's field names.
 //!
-//! Field names are the kernel's, but `type` is `type_`. A trailing flexible
-//! array is not part of the structure; its documentation says what follows.
+//! Field names are the kernel's, except that `type` is `type_`. A trailing flexible array is not
+//! part of the structure; the documentation describes the data that follows.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -117,7 +117,7 @@ structs! {
 
     // Headers.
 
-    /// Starts every request. `total_extlen` counts units of 8 bytes.
+    /// The header of every request. `total_extlen` counts units of 8 bytes.
     InHeader = fuse_in_header {
         len: u32,
         opcode: u32,
@@ -129,28 +129,28 @@ structs! {
         total_extlen: u16,
         padding: u16,
     }
-    /// Starts every reply and notification.
+    /// The header of every reply and notification.
     OutHeader = fuse_out_header {
         len: u32,
         error: i32,
         unique: u64,
     }
-    /// Starts every extension of a creation; `size` includes it.
+    /// The header of every extension of a creation; `size` includes it.
     ExtHeader = fuse_ext_header {
         size: u32,
         type_: u32,
     }
-    /// The same eight bytes where the extension is security contexts.
+    /// The same eight bytes, if the extension consists of security contexts.
     SecctxHeader = fuse_secctx_header {
         size: u32,
         nr_secctx: u32,
     }
-    /// Starts one security context: name with NUL and `size` bytes follow.
+    /// The header of a security context; the name with NUL and `size` bytes follow.
     Secctx = fuse_secctx {
         size: u32,
         padding: u32,
     }
-    /// Starts the supplementary groups: `nr_groups` numbers follow.
+    /// The header of the supplementary groups; `nr_groups` numbers follow.
     SuppGroups = fuse_supp_groups {
         nr_groups: u32,
     }
@@ -282,8 +282,8 @@ structs! {
         fsync_flags: u32,
         padding: u32,
     }
-    /// SETXATTR: the name and `size` bytes follow. Only its first 8 bytes are
-    /// sent unless SETXATTR_EXT was negotiated.
+    /// SETXATTR: the name and `size` bytes follow. Without SETXATTR_EXT, only the first 8 bytes are
+    /// sent.
     SetxattrIn = fuse_setxattr_in {
         size: u32,
         flags: u32,
@@ -413,8 +413,8 @@ structs! {
 
     // Replies.
 
-    /// LOOKUP, creations, and inside READDIRPLUS. A `nodeid` of 0 says that the
-    /// name does not exist and may be cached so.
+    /// LOOKUP, creations, and part of READDIRPLUS. A `nodeid` of 0 means that the name does not
+    /// exist, which may be cached.
     EntryOut = fuse_entry_out {
         nodeid: u64,
         generation: u64,
@@ -516,14 +516,14 @@ structs! {
     CopyFileRangeOut = fuse_copy_file_range_out {
         bytes_copied: u64,
     }
-    /// Starts one directory entry; the name follows, padded to 8 bytes.
+    /// The header of a directory entry; the name follows, padded to 8 bytes.
     Dirent = fuse_dirent {
         ino: u64,
         off: u64,
         namelen: u32,
         type_: u32,
     }
-    /// Starts one directory entry of READDIRPLUS.
+    /// The header of a directory entry of READDIRPLUS.
     Direntplus = fuse_direntplus {
         entry_out: EntryOut,
         dirent: Dirent,
@@ -585,7 +585,7 @@ structs! {
         flags: u32,
         padding: u64,
     }
-    /// A ring entry's own words.
+    /// The control data of a ring entry.
     UringEntInOut = fuse_uring_ent_in_out {
         flags: u64,
         commit_id: u64,

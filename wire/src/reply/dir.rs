@@ -4,12 +4,11 @@ use crate::abi::{Dirent, Direntplus, EntryOut, rec_align};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// `FUSE_NAME_MAX` of most kernels: longer names make READDIR fail with EIO.
-/// No name of the contract is that long.
+/// `FUSE_NAME_MAX` of most kernels: longer names make READDIR fail with EIO. The contract permits
+/// no such names.
 const NAME_MAX: usize = 1024;
 
-/// The entry does not fit any more: send what there is, and let the kernel ask
-/// for the rest.
+/// The entry does not fit. Send the entries before it, and the kernel requests the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -23,9 +22,9 @@ impl std::error::Error for Full {}
 
 /// Fills a buffer with entries of READDIR or READDIRPLUS.
 ///
-/// An entry is written as a whole or not at all, so the length is always that
-/// of a valid reply; a length of 0 says that the directory ended. The buffer
-/// must therefore be as long as the READ asked for, and no longer.
+/// An entry is written completely or not at all, so that the length is always that of a valid
+/// reply. A length of 0 means the end of the directory. The buffer must therefore have the
+/// requested length.
 #[derive(Debug)]
 pub struct DirEncoder<'a> {
     buf: &'a mut [u8],
@@ -38,24 +37,23 @@ impl<'a> DirEncoder<'a> {
         DirEncoder { buf, len: 0 }
     }
 
-    /// Adds an entry of READDIR. `off` is where the next entry is found, and
-    /// `kind` is the file type as in `d_type` (`mode >> 12`).
+    /// Adds an entry of READDIR. `off` is the position of the next entry, and `kind` is the file
+    /// type as in `d_type` (`mode >> 12`).
     pub fn push(&mut self, name: &[u8], ino: u64, off: u64, kind: u32) -> Result<(), Full> {
         let dirent = Dirent { ino, off, namelen: name.len() as u32, type_: kind };
         self.append(dirent.as_bytes(), name)
     }
 
-    /// Adds an entry of READDIRPLUS. On success the caller has taken a lookup
-    /// count for it, unless its `nodeid` is 0 or it is `.` or `..`; where this
-    /// returns [`Full`] no count is taken. The inode number and type come from
-    /// the attributes.
+    /// Adds an entry of READDIRPLUS. On success it counts as a lookup, unless its `nodeid` is 0 or
+    /// it is `.` or `..`. On [`Full`] it does not. The inode number and type come from the
+    /// attributes.
     pub fn push_plus(&mut self, name: &[u8], off: u64, entry: &EntryOut) -> Result<(), Full> {
         let (ino, type_) = (entry.attr.ino, (entry.attr.mode & 0o170000) >> 12);
         let dirent = Dirent { ino, off, namelen: name.len() as u32, type_ };
         self.append(Direntplus { entry_out: *entry, dirent }.as_bytes(), name)
     }
 
-    /// True where an entry with a name of this length fits.
+    /// True if an entry with a name of this length fits.
     pub fn fits(&self, name_len: usize, plus: bool) -> bool {
         let head = if plus { size_of::<Direntplus>() } else { size_of::<Dirent>() };
         rec_align(head + name_len) <= self.buf.len() - self.len
@@ -66,7 +64,7 @@ impl<'a> DirEncoder<'a> {
         self.len
     }
 
-    /// True where nothing was added.
+    /// True if no entry was added.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -78,7 +76,7 @@ impl<'a> DirEncoder<'a> {
         let record = self.buf.get_mut(self.len..end).ok_or(Full)?;
         record[..head.len()].copy_from_slice(head);
         record[head.len()..used].copy_from_slice(name);
-        // The buffer is used again and again: padding must not tell of before.
+        // The buffer is reused: padding must not reveal earlier content.
         record[used..].fill(0);
         self.len = end;
         Ok(())
@@ -90,7 +88,7 @@ mod tests {
     use super::*;
     use zerocopy::FromBytes;
 
-    /// Reads entries as the kernel's `parse_dirfile` does.
+    /// Reads entries like the kernel's `parse_dirfile`.
     fn parse(mut bytes: &[u8]) -> Vec<(Vec<u8>, u64, u64, u32)> {
         let mut entries = Vec::new();
         while !bytes.is_empty() {
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_takes_no_part_of_an_entry() {
+    fn a_full_buffer_contains_no_partial_entry() {
         let mut buf = [0xff; 63];
         let mut dir = DirEncoder::new(&mut buf);
         assert!(dir.fits(8, false) && dir.fits(32, false) && !dir.fits(33, false));

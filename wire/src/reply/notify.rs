@@ -1,14 +1,13 @@
-//! Notifications: what a server tells the kernel unasked.
+//! Notifications of a server to the kernel.
 //!
-//! Source: `fuse_notify` in `fs/fuse/dev.c`. They are written to the device
-//! (also where requests travel over io_uring) as a reply with a `unique` of 0
-//! and the code as its error.
+//! Source: `fuse_notify` in `fs/fuse/dev.c`. They are written to the device (also if requests
+//! travel over io_uring) as a reply with a `unique` of 0 and the code in place of the error.
 
 use crate::abi::*;
 use zerocopy::{Immutable, IntoBytes};
 
-/// One notification, but for the data of a STORE: [`Notification::encode`] says
-/// how much data must follow.
+/// A notification, without the data of a STORE. [`Notification::data_len`] is the length of the
+/// data that must follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification<'a> {
     /// The poll of handle `kh` may be ready.
@@ -20,55 +19,55 @@ pub enum Notification<'a> {
     InvalInode {
         /// The inode.
         ino: u64,
-        /// Where data changed; negative for attributes only.
+        /// Start of the changed data; negative for attributes only.
         off: i64,
-        /// How much data changed; 0 for all that follows.
+        /// Length of the changed data; 0 means to the end.
         len: i64,
     },
-    /// A name no longer leads where it did.
+    /// A name no longer leads to the same inode.
     InvalEntry {
         /// The directory.
         parent: u64,
         /// The name.
         name: &'a [u8],
-        /// Let the name expire and be looked up again, rather than unmounting
-        /// or forgetting what is there. Needs [`FUSE_HAS_EXPIRE_ONLY`].
+        /// Let the name expire and be looked up again, instead of unmounting or forgetting what is
+        /// below it. Needs [`FUSE_HAS_EXPIRE_ONLY`].
         expire_only: bool,
     },
-    /// A name is gone; watchers are told so.
+    /// A name was removed; watchers are notified.
     Delete {
         /// The directory.
         parent: u64,
-        /// The inode that had the name.
+        /// The inode with that name.
         child: u64,
         /// The name.
         name: &'a [u8],
     },
-    /// Put data, which follows, into the page cache.
+    /// Store the data that follows in the page cache.
     Store {
         /// The inode.
         nodeid: u64,
-        /// Where the data belongs.
+        /// Start of the data.
         offset: u64,
-        /// How much there is.
+        /// Length of the data.
         size: u32,
     },
-    /// Ask for data of the page cache; NOTIFY_REPLY answers.
+    /// Request data of the page cache; NOTIFY_REPLY returns it.
     Retrieve {
-        /// Comes back as the unique of NOTIFY_REPLY.
+        /// Becomes the unique number of NOTIFY_REPLY.
         notify_unique: u64,
         /// The inode.
         nodeid: u64,
-        /// Where the data starts.
+        /// Start of the data.
         offset: u64,
-        /// How much is wanted.
+        /// Requested length.
         size: u32,
     },
     /// Send every unanswered request again. Needs [`FUSE_HAS_RESEND`].
     Resend,
     /// Every name must be looked up again. Needs minor 44.
     IncEpoch,
-    /// Drop these inodes where nobody uses them. Needs minor 45.
+    /// Drop these inodes if they are unused. Needs minor 45.
     Prune {
         /// The inodes.
         nodeids: &'a [u64],
@@ -91,8 +90,7 @@ impl Notification<'_> {
         }
     }
 
-    /// How much data must follow what [`Notification::encode`] gives, in the
-    /// same `writev(2)`.
+    /// The length of the data that must follow [`Notification::encode`] in the same `writev(2)`.
     pub fn data_len(&self) -> usize {
         match self {
             Notification::Store { size, .. } => *size as usize,
@@ -100,7 +98,7 @@ impl Notification<'_> {
         }
     }
 
-    /// Header, structure and name. The header's length includes the data.
+    /// Encodes header, structure and name. The header's length includes the data.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
             Notification::Poll { kh } => self.with(&NotifyPollWakeupOut { kh }, &[]),
@@ -150,7 +148,7 @@ mod tests {
     use super::*;
     use zerocopy::FromBytes;
 
-    /// Checks the header and gives what follows it.
+    /// Checks the header and returns the body.
     fn body(notification: Notification<'_>, code: i32) -> Vec<u8> {
         let bytes = notification.encode();
         let (header, body) = OutHeader::read_from_prefix(&bytes).unwrap();
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_with_nul_that_their_length_does_not_count() {
+    fn names_end_with_a_nul_that_is_not_counted() {
         let entry = Notification::InvalEntry { parent: 1, name: b"abc", expire_only: true };
         let bytes = body(entry, 3);
         let (out, name) = NotifyInvalEntryOut::read_from_prefix(&bytes).unwrap();
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_counted_but_apart() {
+    fn data_is_counted_but_sent_separately() {
         let store = Notification::Store { nodeid: 1, offset: 4096, size: 1 << 20 };
         assert_eq!(store.data_len(), 1 << 20);
         let out = NotifyStoreOut::read_from_bytes(&body(store, 4)).unwrap();
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_are_their_structures() {
+    fn the_other_notifications_are_plain_structures() {
         assert_eq!(body(Notification::Poll { kh: 7 }, 1), 7u64.as_bytes());
         let inode = Notification::InvalInode { ino: 3, off: -1, len: 0 };
         let out = NotifyInvalInodeOut::read_from_bytes(&body(inode, 2)).unwrap();

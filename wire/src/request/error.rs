@@ -1,4 +1,4 @@
-//! Why a request cannot be decoded.
+//! Errors of decoding requests.
 
 use crate::abi::{InHeader, Opcode};
 use rustix::io::Errno;
@@ -7,9 +7,9 @@ use std::fmt;
 /// A request that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeError {
-    /// The opcode's number, where the header was complete.
+    /// The opcode's number, if the header was complete.
     pub opcode: Option<u32>,
-    /// The id to answer, where the header was complete.
+    /// The number for the reply, if the header was complete.
     pub unique: Option<u64>,
     /// The problem.
     pub problem: Problem,
@@ -18,37 +18,37 @@ pub struct DecodeError {
 /// A problem of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The kernel knows an operation that we do not.
+    /// The opcode is unknown.
     #[error("unknown opcode")]
     UnknownOpcode,
-    /// A structure does not fit into what is left.
-    #[error("{need} bytes are needed where {have} are left")]
+    /// A structure exceeds the remaining bytes.
+    #[error("{need} bytes are needed, {have} are left")]
     Truncated {
         /// Size of the structure.
         need: usize,
         /// Bytes that are left.
         have: usize,
     },
-    /// The header's length is not what was read.
+    /// The header's length differs from the received length.
     #[error("the header says {header} bytes, but {read} were read")]
     Length {
         /// The length in the header.
         header: usize,
-        /// The length that was read.
+        /// The received length.
         read: usize,
     },
     /// A name has no NUL.
     #[error("a name does not end with NUL")]
     UnterminatedName,
-    /// Data is not as long as its structure says.
-    #[error("{declared} bytes of data are announced, but {present} are there")]
+    /// The length of the data differs from that in its structure.
+    #[error("{declared} bytes of data are declared, but {present} are present")]
     DataLength {
         /// The length in the structure.
         declared: u64,
         /// The length of the data.
         present: usize,
     },
-    /// Something follows the last argument.
+    /// There are bytes after the last argument.
     #[error("{0} bytes follow the last argument")]
     TrailingBytes(usize),
     /// The extensions of a creation are malformed.
@@ -61,8 +61,8 @@ impl DecodeError {
         DecodeError { opcode: Some(header.opcode), unique: Some(header.unique), problem }
     }
 
-    /// The answer, if the kernel waits for one: after ENOSYS it does without an
-    /// unknown operation; EIO is for a malformed request.
+    /// The reply, if the kernel waits for one. After ENOSYS the kernel no longer sends an unknown
+    /// operation; EIO is for a malformed request.
     pub fn reply(&self) -> Option<(u64, Errno)> {
         let known = self.opcode.and_then(Opcode::from_u32);
         if known.is_some_and(|opcode| !opcode.has_reply()) {

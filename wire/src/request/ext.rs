@@ -9,16 +9,16 @@ use super::reader::split_nul;
 use crate::abi::{self, ExtHeader, FUSE_EXT_GROUPS, FUSE_MAX_NR_SECCTX, Secctx, rec_align};
 use zerocopy::FromBytes;
 
-/// Additions of the kernel to CREATE, MKDIR, MKNOD, SYMLINK and TMPFILE where
-/// [`abi::FUSE_SECURITY_CTX`] or [`abi::FUSE_CREATE_SUPP_GROUP`] were
-/// negotiated. Validated as a whole when the request is decoded.
+/// Extensions of CREATE, MKDIR, MKNOD, SYMLINK and TMPFILE, if [`abi::FUSE_SECURITY_CTX`] or
+/// [`abi::FUSE_CREATE_SUPP_GROUP`] were negotiated. Validated completely when the request is
+/// decoded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extensions<'a> {
     contexts: SecurityContexts<'a>,
     groups: Records<'a, u32>,
 }
 
-/// One extended attribute that the new inode must have from the start.
+/// An initial extended attribute of the new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecurityContext<'a> {
     /// Name of the attribute, such as `security.selinux`.
@@ -28,13 +28,13 @@ pub struct SecurityContext<'a> {
 }
 
 impl<'a> Extensions<'a> {
-    /// Attributes that the new inode must have from the start.
+    /// Initial extended attributes of the new inode.
     pub fn security_contexts(&self) -> SecurityContexts<'a> {
         self.contexts
     }
 
-    /// Groups that the caller is in beside its own. The kernel sends the one
-    /// that the parent directory has, so that a set-group-id directory works.
+    /// Supplementary groups of the caller. The kernel sends the one that equals the group of the
+    /// parent directory, for set-group-id directories.
     pub fn groups(&self) -> Records<'a, u32> {
         self.groups
     }

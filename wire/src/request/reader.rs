@@ -1,15 +1,15 @@
-//! Taking arguments off a request, from its front.
+//! Reads arguments from the front of a request.
 
 use super::{Extensions, Payload, Problem};
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The rest of a request. The opcode's structure comes from `op` where the
-/// transport keeps it apart, everything else from `rest`.
+/// The rest of a request. The opcode's structure comes from `op` if the transport keeps it
+/// separate, everything else from `rest`.
 pub(super) struct Reader<'a> {
     op: &'a [u8],
     rest: &'a [u8],
-    /// Bytes of data that follow `rest` but are not in memory.
+    /// Length of the data that follows `rest` in a pipe.
     pipe: usize,
 }
 
@@ -22,7 +22,7 @@ impl<'a> Reader<'a> {
         Reader { op, rest: payload, pipe: 0 }
     }
 
-    /// A structure. Copied, since nothing aligns it.
+    /// Reads a structure. It is copied, because it may be unaligned.
     pub(super) fn fixed<T: FromBytes>(&mut self) -> Result<T, Problem> {
         let source = if self.op.is_empty() { &mut self.rest } else { &mut self.op };
         let truncated = Problem::Truncated { need: size_of::<T>(), have: source.len() };
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// The first `len` bytes of a structure; its other fields are zero.
+    /// Reads the first `len` bytes of a structure. The other fields are zero.
     pub(super) fn prefix<T: FromBytes + IntoBytes>(&mut self, len: usize) -> Result<T, Problem> {
         let source = if self.op.is_empty() { &mut self.rest } else { &mut self.op };
         let truncated = Problem::Truncated { need: len, have: source.len() };
@@ -42,8 +42,8 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// A structure that grew from `min` bytes and may grow further: takes all
-    /// there is, since newer kernels send more than we know.
+    /// Reads a structure that has grown from `min` bytes and may grow further: takes all remaining
+    /// bytes, because newer kernels send unknown fields.
     pub(super) fn growing<T: FromBytes + IntoBytes>(&mut self, min: usize) -> Result<T, Problem> {
         let have = self.op.len().max(self.rest.len());
         let value = self.prefix(have.clamp(min, size_of::<T>()))?;
@@ -51,14 +51,14 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// A name or link target, without its NUL.
+    /// Reads a name or link target, without its NUL.
     pub(super) fn name(&mut self) -> Result<&'a [u8], Problem> {
         let (name, rest) = split_nul(self.rest).ok_or(Problem::UnterminatedName)?;
         self.rest = rest;
         Ok(name)
     }
 
-    /// All that is left, which must be as long as announced.
+    /// Reads all remaining bytes, whose number must be `declared`.
     pub(super) fn data(&mut self, declared: u32) -> Result<&'a [u8], Problem> {
         let present = self.rest.len();
         if present != declared as usize {
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         Ok(std::mem::take(&mut self.rest))
     }
 
-    /// Like [`Reader::data`], but may be in the pipe as a whole.
+    /// Like [`Reader::data`], but the data may be in the pipe.
     pub(super) fn payload(&mut self, declared: u32) -> Result<Payload<'a>, Problem> {
         if self.pipe == 0 {
             return self.data(declared).map(Payload::Memory);
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Ok(Payload::Pipe(std::mem::take(&mut self.pipe)))
     }
 
-    /// All that is left, as `count` structures.
+    /// Reads all remaining bytes as `count` structures.
     pub(super) fn records<T: FromBytes>(&mut self, count: u32) -> Result<Records<'a, T>, Problem> {
         let declared = u64::from(count) * size_of::<T>() as u64;
         let present = self.rest.len();
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
         Ok(Records::new(std::mem::take(&mut self.rest)))
     }
 
-    /// The extensions at the end, `total_extlen` units of 8 bytes.
+    /// Cuts the extensions off the end, `total_extlen` units of 8 bytes.
     pub(super) fn extensions(&mut self, total_extlen: u16) -> Result<Extensions<'a>, Problem> {
         if total_extlen == 0 {
             return Ok(Extensions::default());
@@ -105,8 +105,8 @@ impl<'a> Reader<'a> {
         Extensions::parse(ext).map_err(Problem::Extension)
     }
 
-    /// Nothing may be left: the kernel sends only what was negotiated, so a
-    /// rest means that we misread what came before it.
+    /// Checks that no bytes are left. The kernel sends only what was negotiated, so that a rest
+    /// means a decoding error.
     pub(super) fn finish(self) -> Result<(), Problem> {
         match self.op.len() + self.rest.len() + self.pipe {
             0 => Ok(()),
@@ -115,14 +115,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Splits at the first NUL, which is in neither part.
+/// Splits at the first NUL, and removes it.
 pub(super) fn split_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let nul = bytes.iter().position(|&byte| byte == 0)?;
     Some((&bytes[..nul], &bytes[nul + 1..]))
 }
 
-/// Structures that follow one another in the buffer, copied out one by one
-/// since nothing aligns them.
+/// Structures in sequence, copied one by one because they may be unaligned.
 #[derive(Clone, Copy, Debug)]
 pub struct Records<'a, T> {
     bytes: &'a [u8],
@@ -136,13 +135,13 @@ impl<T> Default for Records<'_, T> {
 }
 
 impl<'a, T> Records<'a, T> {
-    /// `bytes` is a multiple of the structure's size.
+    /// The length of `bytes` must be a multiple of the structure's size.
     pub(super) fn new(bytes: &'a [u8]) -> Records<'a, T> {
         debug_assert!(bytes.len().is_multiple_of(size_of::<T>()));
         Records { bytes, of: PhantomData }
     }
 
-    /// The bytes that the structures are in.
+    /// The bytes of the structures.
     pub fn as_bytes(&self) -> &'a [u8] {
         self.bytes
     }

@@ -1,4 +1,4 @@
-//! One request of each opcode, for tests and as a corpus for fuzzing.
+//! One request of each opcode, for tests and as seeds for fuzzing.
 
 use crate::abi::*;
 use zerocopy::IntoBytes;
@@ -31,7 +31,7 @@ impl Sample {
         }
     }
 
-    /// The request in one piece, as the device gives it.
+    /// The contiguous request, as the device returns it.
     pub fn bytes(&self) -> Vec<u8> {
         [self.header().as_bytes(), &self.op, &self.rest, &self.ext].concat()
     }

@@ -1,5 +1,5 @@
-//! Every opcode decodes from what the kernel sends, in one piece and split;
-//! everything else is an error that names its request.
+//! Tests that every opcode decodes from the kernel's format, contiguous and split. All other input
+//! is an error that names its request.
 
 use super::samples::{Sample, samples};
 use super::*;
@@ -18,7 +18,7 @@ fn problem(bytes: &[u8], options: &DecodeOptions) -> Problem {
 }
 
 #[test]
-fn every_opcode_decodes_in_one_piece_and_split() {
+fn every_opcode_decodes_contiguous_and_split() {
     let samples = samples();
     assert_eq!(samples.len(), Opcode::COUNT);
     for (sample, &opcode) in samples.iter().zip(Opcode::ALL) {
@@ -30,7 +30,7 @@ fn every_opcode_decodes_in_one_piece_and_split() {
         let variant = format!("{:?}", whole.body).to_lowercase();
         assert!(variant.starts_with(&opcode.name().to_lowercase().replace('_', "")), "{variant}");
 
-        // A ring entry has 128 bytes for the structure however long it is.
+        // A ring entry always has 128 bytes for the structure.
         let mut op = sample.op.clone();
         op.resize(FUSE_URING_OP_IN_OUT_SZ, 0);
         let payload = [&sample.rest[..], &sample.ext].concat();
@@ -46,8 +46,8 @@ fn no_prefix_of_a_request_decodes() {
         for len in 0..bytes.len() {
             let mut cut = bytes[..len].to_vec();
             assert!(Request::parse(&cut, &EXT).is_err(), "{:?} cut to {len}", sample.opcode);
-            // Nor does it where the header agrees with the cut, but for INIT,
-            // which has a shorter form.
+            // It also fails if the header has the shorter length, except for INIT, which has a
+            // shorter form.
             if len >= 40 {
                 cut[..4].copy_from_slice(&(len as u32).to_ne_bytes());
                 let decoded = Request::parse(&cut, &EXT);
@@ -68,10 +68,10 @@ fn a_write_decodes_with_its_data_in_the_pipe() {
         Request::parse(&bytes, &PIPE).unwrap().body,
         Body::Write { data: Payload::Memory(b"hello"), .. }
     ));
-    // Part of the data in memory would be neither.
+    // Part of the data in memory is an error.
     assert_eq!(problem(&bytes[..82], &PIPE), Problem::TrailingBytes(2));
     assert_eq!(problem(&bytes[..80], &EXT), Problem::Length { header: 85, read: 80 });
-    // Other requests must be in memory as a whole.
+    // Other requests must be completely in memory.
     let bytes = of(Opcode::Rename).bytes();
     assert!(Request::parse(&bytes[..52], &PIPE).is_err());
     let bytes = of(Opcode::Getattr).bytes();
@@ -159,7 +159,7 @@ fn batch_forget_counts_must_agree() {
 }
 
 #[test]
-fn errors_name_the_request_and_what_to_answer() {
+fn errors_have_the_request_and_the_reply() {
     let mut bytes = of(Opcode::Lookup).bytes();
     bytes[4..8].copy_from_slice(&999u32.to_ne_bytes());
     let error = Request::parse(&bytes, &EXT).unwrap_err();
@@ -176,7 +176,7 @@ fn errors_name_the_request_and_what_to_answer() {
     forget.op.truncate(4);
     assert_eq!(Request::parse(&forget.bytes(), &EXT).unwrap_err().reply(), None);
     let error = Request::parse(&[0; 39], &EXT).unwrap_err();
-    assert_eq!(error.to_string(), "request: 40 bytes are needed where 39 are left");
+    assert_eq!(error.to_string(), "request: 40 bytes are needed, 39 are left");
     assert_eq!(error.reply(), None);
 }
 
@@ -189,8 +189,8 @@ fn a_resent_request_is_recognized() {
     assert_eq!(request.unique, FUSE_UNIQUE_RESEND | 6);
 }
 
-/// Writes the corpus that fuzzing starts from: one request of each opcode after
-/// the byte of option bits. Run as fuzz/README.md says.
+/// Writes the seeds for fuzzing: one request of each opcode after the byte of option bits. Run as
+/// described in fuzz/README.md.
 #[test]
 #[ignore = "writes files where FUZZ_SEEDS says"]
 fn write_fuzz_seeds() {
