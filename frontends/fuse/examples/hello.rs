@@ -1,7 +1,7 @@
-//! A whole file system: one file, `hello`, that can be read and written, in memory.
+//! A complete file system: one file, `hello`, in memory, for reading and writing.
 //!
-//! `cargo run -p defuse-fuse --example hello -- DIRECTORY` mounts it on an empty directory and serves
-//! it until somebody unmounts it (`umount DIRECTORY`).
+//! `cargo run -p defuse-fuse --example hello -- DIRECTORY` mounts it on an empty directory and
+//! serves it until it is unmounted (`umount DIRECTORY`).
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,10 @@ use defuse_fuse::mount::{MountOptions, mount};
 use defuse_fuse::{Session, SessionOptions};
 
 const HELLO: Ino = Ino(2);
-/// A file does not grow beyond this.
+/// The maximum size of the file, in bytes.
 const MOST: usize = 1 << 20;
 
-/// The content of the file, and when it was last written.
+/// The content of the file, and its modification time.
 struct Hello {
     file: Mutex<(Vec<u8>, Timestamp)>,
 }
@@ -58,7 +58,7 @@ impl FileSystem for Hello {
         })
     }
 
-    /// Only the length can change: chmod(2) and chown(2) are refused.
+    /// Sets the file size only: chmod(2) and chown(2) are refused.
     fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         if ino != HELLO || set.perm.or(set.uid).or(set.gid).is_some() {
             return Err(Errno::EPERM);

@@ -1,8 +1,8 @@
 //! The kernel mount.
 //!
-//! This crate mounts a file system, unmounts it, and lists mounts ([`mount`]). A [`Session`] serves the
-//! mount. This crate contains no file systems (those are backends, which it never names), no cache of
-//! file data (that is the kernel's), and no syntax of options (that is the program's).
+//! This crate mounts a file system, unmounts it, and lists mounts ([`mount`]). A [`Session`] serves
+//! the mount. This crate contains no file systems and depends on no backend, has no cache of file
+//! data (the kernel does that), and parses no command line.
 
 pub mod mount;
 

@@ -1,11 +1,10 @@
-//! Mounting, unmounting, and what is mounted.
+//! Mounting, unmounting, and the list of mounts.
 //!
-//! Sources: `fs/fuse/inode.c` for the options, `fsopen(2)`, `fsmount(2)`,
-//! `move_mount(2)`, `umount(2)`, `proc_pid_mountinfo(5)`, `fusermount3(1)`.
+//! Sources: `fs/fuse/inode.c` for the options, `fsopen(2)`, `fsmount(2)`, `move_mount(2)`,
+//! `umount(2)`, `proc_pid_mountinfo(5)`, `fusermount3(1)`.
 //!
-//! Nothing here waits for a file system: a mount point may lead to one whose
-//! server is gone, or never answers, and looking at it the usual way would
-//! hang. What has to ask such a file system asks from a thread of its own.
+//! No function here waits for a file system. The server behind a mount point may have ended or may
+//! hang, and stat(2) would block. A request to such a file system is made by a thread of its own.
 
 mod check;
 mod error;
@@ -32,37 +31,35 @@ use std::path::{Path, PathBuf};
 
 /// A mounted file system whose requests can be read from `device`.
 ///
-/// Dropping it closes the device, after which the mount is dead until
-/// [`unmount`] removes it.
+/// Dropping it closes the device. The mount is then dead until [`unmount`] removes it.
 #[derive(Debug)]
 pub struct Mounted {
     /// The opened `/dev/fuse`.
     pub device: OwnedFd,
-    /// Where, as an absolute path (or as given, where the parent mounted).
+    /// The absolute path of the mount point (or as given, if the parent process mounted).
     pub mountpoint: PathBuf,
-    /// By what means.
+    /// The way of mounting.
     pub how: How,
 }
 
-/// By what means a file system was mounted.
+/// A way of mounting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// `fsopen(2)` and `move_mount(2)`.
     Fsopen,
     /// `mount(2)`.
     MountSyscall,
-    /// This set-user-id program.
+    /// By this set-user-id program.
     Helper(PathBuf),
-    /// The process was started with an opened and mounted device.
+    /// The parent process passed an open, mounted device.
     Inherited,
 }
 
 /// Opens `/dev/fuse` and mounts it on `mountpoint`.
 ///
-/// The kernel queues INIT at once and every access waits until it is
-/// answered, so the caller must serve the device next. Root mounts directly,
-/// everyone else through `fusermount3`. `/dev/fd/N` as a mount point takes
-/// over file descriptor N, which the parent process opened and mounted
+/// The kernel queues INIT at once, and every access waits for its reply, so that the caller must
+/// serve the device next. Root mounts directly, other users through `fusermount3`. A mount point
+/// `/dev/fd/N` takes over file descriptor N, which the parent process opened and mounted
 /// (mount.fuse3's `drop_privileges`); the caller must not use N itself.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
     if let Some(fd) = inherited_fd(mountpoint) {
@@ -99,12 +96,11 @@ fn inherited_fd(mountpoint: &Path) -> Option<RawFd> {
 
 fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
     let not_fuse = || MountError::NotAFuseDevice { path: mountpoint.to_path_buf() };
-    // Looked at through /proc first, since only a device that is really there
-    // may become an owned descriptor.
+    // Checked through /proc first, because only a descriptor that exists may become an owned one.
     let stat = rustix::fs::stat(format!("/proc/self/fd/{fd}")).map_err(|_| not_fuse())?;
     let fuse = rustix::fs::stat("/dev/fuse").map(|fuse| fuse.st_rdev);
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    // Major 10, minor 229 where /dev/fuse itself is not visible.
+    // Major 10, minor 229 if /dev/fuse itself is not visible.
     if !is_device || stat.st_rdev != fuse.unwrap_or(rustix::fs::makedev(10, 229)) {
         return Err(not_fuse());
     }
@@ -116,7 +112,7 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
     Ok(Mounted { device, mountpoint: mountpoint.to_path_buf(), how: How::Inherited })
 }
 
-/// Opens `/dev/fuse` and says what to do where it cannot be.
+/// Opens `/dev/fuse`. The error has the next step.
 fn open_device(mountpoint: &Path) -> Result<OwnedFd, MountError> {
     use rustix::fs::{Mode, OFlags};
     match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {

@@ -1,4 +1,4 @@
-//! Backing files against the running kernel: the credentials with which it writes to them.
+//! Backing files with the running kernel: the credentials with which it writes to them.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use defuse_fs::{
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 
-/// A directory with one file, whose bytes are those of another file.
+/// A directory with one file, backed by another file.
 struct Backed {
     lower: fs::File,
     without_fsetid: bool,
@@ -64,9 +64,9 @@ impl FileSystem for Backed {
     }
 }
 
-/// The kernel used the credentials that the file system had last left to the thread.
+/// The kernel used the credentials that the thread had when it registered the file.
 #[test]
-fn the_kernel_writes_to_a_backing_file_without_fsetid_where_the_file_system_asks_for_that() {
+fn the_kernel_writes_to_a_backing_file_without_fsetid_if_the_file_system_requests_it() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse");
         return;

@@ -1,5 +1,5 @@
-//! The codec against the running kernel: its requests decode, and it accepts our replies. A file system
-//! of one file answers just enough to get further requests.
+//! The codec with the running kernel: its requests decode, and it accepts the replies. The file
+//! system has one file, and answers just enough to receive further requests.
 
 use defuse_fuse::mount::{self, MountOptions, Mounted};
 use defuse_wire::abi::{self, Opcode};
@@ -18,7 +18,7 @@ const SUB: u64 = 3;
 const OPTIONS: DecodeOptions = DecodeOptions { setxattr_ext: true, payload_in_pipe: false };
 
 #[test]
-fn the_running_kernel_is_understood() {
+fn requests_of_the_running_kernel_decode() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: needs root and /dev/fuse");
         return;
@@ -26,7 +26,7 @@ fn the_running_kernel_is_understood() {
     let dir = tempfile::tempdir().unwrap();
     let options = MountOptions { default_permissions: true, ..Default::default() };
     let mounted = mount::mount(dir.path(), &options).unwrap();
-    // The server owns the device: should it panic, the client gets ENOTCONN.
+    // The server owns the device: if it panics, the client gets ENOTCONN.
     let server = std::thread::spawn(move || serve(mounted));
     let client = std::panic::catch_unwind(|| client(dir.path()));
     mount::unmount(dir.path(), true).unwrap();
@@ -71,7 +71,7 @@ fn the_running_kernel_is_understood() {
     }
 }
 
-/// Makes the kernel send each kind of request; most fail by design.
+/// Makes the kernel send each kind of request. Most of them fail by design.
 fn client(root: &Path) {
     use rustix::fs;
     let names: Vec<_> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -133,7 +133,7 @@ fn serve(mounted: Mounted) -> BTreeSet<Opcode> {
             Err(errno) => reply::error(unique, errno).as_bytes().to_vec(),
         };
         match rustix::io::write(&mounted.device, &bytes) {
-            // The caller was interrupted, or everything is over.
+            // The caller was interrupted, or the session has ended.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
             Err(errno) => panic!("{} is refused: {errno}", request.opcode.name()),
         }

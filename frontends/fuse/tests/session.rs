@@ -1,5 +1,5 @@
-//! Sessions against the running kernel: faults of handlers, interrupts, locks, workers,
-//! notifications. The file system here does what each test scripts for one file.
+//! Sessions with the running kernel: panics of handlers, interrupts, locks, workers, notifications.
+//! Each test scripts the behaviour of one file.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -27,7 +27,7 @@ enum Script {
     Wait,
     /// Waits for the gate and ignores interrupts.
     WaitForever,
-    /// Sits in a system call that only a signal ends.
+    /// Blocks in a system call that only a signal ends.
     Block,
 }
 
@@ -184,7 +184,7 @@ impl FileSystem for Scripted {
     }
     fn setlk(&self, _: &Context<'_>, _: File, request: &LockRequest) -> Result<()> {
         match request.lock.typ {
-            // The unlock grants all that wait.
+            // The unlock grants all waits.
             LockType::Unlock => {
                 let waiting = std::mem::take(&mut *self.waiting.lock().unwrap());
                 waiting.into_iter().for_each(|wait| wait.finish(Ok(())));
@@ -248,7 +248,8 @@ impl Mount {
     }
 
     fn end(mut self) -> (Arc<Scripted>, bool) {
-        // A process that another test starts has our files until it executes its program.
+        // A process forked by another test has the files of this process open until it executes its
+        // program.
         eventually("nobody uses the mount", || match mount::unmount(self.dir.path(), false) {
             Err(UnmountError::Busy { .. }) => false,
             other => other.is_ok(),
@@ -281,7 +282,7 @@ fn one_worker() -> SessionOptions {
     SessionOptions { workers: Some(1), ..over(IoUring::Off) }
 }
 
-/// As few workers as the transport can do with.
+/// The minimum number of workers for the transport.
 fn few_workers(transport: IoUring) -> SessionOptions {
     let processors = std::thread::available_parallelism().unwrap().get();
     match transport {
@@ -290,7 +291,7 @@ fn few_workers(transport: IoUring) -> SessionOptions {
     }
 }
 
-/// Runs each of these over /dev/fuse and over rings.
+/// Runs each test over /dev/fuse and over rings.
 macro_rules! over_each_transport {
     ($($test:ident),* $(,)?) => {
         mod over_the_device {
@@ -304,13 +305,13 @@ macro_rules! over_each_transport {
 
 over_each_transport! {
     a_panic_answers_eio_to_its_request_alone,
-    a_handler_that_never_answers_cannot_hold_the_mount,
+    a_handler_that_hangs_does_not_prevent_an_abort,
     waiting_for_locks_holds_no_worker,
     an_interrupt_reaches_a_deferred_request,
-    every_lookup_is_given_back,
+    every_lookup_is_returned,
     notifications_reach_the_page_cache,
     poll_is_woken_by_a_notification,
-    statx_tells_the_birth_time,
+    statx_returns_the_birth_time,
 }
 
 fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
@@ -324,7 +325,7 @@ fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
     assert!(clean && fs.detached.load(Ordering::Acquire));
 }
 
-/// The only worker is in the handler, so nobody but the sentinel can receive the INTERRUPT.
+/// The only worker is in the handler, so that only the sentinel can receive the INTERRUPT.
 #[test]
 fn an_interrupt_ends_the_handler_of_the_only_worker() {
     let Some(mount) = Mount::new(&one_worker()) else { return };
@@ -341,7 +342,7 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
     assert!(mount.end().1);
 }
 
-/// Requests that the sentinel receives while the worker is stuck are handled afterwards.
+/// Requests received by the sentinel while the worker hangs are handled afterwards.
 #[test]
 fn requests_behind_a_stuck_worker_are_not_lost() {
     let Some(mount) = Mount::new(&one_worker()) else { return };
@@ -360,7 +361,7 @@ fn requests_behind_a_stuck_worker_are_not_lost() {
     assert!(mount.end().1);
 }
 
-fn a_handler_that_never_answers_cannot_hold_the_mount(transport: IoUring) {
+fn a_handler_that_hangs_does_not_prevent_an_abort(transport: IoUring) {
     let Some(mut mount) = Mount::new(&over(transport)) else { return };
     mount.fs.set(Script::WaitForever);
     let mut reader = mount.reader();
@@ -389,7 +390,7 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
     let statistics = mount.session.as_ref().unwrap().statistics();
     let peak = statistics.snapshot().gauges["workers_peak"];
     assert_eq!(peak, 6);
-    // One caller at a time: the others park.
+    // With one caller at a time, the other workers park.
     eventually("workers park", || {
         std::fs::read(mount.file()).unwrap();
         let gauges = statistics.snapshot().gauges;
@@ -398,14 +399,14 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
     assert!(mount.end().1);
 }
 
-/// More callers wait for a lock than there are workers; the unlock still gets through.
+/// More callers wait for a lock than there are workers. The unlock is received nevertheless.
 fn waiting_for_locks_holds_no_worker(transport: IoUring) {
     let Some(mount) = Mount::new(&few_workers(transport)) else { return };
     let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
     let lock = || Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
     let mut waiters: Vec<Child> = (0..4).map(|_| lock()).collect();
     eventually("all wait", || mount.fs.waiting.lock().unwrap().len() == 4);
-    // An interrupt ends one of the waits: the token trips and the file system may answer.
+    // An interrupt ends one of the waits: the token trips, and the file system may answer.
     let file = std::fs::File::open(mount.file()).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
     for waiter in &mut waiters {
@@ -434,7 +435,7 @@ fn an_interrupt_reaches_a_deferred_request(transport: IoUring) {
     assert!(mount.end().1);
 }
 
-fn every_lookup_is_given_back(transport: IoUring) {
+fn every_lookup_is_returned(transport: IoUring) {
     let Some(mount) = Mount::new(&over(transport)) else { return };
     for _ in 0..50 {
         assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
@@ -442,11 +443,11 @@ fn every_lookup_is_given_back(transport: IoUring) {
         let _ = mount.fs.notifier().invalidate_entry(Ino::ROOT, parent, false);
     }
     std::fs::metadata(mount.file()).unwrap();
-    // Over rings, whoever reads them takes a rest now and then.
+    // Over rings, the thread that reads them pauses from time to time.
     eventually("they arrive", || mount.fs.forgotten.load(Ordering::Acquire) >= 40);
     let (fs, _) = mount.end();
-    // At an unmount the kernel drops its lookups without a word; what it did give back must not be
-    // more than what it took.
+    // At an unmount the kernel drops its lookups without FORGET. It must not return more than it
+    // has.
     let left = fs.lookups.lock().unwrap().get(&FILE.0).copied().unwrap_or(0);
     assert!(fs.forgotten.load(Ordering::Acquire) >= 40, "{left} left");
 }
@@ -478,7 +479,7 @@ fn notifications_reach_the_page_cache(transport: IoUring) {
         notify.prune(&[FILE]),
         notify.invalidate_inode(FILE, None),
     ] {
-        // A name that was deleted just before is not there any more.
+        // The name may just have been deleted.
         assert!(matches!(result, Ok(()) | Err(Errno::ENOENT)), "{result:?}");
     }
     assert!(mount.end().1);
@@ -502,7 +503,7 @@ fn poll_is_woken_by_a_notification(transport: IoUring) {
     assert!(mount.end().1);
 }
 
-fn statx_tells_the_birth_time(transport: IoUring) {
+fn statx_returns_the_birth_time(transport: IoUring) {
     let Some(mount) = Mount::new(&over(transport)) else { return };
     let created = std::fs::metadata(mount.file()).unwrap().created();
     let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
@@ -510,7 +511,7 @@ fn statx_tells_the_birth_time(transport: IoUring) {
     assert!(mount.end().1);
 }
 
-/// Somebody reads the device beside the rings, so that an INTERRUPT arrives.
+/// A thread reads the device beside the rings, so that an INTERRUPT arrives.
 #[test]
 fn an_interrupt_ends_a_handler_over_rings() {
     let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
@@ -527,9 +528,10 @@ fn an_interrupt_ends_a_handler_over_rings() {
     assert!(mount.end().1);
 }
 
-/// Nobody can see whether requests wait in a queue, so a worker is added while all of it sleep.
+/// The session cannot see whether requests wait in a queue. A worker is added while all of a
+/// queue's workers sleep.
 #[test]
-fn sleeping_handlers_do_not_hold_up_a_ring() {
+fn sleeping_handlers_do_not_block_a_ring() {
     let options = SessionOptions { workers: Some(16), ..over(IoUring::Required) };
     let Some(mount) = Mount::new(&options) else { return };
     mount.fs.set(Script::WaitForever);
@@ -543,9 +545,9 @@ fn sleeping_handlers_do_not_hold_up_a_ring() {
     assert!(mount.end().1);
 }
 
-/// Where answers are finished later, their entries take requests on a thread that handles none.
+/// Entries whose requests finish later are handled by a thread that does not run handlers.
 #[test]
-fn requests_go_on_after_many_locks_were_waited_for() {
+fn requests_continue_after_many_waits_for_locks() {
     let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
     for _ in 0..3 {
         let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
@@ -574,7 +576,7 @@ fn requests_go_on_after_many_locks_were_waited_for() {
 }
 
 #[test]
-fn rings_that_cannot_be_had_are_refused_with_the_reason() {
+fn unavailable_rings_are_refused_with_the_reason() {
     let options = SessionOptions { workers: Some(1), ..over(IoUring::Required) };
     if Mount::new(&over(IoUring::Required)).is_none() {
         return;
@@ -584,7 +586,7 @@ fn rings_that_cannot_be_had_are_refused_with_the_reason() {
     let refused = Session::start(mounted.device, Scripted::new(), &options).err().unwrap();
     assert!(refused.to_string().contains("workers="), "{refused}");
     let _ = mount::unmount(dir.path(), true);
-    // Unless they are required, the device does, and the reason can be asked for.
+    // Unless rings are required, the device is used, and the reason is recorded.
     let options = SessionOptions { workers: Some(1), ..over(IoUring::Auto) };
     let mount = Mount::new(&options).unwrap();
     let decisions = &mount.session.as_ref().unwrap().negotiated().decisions;
@@ -594,7 +596,7 @@ fn rings_that_cannot_be_had_are_refused_with_the_reason() {
     assert!(mount.end().1);
 }
 
-/// Threads and descriptors of this process, to be compared.
+/// Compares the threads and descriptors of this process.
 #[test]
 fn sessions_leave_nothing_behind() {
     for transport in [IoUring::Off, IoUring::Required] {
@@ -609,7 +611,7 @@ fn sessions_leave_nothing_behind() {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(std::result::Result::ok);
         let names = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
         let left = names.filter(|name| name.to_string_lossy().contains("io_uring")).count();
-        // Other tests run beside this one.
+        // Other tests run at the same time.
         assert!(left < 100, "{left} rings are left");
     }
 }
@@ -622,7 +624,7 @@ fn a_mount_releases_caches_while_memory_is_short() {
     let options =
         SessionOptions { memory_pressure: memory_pressure.clone(), ..over(IoUring::Auto) };
     let Some(mount) = Mount::new(&options) else { return };
-    // The statfs keeps the session awake, which looks about once a second.
+    // statfs keeps the session busy, which checks about once a second.
     let relieved_within = |time: Duration| {
         let (begun, before) = (Instant::now(), mount.fs.relieved.load(Ordering::Acquire));
         while begun.elapsed() < time {

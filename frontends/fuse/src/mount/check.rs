@@ -1,4 +1,4 @@
-//! Checks of a mount point before anything is mounted.
+//! Checks of a mount point before mounting.
 
 use super::info::{self, Liveness};
 use super::{MountError, MountOptions, RootKind};
@@ -7,13 +7,12 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// A checked mount point, held open so that what is mounted on is what was
-/// checked.
+/// A checked mount point. It is held open, so that the mount uses what was checked.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
-    /// The file type bits, which the root must have too.
+    /// The file type bits, which must be those of the root.
     pub(super) rootmode: u32,
 }
 
@@ -31,7 +30,7 @@ pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target
     }
     let fd = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let fd = fd.map_err(unusable)?;
-    // DONT_SYNC, as the mount point may lie within another slow file system.
+    // DONT_SYNC, because the mount point may be in another slow file system.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(&fd, "", flags, StatxFlags::TYPE).map_err(unusable)?;
     let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
@@ -48,11 +47,11 @@ pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target
     Ok(Target { fd, path, rootmode: u32::from(stat.stx_mode) & 0o170000 })
 }
 
-/// The absolute path, as mountinfo has it. Only what leads to the mount point
-/// is resolved: the mount point itself may not answer.
+/// Returns the absolute path, as in mountinfo. Resolves only the parent: the mount point itself may
+/// not answer.
 pub fn resolve(path: &Path) -> PathBuf {
-    // Not lstat, which would ask the file system: readlink(2) knows by itself
-    // that a mount point is no link.
+    // lstat(2) would send a request to the file system. readlink(2) knows that a mount point is not
+    // a link.
     if rustix::fs::readlink(path, Vec::new()).is_ok() {
         return path.canonicalize().unwrap_or(path.to_path_buf());
     }
@@ -68,7 +67,7 @@ pub fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-/// A directory that may not be read counts as empty: what is in it is
+/// True for an empty directory. One that may not be read counts as empty, because its entries are
 /// hidden already.
 fn is_empty(dir: impl AsFd) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,5 +1,4 @@
-//! Why mounting or unmounting failed. Each message names the object and the
-//! next step.
+//! The errors of mounting and unmounting. Each message names the object and the next step.
 
 use rustix::io::Errno;
 use std::path::PathBuf;
@@ -8,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what their names and the messages say")]
 pub enum MountError {
-    /// There is nothing to mount on.
+    /// The mount point does not exist.
     #[error("mount point {} does not exist: create it first (mkdir)", path.display())]
     Missing { path: PathBuf },
     /// The root is a directory, the mount point is not.
@@ -18,11 +17,11 @@ pub enum MountError {
     #[error("mount point {} is not a regular file, but this file system's root is one: create \
              a file to mount on (touch)", path.display())]
     NotAFile { path: PathBuf },
-    /// Mounting would hide files.
+    /// The mount would hide files.
     #[error("mount point {} is not empty: choose an empty directory, or mount with -o nonempty \
              to hide what is there", path.display())]
     NotEmpty { path: PathBuf },
-    /// A FUSE mount whose server is gone is in the way.
+    /// A FUSE mount whose server has ended is in the way.
     #[error("{} has a dead mount whose server is gone: run `defuse umount {}`", path.display(),
             path.display())]
     DeadMount { path: PathBuf },
@@ -30,27 +29,27 @@ pub enum MountError {
     #[error("{} has a mount that does not answer: stop its server, or run `defuse umount --lazy \
              {}`", path.display(), path.display())]
     SilentMount { path: PathBuf },
-    /// The mount point cannot be looked at.
+    /// The mount point cannot be accessed.
     #[error("mount point {}: {errno}", path.display())]
     Unusable { path: PathBuf, errno: Errno },
-    /// The kernel has no FUSE, or the container does not show it.
+    /// The kernel has no FUSE, or the container has no device.
     #[error(
         "cannot open /dev/fuse ({errno}): load the module (modprobe fuse), or pass the \
              device into this container (--device /dev/fuse)"
     )]
     NoDevice { errno: Errno },
-    /// `/dev/fuse` is there, but not for this user or container.
+    /// `/dev/fuse` exists, but this user or container may not open it.
     #[error("not permitted to open /dev/fuse ({errno}) to mount {}: run as root, or allow the \
              device in this container (--device /dev/fuse)", mountpoint.display())]
     DeviceNotPermitted { mountpoint: PathBuf, errno: Errno },
     /// The kernel was built without FUSE, or its module is not loaded.
     #[error("this kernel has no FUSE ({errno}): load the module (modprobe fuse)")]
     NoFuse { errno: Errno },
-    /// Not root, and no helper.
+    /// The user is not root, and there is no helper.
     #[error("not permitted to mount {} ({errno}): run as root, or install fuse3 for its \
              fusermount3", mountpoint.display())]
     NotPermitted { mountpoint: PathBuf, errno: Errno },
-    /// `allow_other` needs the administrator's consent.
+    /// `allow_other` needs the permission of the administrator.
     #[error(
         "allow_other is not permitted for users: add the line user_allow_other to \
              /etc/fuse.conf, or run as root, or mount without allow_other"
@@ -59,11 +58,11 @@ pub enum MountError {
     /// The kernel refused.
     #[error("cannot mount {}: {step}: {errno}{}", mountpoint.display(), detail(log))]
     Refused { mountpoint: PathBuf, step: &'static str, errno: Errno, log: String },
-    /// The helper refused, or cannot be run.
+    /// The helper refused, or cannot be executed.
     #[error("cannot mount {} with {}: {message}{}", mountpoint.display(), helper.display(),
             next_step(message))]
     Helper { mountpoint: PathBuf, helper: PathBuf, message: String },
-    /// `/dev/fd/N` is something else.
+    /// `/dev/fd/N` is not a FUSE device.
     #[error("{} is not an open /dev/fuse: the parent process must open and mount it, and leave \
              it open", path.display())]
     NotAFuseDevice { path: PathBuf },
@@ -73,26 +72,26 @@ pub enum MountError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what their names and the messages say")]
 pub enum UnmountError {
-    /// Something below is in use.
+    /// The mount is in use.
     #[error("{} is in use: close what uses it (fuser -vm {}), or detach it now with --lazy",
             path.display(), path.display())]
     Busy { path: PathBuf },
     /// Nothing is mounted there.
-    #[error("{} is not mounted: see `defuse list` for what is", path.display())]
+    #[error("{} is not mounted: `defuse list` shows the mounts", path.display())]
     NotMounted { path: PathBuf },
-    /// Something else is mounted there.
+    /// Another type of file system is mounted there.
     #[error("{} is a mount of {fstype}, not of FUSE: use umount(8)", path.display())]
     NotFuse { path: PathBuf, fstype: String },
-    /// It is somebody else's.
+    /// It belongs to another user.
     #[error("not permitted to unmount {}: run as root, or as the user who mounted it with \
              fusermount3 installed", path.display())]
     NotPermitted { path: PathBuf },
-    /// Anything else.
+    /// Another error.
     #[error("cannot unmount {}: {message}", path.display())]
     Failed { path: PathBuf, message: String },
 }
 
-/// The next step after an error of the helper (`util/fusermount.c` of libfuse) that names none.
+/// The next step for errors of the helper (`util/fusermount.c` of libfuse) without one.
 fn next_step(message: &str) -> &'static str {
     if message.contains("/dev/fuse") {
         "; load the module (modprobe fuse), or pass the device into this container (--device \
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_helpers_complaints_get_a_next_step() {
+    fn errors_of_the_helper_get_a_next_step() {
         let said = |message: &str| {
             let message = format!("fusermount3: {message}");
             let (mountpoint, helper) = ("/mnt/x".into(), "/bin/fusermount3".into());

@@ -1,7 +1,7 @@
 //! Mounting through `fusermount3`, which is set-user-id root.
 //!
-//! It is given one end of a socket, mounts, and sends the opened `/dev/fuse`
-//! over it (`util/fusermount.c` of libfuse).
+//! The helper receives one end of a socket, mounts, and sends the open `/dev/fuse` over it
+//! (`util/fusermount.c` of libfuse).
 
 use super::check::Target;
 use super::{How, MountError, MountOptions, Mounted};
@@ -45,8 +45,7 @@ pub(super) fn mount(
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.to_string()))?;
-    // As standard input, so that no descriptor has to be inheritable in this
-    // process even for a moment.
+    // Passed as standard input, so that no descriptor of this process is ever inheritable.
     let output = Command::new(helper)
         .arg("-o")
         .arg(options.to_string())
@@ -67,7 +66,7 @@ pub(super) fn mount(
     Ok(Mounted { device, mountpoint: target.path.clone(), how })
 }
 
-/// The descriptor that the helper sent (`unix(7)`, SCM_RIGHTS).
+/// Receives the descriptor that the helper sent (`unix(7)`, SCM_RIGHTS).
 fn receive(socket: impl AsFd) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -81,12 +80,12 @@ fn receive(socket: impl AsFd) -> Option<OwnedFd> {
     })
 }
 
-/// True where `/etc/fuse.conf` has the line `user_allow_other`.
+/// True if `/etc/fuse.conf` has the line `user_allow_other`.
 fn permits_allow_other(conf: &str) -> bool {
     conf.lines().any(|line| line.split('#').next().unwrap_or("").trim() == "user_allow_other")
 }
 
-/// Makes commas and backslashes part of a value.
+/// Escapes commas and backslashes in a value.
 pub(super) fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace(',', "\\,")
 }
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_helper_says_is_passed_on() {
+    fn the_message_of_the_helper_is_passed_on() {
         let dir = tempfile::tempdir().unwrap();
         let helper = dir.path().join("fusermount3");
         fs::write(&helper, "#!/bin/sh\necho \"said: $*\" >&2\nexit 1\n").unwrap();

@@ -1,4 +1,4 @@
-//! The mounts of the machine, and the liveness of their servers.
+//! The mounts of the machine, and the state of their servers.
 
 use super::check::resolve;
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use std::{fs, io, thread};
 
-/// How long a file system has to answer before it counts as silent.
+/// The time for a file system to answer, after which it counts as silent.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`).
@@ -17,27 +17,27 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct MountEntry {
     /// Id of the mount.
     pub mount_id: u32,
-    /// Id of the mount it is on.
+    /// Id of the parent mount.
     pub parent_id: u32,
-    /// Major number of `st_dev`; 0 but for fuseblk.
+    /// Major number of `st_dev`; 0 except for fuseblk.
     pub major: u32,
     /// Minor number of `st_dev`: for FUSE, the number of the connection in
     /// `/sys/fs/fuse/connections`.
     pub minor: u32,
-    /// Where it is mounted.
+    /// The mount point.
     pub mount_point: PathBuf,
     /// Options of the mount.
     pub mount_options: String,
     /// The type, such as `fuse.defuse`.
     pub fstype: String,
-    /// The source, `fsname` of FUSE.
+    /// The source, FUSE's `fsname`.
     pub source: OsString,
     /// Options of the file system.
     pub super_options: String,
 }
 
 impl MountEntry {
-    /// True where a FUSE server is behind it (`fusectl` has none).
+    /// True if a FUSE server is behind it (`fusectl` has none).
     pub fn is_fuse(&self) -> bool {
         let base = self.fstype.split('.').next().unwrap_or("");
         matches!(base, "fuse" | "fuseblk")
@@ -47,18 +47,18 @@ impl MountEntry {
 /// The state of a mount point's FUSE server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// It answers, or the caller may not ask it (another user's mount without
-    /// `allow_other`, even for root).
+    /// It answers, or the caller has no access to it (another user's mount without `allow_other`,
+    /// even for root).
     Alive,
-    /// It is gone: ENOTCONN, or ECONNREFUSED where INIT failed.
+    /// It has ended: ENOTCONN, or ECONNREFUSED if INIT failed.
     Dead,
-    /// It has the device open, but did not answer within two seconds.
+    /// It has the device open, but did not answer in two seconds.
     Silent,
-    /// It is not the mount point of a FUSE file system.
+    /// The path is not the mount point of a FUSE file system.
     NotFuse,
 }
 
-/// Every FUSE mount that this process can see, in mountinfo's order.
+/// All FUSE mounts that this process can see, in the order of mountinfo.
 pub fn fuse_mounts() -> io::Result<Vec<MountEntry>> {
     let mut mounts = parse_mountinfo(&fs::read("/proc/self/mountinfo")?);
     mounts.retain(MountEntry::is_fuse);
@@ -71,22 +71,22 @@ pub(super) fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts.into_iter().rfind(|mount| mount.mount_point == path))
 }
 
-/// The number of the FUSE connection mounted there, by which
-/// `/sys/fs/fuse/connections` names it. Does not ask the file system.
+/// The number of the FUSE connection mounted there, as in `/sys/fs/fuse/connections`. Sends no
+/// request to the file system.
 pub fn connection_id(mountpoint: &Path) -> Option<u32> {
     let mount = mount_at(&resolve(mountpoint)).ok().flatten()?;
     mount.is_fuse().then_some(mount.minor)
 }
 
-/// True for a FUSE mount whose server is gone.
+/// True for a FUSE mount whose server has ended.
 pub fn is_dead_mount(path: &Path) -> bool {
     liveness(path) == Liveness::Dead
 }
 
-/// Asks the FUSE file system mounted there for its root's attributes.
+/// Requests the attributes of the root from the FUSE file system mounted there.
 ///
-/// The thread that asks stays behind where the server stays silent, and ends
-/// when the server answers or goes away.
+/// If the server hangs, the requesting thread is left behind. It ends when the server answers or
+/// ends.
 pub fn liveness(path: &Path) -> Liveness {
     let path = resolve(path);
     match mount_at(&path) {
@@ -95,9 +95,9 @@ pub fn liveness(path: &Path) -> Liveness {
     }
     let (sender, receiver) = mpsc::channel();
     let ask = move || {
-        // statfs always asks the server, where stat may be answered by a cache.
+        // statfs always sends a request to the server. A cache may answer stat.
         let answer = rustix::fs::statfs(&path);
-        // Nobody waits any more where this fails.
+        // Fails if the receiver has given up.
         let _ = sender.send(answer.err());
     };
     if thread::Builder::new().name("defuse-liveness".to_owned()).spawn(ask).is_err() {
@@ -110,7 +110,7 @@ pub fn liveness(path: &Path) -> Liveness {
     }
 }
 
-/// Parses `/proc/PID/mountinfo`. Lines of another form are left out.
+/// Parses `/proc/PID/mountinfo`. Skips malformed lines.
 pub fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(parse_line).collect()
 }
@@ -124,7 +124,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let _root = next()?;
     let mount_point = PathBuf::from(unescape(next()?));
     let mount_options = text(next()?);
-    // Any number of optional fields, then a hyphen.
+    // Optional fields are terminated by a hyphen.
     fields.by_ref().find(|field| *field == b"-")?;
     let mut next = || fields.next();
     Some(MountEntry {
@@ -148,7 +148,7 @@ fn text(field: &[u8]) -> String {
     unescape(field).to_string_lossy().into_owned()
 }
 
-/// Space, tab, newline and backslash are written as three octal digits.
+/// Decodes space, tab, newline and backslash, which are written as three octal digits.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

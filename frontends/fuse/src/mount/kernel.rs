@@ -1,4 +1,4 @@
-//! Mounting by system calls, for those who may.
+//! Mounting by system calls, for privileged users.
 
 use super::check::Target;
 use super::{How, MountError, MountOptions, Mounted, open_device};
@@ -11,7 +11,7 @@ use rustix::mount::{
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// The call that failed, and the messages of the kernel about it.
+/// The failed call, and the kernel's messages about it.
 struct Failure {
     step: &'static str,
     errno: Errno,
@@ -22,8 +22,7 @@ pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, 
     let device = open_device(&target.path)?;
     let how = match by_fsopen(&device, target, options) {
         Ok(()) => How::Fsopen,
-        // The new calls are missing before Linux 5.2, and filtered in places
-        // that allow mount(2).
+        // The new calls are missing before Linux 5.2, and some filters permit only mount(2).
         Err(Failure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
             by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
             How::MountSyscall
@@ -44,7 +43,7 @@ fn error(target: &Target, failure: Failure) -> MountError {
     }
 }
 
-/// The options that every way of mounting passes to the kernel.
+/// The options that are passed to the kernel in every case.
 fn parameters(
     device: BorrowedFd<'_>,
     target: &Target,
@@ -105,7 +104,7 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
     attributes
 }
 
-/// The messages that a file system context keeps for its reader (`fsopen(2)`).
+/// Reads the messages of a file system context (`fsopen(2)`).
 fn kernel_log(context: BorrowedFd<'_>) -> String {
     let mut messages = Vec::new();
     let mut buf = [0; 512];
@@ -126,7 +125,7 @@ fn by_mount(device: &OwnedFd, target: &Target, options: &MountOptions) -> Result
     let fstype = format!("fuse.{}", options.subtype);
     let flags = mount_flags(options);
     let source = options.fsname.as_str();
-    // Through the descriptor that was checked, where /proc is there to do so.
+    // Mounts through the descriptor that was checked, if /proc is available.
     let checked = format!("/proc/self/fd/{}", target.fd.as_raw_fd());
     let checked = match rustix::fs::accessat(
         CWD,

@@ -1,10 +1,10 @@
-//! The options of a mount. One table says which there are, for every parser.
+//! The options of a mount, in one table for all parsers.
 
 use super::helper;
 use defuse_fs::Denied;
 use std::fmt;
 
-/// How a file system is mounted (`mount(8)`, `mount.fuse3(8)`).
+/// The options of a mount (`mount(8)`, `mount.fuse3(8)`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// Read only.
@@ -21,11 +21,11 @@ pub struct MountOptions {
     pub sync: bool,
     /// Changes of directories are synchronous.
     pub dirsync: bool,
-    /// Users other than the one who mounted may enter.
+    /// Users other than the mounting user have access.
     pub allow_other: bool,
     /// The kernel checks permissions by the mode.
     pub default_permissions: bool,
-    /// The most bytes in one READ; 0 for the kernel's own limit.
+    /// Maximum size of a READ, in bytes; 0 for the kernel's own limit.
     pub max_read: u32,
     /// The source shown in `/proc/mounts`.
     pub fsname: String,
@@ -37,7 +37,7 @@ pub struct MountOptions {
     pub root: RootKind,
 }
 
-/// The type of a file system's root. It can be mounted on the same type only.
+/// The type of a file system's root. It must be mounted on a file of the same type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RootKind {
     /// A directory.
@@ -48,8 +48,8 @@ pub enum RootKind {
 }
 
 impl Default for MountOptions {
-    /// Set-user-id and devices have no effect, whoever mounts: what a file system
-    /// says of its files is no reason to trust it with root.
+    /// Set-user-id and devices have no effect, for every mounting user: the modes reported by a
+    /// file system are no reason to trust it with root's privileges.
     fn default() -> MountOptions {
         MountOptions {
             ro: false,
@@ -70,13 +70,13 @@ impl Default for MountOptions {
     }
 }
 
-/// The outcome of [`MountOptions::apply`].
+/// The result of [`MountOptions::apply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Applied {
-    /// It is an option of the mount, and now set.
+    /// It is a mount option, and was set.
     Yes,
-    /// It is somebody else's option.
+    /// It is not a mount option.
     NotAMountOption,
 }
 
@@ -84,13 +84,13 @@ pub enum Applied {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what their names and the messages say")]
 pub enum OptionError {
-    /// It needs a value.
+    /// The option needs a value.
     #[error("mount option {key} needs a value: write {key}={expected}")]
     NeedsValue { key: &'static str, expected: &'static str },
-    /// It has no value.
+    /// The option has no value.
     #[error("mount option {key} takes no value: write just {key}")]
     TakesNoValue { key: &'static str },
-    /// Its value is of another form.
+    /// The value has the wrong form.
     #[error("mount option {key}={value} is not possible: write {key}={expected}")]
     BadValue { key: &'static str, value: String, expected: &'static str },
 }
@@ -148,8 +148,8 @@ pub fn mount_option_names() -> impl Iterator<Item = &'static str> {
 }
 
 impl MountOptions {
-    /// Takes away what the file system's own place denies, and returns the names
-    /// of the options that were overridden: `suid`, `dev`, `exec`.
+    /// Removes permissions that the source denies. Returns the names of the overridden options:
+    /// `suid`, `dev`, `exec`.
     pub fn restrict(&mut self, denied: Denied) -> Vec<&'static str> {
         let flags = [
             ("suid", denied.suid, &mut self.nosuid),
@@ -164,8 +164,8 @@ impl MountOptions {
         taken.collect()
     }
 
-    /// Applies one option of a `-o` list. A later one overrides an earlier; after
-    /// an error the options are as they were.
+    /// Applies one option of a `-o` list. Later options override earlier ones. After an error the
+    /// options are unchanged.
     pub fn apply(&mut self, key: &str, value: Option<&str>) -> Result<Applied, OptionError> {
         let Some((key, setter)) = TABLE.iter().find(|(name, _)| *name == key) else {
             return Ok(Applied::NotAMountOption);
@@ -189,7 +189,7 @@ impl MountOptions {
     }
 }
 
-/// The options as `fusermount3 -o` takes them.
+/// Formats the options for `fusermount3 -o`.
 impl fmt::Display for MountOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.ro { "ro" } else { "rw" })?;
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_table_knows_flags_and_values() {
+    fn the_table_has_flags_and_values() {
         let mut options = MountOptions::default();
         assert_eq!(options.apply("ro", None), Ok(Applied::Yes));
         assert_eq!(options.apply("nosuid", None), Ok(Applied::Yes));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_below_is_taken_away_and_named() {
+    fn permissions_that_the_source_denies_are_removed_and_named() {
         let mut options = MountOptions { nosuid: false, ..Default::default() };
         let denied = Denied { suid: true, dev: true, exec: false };
         assert_eq!(options.restrict(denied), ["suid"]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_applied_changes_nothing() {
+    fn an_invalid_option_changes_nothing() {
         let mut options = MountOptions::default();
         let before = options.clone();
         let error = options.apply("ro", Some("1")).unwrap_err();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_helper_sees_escaped_commas() {
+    fn the_helper_gets_escaped_commas() {
         let fsname = "a,b\\c".to_owned();
         let options = MountOptions { nodev: false, fsname, ..Default::default() };
         assert_eq!(options.to_string(), "rw,nosuid,fsname=a\\,b\\\\c,subtype=defuse");

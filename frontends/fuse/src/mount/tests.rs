@@ -1,5 +1,5 @@
-//! Real mounts, as root. Their sessions are never served, so nothing here may
-//! look at one except through what this module promises not to hang.
+//! Real mounts, as root. Nobody serves them, so that tests access them only through functions that
+//! are guaranteed not to hang.
 
 use super::*;
 use std::fs;
@@ -7,13 +7,13 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
-/// A directory whose mounts are gone when it is dropped.
+/// A directory whose mounts are removed when it is dropped.
 struct Place {
     dir: TempDir,
 }
 
 impl Place {
-    /// `None`, with the reason printed, where mounting is not possible.
+    /// Creates a place; prints the reason and returns `None` if mounting is not possible.
     fn new() -> Option<Place> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
@@ -31,8 +31,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // By the kernel's own list, so that a test that fails half-way leaves
-        // nothing behind and removing the directory cannot hang.
+        // Uses the kernel's list, so that a failed test leaves no mount behind, and removing the
+        // directory cannot hang.
         for mount in fuse_mounts().unwrap() {
             if mount.mount_point.starts_with(self.dir.path()) {
                 let _ = unmount(&mount.mount_point, true);
@@ -46,7 +46,7 @@ fn entry(path: &Path) -> MountEntry {
 }
 
 #[test]
-fn a_mount_is_seen_dies_and_is_removed() {
+fn a_mount_is_listed_dies_and_is_removed() {
     let Some(place) = Place::new() else { return };
     let path = place.at("mnt");
     let options = MountOptions {
@@ -96,7 +96,7 @@ fn the_first_request_is_init() {
 }
 
 #[test]
-fn the_old_system_call_does_the_same() {
+fn mounting_by_the_old_system_call_works() {
     let Some(place) = Place::new() else { return };
     let path = place.at("mnt");
     let options = MountOptions { ro: true, allow_other: true, ..Default::default() };
@@ -125,7 +125,7 @@ fn a_mount_in_use_is_busy_until_detached() {
 }
 
 #[test]
-fn a_file_can_be_mounted_on_where_the_root_is_one() {
+fn a_root_that_is_a_file_is_mounted_on_a_file() {
     let Some(place) = Place::new() else { return };
     let file = place.at("file");
     fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! Unmounting, also of what no longer answers.
+//! Unmounting, also of dead mounts.
 
 use super::check::resolve;
 use super::{UnmountError, helper, info};
@@ -7,20 +7,20 @@ use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Unmounts a FUSE file system, alive or dead. `lazy` detaches it at once and
-/// lets what uses it finish (`umount2(2)`, MNT_DETACH).
+/// Unmounts a FUSE file system, alive or dead. `lazy` detaches it at once, and its users can
+/// continue (`umount2(2)`, MNT_DETACH).
 ///
-/// Never asks the file system. Refuses mounts of other types, so that a slip
-/// in a path does no harm.
+/// Never sends a request to the file system. Refuses mounts of other types, so that a wrong path
+/// does no harm.
 pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazy);
     detach(path, flags)
 }
 
-/// Ends a FUSE file system whatever it is doing: its requests fail with ECONNABORTED, also those
-/// that the server will never answer, and the mount point is free (`umount2(2)`, MNT_FORCE and
-/// MNT_DETACH). Needs the right to unmount; a helper cannot do it.
+/// Aborts a FUSE file system: its requests fail with ECONNABORTED, even if the server never answers
+/// them, and the mount point becomes free (`umount2(2)`, MNT_FORCE and MNT_DETACH). Needs
+/// permission to unmount; a helper cannot do it.
 pub fn abort(path: &Path) -> Result<(), UnmountError> {
     detach(path, UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH)
 }
@@ -33,7 +33,7 @@ fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
             return Err(UnmountError::NotFuse { path, fstype: mount.fstype });
         }
         Ok(Some(_)) => true,
-        // Without /proc the kernel's answer has to do.
+        // Without /proc, the error of the kernel must suffice.
         Err(_) => false,
     };
     match rustix::mount::unmount(&path, flags) {
@@ -41,7 +41,7 @@ fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
         Err(Errno::PERM) => match helper::find() {
             Some(helper) if !flags.contains(UnmountFlags::FORCE) => {
                 match by_helper(&helper, path, flags.contains(UnmountFlags::DETACH)) {
-                    // To the helper, the mounts of other users are none.
+                    // The helper does not see the mounts of other users.
                     Err(UnmountError::NotMounted { path }) if seen => {
                         Err(UnmountError::NotPermitted { path })
                     }
@@ -62,7 +62,7 @@ fn by_helper(helper: &Path, path: PathBuf, lazy: bool) -> Result<(), UnmountErro
     if lazy {
         command.arg("-z");
     }
-    // Its messages are recognized, so they must not be translated.
+    // The messages are parsed, and must not be translated.
     let command = command.arg("--").arg(&path).env("LC_ALL", "C").stdin(Stdio::null());
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_helpers_messages_are_told_apart() {
+    fn the_messages_of_the_helper_are_classified() {
         let of = |message| classify("/m".into(), message).to_string();
         assert!(
             of("fusermount3: failed to unmount /m: Device or resource busy").contains("in use")
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_fuse_is_left_alone() {
+    fn other_file_systems_are_not_unmounted() {
         let error = unmount(Path::new("/proc"), true).unwrap_err();
         assert!(matches!(&error, UnmountError::NotFuse { fstype, .. } if fstype == "proc"));
         let error = unmount(Path::new("/nonexistent/x"), false).unwrap_err();
