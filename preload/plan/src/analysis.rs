@@ -87,7 +87,7 @@ impl Binary {
         Ok(binary)
     }
 
-    /// The same without symbols, which takes a tenth of the time.
+    /// Reads and analyses a file without its symbols, which takes a tenth of the time.
     pub fn read_sites(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
         let foreign = || Error::Foreign(path.to_owned());

@@ -62,8 +62,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made where it is not there, but
-    /// for `$XDG_CACHE_HOME` and the home themselves: whoever has none gets none. `None` where neither
+    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made if it is missing, but
+    /// for `$XDG_CACHE_HOME` and the home themselves: whoever has none gets none. `None` if neither
     /// variable is an absolute path, where the directory cannot be made, or where others could have
     /// written it.
     pub fn of_user() -> Option<Self> {
@@ -94,7 +94,7 @@ impl Cache {
         good.then(|| Cache { directory: directory.to_owned() })
     }
 
-    /// The sites of the object file with this build id and stamp; `None` where they are not known.
+    /// The sites of the object file with this build id and stamp; `None` if they are not known.
     pub fn sites(&self, build_id: &[u8], stamp: Stamp) -> Option<Vec<Site>> {
         let mut file = open(&self.path(build_id)?)?;
         let meta = file.metadata().ok()?;
@@ -183,7 +183,7 @@ fn decode(bytes: &[u8], build_id: &[u8], stamp: Stamp) -> Result<Vec<Site>, Malf
     if from.bytes.is_empty() { Ok(sites) } else { Err(Malformed) }
 }
 
-/// FNV-1a of 64 bits: it tells what was damaged, and nobody is kept out by it.
+/// FNV-1a of 64 bits: it detects damage, and is no protection against attackers.
 fn digest(bytes: &[u8]) -> u64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)

@@ -62,7 +62,7 @@ pub struct CodeSegment {
 }
 
 /// The image of the library in `file` with these sites, to be put at `place`: where it is, and its
-/// code and trampolines. `None` where it cannot have one: its sites are in several segments, or not
+/// code and trampolines. `None` if it cannot have one: its sites are in several segments, or not
 /// what the file has.
 pub fn make(
     file: &File,

@@ -12,7 +12,7 @@ pub enum ForkPolicy {
     Auto,
     /// Parent and child go on with it, each by itself: right where nothing is kept in the process.
     Share,
-    /// The child opens the file system anew, and shares nothing with the parent.
+    /// The child opens the file system again, and shares nothing with the parent.
     Reopen,
     /// The state moves to a process of its own, and parent and child become its clients.
     Server,
@@ -71,7 +71,7 @@ pub struct Site {
     pub len: u8,
     /// Where among them the `syscall` is.
     pub syscall_at: u8,
-    /// The number of the system call, where it can be told.
+    /// The number of the system call, if it is known.
     pub number: Option<u16>,
     /// The bytes as they have to be.
     pub bytes: [u8; 16],

@@ -18,9 +18,9 @@ const MOST: usize = 15;
 pub(crate) struct Found {
     /// Where it is.
     pub address: u64,
-    /// The number in `eax`, where it can be told.
+    /// The number in `eax`, if it is known.
     pub number: Option<u16>,
-    /// How to replace it; `None` where there is no room.
+    /// How to replace it; `None` if there is no room.
     pub site: Option<Site>,
     /// It is an instruction of a function in which everything is one. Otherwise the bytes may be data.
     pub is_code: bool,
@@ -116,7 +116,7 @@ impl Numbers {
 
     fn see(&mut self, instruction: &Instruction) {
         if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
-            // rax, rcx, rdx, rsi, rdi and r8 to r11 belong to who is called.
+            // rax, rcx, rdx, rsi, rdi and r8 to r11 belong to the called function.
             [0, 1, 2, 6, 7, 8, 9, 10, 11].iter().for_each(|&at| self.known[at] = None);
             return;
         }

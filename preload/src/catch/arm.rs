@@ -14,7 +14,7 @@ const DISPATCH_ON: u64 = 1;
 static OWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Has all system calls of this thread dispatched that are made outside of this library, and those of
-/// all threads and processes that it makes. False where the kernel cannot.
+/// all threads and processes that it makes. False if the kernel cannot.
 ///
 /// `own_code` is the code of this library, first and last (exclusive) address; `take_sys` installs the
 /// handler of `SIGSYS`.

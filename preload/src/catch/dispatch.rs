@@ -5,7 +5,7 @@
 //! code of this library, so that nothing escapes: all sites of the C library are patched, file or
 //! not, and what they pass on is executed by the entry itself; everything else (code of the program,
 //! of libraries that came later, of the loader, made while the program runs) comes here. No selector
-//! is needed then, and nobody can forget to change it.
+//! is needed then, and no code can forget to change it.
 //!
 //! The handler runs on this thread's stack for our code, which the kernel knows as the alternate one:
 //! the program's stack may be a few hundred bytes. What a call becomes:
@@ -42,7 +42,7 @@ std::arch::global_asm!(
     "defuse_pass:",
     "syscall",
     "ret {after_passed}",
-    // The same, with arguments that are not the program's: the registers come back afterwards.
+    // A call with arguments that are not the program's: the registers are restored afterwards.
     ".globl defuse_pass_exchanged",
     ".hidden defuse_pass_exchanged",
     "defuse_pass_exchanged:",

@@ -52,7 +52,7 @@ std::arch::global_asm!(
     "syscall",
     "clc",
     "ret",
-    // The same of a clone(2) that makes a thread: it has a stack of its own.
+    // A clone(2) that makes a thread is executed here, too: the thread has a stack of its own.
     "10:",
     "syscall",
     "test rax, rax",

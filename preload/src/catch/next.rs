@@ -41,7 +41,7 @@ impl Next {
         }
     }
 
-    /// Calls it, as the program called us. `ENOSYS` where there is none.
+    /// Calls the function as the program called us. `ENOSYS` if there is none.
     #[inline]
     pub fn call(&self, a: &[u64; 6]) -> i64 {
         match self.address() {
@@ -65,7 +65,7 @@ pub const fn name(text: &'static str) -> &'static CStr {
     }
 }
 
-/// The address of a symbol in the libraries after ours; 0 where there is none.
+/// The address of a symbol in the libraries after ours; 0 if there is none.
 pub fn find(name: &CStr) -> u64 {
     // SAFETY: dlsym takes any name.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as u64 }

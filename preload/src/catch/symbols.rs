@@ -41,7 +41,7 @@ static DLOPEN: Next = Next::new(c"dlopen");
 /// Where dlmopen(3) goes on.
 static DLMOPEN: Next = Next::new(c"dlmopen");
 
-/// Makes the call where it is ours, and otherwise goes on.
+/// Serves the call if it is ours; otherwise calls the next function.
 #[inline]
 fn serve(next: &Next, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
     if is_patched() {
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 
 /// # Safety
 ///
-/// fork(2). `EPERM` where a file system is in the memory of this process and its policy is `deny`.
+/// fork(2). `EPERM` if a file system is in the memory of this process and its policy is `deny`.
 #[unsafe(no_mangle)]
 // SAFETY: as the function of this name.
 pub unsafe extern "C" fn fork() -> c_int {

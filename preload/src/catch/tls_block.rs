@@ -268,7 +268,7 @@ fn take() -> Option<&'static TlsBlock> {
     Some(block)
 }
 
-/// In a child, which has one thread: the others' all stay as they are, used by nobody.
+/// In a child, which has one thread: the blocks of the others stay as they are, unused.
 pub fn reset() {
     BLOCKS.reset();
 }

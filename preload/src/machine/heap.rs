@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static GLOBAL: Heap = Heap;
 
-/// In a child with one thread: the heap is free, as nobody was in it when the process forked.
+/// In a child with one thread: the heap is free, because no thread was in it when the process forked.
 pub fn reset() {
     HEAP.reset();
 }

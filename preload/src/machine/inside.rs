@@ -43,7 +43,7 @@ static LISTED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads are inside that are on no list any more: what an ending thread still calls may
 /// bring it back (destructors of the program, and the C library itself, which unmaps stacks at the
-/// very end), and then nobody would take it off the list. They are few, so they are counted by what
+/// very end), and then nothing would take it off the list. They are few, so they are counted by what
 /// costs more and needs nothing of the thread.
 static LATE: AtomicU32 = AtomicU32::new(0);
 
@@ -65,7 +65,7 @@ fn errno() -> *mut i32 {
 }
 
 impl Inside {
-    /// Begins; `None` where this thread is inside already, so that the call is one of our own.
+    /// Begins; `None` if this thread is inside already, so that the call is one of our own.
     #[inline]
     pub fn enter() -> Option<Inside> {
         STATE.with(|state| {

@@ -47,7 +47,7 @@ unsafe extern "C" {
 const CANCEL: c_int = 32;
 const DEFERRED: c_int = 0;
 
-/// Sends again what had to wait, and lets nothing in: who calls this sees to it.
+/// Sends the waiting signal again. The caller keeps all signals blocked.
 pub fn send_waiting() {
     WAITING.with(|waiting| {
         if waiting.number.get() != 0 {
@@ -70,7 +70,7 @@ pub fn unblock_for_exec() -> impl FnOnce() {
     }
 }
 
-/// Runs `change` on the mask that this thread has when what waits was delivered; `None` where nothing
+/// Runs `change` on the mask that this thread has when what waits was delivered; `None` if nothing
 /// waits.
 pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
     WAITING.with(|waiting| {

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::machine::{sys, thread_exit};
 
-// Where the stack of this thread for our code ends; 0 where it has none yet.
+// Where the stack of this thread for our code ends; 0 if it has none yet.
 std::arch::global_asm!(
     ".section .tbss.defuse_stack,\"awT\",@nobits",
     ".hidden defuse_stack",
@@ -37,7 +37,7 @@ pub fn slot() -> *mut u64 {
     slot
 }
 
-/// Makes a stack for our code on this thread; returns its end, 0 where there is none to be had.
+/// Makes a stack for our code on this thread; returns its end, 0 if there is no memory for one.
 ///
 /// The program's own stack may be too small: the C library gives the threads of aio_write(3) and the
 /// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
@@ -71,8 +71,8 @@ pub fn bounds(end: u64) -> (u64, u64) {
     (end - len, len)
 }
 
-/// This thread's stack for our code, first address and length, made where there is none; `None` where
-/// there is none to be had.
+/// This thread's stack for our code, first address and length, made if there is none; `None` if
+/// there is no memory for one.
 pub fn own() -> Option<(u64, u64)> {
     // SAFETY: as in `make`.
     let end = match unsafe { slot().read() } {

@@ -42,7 +42,7 @@ fn in_memory(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(file.into())
 }
 
-/// Reads what [`write`] left in `fd`, and closes it. `None` where that is something else.
+/// Reads what [`write`] left in `fd`, and closes it. `None` if that is something else.
 pub fn read(fd: i32) -> Option<String> {
     let mut file = File::from(owned(fd));
     // A pipe has no beginning to go back to.

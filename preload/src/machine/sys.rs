@@ -77,7 +77,7 @@ fn checked(address: u64, len: usize) -> Result<(), Errno> {
 }
 
 /// The bytes of a string of the program, without its NUL. `EFAULT` for what cannot be an address,
-/// `ENAMETOOLONG` where no NUL comes within `PATH_MAX`.
+/// `ENAMETOOLONG` if no NUL comes within `PATH_MAX`.
 pub fn string<'a>(address: u64) -> Result<&'a [u8], Errno> {
     checked(address, 1)?;
     // SAFETY: the program passed the address as that of a string; where it is none, the C library

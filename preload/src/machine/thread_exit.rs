@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// How often the C library is made to tell the end of a thread: four times at most
-/// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which those who come first leave one to others.
+/// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which we leave one to others.
 const LAST_END: u32 = 3;
 
 /// Makes [`arm`] possible, before the program's first thread begins: the C library then calls

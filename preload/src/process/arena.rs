@@ -30,7 +30,7 @@ impl Arena for RunMemory {
         pid::noted() as u32
     }
 
-    /// One that has ended and that nobody has waited for counts as gone.
+    /// A process that has ended and was not waited for counts as gone.
     fn is_alive(&self, process: u32) -> bool {
         match sys::plain(libc::SYS_pidfd_open, u64::from(process), 0, 0) {
             Ok(fd) => {

@@ -28,7 +28,7 @@ pub struct Composed {
     pub args: MountArgs,
     /// How it survives a fork: never [`ForkPolicy::Auto`].
     pub fork: ForkPolicy,
-    /// The way to the process that has the file system, where there is one.
+    /// The connection to the process that serves the file system, if another one does.
     pub relay: Option<Arc<Relay>>,
 }
 
@@ -110,7 +110,7 @@ impl Relay {
         self.inner.heir().ok()
     }
 
-    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` where
+    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` if
     /// the server has none.
     pub fn map(
         &self,

@@ -62,7 +62,7 @@ impl HandedOver {
 struct NextConnection {
     mount: usize,
     client: Remote,
-    /// The same once more, for the next program to inherit.
+    /// A duplicate of its descriptor, which the next program inherits.
     fd: OwnedFd,
 }
 
@@ -81,7 +81,7 @@ type Inode = (usize, Ino);
 struct StateWriter {
     process: &'static Process,
     heirs: Vec<NextConnection>,
-    /// Inodes of which a descriptor is closed: record locks of the process go with that.
+    /// Inodes with a descriptor that closes at exec: that releases the record locks of the process.
     closed: HashSet<Inode>,
     /// Lower open files, for the next program to inherit.
     kept: Vec<OwnedFd>,
@@ -292,7 +292,7 @@ impl Record {
         Some(Record { parcel, ..record })
     }
 
-    /// The open file in this process: taken over, or opened anew by its path, where that still leads
+    /// The open file in this process: taken over, or opened again by its path, where that still leads
     /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
     /// without it.
     fn open(&self, process: &'static Process) -> Option<Arc<Entry>> {

@@ -9,7 +9,7 @@
 //! not there, is looked for beforehand (`spawn.rs`).
 //!
 //! Before a process is made, all other threads leave our code, and they wait until it is there: the
-//! child gets our locks and our heap as nobody's. That is done around the very `syscall` instruction,
+//! child gets our locks and our heap unused. That is done around the very `syscall` instruction,
 //! not by pthread_atfork(3): the C library takes the locks of malloc(3) in between, and a thread that
 //! waits for the end of the fork in mmap(2) may hold one of them. Where the instruction is not
 //! patched, handlers of pthread_atfork(3) have to do ([`follow_handlers`]).
@@ -96,7 +96,7 @@ impl Flags<'_> {
     }
 }
 
-/// The end of the stack that a clone(2) or clone3(2) gives to what it makes; 0 where that is the one
+/// The end of the stack that a clone(2) or clone3(2) gives to what it makes; 0 if that is the one
 /// of its maker.
 pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
     if number != libc::SYS_clone3 as u64 {
@@ -128,8 +128,8 @@ pub fn is_refused() -> bool {
     }
 }
 
-/// Before a clone(2) or clone3(2): true where it makes a process, and is to be followed by
-/// [`after_clone`]; false where it is none of our business, as that of a thread is. `EAGAIN` where a
+/// Before a clone(2) or clone3(2): true if it makes a process, and is to be followed by
+/// [`after_clone`]; false for other calls, which make threads. `EAGAIN` if a
 /// thread does not leave our code.
 pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     const THREAD: u64 = libc::CLONE_THREAD as u64;

@@ -49,7 +49,7 @@ impl Entry {
         Entry { file, backed, path, cells, lower }
     }
 
-    /// The same with the lower file that the program before has left.
+    /// The entry with the lower file that the program before has left.
     pub fn with_lower(self, lower: Option<OwnedFd>) -> Self {
         match lower {
             Some(lower) if !self.backed => Entry { lower: Some(Arc::new(lower)), ..self },

@@ -52,7 +52,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl ElfHead {
-    /// `None` where it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as far
+    /// `None` if it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as far
     /// as its program headers at least.
     pub fn parse(head: &[u8]) -> Option<Self> {
         if head.get(..6)? != b"\x7fELF\x02\x01" || number::<2>(head, 18)? as u16 != X86_64 {
@@ -178,7 +178,7 @@ fn carrier() -> Vec<u8> {
     out.resize(dynamic, 0);
     entries.iter().flatten().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
     out.resize(entry, 0);
-    // ud2: nobody comes here.
+    // ud2: this is never executed.
     out.extend_from_slice(&[0x0f, 0x0b, 0, 0, 0, 0, 0, 0]);
     out
 }

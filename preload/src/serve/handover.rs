@@ -58,7 +58,7 @@ impl Outgoing {
     }
 
     /// The variable that leads the next program to us, and has it load the static program in `fd`
-    /// where there is one.
+    /// if there is one.
     pub fn variable(&self, program: Option<i32>) -> CString {
         let state = self.inherited.state.map(|state| ExecState { program, ..state });
         let inherited = Inherited { state, ..self.inherited.clone() };

@@ -141,7 +141,7 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     Ok(at as i64)
 }
 
-/// A mapping of the lower open file, of which nothing has to be known here.
+/// A mapping of the lower open file, which this table does not list.
 fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
     let (at, len) = (call.args[0], call.args[1]);
     if call.int(3) & libc::MAP_FIXED != 0 {
@@ -160,7 +160,7 @@ fn is_alone(call: &Call<'_>, entry: &Entry) -> bool {
     place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)
 }
 
-/// A shared mapping of a file whose mount is served by another process; `None` where that has no memory
+/// A shared mapping of a file whose mount is served by another process; `None` if that has no memory
 /// for it.
 fn map_served(call: &Call<'_>, entry: &Arc<Entry>) -> Result<Option<i64>, Fail> {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
@@ -266,7 +266,7 @@ pub fn unmap(call: &Call<'_>) -> Served {
     Err(Fail::Pass)
 }
 
-/// mremap(2): what grows is mapped anew, because memory of this kind has the length that it was made
+/// mremap(2): what grows is mapped again, because memory of this kind has the length that it was made
 /// with.
 pub fn remap(call: &Call<'_>) -> Served {
     let (from, old, new) = (call.args[0], call.args[1], call.args[2]);

@@ -22,7 +22,7 @@ use crate::serve::call::Call;
 pub struct Directory(HeldDescriptor);
 
 impl Directory {
-    /// Opens it, and makes it where it is not there. `EACCES` where somebody else has put something
+    /// Opens the directory, and makes it if it is missing. `EACCES` if somebody else has put something
     /// there, which people are told; other errors of mkdir(2) and open(2).
     pub fn open(call: &Call<'_>) -> Result<Directory, Errno> {
         let uid = call.task().credentials().uid;
@@ -63,7 +63,7 @@ impl Directory {
         let _ = sys::plain(libc::SYS_unlinkat, self.0.as_raw_fd() as u64, name.as_ptr() as u64, 0);
     }
 
-    /// Makes the node for a fifo or device, where it is not there.
+    /// Makes the node for a fifo or device, if it is missing.
     pub fn make(&self, stat: &Stat) -> Result<(), Errno> {
         let (name, mode) = (name(stat), stat.attr.kind.mode_bits() | 0o600);
         let args =
@@ -75,7 +75,7 @@ impl Directory {
     }
 
     /// The node for the file with these attributes, opened by `O_PATH`: what the kernel opens or
-    /// connects to by [`HeldDescriptor::path`] is what was checked here. `ENOENT` where there is none, `ENXIO`
+    /// connects to by [`HeldDescriptor::path`] is what was checked here. `ENOENT` if there is none, `ENXIO`
     /// where it is of another kind or user.
     pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<HeldDescriptor, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;

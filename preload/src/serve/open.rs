@@ -65,7 +65,7 @@ fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
 }
 
 /// Fifos and devices: what they stand for lies in the kernel, so it is opened there, by a node of
-/// the same kind in a directory of this run. `None` where the name leads to a file by now. The path is
+/// the same kind in a directory of this run. `None` if the name leads to a file by now. The path is
 /// walked once: what the kernel opens, and what is told of it later, are of the same inode.
 fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKernel>, Fail> {
     let file = path_only(call, target, how.flags)?;
@@ -142,7 +142,7 @@ pub fn full_path(process: &'static Process, target: &Target<'_>) -> Vec<u8> {
 }
 
 /// The file behind `fd` opened for the program alone: the kernel locks the position of a file that
-/// two descriptors share at every read and write. `None` where that is not permitted, as for a file
+/// two descriptors share at every read and write. `None` if that is not permitted, as for a file
 /// that was made read-only.
 fn open_again(fd: i32, flags: u32) -> Option<i32> {
     const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW;
@@ -188,7 +188,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
 }
 
 /// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its
-/// backing file, or of a copy in memory, which stays open. `None` where it lies in no mount.
+/// backing file, or of a copy in memory, which stays open. `None` if it lies in no mount.
 pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
     let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
     let file = call.client().open(call.task(), At::Cwd, path, how).ok()?;

@@ -24,7 +24,7 @@ pub enum Start {
 pub struct Target<'a> {
     /// The start.
     pub start: Start,
-    /// The path. Empty where it is the start itself.
+    /// The path. Empty if it is the start itself.
     pub path: &'a [u8],
     /// It was a link of /proc to a descriptor.
     pub magic: bool,
@@ -210,7 +210,7 @@ fn places(number: u64) -> (usize, Option<usize>) {
     }
 }
 
-/// The call with the paths that the client found: the kernel does it. `None` where the program's
+/// The call with the paths that the client found: the kernel does it. `None` if the program's
 /// own paths are right, so that the call is passed on.
 pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
     if outside.path.is_none() && outside.second.is_none() {

@@ -5,7 +5,7 @@ use defuse_fs::Errno;
 use crate::machine::sys;
 use crate::serve::call::{Call, Fail, Served};
 
-/// The placeholder at `fd`, where there is one.
+/// The placeholder at `fd`, if there is one.
 fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::process::table::Entry>> {
     let entry = call.table().get(fd)?.clone()?;
     (!entry.backed).then_some(entry)
@@ -46,7 +46,7 @@ pub fn poll(call: &Call<'_>) -> Served {
     Ok(if value < 0 && ready == 0 { value } else { value.max(0) + ready })
 }
 
-/// The bit of `fd` in the set at `address`, where there is a set.
+/// The bit of `fd` in the set at `address`, if there is a set.
 fn bit(address: u64, fd: i32) -> Result<bool, Errno> {
     if address == 0 {
         return Ok(false);

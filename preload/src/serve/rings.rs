@@ -25,7 +25,7 @@ use crate::serve::data;
 const SETUP_R_DISABLED: u32 = 1 << 6;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
 /// Said by kernels from 5.13 on. Programs take it for the sign that a ring opens and looks at files, and
-/// where it is missing, they do that by system calls.
+/// if it is missing, they do that by system calls.
 const FEAT_RSRC_TAGS: u32 = 1 << 10;
 
 const REGISTER_PROBE: u32 = 8;
@@ -161,7 +161,7 @@ fn make(call: &Call<'_>, params: &mut Params) -> Result<u64, Errno> {
     Ok(sys::check(sys::pass(call.number, &[call.args[0], at, 0, 0, 0, 0]))? as u64)
 }
 
-/// The kernel has refused a disabled ring: `ENOSYS` where it would make an enabled one, and otherwise
+/// The kernel has refused a disabled ring: `ENOSYS` if it would make an enabled one, and otherwise
 /// its own error.
 fn why_not(call: &Call<'_>, mut params: Params) -> Errno {
     let is_index = params[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0;
