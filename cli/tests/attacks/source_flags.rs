@@ -81,7 +81,7 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,dev"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(
-        said.err.contains("mounted nosuid") && said.err.contains("mounted nodev"),
+        said.err.contains("mounted with nosuid") && said.err.contains("mounted with nodev"),
         "{}",
         said.err
     );
