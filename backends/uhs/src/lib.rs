@@ -2,20 +2,47 @@
 //!
 //! Inodes lie in slots of 4 KiB, and the slots alone say what exists and what space is used: there is no
 //! journal and no bitmap. A change goes to a free slot, changes that belong together form a counted
-//! group, and mounting reads the slots.
+//! group, and mounting reads the slots. DESIGN.md gives the reasons, SPEC.md every byte.
 //!
-//! The crate has the format of the device, and the commit rule by which groups survive a power failure whole
-//! or not at all. DESIGN.md gives the reasons, SPEC.md every byte.
-//!
-//! It does I/O through `defuse-block` alone, and keeps no checksums of file data.
+//! The crate does I/O through `defuse-block` alone, and keeps no checksums of file data. It checks no
+//! permission bits, which is the task of the frontend.
 
 #![forbid(unsafe_code)]
 
-pub use commit::{Change, Recovered, Version};
-pub use format::slot::BODY;
-pub use format::superblock::Unusable;
-pub use store::{Store, StoreError, make};
-
+mod check;
 mod commit;
+mod engine;
 mod format;
+mod fs;
+mod load;
+mod space;
 mod store;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::time::Duration;
+
+pub use check::{Report, check};
+pub use format::superblock::Unusable;
+pub use fs::Uhs;
+use store::Store;
+pub use store::StoreError;
+pub use tree::Problem;
+
+/// Options of a [`Uhs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Time after which changes that nobody syncs become durable. `None`: only a sync does it.
+    pub commit: Option<Duration>,
+    /// Pages of 4 KiB in memory, before those that are on the device are dropped.
+    pub cache_pages: usize,
+    /// Pages that are not on the device, before writers wait.
+    pub dirty_pages: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { commit: Some(Duration::from_secs(1)), cache_pages: 65_536, dirty_pages: 8192 }
+    }
+}

@@ -11,7 +11,7 @@ use defuse_block::{Blocking, Device, Done, Errno, FRAME, Frames, Kind, Op, Queue
 
 use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules, Scanned, recover};
 use crate::format::slot::{self, Found, Place};
-use crate::format::superblock::{COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
+use crate::format::superblock::{CHUNKS, COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
 /// Frames for slots that are being written: 8 MiB.
@@ -19,6 +19,12 @@ const FRAMES: u32 = 2048;
 
 /// Slots of one device write at most: 1 MiB.
 const GATHERED: usize = 256;
+
+/// Inode numbers that are taken at a time.
+const INO_STEP: u64 = 1 << 20;
+
+/// The group of writes of data, which has no number.
+const DATA: u64 = 0;
 
 /// Operations in flight.
 const DEPTH: u32 = 64;
@@ -55,8 +61,8 @@ pub enum StoreError {
     Failed,
 }
 
-/// The inodes of a device, each a body of up to [`BODY`](crate::BODY) bytes under a number.
-pub struct Store {
+/// The inodes of a device, each a body under a number.
+pub(crate) struct Store {
     device: Arc<dyn Device>,
     queue: Box<dyn Queue>,
     region: Arc<Region>,
@@ -67,8 +73,6 @@ pub struct Store {
     /// For each write in flight its group and the number of its slots.
     writes: BTreeMap<u64, (u64, usize)>,
     next_tag: u64,
-    /// Units that chunks may take.
-    free_units: Vec<u32>,
     random: fastrand::Rng,
     rules: Rules,
     failed: bool,
@@ -79,7 +83,7 @@ pub struct Store {
 /// # Errors
 ///
 /// See [`StoreError`].
-pub fn make(
+pub(crate) fn make(
     device: &dyn Device,
     uuid: [u8; 16],
     random: &mut fastrand::Rng,
@@ -167,7 +171,7 @@ pub(crate) fn scan(
     Ok(())
 }
 
-fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
+pub(crate) fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
     move |errno| StoreError::Device { action, errno }
 }
 
@@ -178,7 +182,7 @@ impl Store {
     /// # Errors
     ///
     /// See [`StoreError`].
-    pub fn open(
+    pub(crate) fn open(
         device: Arc<dyn Device>,
         random: fastrand::Rng,
     ) -> Result<(Store, Recovered), StoreError> {
@@ -206,7 +210,9 @@ impl Store {
             line.flush().map_err(failed("flush"))?;
         }
         superblock.epoch += 1;
-        superblock.next_ino = superblock.next_ino.max(found.next_ino);
+        let mut found = found;
+        found.next_ino = superblock.next_ino.max(found.next_ino);
+        superblock.next_ino = found.next_ino + INO_STEP;
         if rules.mount_is_recorded {
             superblock.durable = found.durable;
         }
@@ -217,7 +223,6 @@ impl Store {
         let region = Region::new(FRAMES).map_err(failed("reserve memory"))?;
         device.register(&region).map_err(failed("register memory"))?;
         let queue = device.queue(DEPTH).map_err(failed("open a queue"))?;
-        let free_units = free_units(&superblock);
         let store = Store {
             device,
             queue,
@@ -227,7 +232,6 @@ impl Store {
             unwritten: BTreeMap::new(),
             writes: BTreeMap::new(),
             next_tag: 0,
-            free_units,
             random,
             rules,
             failed: false,
@@ -236,14 +240,20 @@ impl Store {
     }
 
     /// Begins to write a group of `changes`, each of another inode. Returns its number; it is durable after
-    /// the next [`sync`](Store::sync).
+    /// the next [`sync`](Store::sync). Where slots run out, `units` takes up to so many neighbouring units
+    /// that nothing uses, and returns the first and their number.
     ///
     /// # Errors
     ///
     /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which only failures
     /// follow.
-    pub fn commit(&mut self, changes: &[Change]) -> Result<u64, StoreError> {
+    pub(crate) fn commit(
+        &mut self,
+        changes: &[Change],
+        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
+    ) -> Result<u64, StoreError> {
         self.check()?;
+        self.raise_next_ino(changes)?;
         let group = loop {
             match self.groups.close(changes.to_vec()) {
                 Ok(group) => break group,
@@ -252,7 +262,7 @@ impl Store {
                 Err(NoSlots::Full) if self.rules.usable < usize::MAX => {
                     return Err(StoreError::Full);
                 }
-                Err(NoSlots::Full) => self.add_chunk()?,
+                Err(NoSlots::Full) => self.add_chunk(units)?,
             }
         };
         let Some(group) = group else { return Ok(self.groups.newest()) };
@@ -266,12 +276,9 @@ impl Store {
     /// # Errors
     ///
     /// A failure of the device: nobody knows then what is durable of the groups since the sync before.
-    pub fn sync(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn sync(&mut self) -> Result<(), StoreError> {
         self.check()?;
-        while !self.writes.is_empty() {
-            self.queue.wait(None);
-            self.poll()?;
-        }
+        self.finish_writes()?;
         let newest = self.groups.newest();
         if self.groups.newest_durable() == newest {
             return Ok(());
@@ -286,7 +293,7 @@ impl Store {
     /// # Errors
     ///
     /// A failure of the device.
-    pub fn poll(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn poll(&mut self) -> Result<(), StoreError> {
         let mut done = Vec::new();
         self.queue.reap(&mut done);
         for Done { tag, result, memory } in done {
@@ -304,24 +311,9 @@ impl Store {
     }
 
     /// The newest group that survives a power failure.
-    pub fn durable(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn durable(&self) -> u64 {
         self.groups.newest_durable()
-    }
-
-    /// Reads the body of an inode that is durable; `None` where there is no such inode.
-    ///
-    /// # Errors
-    ///
-    /// A failure of the device, `EIO` for a damaged slot.
-    pub fn read(&mut self, ino: u64) -> Result<Option<Vec<u8>>, StoreError> {
-        let Some(block) = self.groups.slot_of(ino) else { return Ok(None) };
-        let mut bytes = vec![0; BLOCK];
-        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
-        line.read(block, &mut bytes).map_err(failed("read an inode"))?;
-        match slot::decode(&bytes, &self.place(block)) {
-            Found::Whole(identity, body) if identity.ino == ino => Ok(Some(body.to_vec())),
-            _ => Err(failed("read an inode")(Errno::IO)),
-        }
     }
 
     fn place(&self, block: u64) -> Place {
@@ -333,6 +325,11 @@ impl Store {
             .next()
             .unwrap_or_else(|| panic!("block {block} is no slot"));
         Place { uuid: self.superblock.uuid, key, block }
+    }
+
+    /// True where the device has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -403,21 +400,83 @@ impl Store {
     }
 
     /// Takes units for more slots: about an eighth of those that there are.
-    fn add_chunk(&mut self) -> Result<(), StoreError> {
+    fn add_chunk(
+        &mut self,
+        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
+    ) -> Result<(), StoreError> {
         let have: u32 = self.superblock.chunks.iter().map(|chunk| chunk.units).sum();
-        let Some(first) = self.free_units.first().copied() else { return Err(StoreError::Full) };
-        if self.superblock.chunks.len() == crate::format::superblock::CHUNKS {
+        if self.superblock.chunks.len() == CHUNKS {
             return Err(StoreError::Full);
         }
-        let wanted = (have / 8).max(1) as usize;
-        let neighbours = (first..).zip(&self.free_units).take_while(|(want, have)| want == *have);
-        let units = neighbours.take(wanted).count();
-        self.free_units.drain(..units);
-        let chunk = Chunk { first_unit: first, units: units as u32, key: self.random.u64(..) };
+        let (first_unit, units) = units((have / 8).max(1)).ok_or(StoreError::Full)?;
+        let chunk = Chunk { first_unit, units, key: self.random.u64(..) };
         // A chunk is in a durable superblock before a slot of it is written.
         self.update(|superblock| superblock.chunks.push(chunk))?;
         self.groups.add(&chunk);
         Ok(())
+    }
+
+    /// Says on the device that inode numbers up to those of `changes` are taken, in large steps: the slots
+    /// of inodes that are gone do not say it for ever.
+    fn raise_next_ino(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        let written = changes.iter().map(|change| match change {
+            Change::Write { ino, .. } | Change::Remove { ino } => *ino,
+        });
+        match written.max() {
+            Some(newest) if newest >= self.superblock.next_ino => {
+                self.update(|superblock| superblock.next_ino = newest + INO_STEP)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes blocks of data and makes them durable.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device.
+    pub(crate) fn write_data(&mut self, data: &[(u64, Box<[u8]>)]) -> Result<(), StoreError> {
+        self.check()?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let mut order: Vec<&(u64, Box<[u8]>)> = data.iter().collect();
+        order.sort_unstable_by_key(|(block, _)| *block);
+        for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(GATHERED)) {
+            let mut frames = self.frames(run.len() as u32)?;
+            for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
+                out.copy_from_slice(bytes);
+            }
+            let tag = self.next_tag;
+            self.next_tag += 1;
+            self.writes.insert(tag, (DATA, run.len()));
+            let kind = Kind::Write { block: run[0].0, memory: frames.into(), fua: false };
+            self.push(Op { tag, kind })?;
+        }
+        if !self.rules.data_is_first {
+            return Ok(());
+        }
+        self.finish_writes()?;
+        self.run(Kind::Flush, "flush")
+    }
+
+    fn finish_writes(&mut self) -> Result<(), StoreError> {
+        while !self.writes.is_empty() {
+            self.queue.wait(None);
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Slots of all chunks.
+    pub(crate) fn slots(&self) -> u64 {
+        let units = self.superblock.chunks.iter().map(|chunk| u64::from(chunk.units));
+        units.sum::<u64>() * UNIT_BLOCKS
+    }
+
+    /// The superblock.
+    pub(crate) fn superblock(&self) -> &Superblock {
+        &self.superblock
     }
 
     fn update(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<(), StoreError> {
@@ -431,17 +490,6 @@ impl Store {
         self.superblock = superblock;
         Ok(())
     }
-}
-
-/// Units that hold neither a superblock nor slots.
-fn free_units(superblock: &Superblock) -> Vec<u32> {
-    let units = (superblock.blocks / UNIT_BLOCKS) as u32;
-    let taken = |unit: u32| {
-        let slots = superblock.chunks.iter();
-        slots.map(|c| c.first_unit..c.first_unit + c.units).any(|range| range.contains(&unit))
-            || COPIES.iter().any(|block| block / UNIT_BLOCKS == u64::from(unit))
-    };
-    (0..units).filter(|unit| !taken(*unit)).collect()
 }
 
 impl fmt::Display for StoreError {

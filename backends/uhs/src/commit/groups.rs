@@ -9,7 +9,7 @@ use crate::format::superblock::Chunk;
 
 /// A change of one inode, as it is when the group closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// The inode, new or not, with what its slot is to hold.
     Write {
         /// The number of the inode, not 0.
@@ -135,11 +135,6 @@ impl Groups {
     /// The newest group that was closed.
     pub(crate) fn newest(&self) -> u64 {
         self.next_group - 1
-    }
-
-    /// The slot of an inode.
-    pub(crate) fn slot_of(&self, ino: u64) -> Option<u64> {
-        self.live.get(&ino).copied()
     }
 
     /// Closes a group of `changes`, each of another inode. `None` where nothing has to be written.

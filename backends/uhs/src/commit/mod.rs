@@ -11,10 +11,9 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use groups::Change;
+pub(crate) use groups::Change;
 pub(crate) use groups::{Group, Groups, NoSlots};
-pub use recover::{Recovered, Version};
-pub(crate) use recover::{Scanned, recover};
+pub(crate) use recover::{Recovered, Scanned, recover};
 pub(crate) use slots::Slots;
 
 /// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
@@ -33,6 +32,12 @@ pub(crate) struct Rules {
     pub(crate) void_slots_are_zeroed: bool,
     /// The newest group that counts is in the superblock before slots are used again.
     pub(crate) mount_is_recorded: bool,
+    /// Data is durable before an inode that points to it is written.
+    pub(crate) data_is_first: bool,
+    /// A block that a group freed is used again only when the group is durable.
+    pub(crate) blocks_wait_for_group: bool,
+    /// The end of a file that was cut becomes zeros in another block.
+    pub(crate) tails_move: bool,
     /// Slots that may be used: with few of them, each is used again soon.
     pub(crate) usable: usize,
 }
@@ -46,6 +51,9 @@ impl Rules {
         groups_are_counted: true,
         void_slots_are_zeroed: true,
         mount_is_recorded: true,
+        data_is_first: true,
+        blocks_wait_for_group: true,
+        tails_move: true,
         usable: usize::MAX,
     };
 }

@@ -30,34 +30,34 @@ impl Scanned {
 
 /// The copy of an inode that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
+pub(crate) struct Version {
     /// The block of the slot.
-    pub block: u64,
+    pub(crate) block: u64,
     /// Grows with every slot that is written.
-    pub stamp: u64,
+    pub(crate) stamp: u64,
 }
 
 /// The state of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub(crate) struct Recovered {
     /// The newest group that counts. All before it count, too.
-    pub durable: u64,
+    pub(crate) durable: u64,
     /// Higher than all stamps on the device.
-    pub next_stamp: u64,
+    pub(crate) next_stamp: u64,
     /// Higher than all inode numbers on the device.
-    pub next_ino: u64,
+    pub(crate) next_ino: u64,
     /// The inodes.
-    pub live: HashMap<u64, Version>,
+    pub(crate) live: HashMap<u64, Version>,
     /// All copies of inodes that lie about: inode and block.
-    pub copies: Vec<(u64, u64)>,
+    pub(crate) copies: Vec<(u64, u64)>,
     /// Removal blocks, with what they list.
-    pub removals: Vec<(u64, Vec<u64>)>,
+    pub(crate) removals: Vec<(u64, Vec<u64>)>,
     /// Slots of groups that do not count, which are zeroed before anything else is written.
-    pub void: Vec<u64>,
+    pub(crate) void: Vec<u64>,
     /// Inodes whose newest copy is damaged. They are not in `live`.
-    pub damaged: BTreeSet<u64>,
+    pub(crate) damaged: BTreeSet<u64>,
     /// A removal block is damaged: inodes may be in `live` that are gone.
-    pub lost_removals: bool,
+    pub(crate) lost_removals: bool,
 }
 
 /// Works out what counts of the slots `scan`, given by block and each once. `known` is the group that the

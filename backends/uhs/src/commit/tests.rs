@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{Blocking, Device, Ram, Sim};
 
 use super::{Change, Rules};
-use crate::store::{Store, StoreError, make};
+use crate::format::slot::Found;
+use crate::store::{Store, StoreError, make, scan};
 
 /// Switches a rule off.
 type Switch = fn(&mut Rules);
@@ -38,11 +39,21 @@ fn open(device: impl Device + 'static, rules: Rules) -> (Store, super::Recovered
 
 /// The inodes that mounting `device` finds, and the newest group that counts.
 fn mounted(device: impl Device + 'static, rules: Rules) -> (u64, Model) {
-    let (mut store, found) = open(device, rules);
+    let device = Arc::new(device);
+    let (store, found) =
+        Store::open_by(device.clone(), rules, fastrand::Rng::with_seed(5)).unwrap();
     assert!(found.damaged.is_empty() && !found.lost_removals, "{found:?}");
-    let inos: Vec<u64> = found.live.keys().copied().collect();
-    let read = |ino| (ino, store.read(ino).unwrap().unwrap());
-    (found.durable, inos.into_iter().map(read).collect())
+    let mut model = Model::new();
+    let mut line = Blocking::new(&*device).unwrap();
+    scan(&mut line, store.superblock(), |block, slot| {
+        if let Found::Whole(identity, body) = slot
+            && found.live.get(&identity.ino).is_some_and(|version| version.block == block)
+        {
+            model.insert(identity.ino, body.to_vec());
+        }
+    })
+    .unwrap();
+    (found.durable, model)
 }
 
 impl Run {
@@ -66,7 +77,7 @@ impl Run {
             }
             let mut after = model.clone();
             let changes = run.changes(&mut after, &mut random);
-            match store.commit(&changes) {
+            match store.commit(&changes, &mut |_| None) {
                 Ok(group) => {
                     model = after;
                     run.states.insert(group, model.clone());

@@ -13,7 +13,7 @@ const FORM: u8 = 1;
 const IDENTITY: usize = 96;
 
 /// Bytes of the body at most.
-pub const BODY: usize = BLOCK - 2 * IDENTITY;
+pub(crate) const BODY: usize = BLOCK - 2 * IDENTITY;
 
 /// Inodes that a removal block lists at most.
 pub(crate) const REMOVALS: usize = BODY / 8;

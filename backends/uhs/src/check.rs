@@ -1,0 +1,48 @@
+//! A look at a file system that changes nothing.
+
+use std::sync::Arc;
+
+use defuse_block::{Blocking, Device};
+
+use crate::commit::{Rules, Scanned, recover};
+use crate::load;
+use crate::store::{self, StoreError, read_superblock, scan};
+use crate::tree::Problem;
+
+/// The findings of a [`check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Everything that is wrong.
+    pub problems: Vec<Problem>,
+    /// Inodes, the root among them.
+    pub inodes: u64,
+    /// Blocks of the device.
+    pub blocks: u64,
+    /// Blocks that nothing uses.
+    pub free_blocks: u64,
+    /// Slots that a power failure has left half written. Mounting clears them.
+    pub unfinished: usize,
+}
+
+/// Reads everything but the data of files on `device`, and writes nothing.
+///
+/// # Errors
+///
+/// See [`StoreError`]: the file system cannot be mounted at all.
+pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
+    let mut line = Blocking::new(&**device).map_err(store::failed("open a queue"))?;
+    let superblock = read_superblock(&mut line, device.facts().blocks)?;
+    let mut slots = Vec::new();
+    scan(&mut line, &superblock, |block, found| {
+        slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
+    })?;
+    let found = recover(&slots, superblock.durable, Rules::ALL);
+    let (tree, problems) = load::load(&mut line, &superblock, &found)?;
+    Ok(Report {
+        problems,
+        inodes: tree.count().0,
+        blocks: superblock.blocks,
+        free_blocks: tree.space.free_blocks(),
+        unfinished: found.void.len(),
+    })
+}

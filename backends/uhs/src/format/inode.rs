@@ -1,0 +1,378 @@
+//! Inodes: the body of their slots, and the records that have no room there.
+//!
+//! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of
+//! a link, inline data, extents). Records that do not fit lie in record blocks, to which the body points.
+
+use super::BLOCK;
+use super::bytes::{Reader, Writer};
+use super::slot::BODY;
+
+/// Bytes of a file that lie in its inode at most.
+pub(crate) const INLINE: usize = 3000;
+
+/// Bytes of the head.
+const HEAD: usize = 112;
+
+const NAME: u8 = 1;
+const XATTR: u8 = 2;
+const TARGET: u8 = 3;
+const INLINE_DATA: u8 = 4;
+const EXTENT: u8 = 5;
+
+/// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment {
+    pub(crate) sec: i64,
+    pub(crate) nsec: u32,
+}
+
+/// A name of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The directory.
+    pub(crate) parent: u64,
+    /// Position of the entry in listings of the directory. Grows with every link that is made.
+    pub(crate) stamp: u64,
+    /// 1 to 255 bytes.
+    pub(crate) name: Vec<u8>,
+}
+
+/// Neighbouring blocks of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// The first page of the file that they hold.
+    pub(crate) page: u64,
+    /// The first block.
+    pub(crate) block: u64,
+    pub(crate) count: u32,
+}
+
+/// The data of an inode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Data {
+    /// None: a directory or special file.
+    #[default]
+    Nothing,
+    /// The whole data of a small file.
+    Inline(Vec<u8>),
+    /// The target of a symbolic link.
+    Target(Vec<u8>),
+    /// Blocks, by page and without overlaps.
+    Extents(Vec<Extent>),
+}
+
+/// An inode, as it survives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inode {
+    /// Type and permissions, as in `st_mode`.
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) rdev: u64,
+    pub(crate) size: u64,
+    pub(crate) atime: Moment,
+    pub(crate) mtime: Moment,
+    pub(crate) ctime: Moment,
+    pub(crate) btime: Moment,
+    pub(crate) links: Vec<Link>,
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) data: Data,
+}
+
+/// Pointer to a block of records or of pointers, with the checksum of its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pointer {
+    pub(crate) block: u64,
+    pub(crate) crc: u32,
+}
+
+/// A body as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decoded {
+    /// All of the inode.
+    Whole(Inode),
+    /// An inode without its records, of which `bytes` bytes lie below `pointers`, `levels` of them
+    /// above each other.
+    Outside {
+        /// The inode without links, extended attributes and data.
+        inode: Inode,
+        levels: u8,
+        bytes: u64,
+        pointers: Vec<Pointer>,
+    },
+}
+
+/// Bytes of a pointer.
+const POINTER: usize = 12;
+
+/// Pointers of a body, and of a block of pointers, at most.
+pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
+pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
+
+impl Inode {
+    /// The records, in one piece.
+    pub(crate) fn records(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        for link in &self.links {
+            record(&mut out, NAME, 16 + link.name.len());
+            out.u64(link.parent).u64(link.stamp).bytes(&link.name);
+        }
+        for (name, value) in &self.xattrs {
+            record(&mut out, XATTR, 1 + name.len() + value.len());
+            out.u8(name.len() as u8).bytes(name).bytes(value);
+        }
+        match &self.data {
+            Data::Nothing => {}
+            Data::Inline(bytes) => {
+                record(&mut out, INLINE_DATA, bytes.len());
+                out.bytes(bytes);
+            }
+            Data::Target(bytes) => {
+                record(&mut out, TARGET, bytes.len());
+                out.bytes(bytes);
+            }
+            Data::Extents(extents) => {
+                // An empty list is not the same as no data: a file that was made larger has one.
+                record(&mut out, EXTENT, 0);
+                for extent in extents {
+                    record(&mut out, EXTENT, 20);
+                    out.u64(extent.page).u64(extent.block).u32(extent.count);
+                }
+            }
+        }
+        out.finish()
+    }
+
+    /// The body with all `records`; `None` where they do not fit.
+    pub(crate) fn body(&self, records: &[u8]) -> Option<Vec<u8>> {
+        (HEAD + records.len() <= BODY).then(|| {
+            let mut out = self.head(0);
+            out.bytes(records);
+            out.finish()
+        })
+    }
+
+    /// The body that points to records elsewhere.
+    pub(crate) fn body_outside(&self, levels: u8, bytes: u64, pointers: &[Pointer]) -> Vec<u8> {
+        assert!(levels > 0 && pointers.len() <= POINTERS, "{} pointers", pointers.len());
+        let mut out = self.head(levels);
+        out.u64(bytes).u32(pointers.len() as u32).u32(0);
+        for pointer in pointers {
+            out.u64(pointer.block).u32(pointer.crc);
+        }
+        out.finish()
+    }
+
+    fn head(&self, levels: u8) -> Writer {
+        let mut out = Writer::default();
+        out.u32(self.mode).u32(self.uid).u32(self.gid).u8(levels).u8(0).u16(0);
+        out.u64(self.rdev).u64(self.size);
+        for moment in [self.atime, self.mtime, self.ctime, self.btime] {
+            out.u64(moment.sec as u64).u32(moment.nsec);
+        }
+        out.pad(HEAD);
+        out
+    }
+
+    /// Reads a body. `None` where it makes no sense.
+    pub(crate) fn decode(body: &[u8]) -> Option<Decoded> {
+        let (head, rest) = body.split_at_checked(HEAD)?;
+        let mut from = Reader::new(head);
+        let (mode, uid, gid) = (from.u32()?, from.u32()?, from.u32()?);
+        let (levels, _, _) = (from.u8()?, from.u8()?, from.u16()?);
+        let (rdev, size) = (from.u64()?, from.u64()?);
+        let mut moment = || {
+            let (sec, nsec) = (from.u64()? as i64, from.u32()?);
+            (nsec < 1_000_000_000).then_some(Moment { sec, nsec })
+        };
+        let (atime, mtime, ctime, btime) = (moment()?, moment()?, moment()?, moment()?);
+        let (links, xattrs, data) = Default::default();
+        #[rustfmt::skip]
+        let inode = Inode { mode, uid, gid, rdev, size, atime, mtime, ctime, btime, links, xattrs, data };
+        if levels == 0 {
+            return inode.with_records(rest).map(Decoded::Whole);
+        }
+        let mut from = Reader::new(rest);
+        let (bytes, count, _) = (from.u64()?, from.u32()? as usize, from.u32()?);
+        if levels > 2 || count > POINTERS {
+            return None;
+        }
+        let pointers = pointers(&mut from, count)?;
+        Some(Decoded::Outside { inode, levels, bytes, pointers })
+    }
+
+    /// The inode with its records. `None` where they make no sense.
+    pub(crate) fn with_records(mut self, records: &[u8]) -> Option<Inode> {
+        let mut from = Reader::new(records);
+        while let Some(kind) = from.u8() {
+            let len = from.u16()? as usize;
+            let mut of = Reader::new(from.bytes(len)?);
+            match kind {
+                NAME => {
+                    let (parent, stamp) = (of.u64()?, of.u64()?);
+                    let name = of.bytes(len.checked_sub(16)?)?.to_vec();
+                    let sound = (1..=255).contains(&name.len())
+                        && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+                        && !matches!(&name[..], b"." | b"..");
+                    sound.then(|| self.links.push(Link { parent, stamp, name }))?;
+                }
+                XATTR => {
+                    let name = of.u8().and_then(|len| of.bytes(len.into()))?.to_vec();
+                    let value = of.bytes(len.checked_sub(1 + name.len())?)?.to_vec();
+                    self.xattrs.push((name, value));
+                }
+                INLINE_DATA if len <= INLINE && self.data == Data::Nothing => {
+                    self.data = Data::Inline(of.bytes(len)?.to_vec());
+                }
+                TARGET if (1..BLOCK).contains(&len) && self.data == Data::Nothing => {
+                    self.data = Data::Target(of.bytes(len)?.to_vec());
+                }
+                EXTENT if len == 0 && self.data == Data::Nothing => {
+                    self.data = Data::Extents(Vec::new());
+                }
+                EXTENT if len == 20 => {
+                    let extent = Extent { page: of.u64()?, block: of.u64()?, count: of.u32()? };
+                    let Data::Extents(extents) = &mut self.data else { return None };
+                    let after = extents.last().map_or(0, |last| last.page + u64::from(last.count));
+                    let ends = |at: u64| at.checked_add(u64::from(extent.count)).is_some();
+                    let sound = extent.page >= after && extent.count > 0;
+                    (sound && ends(extent.page) && ends(extent.block))
+                        .then(|| extents.push(extent))?;
+                }
+                _ => return None,
+            }
+        }
+        Some(self)
+    }
+}
+
+fn record(out: &mut Writer, kind: u8, len: usize) {
+    out.u8(kind).u16(u16::try_from(len).unwrap_or_else(|_| panic!("a record of {len} bytes")));
+}
+
+fn pointers(from: &mut Reader<'_>, count: usize) -> Option<Vec<Pointer>> {
+    (0..count).map(|_| Some(Pointer { block: from.u64()?, crc: from.u32()? })).collect()
+}
+
+/// A block of pointers.
+pub(crate) fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
+    let mut out = Writer::default();
+    for pointer in pointers {
+        out.u64(pointer.block).u32(pointer.crc);
+    }
+    out.pad(BLOCK);
+    out.finish()
+}
+
+/// The first `count` pointers of a block.
+pub(crate) fn pointers_of(block: &[u8], count: usize) -> Option<Vec<Pointer>> {
+    pointers(&mut Reader::new(block), count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inode() -> Inode {
+        let moment = |sec| Moment { sec, nsec: 999_999_999 };
+        let link = |stamp, name: &[u8]| Link { parent: 1, stamp, name: name.to_vec() };
+        Inode {
+            mode: 0o100_644,
+            uid: 1,
+            gid: 2,
+            rdev: 3,
+            size: 1 << 40,
+            atime: moment(-5),
+            mtime: moment(6),
+            ctime: moment(1 << 40),
+            btime: moment(8),
+            links: vec![link(9, b"a"), link(10, &[b'x'; 255])],
+            xattrs: vec![(b"user.k".to_vec(), vec![7; 100]), (b"user.e".to_vec(), Vec::new())],
+            data: Data::Extents(vec![
+                Extent { page: 0, block: 100, count: 5 },
+                Extent { page: 9, block: 7, count: 1 },
+            ]),
+        }
+    }
+
+    #[test]
+    fn an_inode_is_read_as_it_was_written() {
+        let data = [
+            Data::Nothing,
+            Data::Inline(vec![1; INLINE]),
+            Data::Target(b"to".to_vec()),
+            Data::Extents(Vec::new()),
+            inode().data,
+        ];
+        for data in data {
+            let inode = Inode { data, ..inode() };
+            let body = inode.body(&inode.records()).unwrap();
+            assert_eq!(Inode::decode(&body), Some(Decoded::Whole(inode)));
+        }
+    }
+
+    #[test]
+    fn records_elsewhere_come_back() {
+        let inode = inode();
+        let pointers: Vec<Pointer> =
+            (0..POINTERS as u64).map(|block| Pointer { block, crc: 4 }).collect();
+        let records = inode.records();
+        let body = inode.body_outside(1, records.len() as u64, &pointers);
+        assert!(body.len() <= BODY);
+        let Some(Decoded::Outside { inode: bare, levels: 1, bytes, pointers: read }) =
+            Inode::decode(&body)
+        else {
+            panic!()
+        };
+        assert_eq!((bytes, &read), (records.len() as u64, &pointers));
+        assert_eq!(bare.with_records(&records), Some(inode));
+        let block = pointer_block(&pointers);
+        assert_eq!(pointers_of(&block, pointers.len()), Some(pointers));
+    }
+
+    /// Checksums do not make bytes sound: anybody can bring an image.
+    #[test]
+    fn any_bytes_are_decoded_or_refused() {
+        let good = inode().body(&inode().records()).unwrap();
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut whole, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+            }
+            bytes.truncate(random.usize(..=bytes.len()));
+            match Inode::decode(&bytes) {
+                Some(_) => whole += 1,
+                None => refused += 1,
+            }
+        }
+        assert!(whole > 0 && refused > 0, "{whole} {refused}");
+    }
+
+    #[test]
+    fn records_that_make_no_sense_are_refused() {
+        let with = |kind: u8, body: &[u8]| {
+            let mut out = Writer::default();
+            record(&mut out, kind, body.len());
+            out.bytes(body);
+            Inode::default().with_records(out.as_slice())
+        };
+        let name = |name: &[u8]| with(NAME, &[&[0; 16], name].concat());
+        assert!(name(b"good").is_some());
+        for bad in [&b""[..], b"a/b", b".", b"..", b"a\0", &[b'x'; 256]] {
+            assert!(name(bad).is_none(), "{bad:?}");
+        }
+        assert!(with(EXTENT, &[0; 20]).is_none(), "an extent without a list");
+        assert!(with(9, b"").is_none() && with(INLINE_DATA, &[0; INLINE + 1]).is_none());
+        let overlap = Inode {
+            data: Data::Extents(vec![
+                Extent { page: 4, block: 1, count: 2 },
+                Extent { page: 5, block: 9, count: 1 },
+            ]),
+            ..Inode::default()
+        };
+        assert_eq!(Inode::default().with_records(&overlap.records()), None);
+    }
+}

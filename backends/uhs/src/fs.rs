@@ -1,0 +1,406 @@
+//! The file system as frontends see it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use defuse_block::Device;
+use defuse_fs::locks::LockQueue;
+use defuse_fs::{
+    Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
+    Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, Notify, OpenArgs,
+    OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, StatFs,
+    WriteArgs, WriteBuf,
+};
+
+use crate::commit::Rules;
+use crate::engine::Engine;
+use crate::format::BLOCK;
+use crate::store::StoreError;
+use crate::tree::Problem;
+use crate::{Options, engine};
+
+/// The most bytes of a write that are taken at a time.
+const LARGEST_WRITE: usize = 1 << 20;
+
+/// A file system on a device.
+pub struct Uhs {
+    engine: Arc<Engine>,
+    locks: LockQueue,
+    listings: Mutex<HashMap<u64, u64>>,
+    next_listing: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Uhs {
+    /// Makes an empty file system that has all of `device`. Its root directory has the permission bits, the
+    /// user and the group `root`. `random` makes secrets: nobody may guess its seed.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn make(
+        device: Arc<dyn Device>,
+        root: (u32, u32, u32),
+        random: &mut fastrand::Rng,
+    ) -> std::result::Result<(), StoreError> {
+        let mut uuid = [0; 16];
+        random.fill(&mut uuid);
+        engine::make(device, uuid, root, random)
+    }
+
+    /// Opens the file system on `device`, and undoes what a power failure has left half done. What is wrong
+    /// with it comes beside it; then nothing is written.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn open(
+        device: Arc<dyn Device>,
+        options: Options,
+        random: fastrand::Rng,
+    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
+        Uhs::open_by(device, options, Rules::ALL, random)
+    }
+
+    pub(crate) fn open_by(
+        device: Arc<dyn Device>,
+        options: Options,
+        rules: Rules,
+        random: fastrand::Rng,
+    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
+        let (engine, problems) = Engine::open(device, options, rules, random)?;
+        let engine = Arc::new(engine);
+        let thread =
+            match options.commit {
+                Some(interval) => Some(engine.start(interval).map_err(|error| {
+                    StoreError::Device {
+                        action: "start a thread",
+                        errno: defuse_block::Errno::from_io_error(&error)
+                            .unwrap_or(defuse_block::Errno::AGAIN),
+                    }
+                })?),
+                None => None,
+            };
+        let (locks, listings) = (LockQueue::default(), Mutex::default());
+        let uhs = Uhs { engine, locks, listings, next_listing: AtomicU64::new(1), thread };
+        Ok((uhs, problems))
+    }
+
+    fn entry(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        target: Option<&[u8]>,
+    ) -> Result<Entry> {
+        self.engine.change(|tree| tree.make(parent.0, name, node, target, cx.caller.uid == 0))
+    }
+
+    fn opened(&self) -> Opened {
+        let cache = match self.engine.tree().frontends > 1 {
+            true => CacheMode::Direct,
+            false => CacheMode::Keep,
+        };
+        Opened { cache, no_flush: true, parallel_direct_writes: true, ..Opened::default() }
+    }
+}
+
+impl Drop for Uhs {
+    fn drop(&mut self) {
+        self.engine.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        // What failed was logged.
+        let _ = self.engine.commit();
+    }
+}
+
+impl FileSystem for Uhs {
+    fn caps(&self) -> Caps {
+        Caps {
+            exclusive: true,
+            readdir_entries: true,
+            xattrs: false,
+            kill_suidgid: true,
+            open_truncates: true,
+            locks: LockSupport::Either,
+            ..Caps::default()
+        }
+    }
+
+    fn attached(&self, _: Arc<dyn Notify>) {
+        self.engine.tree().frontends += 1;
+    }
+
+    fn detached(&self) -> Result<()> {
+        let mut tree = self.engine.tree();
+        tree.frontends = tree.frontends.saturating_sub(1);
+        drop(tree);
+        self.engine.commit()
+    }
+
+    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.engine.tree().lookup(parent.0, name)
+    }
+
+    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
+        let mut tree = self.engine.tree();
+        let parent = tree.parent_of(ino.0)?;
+        tree.looked_up(parent)
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        if ino != Ino::ROOT {
+            self.engine.tree().forget(ino.0, lookups);
+        }
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        match node.kind {
+            FileKind::Directory => Err(Errno::EPERM),
+            _ => self.entry(cx, parent, name, node, None),
+        }
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let node = NewNode { kind: FileKind::Directory, rdev: 0, ..*node };
+        self.entry(cx, parent, name, &node, None)
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let node = NewNode { kind: FileKind::Symlink, perm: 0o777, rdev: 0, ..*node };
+        self.entry(cx, parent, name, &node, Some(target))
+    }
+
+    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.engine.change(|tree| tree.link(ino.0, parent.0, name))
+    }
+
+    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.engine.change(|tree| tree.unlink(parent.0, name))
+    }
+
+    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.engine.change(|tree| tree.rmdir(parent.0, name))
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let whiteout = NewNode::new(FileKind::CharDevice, 0, cx.caller);
+        self.engine.change(|tree| tree.rename((from.0.0, from.1), (to.0.0, to.1), flags, &whiteout))
+    }
+
+    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.engine.tree().readlink(ino.0)
+    }
+
+    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        self.engine.tree().attr(ino.0)
+    }
+
+    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.engine.setattr(ino.0, set)
+    }
+
+    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.engine.tree().check_open(ino.0, args.flags.writable())?;
+        if args.flags.has(OpenFlags::TRUNC) {
+            let kill_suidgid = args.kill_suidgid;
+            let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
+            self.engine.setattr(ino.0, &set)?;
+        }
+        self.engine.tree().opened(ino.0)?;
+        Ok(self.opened())
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        _: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
+        let entry = self.engine.change(|tree| {
+            let entry = tree.make(parent.0, name, &node, None, cx.caller.uid == 0)?;
+            tree.opened(entry.ino.0)?;
+            Ok(entry)
+        })?;
+        Ok((entry, self.opened()))
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
+        let linkable = !args.flags.has(OpenFlags::EXCL);
+        let entry = self.engine.change(|tree| {
+            let entry = tree.make_nameless(parent.0, &node, linkable, cx.caller.uid == 0)?;
+            tree.opened(entry.ino.0)?;
+            Ok(entry)
+        })?;
+        Ok((entry, self.opened()))
+    }
+
+    fn read(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        self.engine.read(file.ino.0, args.offset, out)
+    }
+
+    fn write(
+        &self,
+        _: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        let mut taken = 0;
+        while data.remaining() > 0 {
+            let mut bytes = vec![0; data.remaining().min(LARGEST_WRITE)];
+            let len = data.take(&mut bytes)?;
+            let offset = (!append).then_some(args.offset + taken as u64);
+            match self.engine.write(file.ino.0, offset, &bytes[..len], args.kill_suidgid) {
+                Ok(more) => {
+                    taken += more;
+                    if more < len {
+                        break;
+                    }
+                }
+                Err(errno) if taken == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        if args.flags.0 & OpenFlags::SYNC != 0 {
+            self.engine.commit()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        self.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
+        Ok(())
+    }
+
+    fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        if let Some(owner) = args.flock_owner {
+            self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
+        }
+        self.engine.tree().closed(file.ino.0);
+        // The blocks of a file without names go with the next group.
+        self.engine.has_changes();
+        Ok(())
+    }
+
+    fn fsync(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
+        self.engine.commit()
+    }
+
+    fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.locks.conflict(file.ino.0, request)
+    }
+
+    fn setlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        self.locks.set(file.ino.0, request)
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        self.locks.wait(wait.file().ino.0, wait);
+    }
+
+    fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+        let mut tree = self.engine.tree();
+        if tree.attr(ino.0)?.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        tree.opened(ino.0)?;
+        let shared = tree.frontends > 1;
+        drop(tree);
+        let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, u64::MAX);
+        Ok(Opened { fh: Fh(fh), cache_dir: !shared, ..self.opened() })
+    }
+
+    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let mut tree = self.engine.tree();
+        // New names come at the end: a listing ends where the directory ended when it began.
+        let end = {
+            let mut listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
+            let end = listings.entry(dir.fh.0).or_insert(u64::MAX);
+            if from == 0 {
+                *end = tree.next_stamp();
+            }
+            *end
+        };
+        tree.listed(dir.ino.0);
+        tree.list(dir.ino.0, (from, end), out)
+    }
+
+    fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir.fh.0);
+        self.engine.tree().closed(dir.ino.0);
+        Ok(())
+    }
+
+    fn fsyncdir(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
+        self.engine.commit()
+    }
+
+    fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
+        let tree = self.engine.tree();
+        let (files, more) = tree.count();
+        let (blocks, free) = (tree.space.blocks(), tree.free_blocks());
+        Ok(StatFs {
+            blocks,
+            blocks_free: free,
+            blocks_available: free,
+            files: files + more,
+            files_free: more,
+            bsize: BLOCK as u32,
+            frsize: BLOCK as u32,
+            name_max: defuse_fs::NAME_MAX as u32,
+        })
+    }
+
+    fn syncfs(&self, _: &Context<'_>) -> Result<()> {
+        self.engine.commit()
+    }
+}
