@@ -15,7 +15,7 @@ use defuse_fs::{
 };
 use defuse_probe::clock;
 
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Dispatcher, Peer};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -69,7 +69,7 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
     };
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
-    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Some(nothing()), None))
+    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Peer::Kernel(nothing())))
 }
 
 /// A descriptor that leads nowhere.

@@ -8,7 +8,7 @@ use defuse_probe::clock;
 use defuse_wire::abi::InitIn;
 use defuse_wire::request::Request;
 
-use crate::dispatch::{Client, Dispatcher};
+use crate::dispatch::{Client, Dispatcher, Peer};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -18,7 +18,7 @@ use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
 pub struct Handler(Arc<Dispatcher>);
 
 impl Handler {
-    /// Serves `fs` to `client`, with everything negotiated but backing files.
+    /// Serves `fs` to a client, with everything negotiated but backing files.
     pub fn new(fs: Arc<dyn FileSystem>, client: Client) -> Handler {
         let init =
             InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
@@ -26,7 +26,7 @@ impl Handler {
         let (_, negotiated) = negotiate(&init, &fs.caps(), &options).expect("INIT is agreed");
         let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
         let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
-        Handler(Arc::new(Dispatcher::new(fs, notify, negotiated, &options, None, Some(client))))
+        Handler(Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Peer::Client(client))))
     }
 
     /// Handles a request that wants an answer.

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
-use crate::dispatch::{Client, Dispatcher};
+use crate::dispatch::{Client, Dispatcher, Peer};
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
@@ -74,7 +74,7 @@ impl Session {
         let agreed = handshake(&line, Some(&device), &fs.caps(), options)?;
         // A kernel's mount lives long enough for it; a connection may not.
         clock::calibrate();
-        Session::begin((&line, Some(&device)), fs, agreed, options, None)
+        Session::begin(&line, Peer::Kernel(device), fs, agreed, options)
     }
 
     /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve
@@ -91,19 +91,20 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let agreed = handshake(&line, None, &fs.caps(), options)?;
-        Session::begin((&line, None), fs, agreed, options, Some(client))
+        Session::begin(&line, Peer::Client(client), fs, agreed, options)
     }
 
     fn begin(
-        (line, device): (&Arc<dyn Line>, Option<&Arc<OwnedFd>>),
+        line: &Arc<dyn Line>,
+        peer: Peer,
         fs: Arc<dyn FileSystem>,
         agreed: Agreed,
         options: &SessionOptions,
-        client: Option<Client>,
     ) -> std::result::Result<Session, StartError> {
         let Agreed { mut negotiated, port, mut plan } = agreed;
         let reply_port = Arc::clone(&port) as Arc<dyn ReplyPort>;
-        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, device.is_some()));
+        let is_kernel = matches!(peer, Peer::Kernel(_));
+        let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, is_kernel));
         fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
             let dispatcher = Dispatcher::new(
@@ -111,10 +112,12 @@ impl Session {
                 Arc::clone(&notify),
                 negotiated.clone(),
                 options,
-                device.cloned(),
-                client.clone(),
+                peer.clone(),
             );
-            let queues = plan.as_ref().zip(device).map(|(plan, device)| (plan.queues, device));
+            let queues = match (&plan, &peer) {
+                (Some(plan), Peer::Kernel(device)) => Some((plan.queues, device)),
+                _ => None,
+            };
             let shared = Shared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
             let failed = match shared.start() {

@@ -232,6 +232,26 @@ fn the_preloaded_library_names_backends_at_one_point() {
     complain(sources().iter().filter_map(named).collect());
 }
 
+/// The protocol and what serves it are for the crates that speak it. The layer for clients in other
+/// processes is for frontends that have such clients.
+#[test]
+fn the_protocol_is_for_the_crates_that_speak_it() {
+    let users: [(&str, &[&str]); 3] = [
+        ("wire", &["backends/remote", "session", "frontends/fuse", "frontends/socket"]),
+        ("session", &["frontends/fuse", "frontends/socket"]),
+        ("connection", &["frontends/socket"]),
+    ];
+    let packages = packages();
+    let mut complaints = Vec::new();
+    for (folder, users) in users {
+        let used = packages.iter().find(|package| package.folder == folder).unwrap();
+        let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == used.name);
+        let others = packages.iter().filter(uses).filter(|p| !users.contains(&&*p.folder));
+        complaints.extend(others.map(|p| format!("{} must not depend on {folder}", p.name)));
+    }
+    complain(complaints);
+}
+
 #[test]
 fn nothing_depends_on_the_program_the_benchmark_or_these_commands() {
     let mut complaints = Vec::new();

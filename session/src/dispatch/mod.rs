@@ -76,6 +76,15 @@ pub struct Client {
     pub groups: Option<Arc<dyn Groups>>,
 }
 
+/// The other end of a session.
+#[derive(Clone)]
+pub(crate) enum Peer {
+    /// The kernel, which vouches for the callers. Backing files are registered with the device.
+    Kernel(Arc<OwnedFd>),
+    /// A client in the kernel's place.
+    Client(Client),
+}
+
 /// The outcome of a request, for statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
@@ -103,14 +112,13 @@ struct Call<'a> {
 }
 
 impl Dispatcher {
-    /// A dispatcher to `fs`. Backing files are registered with `device`, if there is one.
+    /// A dispatcher from `peer` to `fs`.
     pub(crate) fn new(
         fs: Arc<dyn FileSystem>,
         notify: Arc<KernelNotify>,
         negotiated: Negotiated,
         options: &SessionOptions,
-        device: Option<Arc<OwnedFd>>,
-        client: Option<Client>,
+        peer: Peer,
     ) -> Self {
         let caps = fs.caps();
         // With write-back the kernel knows size and times better than we, but not the space in use,
@@ -118,6 +126,13 @@ impl Dispatcher {
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
+        let (device, groups, memory) = match peer {
+            Peer::Kernel(device) => (Some(device), Arc::new(OfProcesses) as Arc<dyn Groups>, None),
+            Peer::Client(Client { memory, groups }) => {
+                (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory)
+            }
+        };
+        let is_kernel = device.is_some();
         let backings = device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(Backings::new);
         Dispatcher {
             fs,
@@ -137,12 +152,9 @@ impl Dispatcher {
             backings,
             deferred: DeferredTable::default(),
             writers: Writers::default(),
-            is_kernel: client.is_none(),
-            groups: match &client {
-                None => Arc::new(OfProcesses),
-                Some(client) => client.groups.clone().unwrap_or_else(|| Arc::new(Unknown)),
-            },
-            memory: client.and_then(|client| client.memory),
+            is_kernel,
+            groups,
+            memory,
         }
     }
 
