@@ -194,7 +194,7 @@ fn text(findings: &Findings) -> String {
              have a number that is not told\n"
         );
         if findings.dispatchable && unknown + missed.len() > 0 {
-            text += "    with --dispatch all are served, what is not replaced by a signal\n";
+            text += "    with --dispatch all are served: those that are not replaced by a signal\n";
         }
         for call in missed {
             text += &format!("    not replaced: {call}\n");

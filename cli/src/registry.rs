@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(found.take_failure().as_deref(), Some("lost"));
         assert!(!found.file.exists());
         assert_eq!(found.take_failure(), None);
-        // The entry of a later daemon with the same number is neither told of nor removed.
+        // The entry of a later daemon with the same number is neither reported nor removed.
         let mut later = found.clone();
         later.entry.pid_start += 1;
         begin();

@@ -119,7 +119,7 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
             flags = (flags - *clear) | *set;
         } else if !OF_THE_KERNEL.contains(&name) && !known.contains(option) {
             return Err(Failure::Usage(format!(
-                "option {option} cannot change while mounted: unmount, and mount it anew"
+                "option {option} cannot change while mounted: unmount, and mount it again"
             )));
         }
     }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn what_cannot_change_is_refused() {
         let refused = |before, list| after(before, list).unwrap_err().to_string();
-        assert!(refused(MountFlags::empty(), "workers=4").contains("mount it anew"));
+        assert!(refused(MountFlags::empty(), "workers=4").contains("mount it again"));
         assert!(refused(MountFlags::NOSUID, "suid").contains("-o suid"));
         assert!(refused(MountFlags::NODEV, "dev").contains("-o dev"));
     }

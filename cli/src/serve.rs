@@ -155,7 +155,7 @@ impl Companions {
         Companions { registered, stats_file }
     }
 
-    /// Ends them. A failure stays in the registry for whoever unmounts to report.
+    /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.
     fn end(self, failure: Option<&Failure>) {
         if let Some(file) = self.stats_file {
             file.end();

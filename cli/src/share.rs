@@ -21,9 +21,9 @@ const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Serve a file system to other processes over a socket
 ///
-/// Returns when the socket is ready. A background process serves it until it receives SIGTERM. All clients
-/// (with the source socket:PATH) share one file system. Only the own user and root may connect, unless other
-/// users are admitted, who act with their own rights.
+/// Returns when the socket is ready. A background process serves it until it receives SIGTERM. All
+/// clients (with the source socket:PATH) share one file system. Only the user of the server and
+/// root may connect, unless other users are admitted. An admitted user has that user's permissions.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ServeArgs {
     /// The source to serve: TYPE:REST, such as memory: or passthrough:/srv/data
@@ -33,7 +33,7 @@ pub struct ServeArgs {
     /// Options of the session and of the source, as for a mount
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Admit this user, who acts with its own rights; may be repeated
+    /// Also admit this user, with that user's permissions; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
     /// Maximum number of connections

@@ -11,10 +11,11 @@ use crate::error::{Failure, Result, print, warn};
 
 /// Measure what user space costs, with the 45 workloads of "To FUSE or Not to FUSE"
 ///
-/// For each row and configuration: a fresh ext4 on a loop device made for the purpose, the files of the row, a mount, cold
-/// caches, a control group that keeps the paper's proportion of memory to data, and the workload. Writes results.json and
-/// report.html, which needs no network, and prints a table like that of the paper. Needs root. Everything that it makes is
-/// removed again, also after Ctrl-C, which keeps what was measured.
+/// Creates for each row and configuration a fresh ext4 on a temporary loop device, with the files
+/// of the row, a mount, cold caches, and a control group that keeps the paper's ratio of memory to
+/// data. Then runs the workload. Writes results.json and a self-contained report.html, and prints a
+/// table like that of the paper. Needs root. Removes everything that it creates. Ctrl-C ends the
+/// study and keeps the results.
 #[derive(clap::Args)]
 pub struct StudyArgs {
     /// The rows, such as 1-12,37 [default: all]

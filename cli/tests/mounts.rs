@@ -143,7 +143,7 @@ fn a_mount_is_remounted_with_other_flags() {
     let said = remount("remount,ro");
     assert!(said.code == Some(32) && said.err.contains("open for writing"), "{}", said.err);
     drop(open);
-    for (options, says) in [("remount,workers=4", "mount it anew"), ("remount,suid", "-o suid")] {
+    for (options, says) in [("remount,workers=4", "mount it again"), ("remount,suid", "-o suid")] {
         let said = remount(options);
         assert!(said.code == Some(1) && said.err.contains(says), "{}", said.err);
     }

@@ -76,8 +76,8 @@ fn a_static_program_that_is_executed_later_causes_one_warning() {
     assert_eq!((seen.code, seen.err.as_str()), (Some(0), ""));
 }
 
-/// A program that looks at a file by an instruction of its own. Nobody can tell the number of the call
-/// if it is an argument.
+/// A program that calls access(2) by an instruction of its own. An analysis cannot determine the
+/// number of the call if it is an argument.
 const OWN_CALLS: &str = r#"
 #include <stdio.h>
 static long raw(long number, const char *path) {
@@ -95,7 +95,7 @@ int main(int argc, char **argv) { printf("%ld\n", raw(21, argv[1])); }
 "#;
 
 /// A program with system calls of its own that another program executes saw the kernel's files, and
-/// nothing said so.
+/// no warning was printed.
 #[test]
 fn a_program_with_own_system_calls_that_is_executed_later_causes_one_warning() {
     let place = Place::new();
@@ -111,7 +111,8 @@ fn a_program_with_own_system_calls_that_is_executed_later_causes_one_warning() {
         assert!(line.contains(&format!("{program}: makes system calls")), "{line}");
         assert!(line.contains("--dispatch"), "{line}");
     }
-    // Its instructions are replaced if the run begins with it, and dispatched if the run is told to.
+    // Its instructions are replaced if the run begins with the program, and dispatched with
+    // --dispatch.
     let seen = said(place.command(&run).args(["--", &program, "m:/"]).output().unwrap());
     assert_eq!((seen.code, seen.out.as_str(), seen.err.as_str()), (Some(0), "0\n", ""));
     let with = ["--dispatch", "--", "sh", "-c", &script];
@@ -158,7 +159,7 @@ int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }
         assert_eq!(seen.code, Some(0), "{}", seen.err);
         (seen.out, seen.err.matches(": runs with the rights of another user").count())
     };
-    // Root is nobody else by these.
+    // These programs do not change the identity of root.
     assert_eq!(seen(None, None, 0o4755), ("0 0 0\n0 0 0\n".into(), 0));
     assert_eq!(seen(nobody, None, 0o755), ("0 0 0\n0 0 0\n".into(), 0));
     assert_eq!(seen(nobody, None, 0o4755), ("65534 0 -1\n65534 0 -1\n".into(), 1));

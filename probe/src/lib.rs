@@ -5,7 +5,7 @@
 //! ([`Recorder`], [`Cells`]), their readings ([`Snapshot`]), and a layer that measures any file
 //! system ([`Probed`]).
 //!
-//! [`Limited`] writes warnings that somebody else can cause at will.
+//! [`Limited`] writes warnings that another user can cause at any rate.
 //!
 //! It starts no threads, opens no files, and prints nothing but those warnings, to the log. Frontends and the command line decide
 //! when and where a snapshot is shown.

@@ -1,4 +1,4 @@
-//! Warnings that somebody else can cause at will: a few of them are written, and the rest are counted.
+//! Warnings that another user can cause at any rate: a few are written, and the rest are counted.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

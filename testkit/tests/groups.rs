@@ -14,7 +14,7 @@ use defuse_socket::{Admission, Server, ServerOptions};
 /// A user that exists nowhere else.
 const USER: u32 = 54_321;
 
-/// A file system that asks for the groups of whoever looks something up.
+/// A file system that asks for the groups of the caller of a lookup.
 struct Asks {
     inner: Memory,
     told: Mutex<Option<Result<Vec<u32>>>>,

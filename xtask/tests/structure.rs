@@ -149,9 +149,6 @@ const USES_STUDY: &[&str] = &["cli"];
 /// A doc comment must not open with one of these words: it begins with its subject (see STYLE.md).
 const QUESTIONS: &[&str] = &["What", "Who", "Which", "Whether", "Whose"];
 
-/// Folders whose doc comments still open with [`QUESTIONS`]. The list only shrinks.
-const ASKING_FOLDERS: &[&str] = &[];
-
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -394,9 +391,6 @@ fn no_doc_comment_opens_with_a_question_word() {
     let mut complaints = Vec::new();
     for path in sources() {
         let name = relative(&path);
-        if ASKING_FOLDERS.iter().any(|folder| name.starts_with(&format!("{folder}/"))) {
-            continue;
-        }
         for (number, word) in opening_words(&read(&path)) {
             if QUESTIONS.contains(&word.as_str()) {
                 complaints.push(format!("{name}:{number}: begin with the subject, not \"{word}\""));

@@ -130,10 +130,10 @@ impl Servers {
     }
 }
 
-/// A listening socket without a name, and the descriptor (`O_PATH`) by which programs of the run connect
-/// to it. The socket is bound in a directory that only this user may search, and its name is removed at
-/// once. So nobody outside of the run can connect, and nobody can put another socket in its place when
-/// this process has ended.
+/// Creates a listening socket without a name, and the descriptor (`O_PATH`) with which programs of
+/// the run connect to it. The socket is bound in a directory that only this user may search, and
+/// its name is removed at once. No process outside the run can connect, or put another socket in
+/// its place after this process has ended.
 fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     let mut why = String::new();
     for base in std::env::var_os("XDG_RUNTIME_DIR").into_iter().chain(["/tmp".into()]) {

@@ -89,7 +89,7 @@ fn overrides(attr: &Attr, who: &Credentials, access: Access) -> bool {
         || who.has(cap::DAC_OVERRIDE) && (executable || !access.includes(Access::EXEC))
 }
 
-/// True where `who` may do what is the owner's to do.
+/// True if `who` may perform operations reserved to the owner.
 pub(crate) fn owns(attr: &Attr, who: &Credentials) -> bool {
     posix::owns(who, attr)
 }

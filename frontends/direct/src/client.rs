@@ -147,9 +147,9 @@ impl Client {
     /// set, it is detached at once: no path leads there any more, and the file system is released
     /// with its last user.
     ///
-    /// The mount is also gone after an error of [`FileSystem::detached`]: it says that not everything
-    /// could be made durable. A file system that is still in use, by files of a lazy unmount or by a
-    /// call on another thread, is detached later, and nobody hears of its error.
+    /// The mount is also removed if [`FileSystem::detached`] fails, which means that not all data
+    /// could be made durable. A file system that is still in use, by files of a lazy unmount or by
+    /// a call on another thread, is detached later, and its error is not reported.
     pub fn unmount(&self, target: &[u8], lazily: bool) -> Result<(), Errno> {
         let mount = self.mount_on(target).ok_or(Errno::EINVAL)?;
         let durable = Arc::clone(&mount.durable);

@@ -357,8 +357,8 @@ impl OpenCells {
 }
 
 impl Drop for Held<'_> {
-    /// No locked instruction: who waits makes sure (by the barrier) that it is seen here, or that it
-    /// sees the lock free.
+    /// Without a locked instruction: a waiting thread ensures by the barrier that this thread sees
+    /// it, or that it sees the lock free.
     #[inline]
     fn drop(&mut self) {
         self.0.lock.store(0, Ordering::Release);

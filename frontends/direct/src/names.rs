@@ -336,8 +336,8 @@ fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> 
     check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
 }
 
-/// The child of `upper` through which `lower` is reached, where `lower` is below `upper` and the file
-/// system tells parents.
+/// Returns the child of `upper` through which `lower` is reached, if `lower` is below `upper` and
+/// the file system reports parents.
 fn child_towards(upper: &Here, lower: &Here, who: &Credentials) -> Result<Option<Ino>, Errno> {
     let mut at = Arc::clone(&lower.node);
     rename::child_towards(upper.node.ino(), lower.node.ino(), |_| {

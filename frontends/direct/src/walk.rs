@@ -344,7 +344,7 @@ impl<'a> Walk<'a> {
         self.go_on_with(text)
     }
 
-    /// Follows a link that [`last_node`](Walk::last_node) was told not to follow.
+    /// Follows a link at which [`last_node`](Walk::last_node) stopped.
     pub fn follow_found(&mut self, dir: &Here, link: &Here) -> Result<()> {
         self.follow(dir, link, true)
     }
