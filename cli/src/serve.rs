@@ -68,7 +68,7 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     for taken in options.restrict(fs.caps().denied) {
         let source = plan.source.text();
         let source = source.display();
-        notes.push(format!("the source {source} allows no {taken}: mounted with no{taken}"));
+        notes.push(format!("the source {source} does not allow {taken}: mounted with no{taken}"));
     }
     let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
     // Others than root unmount with a set-user-id program.

@@ -92,7 +92,11 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
 
     let _source = Tmpfs::on(place.path("src"), MountFlags::NOEXEC);
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "suid,dev"]);
-    assert!(said.err.contains("mounted noexec") && said.err.lines().count() == 1, "{}", said.err);
+    assert!(
+        said.err.contains("mounted with noexec") && said.err.lines().count() == 1,
+        "{}",
+        said.err
+    );
     assert!(has(&place, &["noexec"]) && !has(&place, &["nosuid"]) && !has(&place, &["nodev"]));
 }
 
