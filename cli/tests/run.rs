@@ -72,6 +72,10 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
     );
     let mut plain = Command::new("bash");
     plain.args(["-c", &script]).current_dir(&native);
+    let library = place.library_for_all_users();
+    // Programs print their environment.
+    let variable = library.iter().map(|library| ("DEFUSE_PRELOAD_LIBRARY", library));
+    plain.envs(variable.clone());
     let expected = finish(plain);
 
     let target = "/defuse-test";
@@ -79,9 +83,7 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
     let mut run = Command::new(PROGRAM);
     run.args(["run", "-C", target, "--mount", &format!("{target}={mount}")]).args(options);
     run.args(["--", "bash", "-c", &script]);
-    if let Some(library) = place.library_for_all_users() {
-        run.env("DEFUSE_PRELOAD_LIBRARY", library);
-    }
+    run.envs(variable);
     let mut seen = finish(run);
     // The outputs may differ only in the path.
     let native = native.display().to_string();

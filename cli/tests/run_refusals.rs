@@ -190,7 +190,10 @@ int main(void) { printf("%d\n", access("m:/", 0)); }"#;
         let run = ["run", "--mount", "m:=memory:", "--", "setpriv", "--reuid"];
         let user = user.to_string();
         let rest = [&user, "--regid", &user, "--clear-groups", "sh", "-c", &script];
-        let seen = said(place.command(&run).args(rest).output().unwrap());
+        let mut run = place.command(&run);
+        // A user who cannot read the library would leave the run at the shell.
+        run.envs(place.library_for_all_users().map(|library| ("DEFUSE_PRELOAD_LIBRARY", library)));
+        let seen = said(run.args(rest).output().unwrap());
         (seen.out, seen.err.matches(": runs with the rights of another user").count())
     };
     fs::set_permissions(place.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755))
