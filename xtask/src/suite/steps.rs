@@ -98,6 +98,7 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("git", "git", "git on a mount and in a run"),
     Tool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
     Tool::package_for("make", "make", "make on a mount and in a run"),
+    Tool::package_for("vim", "vim", "an editor in a run"),
     Tool::package_for("rsync", "rsync", "rsync on a mount"),
     Tool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
     Tool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
