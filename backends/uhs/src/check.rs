@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use defuse_block::{Blocking, Device};
 
-use crate::commit::{Rules, Scanned, recover};
+use crate::commit::Rules;
 use crate::load;
-use crate::store::{self, StoreError, read_superblock, scan};
+use crate::store::{self, StoreError, read_superblock, survey};
 use crate::tree::Problem;
 
 /// The findings of a [`check`].
@@ -32,11 +32,7 @@ pub struct Report {
 pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
     let mut line = Blocking::new(&**device).map_err(store::failed("open a queue"))?;
     let superblock = read_superblock(&mut line, device.facts().blocks)?;
-    let mut slots = Vec::new();
-    scan(&mut line, &superblock, |block, found| {
-        slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
-    })?;
-    let found = recover(&slots, superblock.durable, Rules::ALL);
+    let found = survey(&mut line, &superblock, Rules::ALL)?;
     let (tree, problems) = load::load(&mut line, &superblock, &found)?;
     Ok(Report {
         problems,

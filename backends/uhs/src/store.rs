@@ -3,7 +3,6 @@
 //! One thread at a time uses a store. [`Store::commit`] only begins the writes of a group, so that groups
 //! overlap; [`Store::sync`] waits until all of them survive a power failure.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,9 +21,6 @@ const GATHERED: usize = 256;
 
 /// Inode numbers that are taken at a time.
 const INO_STEP: u64 = 1 << 20;
-
-/// The group of writes of data, which has no number.
-const DATA: u64 = 0;
 
 /// Operations in flight.
 const DEPTH: u32 = 64;
@@ -68,11 +64,8 @@ pub(crate) struct Store {
     region: Arc<Region>,
     superblock: Superblock,
     groups: Groups,
-    /// Slots of each group that are not written yet.
-    unwritten: BTreeMap<u64, usize>,
-    /// For each write in flight its group and the number of its slots.
-    writes: BTreeMap<u64, (u64, usize)>,
-    next_tag: u64,
+    /// Writes in flight.
+    writing: usize,
     random: fastrand::Rng,
     rules: Rules,
     failed: bool,
@@ -171,6 +164,19 @@ pub(crate) fn scan(
     Ok(())
 }
 
+/// Reads all slots, and works out what counts.
+pub(crate) fn survey(
+    line: &mut Blocking,
+    superblock: &Superblock,
+    rules: Rules,
+) -> Result<Recovered, StoreError> {
+    let mut slots = Vec::new();
+    scan(line, superblock, |block, found| {
+        slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
+    })?;
+    Ok(recover(&slots, superblock.durable, rules))
+}
+
 pub(crate) fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
     move |errno| StoreError::Device { action, errno }
 }
@@ -198,11 +204,7 @@ impl Store {
         let blocks = device.facts().blocks;
         let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
         let mut superblock = read_superblock(&mut line, blocks)?;
-        let mut slots = Vec::new();
-        scan(&mut line, &superblock, |block, found| {
-            slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
-        })?;
-        let found = recover(&slots, superblock.durable, rules);
+        let mut found = survey(&mut line, &superblock, rules)?;
         if rules.void_slots_are_zeroed && !found.void.is_empty() {
             for block in &found.void {
                 line.write(*block, &[0; BLOCK]).map_err(failed("zero a slot"))?;
@@ -210,7 +212,6 @@ impl Store {
             line.flush().map_err(failed("flush"))?;
         }
         superblock.epoch += 1;
-        let mut found = found;
         found.next_ino = superblock.next_ino.max(found.next_ino);
         superblock.next_ino = found.next_ino + INO_STEP;
         if rules.mount_is_recorded {
@@ -229,9 +230,7 @@ impl Store {
             region,
             superblock,
             groups,
-            unwritten: BTreeMap::new(),
-            writes: BTreeMap::new(),
-            next_tag: 0,
+            writing: 0,
             random,
             rules,
             failed: false,
@@ -266,7 +265,6 @@ impl Store {
             }
         };
         let Some(group) = group else { return Ok(self.groups.newest()) };
-        self.unwritten.insert(group.number, group.writes.len());
         self.write(&group)?;
         Ok(group.number)
     }
@@ -296,18 +294,8 @@ impl Store {
     pub(crate) fn poll(&mut self) -> Result<(), StoreError> {
         let mut done = Vec::new();
         self.queue.reap(&mut done);
-        for Done { tag, result, memory } in done {
-            drop(memory);
-            let Some((group, slots)) = self.writes.remove(&tag) else { continue };
-            self.note(result, "write inodes")?;
-            if let Some(left) = self.unwritten.get_mut(&group) {
-                *left -= slots;
-                if *left == 0 {
-                    self.unwritten.remove(&group);
-                }
-            }
-        }
-        Ok(())
+        self.writing -= done.len();
+        done.into_iter().try_for_each(|Done { result, .. }| self.note(result, "write"))
     }
 
     /// The newest group that survives a power failure.
@@ -353,23 +341,21 @@ impl Store {
                 let write = &group.writes[*at];
                 slot::encode(write.identity, &write.body, &self.place(write.block), out);
             }
-            let tag = self.next_tag;
-            self.next_tag += 1;
-            self.writes.insert(tag, (group.number, run.len()));
-            let block = group.writes[run[0]].block;
-            let kind = Kind::Write { block, memory: frames.into(), fua: false };
-            self.push(Op { tag, kind })?;
+            self.begin_write(group.writes[run[0]].block, frames)?;
         }
         self.queue.kick();
         Ok(())
     }
 
-    fn push(&mut self, mut op: Op) -> Result<(), StoreError> {
+    fn begin_write(&mut self, block: u64, frames: Frames) -> Result<(), StoreError> {
+        let kind = Kind::Write { block, memory: frames.into(), fua: false };
+        let mut op = Op { tag: 0, kind };
         while let Err(again) = self.queue.push(op) {
             op = again;
             self.queue.wait(None);
             self.poll()?;
         }
+        self.writing += 1;
         Ok(())
     }
 
@@ -447,11 +433,7 @@ impl Store {
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(bytes);
             }
-            let tag = self.next_tag;
-            self.next_tag += 1;
-            self.writes.insert(tag, (DATA, run.len()));
-            let kind = Kind::Write { block: run[0].0, memory: frames.into(), fua: false };
-            self.push(Op { tag, kind })?;
+            self.begin_write(run[0].0, frames)?;
         }
         if !self.rules.data_is_first {
             return Ok(());
@@ -461,7 +443,7 @@ impl Store {
     }
 
     fn finish_writes(&mut self) -> Result<(), StoreError> {
-        while !self.writes.is_empty() {
+        while self.writing > 0 {
             self.queue.wait(None);
             self.poll()?;
         }
