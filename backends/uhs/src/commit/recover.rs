@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::Rules;
+use crate::format::NUMBERS;
 use crate::format::slot::{Found, Identity, Kind, removed};
 
 /// A slot as the scan found it, without its body.
@@ -81,7 +82,7 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
         }
         if let Scanned::Whole(Identity { kind: Kind::Removals, .. }, list) = scanned {
             let last = list.iter().copied().max().unwrap_or(0);
-            found.next_ino = found.next_ino.max(last.saturating_add(1));
+            found.next_ino = found.next_ino.max(last.saturating_add(1)).min(NUMBERS);
             found.removals.push((*block, list.clone()));
             continue;
         }

@@ -3,9 +3,9 @@
 //! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of
 //! a link, inline data, extents). Records that do not fit lie in record blocks, to which the body points.
 
-use super::BLOCK;
 use super::bytes::{Reader, Writer};
 use super::slot::BODY;
+use super::{BLOCK, NUMBERS};
 
 /// Bytes of a file that lie in its inode at most.
 pub(crate) const INLINE: usize = 3000;
@@ -212,6 +212,7 @@ impl Inode {
                     let (parent, stamp) = (of.u64()?, of.u64()?);
                     let name = of.bytes(len.checked_sub(16)?)?.to_vec();
                     let sound = (1..=255).contains(&name.len())
+                        && stamp < NUMBERS
                         && !name.iter().any(|byte| matches!(byte, b'/' | 0))
                         && !matches!(&name[..], b"." | b"..");
                     sound.then(|| self.links.push(Link { parent, stamp, name }))?;

@@ -11,5 +11,9 @@ pub(crate) const BLOCK: usize = 4096;
 /// Blocks of a unit: 2 MiB.
 pub(crate) const UNIT_BLOCKS: u64 = 512;
 
+/// Numbers that only grow (inodes, stamps, groups, epochs) stay below this. An image with a larger one is
+/// forged: counting on from it must not overflow.
+pub(crate) const NUMBERS: u64 = 1 << 62;
+
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;

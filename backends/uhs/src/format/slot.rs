@@ -3,8 +3,8 @@
 //! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at rest
 //! still says whose it was, and no older version of the inode comes back silently.
 
-use super::BLOCK;
 use super::bytes::{Reader, Writer};
+use super::{BLOCK, NUMBERS};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UHSS");
 const FORM: u8 = 1;
@@ -124,6 +124,7 @@ impl Identity {
             && identity.body_len as usize <= BODY
             && identity.index < identity.count
             && identity.durable < identity.group
+            && identity.group.max(identity.stamp).max(identity.ino) < NUMBERS
             && (identity.kind == Kind::Inode) == (identity.ino != 0);
         sound.then_some(identity)
     }
@@ -244,6 +245,22 @@ mod tests {
         bytes[512..].copy_from_slice(&old[512..]);
         let Found::Broken(head, Some(tail)) = decode(&bytes, &PLACE) else { panic!() };
         assert_eq!((head.ino, tail.ino), (5, 6));
+    }
+
+    /// Mounting counted on from the largest numbers of an image, and overflowed.
+    #[test]
+    fn numbers_that_cannot_be_counted_on_from_are_no_slot() {
+        for change in [
+            |identity: &mut Identity| identity.stamp = u64::MAX,
+            |identity: &mut Identity| identity.group = u64::MAX,
+            |identity: &mut Identity| identity.ino = u64::MAX,
+        ] {
+            let mut forged = identity();
+            change(&mut forged);
+            let mut out = vec![0; BLOCK];
+            encode(forged, b"x", &PLACE, &mut out);
+            assert_eq!(decode(&out, &PLACE), Found::Nothing, "{forged:?}");
+        }
     }
 
     #[test]

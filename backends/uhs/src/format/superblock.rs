@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::bytes::{Reader, Writer};
-use super::{BLOCK, UNIT_BLOCKS, VERSION};
+use super::{BLOCK, NUMBERS, UNIT_BLOCKS, VERSION};
 
 const MAGIC: &[u8; 8] = b"defuseUH";
 
@@ -126,6 +126,8 @@ impl Superblock {
         let apart = ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
         units >= FEWEST_UNITS
             && self.next_ino > 0
+            // Mounting adds a little to the largest numbers of slots.
+            && self.next_ino.max(self.epoch).max(self.durable) < 2 * NUMBERS
             && self.chunks.len() <= CHUNKS
             && apart
             && ranges.iter().all(|range| range.0 < range.1 && range.1 <= units)
@@ -181,14 +183,17 @@ mod tests {
 
     /// An image is whatever somebody brings: a checksum that is right proves nothing.
     #[test]
-    fn chunks_that_overlap_or_lie_outside_are_refused_with_a_right_checksum() {
-        let changes: [fn(&mut Superblock); 6] = [
+    fn fields_that_make_no_sense_are_refused_with_a_right_checksum() {
+        let changes: [fn(&mut Superblock); 9] = [
             |s| s.chunks[0].units = 3,
             |s| s.chunks[0].first_unit = 0,
             |s| s.chunks[1].first_unit = 10,
             |s| s.chunks[1].units = u32::MAX,
             |s| s.chunks[1].units = 0,
             |s| s.blocks = 7 * UNIT_BLOCKS,
+            |s| s.epoch = u64::MAX,
+            |s| s.durable = u64::MAX,
+            |s| s.next_ino = u64::MAX,
         ];
         for change in changes {
             let mut bad = superblock();
