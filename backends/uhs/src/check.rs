@@ -33,12 +33,12 @@ pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
     let mut line = Blocking::new(&**device).map_err(store::failed("open a queue"))?;
     let superblock = read_superblock(&mut line, device.facts().blocks)?;
     let found = survey(&mut line, &superblock, Rules::ALL)?;
-    let (tree, problems) = load::load(&mut line, &superblock, &found)?;
+    let (tree, pool, problems) = load::load(&mut line, &superblock, &found)?;
     Ok(Report {
         problems,
         inodes: tree.count().0,
         blocks: superblock.blocks,
-        free_blocks: tree.space.free_blocks(),
+        free_blocks: pool.space().free_blocks(),
         unfinished: found.void.len(),
     })
 }

@@ -1,7 +1,8 @@
-//! The file system as a whole: the tree in memory, the store on the device, and the way from one to the
-//! other.
+//! The file system as a whole: the tree and the contents in memory, the store on the device, and the way
+//! from one to the other.
 //!
-//! Lock order: the store, then the tree. The line for reads is a leaf. Nobody who holds the tree does I/O.
+//! Lock order: the store, a handle of the running group, a content, the tree, the pool. The line for reads
+//! is a leaf. Nobody who holds a content or the tree does I/O.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +10,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use defuse_block::{Blocking, Device};
-use defuse_fs::{Errno, ReadBuf, Result, SetAttr};
+use defuse_fs::{Attr, Errno, ReadBuf, Result, SetAttr};
 
 use crate::commit::Rules;
+use crate::content::{Content, Pool};
 use crate::format::BLOCK;
+use crate::format::inode::Data;
+use crate::group::{self, Gate, Handle};
 use crate::load;
 use crate::store::{self, StoreError};
 use crate::tree::{Problem, Tree};
@@ -24,6 +28,8 @@ const GATHERED: usize = 256;
 /// The state that operations and the committing thread share.
 pub(crate) struct Engine {
     tree: Mutex<Tree>,
+    pool: Arc<Pool>,
+    gate: Gate,
     store: Mutex<Store>,
     line: Mutex<Blocking>,
     options: Options,
@@ -37,7 +43,7 @@ pub(crate) struct Engine {
     wake: Condvar,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -50,8 +56,9 @@ pub(crate) fn make(
 ) -> Result<(), StoreError> {
     store::make(&*device, uuid, random)?;
     let (mut store, _) = Store::open(device, random.fork())?;
-    let mut tree = Tree::empty(load::space(store.superblock()), root);
-    let batch = tree.batch().map_err(|_| StoreError::Full)?;
+    let pool = Arc::new(Pool::new(load::space(store.superblock())));
+    let (tree, gate) = (Mutex::new(Tree::empty(Arc::clone(&pool), root)), Gate::default());
+    let batch = group::close(&gate.close(), &tree, &pool).map_err(|_| StoreError::Full)?;
     store.commit(&batch.changes, &mut |_| None)?;
     store.sync()
 }
@@ -65,11 +72,13 @@ impl Engine {
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
         let (store, found) = Store::open_by(Arc::clone(&device), rules, random)?;
         let mut line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
-        let (mut tree, problems) = load::load(&mut line, store.superblock(), &found)?;
+        let (mut tree, pool, problems) = load::load(&mut line, store.superblock(), &found)?;
         tree.slots = store.slots();
-        tree.tails_move = rules.tails_move;
+        pool.set_tails_move(rules.tails_move);
         let engine = Engine {
             tree: Mutex::new(tree),
+            pool,
+            gate: Gate::default(),
             store: Mutex::new(store),
             line: Mutex::new(line),
             options,
@@ -87,13 +96,40 @@ impl Engine {
         lock(&self.tree)
     }
 
+    /// The blocks that files share.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Changes the tree. `EROFS` where nothing is written any more.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T>) -> Result<T> {
-        if self.read_only.load(Ordering::Relaxed) {
-            return Err(Errno::EROFS);
-        }
-        let result = change(&mut lock(&self.tree));
+        let handle = self.enter()?;
+        let result = self.with_tree(&handle, change);
+        drop(handle);
         self.has_changes();
+        result
+    }
+
+    /// Gives lookups or opens back.
+    pub(crate) fn leave(&self, leave: impl FnOnce(&mut Tree)) {
+        self.with_tree(&self.gate.enter(), leave);
+    }
+
+    /// A handle of the running group. `EROFS`.
+    fn enter(&self) -> Result<Handle<'_>> {
+        match self.read_only.load(Ordering::Relaxed) {
+            true => Err(Errno::EROFS),
+            false => Ok(self.gate.enter()),
+        }
+    }
+
+    /// Changes the tree, and ends the contents of inodes that are gone by that.
+    fn with_tree<T>(&self, _: &Handle<'_>, change: impl FnOnce(&mut Tree) -> T) -> T {
+        let mut tree = lock(&self.tree);
+        let result = change(&mut tree);
+        let ended = tree.take_ended();
+        drop(tree);
+        ended.iter().for_each(|content| lock(content).end(&self.pool));
         result
     }
 
@@ -110,16 +146,13 @@ impl Engine {
     pub(crate) fn commit(&self) -> Result<()> {
         let mut store = lock(&self.store);
         self.pending.store(false, Ordering::Relaxed);
-        let batch = {
-            let mut tree = lock(&self.tree);
-            if !tree.is_dirty() {
-                return if store.has_failed() { Err(Errno::EIO) } else { Ok(()) };
-            }
-            if !self.rules.blocks_wait_for_group {
-                tree.release_at_once();
-            }
-            tree.batch()
-        };
+        if !lock(&self.tree).is_dirty() {
+            return if store.has_failed() { Err(Errno::EIO) } else { Ok(()) };
+        }
+        if !self.rules.blocks_wait_for_group {
+            self.pool.release(&self.pool.take_given_up());
+        }
+        let batch = group::close(&self.gate.close(), &self.tree, &self.pool);
         let written = batch.map_err(|_| StoreError::Full).and_then(|batch| {
             store.write_data(&batch.data)?;
             store.commit(&batch.changes, &mut |wanted| self.take_units(wanted))?;
@@ -131,31 +164,42 @@ impl Engine {
             log::error!("uhs: {error}: nothing is written any more");
             Errno::EIO
         })?;
-        let mut tree = lock(&self.tree);
-        tree.slots = store.slots();
-        tree.release(&freed);
-        if tree.pages().0 > self.options.cache_pages {
-            tree.drop_clean();
+        lock(&self.tree).slots = store.slots();
+        self.pool.release(&freed);
+        if self.pool.pages().0 > self.options.cache_pages {
+            let contents = lock(&self.tree).contents();
+            contents.iter().for_each(|content| lock(content).drop_clean(&self.pool));
         }
         Ok(())
     }
 
     fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
-        let mut tree = lock(&self.tree);
-        let (first, count) = tree.space.find_units(wanted)?;
-        tree.space.reserve(first, count);
+        let mut space = self.pool.space();
+        let (first, count) = space.find_units(wanted)?;
+        space.reserve(first, count);
         Some((first, count))
     }
 
     pub(crate) fn read(&self, ino: u64, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
+        let content = self.tree().data(ino)?;
         loop {
-            let mut tree = lock(&self.tree);
-            let missing = tree.missing(ino, offset, out.remaining() as u64)?;
+            let held = lock(&content);
+            let missing = held.missing(offset, out.remaining() as u64);
             if missing.is_empty() {
-                return tree.read(ino, offset, out);
+                held.read(offset, out)?;
+                self.tree().accessed(ino);
+                return Ok(());
             }
-            drop(tree);
-            self.fetch(ino, &missing)?;
+            drop(held);
+            self.fetch(&content, &missing)?;
+        }
+    }
+
+    pub(crate) fn readlink(&self, ino: u64) -> Result<Vec<u8>> {
+        let content = self.tree().content(ino)?;
+        match lock(&content).data() {
+            Data::Target(target) => Ok(target.clone()),
+            _ => Err(Errno::EINVAL),
         }
     }
 
@@ -167,62 +211,76 @@ impl Engine {
         data: &[u8],
         kill_suidgid: bool,
     ) -> Result<usize> {
-        let place = |tree: &Tree| -> Result<(u64, Vec<(u64, u64)>)> {
-            let offset = offset.map_or_else(|| tree.size(ino), Ok)?;
-            Ok((offset, tree.missing_edges(ino, offset, data.len() as u64)?))
+        let content = self.tree().data(ino)?;
+        let missing = |held: &Content| {
+            held.missing_edges(offset.unwrap_or_else(|| held.size()), data.len() as u64)
         };
-        let taken = loop {
-            let (_, missing) = place(&self.tree())?;
-            self.fetch(ino, &missing)?;
-            let taken = self.change(|tree| {
-                // Pages may have been dropped since, and the file may have grown.
-                let (offset, missing) = place(tree)?;
-                match missing.is_empty() {
-                    true => tree.write(ino, offset, data, kill_suidgid).map(Some),
-                    false => Ok(None),
-                }
-            })?;
-            if let Some(taken) = taken {
-                break taken;
+        let taken = self.change_content(&content, missing, |held| {
+            let offset = offset.unwrap_or_else(|| held.size());
+            let taken = held.write(&self.pool, offset, data);
+            match &taken {
+                Ok(0) | Err(_) => self.tree().settle(ino, held.facts())?,
+                Ok(_) => self.tree().wrote(ino, held.facts(), kill_suidgid)?,
             }
-        };
+            taken
+        })?;
         // Whoever writes faster than the device waits for it.
-        if self.tree().pages().1 > self.options.dirty_pages {
+        if self.pool.pages().1 > self.options.dirty_pages {
             self.commit()?;
         }
         Ok(taken)
     }
 
-    pub(crate) fn setattr(&self, ino: u64, set: &SetAttr) -> Result<defuse_fs::Attr> {
+    pub(crate) fn setattr(&self, ino: u64, set: &SetAttr) -> Result<Attr> {
+        let Some(size) = set.size else { return self.change(|tree| tree.setattr(ino, set)) };
+        let content = self.tree().data(ino)?;
+        self.change_content(
+            &content,
+            |held| held.page_to_cut(size),
+            |held| {
+                let result = held.set_size(&self.pool, size);
+                let mut tree = self.tree();
+                tree.settle(ino, held.facts())?;
+                result.and_then(|()| tree.setattr(ino, set))
+            },
+        )
+    }
+
+    /// Changes a content when nothing is `missing` for it.
+    fn change_content<T>(
+        &self,
+        content: &Mutex<Content>,
+        missing: impl Fn(&Content) -> Vec<(u64, u64)>,
+        change: impl FnOnce(&mut Content) -> Result<T>,
+    ) -> Result<T> {
         loop {
-            let cut =
-                |tree: &Tree| set.size.map_or(Ok(Vec::new()), |size| tree.page_to_cut(ino, size));
-            let missing = cut(&self.tree())?;
-            self.fetch(ino, &missing)?;
-            let done = self.change(|tree| {
-                let missing = cut(tree)?;
-                if missing.is_empty() { tree.setattr(ino, set).map(Some) } else { Ok(None) }
-            })?;
-            if let Some(attr) = done {
-                return Ok(attr);
+            let handle = self.enter()?;
+            let mut held = lock(content);
+            let missing = missing(&held);
+            if missing.is_empty() {
+                let result = change(&mut held);
+                drop(held);
+                drop(handle);
+                self.has_changes();
+                return result;
             }
+            drop(held);
+            drop(handle);
+            self.fetch(content, &missing)?;
         }
     }
 
-    /// Reads pages into memory. The tree drops those whose block is another one by then.
-    fn fetch(&self, ino: u64, missing: &[(u64, u64)]) -> Result<()> {
-        if missing.is_empty() {
-            return Ok(());
-        }
+    /// Reads pages into memory. The content drops those whose block is another one by then.
+    fn fetch(&self, content: &Mutex<Content>, missing: &[(u64, u64)]) -> Result<()> {
         // Blocks that are freed and taken again meanwhile may hold anything.
-        let releases = self.tree().releases();
+        let releases = self.pool.releases();
         for run in missing.chunk_by(|a, b| a.1 + 1 == b.1).flat_map(|run| run.chunks(GATHERED)) {
             let mut bytes = vec![0; run.len() * BLOCK];
             lock(&self.line).read(run[0].1, &mut bytes).map_err(|_| Errno::EIO)?;
-            let mut tree = lock(&self.tree);
-            for (at, content) in run.iter().zip(bytes.chunks(BLOCK)) {
-                if tree.releases() == releases {
-                    tree.fill(ino, *at, content.into());
+            let mut held = lock(content);
+            for (at, page) in run.iter().zip(bytes.as_chunks::<BLOCK>().0) {
+                if self.pool.releases() == releases {
+                    held.fill(&self.pool, *at, Arc::new(*page));
                 }
             }
         }

@@ -155,7 +155,7 @@ impl FileSystem for Uhs {
 
     fn forget(&self, ino: Ino, lookups: u64) {
         if ino != Ino::ROOT {
-            self.engine.tree().forget(ino.0, lookups);
+            self.engine.leave(|tree| tree.forget(ino.0, lookups));
         }
     }
 
@@ -219,7 +219,7 @@ impl FileSystem for Uhs {
     }
 
     fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.engine.tree().readlink(ino.0)
+        self.engine.readlink(ino.0)
     }
 
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
@@ -324,7 +324,7 @@ impl FileSystem for Uhs {
         if let Some(owner) = args.flock_owner {
             self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
         }
-        self.engine.tree().closed(file.ino.0);
+        self.engine.leave(|tree| tree.closed(file.ino.0));
         // The blocks of a file without names go with the next group.
         self.engine.has_changes();
         Ok(())
@@ -370,13 +370,13 @@ impl FileSystem for Uhs {
             }
             *end
         };
-        tree.listed(dir.ino.0);
+        tree.accessed(dir.ino.0);
         tree.list(dir.ino.0, (from, end), out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir.fh.0);
-        self.engine.tree().closed(dir.ino.0);
+        self.engine.leave(|tree| tree.closed(dir.ino.0));
         Ok(())
     }
 
@@ -387,7 +387,9 @@ impl FileSystem for Uhs {
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
         let tree = self.engine.tree();
         let (files, more) = tree.count();
-        let (blocks, free) = (tree.space.blocks(), tree.free_blocks());
+        drop(tree);
+        let pool = self.engine.pool();
+        let (blocks, free) = (pool.space().blocks(), pool.free_blocks());
         Ok(StatFs {
             blocks,
             blocks_free: free,

@@ -11,9 +11,11 @@
 
 mod check;
 mod commit;
+mod content;
 mod engine;
 mod format;
 mod fs;
+mod group;
 mod load;
 mod space;
 mod store;

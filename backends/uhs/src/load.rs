@@ -1,10 +1,12 @@
 //! From a device to the tree of its files.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use defuse_block::Blocking;
 
 use crate::commit::Recovered;
+use crate::content::Pool;
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
 use crate::format::slot::Found;
 use crate::format::superblock::{COPIES, Superblock};
@@ -22,7 +24,7 @@ pub(crate) fn load(
     line: &mut Blocking,
     superblock: &Superblock,
     found: &Recovered,
-) -> Result<(Tree, Vec<Problem>), StoreError> {
+) -> Result<(Tree, Arc<Pool>, Vec<Problem>), StoreError> {
     let inos: HashMap<u64, u64> =
         found.live.iter().map(|(ino, version)| (version.block, *ino)).collect();
     let mut bodies = Vec::with_capacity(inos.len());
@@ -51,9 +53,10 @@ pub(crate) fn load(
             None => problems.push(Problem::Damaged { ino }),
         }
     }
-    let (tree, more) = Tree::load(space(superblock), found.next_ino, loaded);
+    let pool = Arc::new(Pool::new(space(superblock)));
+    let (tree, more) = Tree::load(Arc::clone(&pool), found.next_ino, loaded);
     problems.extend(more);
-    Ok((tree, problems))
+    Ok((tree, pool, problems))
 }
 
 /// The space of a file system without files.

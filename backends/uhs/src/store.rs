@@ -9,6 +9,7 @@ use std::sync::Arc;
 use defuse_block::{Blocking, Device, Done, Errno, FRAME, Frames, Kind, Op, Queue, Region};
 
 use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules, Scanned, recover};
+use crate::content::Bytes;
 use crate::format::slot::{self, Found, Place};
 use crate::format::superblock::{CHUNKS, COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
 use crate::format::{BLOCK, UNIT_BLOCKS};
@@ -421,17 +422,17 @@ impl Store {
     /// # Errors
     ///
     /// A failure of the device.
-    pub(crate) fn write_data(&mut self, data: &[(u64, Box<[u8]>)]) -> Result<(), StoreError> {
+    pub(crate) fn write_data(&mut self, data: &[(u64, Arc<Bytes>)]) -> Result<(), StoreError> {
         self.check()?;
         if data.is_empty() {
             return Ok(());
         }
-        let mut order: Vec<&(u64, Box<[u8]>)> = data.iter().collect();
+        let mut order: Vec<&(u64, Arc<Bytes>)> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
         for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(GATHERED)) {
             let mut frames = self.frames(run.len() as u32)?;
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
-                out.copy_from_slice(bytes);
+                out.copy_from_slice(&bytes[..]);
             }
             self.begin_write(run[0].0, frames)?;
         }

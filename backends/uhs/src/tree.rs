@@ -1,24 +1,23 @@
-//! Inodes, names and pages in memory. Pure: nothing here does I/O.
+//! Names and attributes in memory. Pure: nothing here does I/O.
 
 mod attributes;
-mod group;
+mod load;
 mod names;
-mod pages;
 mod rename;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use defuse_fs::posix::without_set_id;
 use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
+use crate::content::{Content, Facts, Pool};
 use crate::format::BLOCK;
-use crate::format::inode::{Data, Inode, Link, Moment};
-use crate::space::{Run, Space};
+use crate::format::inode::{Inode, Link, Moment};
 
-pub(crate) use group::Loaded;
-pub use group::Problem;
-use pages::Page;
+pub(crate) use load::Loaded;
+pub use load::Problem;
 
 /// The root directory.
 pub(crate) const ROOT: u64 = 1;
@@ -26,16 +25,13 @@ pub(crate) const ROOT: u64 = 1;
 /// Names of an inode at most.
 pub(crate) const LINK_MAX: usize = 65_000;
 
-/// Units that data leaves to inodes.
-pub(crate) const KEEP_UNITS: u32 = 2;
-
 /// Only this process changes the file system, so answers hold until it says otherwise.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Everything that is known of the file system.
 pub(crate) struct Tree {
     nodes: HashMap<u64, Node>,
-    pub(crate) space: Space,
+    pool: Arc<Pool>,
     /// Slots of all chunks.
     pub(crate) slots: u64,
     next_ino: u64,
@@ -46,18 +42,8 @@ pub(crate) struct Tree {
     gone: BTreeSet<u64>,
     /// Inodes with pages that are not on the device.
     written: BTreeSet<u64>,
-    /// Blocks that nothing uses once the next group is durable.
-    freed: Vec<Run>,
-    /// Blocks that pages without one will take.
-    promised: u64,
-    /// See [`Rules`](crate::commit::Rules).
-    pub(crate) tails_move: bool,
-    /// How often blocks were given back.
-    releases: u64,
-    /// Pages in memory.
-    cached: usize,
-    /// Pages that differ from the device.
-    dirty: usize,
+    /// Contents of inodes that are gone. Whoever unlocks the tree ends them.
+    ended: Vec<Arc<Mutex<Content>>>,
     /// Frontends; from the second on nothing that is told stays valid.
     pub(crate) frontends: usize,
 }
@@ -65,11 +51,12 @@ pub(crate) struct Tree {
 /// An inode in memory.
 #[derive(Default)]
 struct Node {
+    /// Attributes, names and extended attributes; the data is in the content.
     inode: Inode,
     dir: Option<Dir>,
-    pages: BTreeMap<u64, Page>,
-    /// Blocks with records of the inode.
-    records: Vec<Run>,
+    /// See [`Facts`].
+    blocks: u64,
+    content: Arc<Mutex<Content>>,
     lookups: u64,
     opens: u64,
     /// A file of O_TMPFILE without O_EXCL: its first name may come.
@@ -147,7 +134,7 @@ impl From<Moment> for Timestamp {
 
 impl Tree {
     /// The file system with nothing but a root directory.
-    pub(crate) fn empty(space: Space, (perm, uid, gid): (u32, u32, u32)) -> Self {
+    pub(crate) fn empty(pool: Arc<Pool>, (perm, uid, gid): (u32, u32, u32)) -> Self {
         let now = Timestamp::now().into();
         let inode = Inode {
             mode: FileKind::Directory.mode_bits() | perm & 0o7777,
@@ -159,17 +146,17 @@ impl Tree {
             btime: now,
             ..Inode::default()
         };
-        let mut tree = Tree::new(space);
+        let mut tree = Tree::new(pool);
         let root = Node { inode, dir: Some(Dir::default()), lookups: 1, ..Node::default() };
         tree.nodes.insert(ROOT, root);
         tree.changed.insert(ROOT);
         tree
     }
 
-    fn new(space: Space) -> Self {
+    fn new(pool: Arc<Pool>) -> Self {
         Tree {
             nodes: HashMap::new(),
-            space,
+            pool,
             slots: 0,
             next_ino: ROOT + 1,
             // 1 and 2 are the positions of `.` and `..`.
@@ -177,12 +164,7 @@ impl Tree {
             changed: BTreeSet::new(),
             gone: BTreeSet::new(),
             written: BTreeSet::new(),
-            freed: Vec::new(),
-            promised: 0,
-            tails_move: true,
-            releases: 0,
-            cached: 0,
-            dirty: 0,
+            ended: Vec::new(),
             frontends: 0,
         }
     }
@@ -210,7 +192,7 @@ impl Tree {
     }
 
     /// The next group writes the inode. One without a name owns no slot.
-    fn touch(&mut self, ino: u64) {
+    pub(crate) fn touch(&mut self, ino: u64) {
         let named = self.nodes.get(&ino).is_some_and(|node| !node.inode.links.is_empty());
         if named || ino == ROOT {
             self.changed.insert(ino);
@@ -220,11 +202,6 @@ impl Tree {
     pub(crate) fn attr(&self, ino: u64) -> Result<Attr> {
         let node = self.node(ino)?;
         let inode = &node.inode;
-        let kept = match &inode.data {
-            Data::Extents(extents) => extents.iter().map(|extent| u64::from(extent.count)).sum(),
-            _ => 0,
-        };
-        let promised = node.pages.values().filter(|page| page.promised).count() as u64;
         Ok(Attr {
             st_ino: ino,
             kind: node.kind(),
@@ -237,7 +214,7 @@ impl Tree {
                 Some(dir) => dir.by_name.len() as u64 * 32,
                 None => inode.size,
             },
-            blocks: (kept + promised) * 8,
+            blocks: node.blocks * (BLOCK as u64 / 512),
             blksize: BLOCK as u32,
             atime: inode.atime.into(),
             mtime: inode.mtime.into(),
@@ -288,15 +265,65 @@ impl Tree {
         if !self.nodes.get(&ino).is_some_and(unused) {
             return;
         }
-        let Some(mut node) = self.nodes.remove(&ino) else { return };
-        if let Data::Extents(extents) = &node.inode.data {
-            self.freed.extend(extents.iter().map(|extent| Run::from(*extent)));
-        }
-        self.freed.append(&mut node.records);
-        for page in node.pages.values() {
-            self.forget_page(page);
+        if let Some(node) = self.nodes.remove(&ino) {
+            self.ended.push(node.content);
         }
         self.written.remove(&ino);
+    }
+
+    /// The contents of inodes that are gone since the last call.
+    pub(crate) fn take_ended(&mut self) -> Vec<Arc<Mutex<Content>>> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// The content of an inode of any kind.
+    pub(crate) fn content(&self, ino: u64) -> Result<Arc<Mutex<Content>>> {
+        Ok(Arc::clone(&self.node(ino)?.content))
+    }
+
+    /// The content of a regular file.
+    ///
+    /// # Errors
+    ///
+    /// `EISDIR`, `EINVAL` for what has no data.
+    pub(crate) fn data(&self, ino: u64) -> Result<Arc<Mutex<Content>>> {
+        self.check_data(ino)?;
+        self.content(ino)
+    }
+
+    /// All contents.
+    pub(crate) fn contents(&self) -> Vec<Arc<Mutex<Content>>> {
+        self.nodes.values().map(|node| Arc::clone(&node.content)).collect()
+    }
+
+    /// Takes in what became of a content, which the caller has locked.
+    pub(crate) fn settle(&mut self, ino: u64, facts: Facts) -> Result<()> {
+        let node = self.node_mut(ino)?;
+        (node.inode.size, node.blocks) = (facts.size, facts.blocks);
+        if facts.dirty {
+            self.written.insert(ino);
+        }
+        Ok(())
+    }
+
+    /// True where the next group has something to write.
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.changed.is_empty() || !self.gone.is_empty() || !self.written.is_empty()
+    }
+
+    /// The inodes whose pages the closing group writes.
+    pub(crate) fn take_written(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.written)
+    }
+
+    /// The inodes that the closing group writes, and those that it removes.
+    pub(crate) fn take_changed(&mut self) -> (BTreeSet<u64>, BTreeSet<u64>) {
+        (std::mem::take(&mut self.changed), std::mem::take(&mut self.gone))
+    }
+
+    /// An inode without its data.
+    pub(crate) fn inode(&self, ino: u64) -> Result<&Inode> {
+        Ok(&self.node(ino)?.inode)
     }
 
     fn add_link(&mut self, ino: u64, parent: u64, name: &[u8]) -> Result<()> {

@@ -3,17 +3,16 @@
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::Tree;
+use crate::content::Facts;
 
 /// Seconds after which an access time is updated in any case, mount(8) about `relatime`.
 const DAY: i64 = 24 * 60 * 60;
 
 impl Tree {
-    /// Changes attributes. For a size, the last page that stays must be in memory
-    /// ([`page_to_cut`](Tree::page_to_cut)).
+    /// Changes attributes. The content has the new size already.
     pub(crate) fn setattr(&mut self, ino: u64, set: &SetAttr) -> Result<Attr> {
         let now = Timestamp::now();
-        if let Some(size) = set.size {
-            self.set_size(ino, size)?;
+        if set.size.is_some() {
             self.node_mut(ino)?.modified(now);
         }
         let node = self.node_mut(ino)?;
@@ -60,7 +59,7 @@ impl Tree {
 
     /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
     /// change of the inode.
-    pub(super) fn accessed(&mut self, ino: u64) {
+    pub(crate) fn accessed(&mut self, ino: u64) {
         let now = Timestamp::now();
         if let Ok(node) = self.node_mut(ino) {
             let inode = &mut node.inode;
@@ -71,7 +70,15 @@ impl Tree {
         }
     }
 
-    pub(crate) fn listed(&mut self, ino: u64) {
-        self.accessed(ino);
+    /// Takes in a write: see [`settle`](Tree::settle).
+    pub(crate) fn wrote(&mut self, ino: u64, facts: Facts, kill_suidgid: bool) -> Result<()> {
+        self.settle(ino, facts)?;
+        let node = self.node_mut(ino)?;
+        node.modified(Timestamp::now());
+        if kill_suidgid {
+            node.kill_suidgid();
+        }
+        self.touch(ino);
+        Ok(())
     }
 }

@@ -1,9 +1,13 @@
 //! Lookups, and operations that make and remove names.
 
+use std::sync::{Arc, Mutex};
+
 use defuse_fs::posix::{Parent, new_inode};
 use defuse_fs::{DirBuf, DirItem, Entry, Errno, FileKind, Name, NewNode, Push, Result, Timestamp};
 
-use super::{Dir, KEEP_UNITS, LINK_MAX, Node, ROOT, Tree};
+use super::{Dir, LINK_MAX, Node, ROOT, Tree};
+use crate::content::Content;
+use crate::content::pool::KEEP_UNITS;
 use crate::format::UNIT_BLOCKS;
 use crate::format::inode::{Data, Inode};
 
@@ -98,12 +102,13 @@ impl Tree {
             btime: now,
             links: Vec::new(),
             xattrs: Vec::new(),
-            data,
+            data: Data::Nothing,
         };
         let ino = self.next_ino;
         self.next_ino += 1;
         let dir = (node.kind == FileKind::Directory).then(Dir::default);
-        self.nodes.insert(ino, Node { inode, dir, ..Node::default() });
+        let content = Arc::new(Mutex::new(Content::new(data, inode.size, Vec::new())));
+        self.nodes.insert(ino, Node { inode, dir, content, ..Node::default() });
         Ok(ino)
     }
 
@@ -171,13 +176,6 @@ impl Tree {
         Ok(())
     }
 
-    pub(crate) fn readlink(&self, ino: u64) -> Result<Vec<u8>> {
-        match &self.node(ino)?.inode.data {
-            Data::Target(target) => Ok(target.clone()),
-            _ => Err(Errno::EINVAL),
-        }
-    }
-
     /// The position of the next new name in any directory.
     pub(crate) fn next_stamp(&self) -> u64 {
         self.next_stamp
@@ -215,7 +213,7 @@ impl Tree {
 
     /// Slots that inodes do not need, as far as slots and free units go.
     fn free_slots(&self) -> u64 {
-        let units = self.space.free_units().saturating_sub(KEEP_UNITS);
+        let units = self.pool.space().free_units().saturating_sub(KEEP_UNITS);
         let all = self.slots + u64::from(units) * UNIT_BLOCKS;
         all.saturating_sub(self.nodes.len() as u64 + self.gone.len() as u64)
     }
