@@ -18,19 +18,16 @@ pub struct Service {
     pub(crate) maps: Maps,
     pub(crate) holds: Holds,
     accounts: Accounts,
-    await_ended: Box<dyn Fn() -> bool + Send + Sync>,
+    await_ended: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Service {
     /// The state of a file system without connections, which are limited by `quotas`.
     ///
     /// `await_ended` waits for a moment until the connections of clients that have ended are
-    /// [closed](Connection::close), and returns false where there are none. A lock that such a client
-    /// held is free then: a parent that learns of the end of a child expects that.
-    pub fn new(
-        quotas: Quotas,
-        await_ended: impl Fn() -> bool + Send + Sync + 'static,
-    ) -> Arc<Service> {
+    /// [closed](Connection::close). A lock that such a client held is free then: a parent that learns of the
+    /// end of a child expects that.
+    pub fn new(quotas: Quotas, await_ended: impl Fn() + Send + Sync + 'static) -> Arc<Service> {
         let (maps, holds) = (Maps::new(quotas.connection.mapped_bytes), Holds::default());
         let accounts = Accounts::new(quotas);
         Arc::new(Service { maps, holds, accounts, await_ended: Box::new(await_ended) })
@@ -184,8 +181,8 @@ impl<F: FileSystem> Connection<F> {
         Ok(File { ino: file.ino, fh: self.ledger.handle(file)? })
     }
 
-    pub(crate) fn await_ended(&self) -> bool {
-        (self.service.await_ended)()
+    pub(crate) fn await_ended(&self) {
+        (self.service.await_ended)();
     }
 
     /// Drops locks of an open file. The owners are named as the client names them.

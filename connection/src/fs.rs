@@ -416,10 +416,12 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let call = self.check(cx, &[file.ino])?;
         let (file, request) = (self.lower(file)?, self.lower_request(request));
         let found = call.fs.getlk(cx, file, &request)?;
-        match found.is_some() && self.await_ended() {
-            true => call.fs.getlk(cx, file, &request),
-            false => Ok(found),
+        if found.is_none() {
+            return Ok(None);
         }
+        // The holder may have ended in between, too: ask again in any case.
+        self.await_ended();
+        call.fs.getlk(cx, file, &request)
     }
 
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
@@ -429,7 +431,9 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let (lower, asked) = (self.lower(file)?, self.lower_request(request));
         self.ledger.locks(file, request);
         let mut taken = call.fs.setlk(cx, lower, &asked);
-        if taken == Err(Errno::EAGAIN) && self.await_ended() {
+        if taken == Err(Errno::EAGAIN) {
+            // The holder may have ended in between, too: try again in any case.
+            self.await_ended();
             taken = call.fs.setlk(cx, lower, &asked);
         }
         if taken.is_ok() {

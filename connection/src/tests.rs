@@ -226,7 +226,7 @@ fn gives_back(method: Method) -> bool {
 }
 
 fn connection(fs: &Arc<Giving>, uid: u32) -> Connection<Arc<Noting>> {
-    let service = Service::new(Quotas::default(), || false);
+    let service = Service::new(Quotas::default(), || ());
     let fs = Arc::new(Noting { inner: Arc::clone(fs) });
     Connection::new(fs, service, Credentials { pid: 1, uid, groups: vec![uid] })
 }
@@ -502,7 +502,7 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
         }
     }
     let fs = Arc::new(Locked { inner: Arc::default(), dropped: AtomicI64::new(0) });
-    let service = Service::new(Quotas::default(), || false);
+    let service = Service::new(Quotas::default(), || ());
     let who = Credentials { pid: 1, uid: 5, groups: vec![5] };
     let connection = Connection::new(Arc::clone(&fs), service, who);
     let (cx, owner) = (context(5), LockOwner::of_process(1));
@@ -516,4 +516,34 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     assert_eq!(connection.flush(&cx, unknown, owner), Err(Errno::EBADF));
     connection.close();
     assert_eq!(fs.dropped.load(Ordering::Relaxed), 1);
+}
+
+/// The server looked for clients that had ended after the file system refused the lock. A client whose
+/// connection was closed between the two had the lock no more, and yet the answer was EAGAIN.
+#[test]
+fn a_lock_is_granted_whose_holder_ends_during_the_request() {
+    struct Held {
+        inner: Arc<Giving>,
+        held: AtomicI64,
+    }
+    impl FileSystem for Held {
+        delegate!(to inner, except setlk);
+        fn setlk(&self, _: &Context<'_>, _: File, _: &LockRequest) -> Result<()> {
+            match self.held.swap(0, Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => Err(Errno::EAGAIN),
+            }
+        }
+    }
+    let fs = Arc::new(Held { inner: Arc::default(), held: AtomicI64::new(1) });
+    let service = Service::new(Quotas::default(), || ());
+    let who = Credentials { pid: 1, uid: 5, groups: vec![5] };
+    let connection = Connection::new(fs, service, who);
+    let (cx, owner) = (context(5), LockOwner::of_process(1));
+    let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
+    let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
+    let file = File { ino: entry.ino, fh: connection.open(&cx, entry.ino, args).unwrap().fh };
+    let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };
+    let request = LockRequest { kind: LockKind::Posix, owner, lock, wait: false };
+    assert_eq!(connection.setlk(&cx, file, &request), Ok(()));
 }

@@ -108,7 +108,7 @@ impl World {
         let quotas = Quotas { connection, user, mapped_bytes: 5 << 20 };
         let mut world = World {
             fs,
-            service: Service::new(quotas, || false),
+            service: Service::new(quotas, || ()),
             players: Vec::new(),
             inodes: HashSet::from([Ino::ROOT]),
             stored: HashSet::new(),

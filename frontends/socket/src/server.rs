@@ -209,7 +209,11 @@ impl Server {
         };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| {
             let shared = Weak::clone(shared);
-            let await_ended = move || shared.upgrade().is_some_and(|shared| shared.await_ended());
+            let await_ended = move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.await_ended();
+                }
+            };
             Shared {
                 listener,
                 path,
@@ -412,9 +416,8 @@ impl Shared {
         peer.connection.close();
     }
 
-    /// Waits until those connections have been taken back whose clients are gone. False where there
-    /// were none.
-    fn await_ended(&self) -> bool {
+    /// Waits until those connections have been taken back whose clients are gone.
+    fn await_ended(&self) {
         let mut clients = lock(&self.clients);
         let is_gone = |socket: &OwnedFd| {
             let mut fds = [PollFd::new(socket, PollFlags::empty())];
@@ -432,7 +435,6 @@ impl Shared {
             let waited = self.changed.wait_timeout(clients, left);
             clients = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
-        !ended.is_empty()
     }
 
     fn gone(&self, number: u64) {
