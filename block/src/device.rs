@@ -1,5 +1,6 @@
 //! The traits of devices and of their queues.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +106,12 @@ pub trait Queue: Send {
 
     /// Ends a [`wait`](Queue::wait) from another thread, also one that begins later.
     fn waker(&self) -> Waker;
+
+    /// A descriptor that poll(2) calls readable while something can be reaped that was kicked, for whoever
+    /// waits for several queues at a time. `None` where the queue has none.
+    fn ready(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Operations that were pushed and not reaped.
     fn in_flight(&self) -> usize;

@@ -1,9 +1,9 @@
 //! Block devices from user space: operations that are pushed to a queue and reaped later.
 //!
 //! The crate has the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
-//! [`Memory`]), and three devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory)
-//! and [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
-//! leave behind).
+//! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory),
+//! [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
+//! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] puts one queue in front of several.
 //!
 //! It knows no file system, keeps no cache, and promises no order that the device does not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
 //!
@@ -21,23 +21,29 @@
 //! ```
 
 mod blocking;
+mod clock;
 mod device;
 mod file;
 mod memory;
+pub mod model;
 mod op;
 mod ram;
 mod region;
+pub mod separation;
 pub mod sim;
 mod waker;
 
 pub use blocking::Blocking;
+pub use clock::{Clock, Monotonic};
 pub use device::{Device, Facts, Queue};
 pub use file::{Access, File, OpenError};
 pub use memory::{Memory, RawBuf, Segments};
+pub use model::Model;
 pub use op::{Done, Kind, Op};
 pub use ram::Ram;
 pub use region::{FRAME, Frames, Region};
 pub use rustix::io::Errno;
+pub use separation::{Separated, Separation};
 pub use sim::Sim;
 pub use waker::Waker;
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -394,6 +394,11 @@ impl Queue for FileQueue {
             // The count of an eventfd is full after 2^64 - 2 calls that nobody saw.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
         })
+    }
+
+    fn ready(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the ring keeps its descriptor open, and the queue keeps the ring.
+        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
     }
 
     fn in_flight(&self) -> usize {

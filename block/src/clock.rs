@@ -1,0 +1,26 @@
+//! The time that measurements of a device use.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// A clock that never goes back. A model of a device has one of its own.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// The time since some moment.
+    fn now(&self) -> Duration;
+}
+
+/// The clock of the machine (`CLOCK_MONOTONIC`, clock_gettime(2)).
+#[derive(Debug)]
+pub struct Monotonic(Instant);
+
+impl Default for Monotonic {
+    fn default() -> Self {
+        Monotonic(Instant::now())
+    }
+}
+
+impl Clock for Monotonic {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}

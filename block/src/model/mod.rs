@@ -1,0 +1,124 @@
+//! A model of an SSD in virtual time: dies, channels, a write buffer, and a controller with a limited number
+//! of commands at work.
+//!
+//! It answers how an order of operations behaves on a device of these parts, without a device. Its clock
+//! advances when a queue waits, so a run takes no longer than its computation and is the same every time,
+//! provided that one thread at a time uses the device.
+//!
+//! It leaves out: garbage collection, errors, program suspension, and the bus to the host.
+
+mod flash;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{Clock, Device, Facts, Queue, Region, Result, ram};
+use flash::Flash;
+use queue::{Controller, ModelQueue};
+
+/// The parts of the SSD. Times are those of one operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Dies, which read or program one page at a time.
+    pub dies: usize,
+    /// Channels; die n is on channel n modulo their number.
+    pub channels: usize,
+    /// Blocks of 4 KiB in a page of the flash.
+    pub page_blocks: u64,
+    /// Time to read a page from a die.
+    pub read: Duration,
+    /// Time to program a page.
+    pub program: Duration,
+    /// Additional time where a die changes between reading and programming, which ends the pipelining of its
+    /// two registers.
+    pub turn: Duration,
+    /// Time to move a block over a channel.
+    pub transfer: Duration,
+    /// Time of the controller for each command.
+    pub command: Duration,
+    /// Commands that the controller works on at a time.
+    pub commands: usize,
+    /// Blocks in the write buffer: a write is complete when all its blocks are there.
+    pub buffer_blocks: u64,
+}
+
+impl Default for Parts {
+    /// Four dies on each of eight channels, about 2 GB/s of random 4 KiB reads and 850 MB/s of writes.
+    fn default() -> Self {
+        Parts {
+            dies: 32,
+            channels: 8,
+            page_blocks: 4,
+            read: Duration::from_micros(60),
+            program: Duration::from_micros(600),
+            turn: Duration::from_micros(10),
+            transfer: Duration::from_nanos(3400),
+            command: Duration::from_nanos(800),
+            commands: 128,
+            buffer_blocks: 1024,
+        }
+    }
+}
+
+/// A modelled SSD, and its clock. Clones are the same device.
+#[derive(Clone)]
+pub struct Model {
+    facts: Arc<Facts>,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    controller: Controller,
+    flash: Flash,
+    content: ram::Store,
+}
+
+impl Model {
+    /// An SSD of `blocks` blocks of 4 KiB.
+    ///
+    /// # Panics
+    ///
+    /// Without dies, channels, pages, commands or a buffer.
+    pub fn new(blocks: u64, parts: &Parts) -> Self {
+        let facts = Arc::new(ram::facts("model of an SSD", 4096, blocks));
+        let controller = Controller::new(parts);
+        let (flash, content) = (Flash::new(parts), ram::Store::new(4096, blocks));
+        Model { facts, state: Arc::new(Mutex::new(State { controller, flash, content })) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Model({:?})", self.now())
+    }
+}
+
+impl Clock for Model {
+    fn now(&self) -> Duration {
+        self.lock().controller.now()
+    }
+}
+
+impl Device for Model {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn register(&self, _: &Arc<Region>) -> Result<()> {
+        Ok(())
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, self.facts.max_depth) as usize;
+        let number = self.lock().controller.add_queue();
+        Ok(Box::new(ModelQueue::new(self.clone(), number, depth)))
+    }
+}

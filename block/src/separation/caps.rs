@@ -1,0 +1,125 @@
+//! Operations of each class in flight at most, by the latency of small reads.
+
+use std::time::Duration;
+
+use super::class::{CLASSES, Class};
+
+/// Completions between two adjustments.
+const ROUND: u32 = 64;
+
+/// Small reads may take so many times as long as the fastest of late.
+const TOLERANCE: f64 = 8.0;
+
+/// The least cap.
+const LEAST: f64 = 4.0;
+
+/// By how much all other caps shrink at a time.
+const SHRINK: f64 = 0.8;
+
+/// How fast the memory of the fastest read fades, each round.
+const FADE: f64 = 1.01;
+
+/// The caps of all classes. While small reads are slow, the others shrink by a factor; otherwise all grow
+/// by one: additive increase and multiplicative decrease, as TCP has it.
+#[derive(Debug)]
+pub(super) struct Caps {
+    caps: [f64; CLASSES],
+    most: f64,
+    in_flight: [u32; CLASSES],
+    /// The fastest small read of late, in seconds.
+    fastest: f64,
+    /// Sum and number of latencies of small reads in this round.
+    reads: (f64, u32),
+    completions: u32,
+    /// The caps follow the latency.
+    adjusts: bool,
+}
+
+impl Caps {
+    pub(super) fn new(most: usize, adjusts: bool) -> Self {
+        let most = most as f64;
+        Caps {
+            caps: [most; CLASSES],
+            most,
+            in_flight: [0; CLASSES],
+            fastest: f64::INFINITY,
+            reads: (0.0, 0),
+            completions: 0,
+            adjusts,
+        }
+    }
+
+    pub(super) fn allow(&self, class: Class) -> bool {
+        f64::from(self.in_flight[class.index()]) < self.caps[class.index()]
+    }
+
+    pub(super) fn begun(&mut self, class: Class) {
+        self.in_flight[class.index()] += 1;
+    }
+
+    pub(super) fn completed(&mut self, class: Class, latency: Duration) {
+        self.in_flight[class.index()] -= 1;
+        if class == Class::SmallRead {
+            let latency = latency.as_secs_f64();
+            self.fastest = self.fastest.min(latency);
+            self.reads = (self.reads.0 + latency, self.reads.1 + 1);
+        }
+        self.completions += 1;
+        if self.adjusts && self.completions == ROUND {
+            self.adjust();
+        }
+    }
+
+    fn adjust(&mut self) {
+        self.completions = 0;
+        let (sum, count) = std::mem::take(&mut self.reads);
+        let slow = count > 0 && sum / f64::from(count) > self.fastest * TOLERANCE;
+        self.fastest *= FADE;
+        for (class, cap) in Class::ALL.into_iter().zip(&mut self.caps) {
+            *cap = match slow && class != Class::SmallRead {
+                true => (*cap * SHRINK).max(LEAST),
+                false => (*cap + 1.0).min(self.most),
+            };
+        }
+    }
+
+    /// The cap of a class.
+    pub(super) fn of(&self, class: Class) -> usize {
+        self.caps[class.index()] as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(caps: &mut Caps, reads: u64) {
+        for _ in 0..ROUND {
+            caps.begun(Class::SmallRead);
+            caps.completed(Class::SmallRead, Duration::from_micros(reads));
+        }
+    }
+
+    #[test]
+    fn writes_yield_while_small_reads_are_slow_and_come_back_afterwards() {
+        let mut caps = Caps::new(256, true);
+        round(&mut caps, 80);
+        assert_eq!(caps.of(Class::LargeWrite), 256);
+        (0..100).for_each(|_| round(&mut caps, 2000));
+        assert_eq!(caps.of(Class::LargeWrite), 4);
+        assert_eq!(caps.of(Class::SmallRead), 256);
+        (0..300).for_each(|_| round(&mut caps, 100));
+        assert_eq!(caps.of(Class::LargeWrite), 256);
+    }
+
+    #[test]
+    fn a_class_has_no_more_in_flight_than_its_cap() {
+        let mut caps = Caps::new(2, false);
+        caps.begun(Class::SmallWrite);
+        assert!(caps.allow(Class::SmallWrite));
+        caps.begun(Class::SmallWrite);
+        assert!(!caps.allow(Class::SmallWrite) && caps.allow(Class::LargeRead));
+        caps.completed(Class::SmallWrite, Duration::ZERO);
+        assert!(caps.allow(Class::SmallWrite));
+    }
+}

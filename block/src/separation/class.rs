@@ -1,0 +1,61 @@
+//! Classes of operations.
+
+use crate::Kind;
+
+/// Number of classes.
+pub(super) const CLASSES: usize = 4;
+
+/// A class of operations: reads or writes, small or large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// A read of less than [`Separation::large`](super::Separation::large) bytes.
+    SmallRead,
+    /// A longer read.
+    LargeRead,
+    /// A write of less than that.
+    SmallWrite,
+    /// A longer write, a discard, or zeroing.
+    LargeWrite,
+}
+
+impl Class {
+    /// All classes.
+    pub const ALL: [Class; CLASSES] =
+        [Class::SmallRead, Class::LargeRead, Class::SmallWrite, Class::LargeWrite];
+
+    /// The class of an operation; `None` for a flush, which has none.
+    pub(super) fn of(kind: &Kind, large: usize) -> Option<Class> {
+        Some(match kind {
+            Kind::Read { memory, .. } if memory.bytes() < large => Class::SmallRead,
+            Kind::Read { .. } => Class::LargeRead,
+            Kind::Write { memory, .. } if memory.bytes() < large => Class::SmallWrite,
+            Kind::Write { .. } | Kind::Discard { .. } | Kind::Zero { .. } => Class::LargeWrite,
+            Kind::Flush => return None,
+        })
+    }
+
+    pub(super) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A set of classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Classes([bool; CLASSES]);
+
+impl Classes {
+    /// Every class.
+    pub const ALL: Classes = Classes([true; CLASSES]);
+
+    /// These classes.
+    pub fn of(classes: &[Class]) -> Self {
+        let mut set = [false; CLASSES];
+        classes.iter().for_each(|class| set[class.index()] = true);
+        Classes(set)
+    }
+
+    /// True where `class` is in the set.
+    pub fn has(self, class: Class) -> bool {
+        self.0[class.index()]
+    }
+}

@@ -1,0 +1,145 @@
+//! The choice of a queue: the matrices and the sum of equation (1) of UHSFS.
+
+use std::time::Duration;
+
+use super::class::{CLASSES, Class, Classes};
+
+/// Weight of a new measurement in a mean.
+const WEIGHT: f64 = 1.0 / 32.0;
+
+/// Cost of an operation before the first was measured.
+const GUESS: f64 = 20e-6;
+
+/// The costs of all queues, in seconds.
+#[derive(Debug)]
+pub(super) struct Costs {
+    queues: Vec<Costing>,
+}
+
+/// One queue.
+#[derive(Debug)]
+struct Costing {
+    /// Mean time that an operation of each class takes: r_qb and w_qb. Infinite where the queue is closed to
+    /// the class.
+    mean: [f64; CLASSES],
+    /// True once an operation of the class was measured.
+    measured: [bool; CLASSES],
+    /// Operations of each class that were given to the queue and are not complete: a_b.
+    waiting: [u32; CLASSES],
+    /// The moment of the last completion.
+    completed: Duration,
+}
+
+impl Costs {
+    /// Queues of which each is open to a set of classes.
+    pub(super) fn new(open: &[Classes]) -> Self {
+        let cost = |open: &Classes, class| if open.has(class) { GUESS } else { f64::INFINITY };
+        let queue = |open: &Classes| Costing {
+            mean: Class::ALL.map(|class| cost(open, class)),
+            measured: [false; CLASSES],
+            waiting: [0; CLASSES],
+            completed: Duration::ZERO,
+        };
+        Costs { queues: open.iter().map(queue).collect() }
+    }
+
+    /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb (or
+    /// w_qb). `None` where none of them is open to it.
+    pub(super) fn choose(
+        &self,
+        class: Class,
+        usable: impl Iterator<Item = usize>,
+    ) -> Option<usize> {
+        let end = |queue: usize| self.wait(queue) + self.queues[queue].mean[class.index()];
+        let open = usable.map(|queue| (queue, end(queue))).filter(|(_, end)| end.is_finite());
+        open.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(queue, _)| queue)
+    }
+
+    /// t_q: the work that waits in the queue.
+    fn wait(&self, queue: usize) -> f64 {
+        let Costing { mean, waiting, .. } = &self.queues[queue];
+        let work = mean.iter().zip(waiting).filter(|(_, count)| **count > 0);
+        work.map(|(mean, count)| mean * f64::from(*count)).sum()
+    }
+
+    pub(super) fn begun(&mut self, queue: usize, class: Class) {
+        self.queues[queue].waiting[class.index()] += 1;
+    }
+
+    /// Takes in that an operation which began at `begun` is complete. Its cost is the time since the
+    /// completion before it, or since its own beginning: the part in which the queue worked on it. With
+    /// `learns`, the mean follows.
+    pub(super) fn completed(
+        &mut self,
+        queue: usize,
+        class: Class,
+        (begun, now): (Duration, Duration),
+        learns: bool,
+    ) {
+        let of = &mut self.queues[queue];
+        let class = class.index();
+        of.waiting[class] -= 1;
+        let cost = now.saturating_sub(begun.max(of.completed)).as_secs_f64();
+        of.completed = now;
+        if learns && of.mean[class].is_finite() {
+            let mean = &mut of.mean[class];
+            let weight = if of.measured[class] { WEIGHT } else { 1.0 };
+            *mean += (cost - *mean) * weight;
+            of.measured[class] = true;
+        }
+    }
+
+    /// The mean cost of a class in a queue; `None` where the queue is closed to it or none was measured.
+    pub(super) fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
+        let of = &self.queues[queue];
+        of.measured[class.index()].then(|| Duration::from_secs_f64(of.mean[class.index()]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn micros(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    #[test]
+    fn the_queue_that_ends_first_takes_the_operation() {
+        let mut costs = Costs::new(&[Classes::ALL; 2]);
+        // Reads take 10 us in both queues; writes take 100 us in the first and 400 us in the second.
+        for (queue, class, cost) in [
+            (0, Class::SmallRead, 10),
+            (1, Class::SmallRead, 10),
+            (0, Class::SmallWrite, 100),
+            (1, Class::SmallWrite, 400),
+        ] {
+            costs.begun(queue, class);
+            let begun = costs.queues[queue].completed;
+            costs.completed(queue, class, (begun, begun + micros(cost)), true);
+            assert_eq!(costs.mean(queue, class), Some(micros(cost)));
+        }
+        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(0));
+        costs.begun(0, Class::SmallWrite);
+        // 100 + 100 in the first, 400 in the second; a read ends first where nothing waits.
+        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(0));
+        assert_eq!(costs.choose(Class::SmallRead, 0..2), Some(1));
+        for _ in 0..3 {
+            costs.begun(0, Class::SmallWrite);
+        }
+        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(1));
+        assert_eq!(costs.choose(Class::SmallWrite, std::iter::once(0)), Some(0));
+    }
+
+    #[test]
+    fn a_queue_takes_only_the_classes_that_it_is_open_to() {
+        let reads = Classes::of(&[Class::SmallRead, Class::LargeRead]);
+        let mut costs = Costs::new(&[reads, Classes::ALL]);
+        for _ in 0..100 {
+            costs.begun(1, Class::SmallWrite);
+        }
+        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(1));
+        assert_eq!(costs.choose(Class::LargeRead, 0..2), Some(0));
+        assert_eq!(costs.choose(Class::LargeWrite, std::iter::once(0)), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! The operations that were pushed and are not complete: which may begin, and where.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::caps::Caps;
+use super::class::{CLASSES, Class};
+use super::costs::Costs;
+use super::overlaps::Overlaps;
+use super::{Mode, Separation};
+use crate::{Done, Kind, Op, Result};
+
+/// Pure: it is told the time, and does no I/O.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    mode: Mode,
+    large: usize,
+    block_size: u32,
+    costs: Costs,
+    caps: Caps,
+    overlaps: Overlaps,
+    /// Operations that wait for a queue, in order; by class, or all in the first where classes do not count.
+    ready: [VecDeque<Waiting>; CLASSES],
+    /// Operations that wait for others, in order.
+    held: VecDeque<Waiting>,
+    /// By the tag that the queues see.
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    /// How many operations each queue has, and can have.
+    loads: Vec<(usize, usize)>,
+    /// The queue whose turn it is.
+    turn: usize,
+    next_number: u64,
+    /// Operations that are not complete, by how many flushes were pushed before them. The first counts
+    /// those after `settled` flushes.
+    epochs: VecDeque<usize>,
+    settled: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    slot: usize,
+    kind: Kind,
+}
+
+/// An operation that was pushed.
+#[derive(Debug)]
+struct Slot {
+    tag: u64,
+    number: u64,
+    class: Option<Class>,
+    range: Option<(u64, u64)>,
+    changes: bool,
+    /// Flushes that were pushed before.
+    epoch: u64,
+    queue: usize,
+    begun: Duration,
+}
+
+impl Schedule {
+    pub(super) fn new(separation: &Separation, depths: &[usize], block_size: u32) -> Self {
+        let depth: usize = depths.iter().sum();
+        Schedule {
+            mode: separation.mode,
+            large: separation.large,
+            block_size,
+            costs: Costs::new(&separation.queues),
+            caps: Caps::new(depth, separation.caps),
+            overlaps: Overlaps::default(),
+            ready: Default::default(),
+            held: VecDeque::new(),
+            slots: std::iter::repeat_with(|| None).take(depth).collect(),
+            free: (0..depth).rev().collect(),
+            loads: depths.iter().map(|depth| (0, *depth)).collect(),
+            turn: 0,
+            next_number: 0,
+            epochs: VecDeque::from([0]),
+            settled: 0,
+        }
+    }
+
+    pub(super) fn push(&mut self, op: Op) -> Result<(), Op> {
+        let Some(slot) = self.free.pop() else { return Err(op) };
+        let Op { tag, kind } = op;
+        let is_flush = matches!(kind, Kind::Flush);
+        if is_flush {
+            self.epochs.push_back(0);
+        }
+        let epoch = self.settled + self.epochs.len() as u64 - 1;
+        *self.epochs.back_mut().expect("there is always an epoch") += 1;
+        let class = Class::of(&kind, self.large);
+        let range = kind.range(self.block_size);
+        let changes = !matches!(kind, Kind::Read { .. } | Kind::Flush);
+        let number = self.next_number;
+        self.next_number += 1;
+        let (queue, begun) = (0, Duration::ZERO);
+        let made = Slot { tag, number, class, range, changes, epoch, queue, begun };
+        let free = !is_flush && self.may_begin(&made, self.held.iter());
+        self.slots[slot] = Some(made);
+        match free {
+            true => self.make_ready(Waiting { slot, kind }),
+            false => self.held.push_back(Waiting { slot, kind }),
+        }
+        Ok(())
+    }
+
+    /// True where nothing that has begun, or that waits `ahead`, has the blocks of `slot`.
+    fn may_begin<'a>(&self, slot: &Slot, ahead: impl Iterator<Item = &'a Waiting>) -> bool {
+        let Some(range) = slot.range else { return self.epoch_is_over(slot.epoch) };
+        let meets = |other: &Slot| {
+            let Some(theirs) = other.range else { return false };
+            let ends = |range: (u64, u64)| range.0.saturating_add(range.1);
+            (slot.changes || other.changes) && range.0 < ends(theirs) && theirs.0 < ends(range)
+        };
+        let mut ahead = ahead.filter_map(|waiting| self.slots[waiting.slot].as_ref());
+        !self.overlaps.hold(range, slot.changes) && !ahead.any(meets)
+    }
+
+    /// True where all operations are complete that were pushed before the flush with which `epoch` begins.
+    fn epoch_is_over(&self, epoch: u64) -> bool {
+        let before = (epoch - self.settled) as usize;
+        self.epochs.iter().take(before).all(|count| *count == 0)
+    }
+
+    fn make_ready(&mut self, waiting: Waiting) {
+        let Some(slot) = &self.slots[waiting.slot] else { return };
+        if let Some(range) = slot.range {
+            self.overlaps.add(slot.number, range, slot.changes);
+        }
+        let line = match (self.mode, slot.class) {
+            (Mode::Off, _) | (_, None) => 0,
+            (_, Some(class)) => class.index(),
+        };
+        self.ready[line].push_back(waiting);
+    }
+
+    /// True where something waits for a queue.
+    pub(super) fn waits(&self) -> bool {
+        self.ready.iter().any(|line| !line.is_empty())
+    }
+
+    /// The next operation that begins, and its queue.
+    pub(super) fn next(&mut self, now: Duration) -> Option<(usize, Op)> {
+        let (_, line, queue) = (0..CLASSES)
+            .filter_map(|line| {
+                let first = self.slots[self.ready[line].front()?.slot].as_ref()?;
+                Some((first.number, line, self.queue_for(first)?))
+            })
+            .min()?;
+        let Waiting { slot: tag, kind } = self.ready[line].pop_front()?;
+        let slot = self.slots[tag].as_mut()?;
+        (slot.queue, slot.begun) = (queue, now);
+        self.loads[queue].0 += 1;
+        if let Some(class) = slot.class {
+            self.caps.begun(class);
+            self.costs.begun(queue, class);
+        }
+        if self.mode == Mode::Off {
+            self.turn = queue + 1;
+        }
+        Some((queue, Op { tag: tag as u64, kind }))
+    }
+
+    /// The queue that an operation goes to now, if any.
+    fn queue_for(&self, slot: &Slot) -> Option<usize> {
+        let count = self.loads.len();
+        let has_room = |queue: &usize| self.loads[*queue].0 < self.loads[*queue].1;
+        match slot.class {
+            Some(class) if self.mode != Mode::Off => {
+                let usable = (0..count).filter(has_room);
+                self.caps.allow(class).then(|| self.costs.choose(class, usable)).flatten()
+            }
+            _ => (self.turn..self.turn + count).map(|queue| queue % count).find(has_room),
+        }
+    }
+
+    /// Takes in a completion, which gets its own tag back.
+    pub(super) fn completed(&mut self, mut done: Done, now: Duration) -> Done {
+        let at = done.tag as usize;
+        let slot = self.slots[at].take().expect("a queue completes an operation once");
+        done.tag = slot.tag;
+        self.free.push(at);
+        self.loads[slot.queue].0 -= 1;
+        if let Some(class) = slot.class {
+            self.caps.completed(class, now.saturating_sub(slot.begun));
+            let learns = self.mode == Mode::Learned;
+            self.costs.completed(slot.queue, class, (slot.begun, now), learns);
+        }
+        if let Some((block, _)) = slot.range {
+            self.overlaps.remove(slot.number, block);
+        }
+        self.epochs[(slot.epoch - self.settled) as usize] -= 1;
+        while self.epochs.len() > 1 && self.epochs[0] == 0 {
+            self.epochs.pop_front();
+            self.settled += 1;
+        }
+        self.release();
+        done
+    }
+
+    /// Lets those of the held operations begin that wait for nothing any more.
+    fn release(&mut self) {
+        let mut at = 0;
+        while at < self.held.len() {
+            let slot = self.slots[self.held[at].slot].as_ref();
+            let free = slot.is_some_and(|slot| self.may_begin(slot, self.held.iter().take(at)));
+            match free.then(|| self.held.remove(at)).flatten() {
+                Some(waiting) => self.make_ready(waiting),
+                None => at += 1,
+            }
+        }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
+        self.costs.mean(queue, class)
+    }
+
+    pub(super) fn cap(&self, class: Class) -> usize {
+        self.caps.of(class)
+    }
+}
