@@ -1,26 +1,52 @@
-//! The blocks of the device: a bit for each, in memory only. A scan of the inodes sets them.
+//! The blocks of the device, in memory only. A scan of the inodes claims those in use.
+//!
+//! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a bit for
+//! each block. Sets of free units and of units with room lead to a block without a walk over all units.
+
+mod bits;
+mod set;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use bits::{BLOCKS, Bits};
+use set::Set;
 
 use crate::format::UNIT_BLOCKS;
 use crate::format::inode::Extent;
 
-/// Words of the bits of a unit.
-const WORDS: usize = UNIT_BLOCKS as usize / 64;
+/// A unit that nothing uses.
+const FREE: u32 = u32::MAX;
+/// A unit of inodes.
+const SLOTS: u32 = u32::MAX - 1;
+/// A unit all of whose blocks are in use.
+const FULL: u32 = u32::MAX - 2;
 
-/// A unit of 2 MiB.
-#[derive(Clone, Debug)]
-enum Unit {
-    Free,
-    /// Inodes, or a copy of the superblock with nothing else in use.
-    Slots,
-    /// Blocks of files; a bit that is set is in use.
-    Blocks(Box<[u64; WORDS]>),
-}
+/// Free blocks that a unit of small blocks has at least, to be in each set of those with room.
+const ROOMS: [u32; 3] = [1, 8, 64];
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) block: u64,
     pub(crate) count: u32,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.block.saturating_add(u64::from(self.count))
+    }
+
+    /// The parts of the run in each unit: the unit, the first block in it, and the one after the last.
+    fn parts(&self) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
+        let (start, end) = (self.block, self.end());
+        (start / UNIT_BLOCKS..end.div_ceil(UNIT_BLOCKS)).map(move |unit| {
+            let first = unit * UNIT_BLOCKS;
+            let (from, to) = (start.max(first) - first, (end - first).min(UNIT_BLOCKS));
+            (unit as usize, from as u32, to as u32)
+        })
+    }
 }
 
 impl From<Extent> for Run {
@@ -32,18 +58,37 @@ impl From<Extent> for Run {
 /// The blocks in use.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
-    units: Vec<Unit>,
+    /// For each unit one of the constants above, or its place in `bits`.
+    units: Vec<u32>,
+    /// Free blocks of each unit.
+    room: Vec<u16>,
+    /// The blocks of units of small blocks.
+    bits: Vec<Bits>,
+    /// Places in `bits` that no unit has.
+    spare: Vec<u32>,
+    /// Units that nothing uses.
+    free: Set,
+    /// Units of small blocks by the greatest of [`ROOMS`] that they have.
+    roomy: [Set; ROOMS.len()],
     free_blocks: u64,
     free_units: u32,
-    /// Where the search for a unit with room goes on.
+    /// The unit that took the last small block of no neighbour.
     cursor: usize,
 }
 
 impl Space {
     /// `units` units without anything in them.
     pub(crate) fn new(units: u32) -> Self {
+        let count = units as usize;
+        let mut free = Set::new(count);
+        (0..count).for_each(|unit| free.insert(unit));
         Space {
-            units: vec![Unit::Free; units as usize],
+            units: vec![FREE; count],
+            room: vec![BLOCKS as u16; count],
+            bits: Vec::new(),
+            spare: Vec::new(),
+            free,
+            roomy: std::array::from_fn(|_| Set::new(count)),
             free_blocks: u64::from(units) * UNIT_BLOCKS,
             free_units: units,
             cursor: 0,
@@ -71,9 +116,10 @@ impl Space {
     ///
     /// When one of them is in use.
     pub(crate) fn reserve(&mut self, first: u32, count: u32) {
-        for unit in &mut self.units[first as usize..][..count as usize] {
-            assert!(matches!(unit, Unit::Free), "a unit of slots is in use");
-            *unit = Unit::Slots;
+        for unit in first as usize..(first + count) as usize {
+            assert!(self.units[unit] == FREE, "a unit of slots is in use");
+            self.units[unit] = SLOTS;
+            self.free.remove(unit);
         }
         self.free_units -= count;
         self.free_blocks -= u64::from(count) * UNIT_BLOCKS;
@@ -81,153 +127,153 @@ impl Space {
 
     /// The first free unit and how many follow it, at most `wanted`.
     pub(crate) fn find_units(&self, wanted: u32) -> Option<(u32, u32)> {
-        let is_free = |unit: &Unit| matches!(unit, Unit::Free);
-        let first = self.units.iter().position(is_free)?;
-        let count = self.units[first..].iter().take(wanted as usize).take_while(|u| is_free(u));
+        let first = self.free.next(0)?;
+        let count = (first..first + wanted as usize).take_while(|unit| self.free.contains(*unit));
         Some((first as u32, count.count() as u32))
     }
 
     /// Marks blocks as used. False, with nothing changed, where one is in use already or does not exist.
     pub(crate) fn claim(&mut self, run: Run) -> bool {
-        let blocks = || run.block..run.block.saturating_add(u64::from(run.count));
-        if blocks().end > self.units.len() as u64 * UNIT_BLOCKS
-            || blocks().any(|block| self.is_used(block))
-        {
+        let is_free = |(unit, from, end): (usize, u32, u32)| match self.units[unit] {
+            FREE => true,
+            SLOTS | FULL => false,
+            place => self.bits[place as usize].all_free(from, end),
+        };
+        if run.end() > self.blocks() || !run.parts().all(is_free) {
             return false;
         }
-        blocks().for_each(|block| self.set(block, true));
+        run.parts().for_each(|part| self.set(part, true));
         true
     }
 
     /// Gives blocks back.
     pub(crate) fn free(&mut self, run: Run) {
-        for block in run.block..run.block + u64::from(run.count) {
-            debug_assert!(self.is_used(block), "block {block} is given back twice");
-            self.set(block, false);
-        }
+        run.parts().for_each(|part| self.set(part, false));
     }
 
-    /// Takes up to `count` neighbouring blocks, right after `near` if they are free there. At least
-    /// `keep` units stay free. `None` where nothing is left.
+    /// Takes up to `count` neighbouring blocks: those after `near` if they are free, else in a unit of small
+    /// blocks that has room for all of them, if possible that of `near`. 512 blocks are a whole unit
+    /// where one is free. At least `keep` units stay free. `None` where nothing is left.
     pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<Run> {
-        let count = count.min(UNIT_BLOCKS as u32);
-        let after = near.map(|block| block + 1).filter(|block| self.has_room(*block));
-        let block = after
-            .or_else(|| (u64::from(count) == UNIT_BLOCKS).then(|| self.fresh(keep)).flatten())
-            .or_else(|| self.find())
-            .or_else(|| self.fresh(keep))?;
-        let mut run = Run { block, count: 0 };
-        let end = (block / UNIT_BLOCKS + 1) * UNIT_BLOCKS;
-        while run.count < count && block + u64::from(run.count) < end {
-            let next = block + u64::from(run.count);
-            if self.is_used(next) {
-                break;
+        let count = count.clamp(1, BLOCKS);
+        let after = near.map_or(0, |block| block + 1);
+        let unit = (after / UNIT_BLOCKS) as usize;
+        let fresh = |space: &Space| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
+        let (unit, from, len) = (count == BLOCKS)
+            .then(|| fresh(self))
+            .flatten()
+            .or_else(|| near.and_then(|_| self.beside(after, count)))
+            .or_else(|| self.roomy(count))
+            .or_else(|| fresh(self))
+            .or_else(|| self.scraps(count))?;
+        let count = count.min(len);
+        self.set((unit, from, from + count), true);
+        Some(Run { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
+    }
+
+    /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small blocks.
+    fn beside(&self, block: u64, count: u32) -> Option<(usize, u32, u32)> {
+        let (unit, at) = ((block / UNIT_BLOCKS) as usize, (block % UNIT_BLOCKS) as u32);
+        let bits = match *self.units.get(unit)? {
+            FREE | SLOTS | FULL => return None,
+            place => &self.bits[place as usize],
+        };
+        let here = bits.run_at(at);
+        let (from, len) = if here > 0 { (at, here) } else { bits.fit(count, at)? };
+        (here > 0 || len >= count).then_some((unit, from, len))
+    }
+
+    /// Free blocks of a unit of small blocks: the last one that was asked, or one with much room.
+    fn roomy(&mut self, count: u32) -> Option<(usize, u32, u32)> {
+        let enough = count.min(ROOMS[ROOMS.len() - 1]);
+        let is_small = |unit: &u32| !matches!(*unit, FREE | SLOTS | FULL);
+        let last = self.units.get(self.cursor).filter(|unit| is_small(unit));
+        let last = last.filter(|_| u32::from(self.room[self.cursor]) >= enough);
+        let least = ROOMS.partition_point(|room| *room < enough);
+        let unit = last.map(|_| self.cursor).or_else(|| self.next_of(least..ROOMS.len()))?;
+        self.fit(unit, count)
+    }
+
+    /// Free blocks of any unit of small blocks.
+    fn scraps(&mut self, count: u32) -> Option<(usize, u32, u32)> {
+        let unit = self.next_of(0..ROOMS.len())?;
+        self.fit(unit, count)
+    }
+
+    /// A unit of one of these sets, of the last that has some.
+    fn next_of(&self, sets: Range<usize>) -> Option<usize> {
+        self.roomy[sets].iter().rev().find_map(|set| set.next_around(self.cursor))
+    }
+
+    fn fit(&mut self, unit: usize, count: u32) -> Option<(usize, u32, u32)> {
+        self.cursor = unit;
+        let (from, len) = self.bits[self.units[unit] as usize].fit(count, 0)?;
+        Some((unit, from, len))
+    }
+
+    /// A unit that nothing uses, the first from `unit` on.
+    fn fresh(&self, unit: usize, keep: u32) -> Option<usize> {
+        (self.free_units > keep).then(|| self.free.next_around(unit)).flatten()
+    }
+
+    /// Marks blocks of a unit as used or free.
+    fn set(&mut self, (unit, from, end): (usize, u32, u32), used: bool) {
+        let (old, count) = (self.units[unit], end - from);
+        let mut bits = match old {
+            FREE => Bits::FREE,
+            FULL => Bits::FULL,
+            SLOTS => return,
+            place => self.bits[place as usize],
+        };
+        debug_assert!(
+            if used { bits.all_free(from, end) } else { bits.all_used(from, end) },
+            "blocks {from} to {end} of unit {unit} are taken or given back twice"
+        );
+        bits.set(from, end, used);
+        let room = u32::from(self.room[unit]);
+        let left = if used { room - count } else { room + count };
+        self.room[unit] = left as u16;
+        self.free_blocks = self.free_blocks + u64::from(left) - u64::from(room);
+        self.units[unit] = self.place(old, left, bits);
+        self.list(unit, room, left);
+    }
+
+    /// Keeps the bits of a unit with `left` free blocks, where it needs some.
+    fn place(&mut self, old: u32, left: u32, bits: Bits) -> u32 {
+        let had = !matches!(old, FREE | FULL);
+        let place = match left {
+            0 => FULL,
+            BLOCKS => FREE,
+            _ if had => old,
+            _ => self.spare.pop().unwrap_or_else(|| {
+                self.bits.push(Bits::FREE);
+                self.bits.len() as u32 - 1
+            }),
+        };
+        match place {
+            FULL | FREE if had => self.spare.push(old),
+            FULL | FREE => {}
+            place => self.bits[place as usize] = bits,
+        }
+        place
+    }
+
+    /// Moves a unit from the set for `room` free blocks to that for `left`.
+    fn list(&mut self, unit: usize, room: u32, left: u32) {
+        if (room == BLOCKS) != (left == BLOCKS) {
+            match left {
+                BLOCKS => self.free.insert(unit),
+                _ => self.free.remove(unit),
             }
-            self.set(next, true);
-            run.count += 1;
+            self.free_units =
+                self.free_units + u32::from(left == BLOCKS) - u32::from(room == BLOCKS);
         }
-        Some(run)
-    }
-
-    /// True for a free block of a unit that holds blocks of files already.
-    fn has_room(&self, block: u64) -> bool {
-        let unit = self.units.get((block / UNIT_BLOCKS) as usize);
-        matches!(unit, Some(Unit::Blocks(_))) && !self.is_used(block)
-    }
-
-    /// The first block of a unit that nothing uses.
-    fn fresh(&self, keep: u32) -> Option<u64> {
-        let (unit, _) = (self.free_units > keep).then(|| self.find_units(1)).flatten()?;
-        Some(u64::from(unit) * UNIT_BLOCKS)
-    }
-
-    /// A free block in a unit that holds blocks of files.
-    fn find(&mut self) -> Option<u64> {
-        for _ in 0..self.units.len() {
-            let at = self.cursor % self.units.len();
-            if let Unit::Blocks(words) = &self.units[at]
-                && let Some(word) = words.iter().position(|word| *word != u64::MAX)
-            {
-                let bit = words[word].trailing_ones();
-                return Some(at as u64 * UNIT_BLOCKS + word as u64 * 64 + u64::from(bit));
-            }
-            self.cursor = at + 1;
-        }
-        None
-    }
-
-    fn is_used(&self, block: u64) -> bool {
-        let at = (block % UNIT_BLOCKS) as usize;
-        match &self.units[(block / UNIT_BLOCKS) as usize] {
-            Unit::Free => false,
-            Unit::Slots => true,
-            Unit::Blocks(words) => words[at / 64] & (1 << (at % 64)) != 0,
-        }
-    }
-
-    fn set(&mut self, block: u64, used: bool) {
-        let at = (block % UNIT_BLOCKS) as usize;
-        let unit = &mut self.units[(block / UNIT_BLOCKS) as usize];
-        if let Unit::Free = unit {
-            *unit = Unit::Blocks(Box::new([0; WORDS]));
-            self.free_units -= 1;
-        }
-        let Unit::Blocks(words) = unit else { return };
-        if used {
-            words[at / 64] |= 1 << (at % 64);
-            self.free_blocks -= 1;
-            return;
-        }
-        words[at / 64] &= !(1 << (at % 64));
-        self.free_blocks += 1;
-        if words.iter().all(|word| *word == 0) {
-            *unit = Unit::Free;
-            self.free_units += 1;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_never_overlap_and_empty_units_are_free_again() {
-        let mut space = Space::new(20);
-        space.reserve(3, 2);
-        let mut random = fastrand::Rng::with_seed(4);
-        let mut held: Vec<Run> = Vec::new();
-        let mut used = std::collections::BTreeSet::new();
-        for _ in 0..3000 {
-            if random.u8(..5) < 3 {
-                let near = random.choice(&held).map(|run| run.block + u64::from(run.count) - 1);
-                if let Some(run) = space.take(random.u32(1..700), near, 1) {
-                    for block in run.block..run.block + u64::from(run.count) {
-                        assert!(used.insert(block) && !(3..5).contains(&(block / UNIT_BLOCKS)));
-                    }
-                    held.push(run);
-                }
-            } else if !held.is_empty() {
-                let run = held.swap_remove(random.usize(..held.len()));
-                space.free(run);
-                used.retain(|block| !(run.block..run.block + u64::from(run.count)).contains(block));
-            }
-            assert_eq!(space.free_blocks(), 18 * UNIT_BLOCKS - used.len() as u64);
-            assert!(space.free_units() >= 1);
-        }
-        held.into_iter().for_each(|run| space.free(run));
-        assert_eq!((space.free_blocks(), space.free_units()), (18 * UNIT_BLOCKS, 18));
-    }
-
-    #[test]
-    fn a_block_has_one_owner() {
-        let mut space = Space::new(8);
-        space.reserve(0, 1);
-        assert!(space.claim(Run { block: 600, count: 10 }));
-        for run in [(605, 1), (590, 20), (0, 1), (8 * 512, 1), (u64::MAX, 2)] {
-            let before = space.free_blocks();
-            assert!(!space.claim(Run { block: run.0, count: run.1 }), "{run:?}");
-            assert_eq!(space.free_blocks(), before);
+        let set =
+            |room: u32| (room < BLOCKS).then(|| ROOMS.iter().rposition(|least| room >= *least));
+        let (old, new) = (set(room).flatten(), set(left).flatten());
+        if old != new {
+            old.into_iter().for_each(|set| self.roomy[set].remove(unit));
+            new.into_iter().for_each(|set| self.roomy[set].insert(unit));
         }
     }
 }
