@@ -34,7 +34,8 @@ struct open_how;
 
 /**
  * Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
- * target, EBUSY if the target is a mount already, EIO if the file system could not be created.
+ * target, EBUSY if the target is a mount already or another process
+ * uses the source, EIO if the file system could not be created.
  * defuse_last_error() returns the details.
  */
 int defuse_mount(const char *target, const char *source);

@@ -50,7 +50,9 @@ impl From<defuse_compose::Error> for Failure {
     fn from(error: defuse_compose::Error) -> Self {
         match error {
             defuse_compose::Error::Usage(text) => Failure::Usage(text),
-            defuse_compose::Error::Failed(text) => Failure::Failed(text),
+            defuse_compose::Error::Failed(text) | defuse_compose::Error::Busy(text) => {
+                Failure::Failed(text)
+            }
         }
     }
 }

@@ -15,9 +15,11 @@ mod check;
 mod control;
 mod daemon;
 mod error;
+mod fsck;
 mod kernel;
 mod list;
 mod man;
+mod mkfs;
 mod mount;
 mod mount_helper;
 mod options;
@@ -68,6 +70,8 @@ enum Command {
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
     Check(check::CheckArgs),
+    Mkfs(mkfs::MkfsArgs),
+    Fsck(fsck::FsckArgs),
     #[command(hide = true)]
     Inside(run::InsideArgs),
     List(list::ListArgs),
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);
     }
+    let is_fsck = arguments.get(1).is_some_and(|word| word == "fsck");
     match Cli::try_parse_from(arguments) {
         Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
@@ -104,12 +109,13 @@ fn main() -> ExitCode {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
+        Ok(Cli { command: Command::Fsck(args) }) => fsck::report(fsck::run(&args)),
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
             // The text is complete, with usage and the next step. The output may be closed.
             let _ = error.print();
-            ExitCode::from(2)
+            ExitCode::from(if is_fsck { fsck::USAGE } else { 2 })
         }
     }
 }
@@ -121,6 +127,8 @@ fn run(command: Command) -> Result {
         Command::Serve(args) => share::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Mkfs(args) => mkfs::run(&args),
+        Command::Fsck(args) => fsck::run(&args).map(drop),
         Command::Inside(args) => run::inside(&args).map(drop),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -65,6 +65,15 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     let caught = signals::catch().map_err(Failure::failed)?;
     umount::clear_dead(&plan.mountpoint)?;
     let mut options = plan.settings.mount.clone();
+    if fs.caps().read_only && !options.ro {
+        let source = plan.source.text();
+        let source = source.display();
+        notes.push(format!(
+            "{source} can only be read: mounted read-only (with --foreground or --log-file the log has the \
+             reason)"
+        ));
+        options.ro = true;
+    }
     for taken in options.restrict(fs.caps().denied) {
         let source = plan.source.text();
         let source = source.display();
@@ -79,15 +88,17 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     let (session, companions) = serve(plan, (fs, writable), mounted, caught)?;
     if sandboxed {
-        let rings = session.negotiated().uses(FUSE_OVER_IO_URING);
-        sandbox::filter(Needs { unmounts: true, rings, ..needs(&plan.source) });
+        let needs = needs(&plan.source);
+        let rings = needs.rings || session.negotiated().uses(FUSE_OVER_IO_URING);
+        sandbox::filter(Needs { unmounts: true, rings, ..needs });
     }
     Ok((session, companions))
 }
 
 /// The system calls that serving `source` needs.
 pub fn needs(source: &Source) -> Needs {
-    Needs { handles: source.directory().is_some(), ..Needs::default() }
+    let (handles, rings) = (source.directory().is_some(), source.kind.about().rings);
+    Needs { handles, rings, unmounts: false }
 }
 
 /// Raises the limit of open files: every open file of the mount may need one here, so the usual 1024 would be
@@ -234,6 +245,16 @@ mod tests {
     use defuse_fuse::mount::MountOptions;
 
     use super::*;
+    use crate::sources::SOURCES;
+
+    #[test]
+    fn only_a_source_that_does_its_own_io_by_rings_may_make_them() {
+        let needs = |text: &str| needs(&SOURCES.parse(text.as_ref()).unwrap());
+        assert!(needs("uhs:/image").rings && !needs("uhs:/image").handles);
+        for text in ["memory:", "passthrough:/srv", "socket:/s", "fuse:sshfs", "example:"] {
+            assert!(!needs(text).rings, "{text}");
+        }
+    }
 
     /// A mount ended with exit code 0 whatever its file system had lost at the end.
     #[test]

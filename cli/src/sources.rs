@@ -1,10 +1,10 @@
 //! The kinds of sources that this program links: the one place that lists them.
 
-use defuse_compose::{IN_PROCESS, Registry};
+use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Registry};
 use defuse_fs::source::Kind;
 
 /// All kinds.
-pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, ONLY_HERE]);
+pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, ONLY_HERE]);
 
 /// Kinds that only this program links, because they bring a C library or anything else that has no place
 /// inside of another program. `defuse run` serves them for its programs.

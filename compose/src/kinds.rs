@@ -14,3 +14,8 @@ pub static IN_PROCESS: &[&dyn Kind] = &[
     &defuse_remote::SOCKET,
     &defuse_remote::PROGRAM,
 ];
+
+/// The kinds that run inside programs that were written for it. They have threads of their own, and state that
+/// must be written when the program ends, neither of which survives what any program may do (fork(2),
+/// execve(2), a kill). For the programs of a run, `defuse run` serves them.
+pub static IN_OWN_PROGRAMS: &[&dyn Kind] = &[&defuse_uhs::KIND];

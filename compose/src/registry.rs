@@ -172,7 +172,9 @@ impl Source {
     /// [`open`](Source::open), with the switch of the layer that refuses changes ([`ReadOnly::switch`]),
     /// if there is one.
     pub fn open_with_switch(&self, settings: &Settings) -> Result<(Arc<dyn FileSystem>, Switch)> {
-        let fs = self.kind.open(&self.rest, &settings.frontend, &settings.options)?;
+        let mut frontend = settings.frontend.clone();
+        frontend.read_only |= settings.read_only;
+        let fs = self.kind.open(&self.rest, &frontend, &settings.options)?;
         if !settings.read_only {
             return Ok((fs, None));
         }
@@ -203,9 +205,9 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::IN_PROCESS;
+    use crate::{IN_OWN_PROGRAMS, IN_PROCESS};
 
-    static ALL: Registry = Registry::new(&[IN_PROCESS]);
+    static ALL: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS]);
 
     fn error(text: &str) -> String {
         ALL.parse(OsStr::new(text)).err().unwrap().to_string()

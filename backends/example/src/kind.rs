@@ -14,6 +14,7 @@ pub static KIND: Description<usize> = Description {
         help: "one directory of small files in memory: the example for authors of file systems",
         rest: Rest::Nothing,
         sharing: Sharing::NeedsServer,
+        rings: false,
     },
     options: &[Opt::new(
         "files",
@@ -22,4 +23,5 @@ pub static KIND: Description<usize> = Description {
     )],
     defaults: |_| 1024,
     open: |_, most| Ok(Arc::new(Example::new(most))),
+    images: None,
 };

@@ -17,10 +17,12 @@ pub static KIND: Description<Options> = Description {
         help: "files in memory, like tmpfs; gone with the mount",
         rest: Rest::Nothing,
         sharing: Sharing::NeedsServer,
+        rings: false,
     },
     options: OPTIONS,
     defaults,
     open,
+    images: None,
 };
 
 /// The largest number of a user or group: `u32::MAX` means none (chown(2)).

@@ -19,10 +19,12 @@ pub static KIND: Description<Options> = Description {
         help: "a directory of another file system",
         rest: Rest::Path,
         sharing: Sharing::InDirectory,
+        rings: false,
     },
     options: OPTIONS,
     defaults,
     open,
+    images: None,
 };
 
 #[rustfmt::skip]
@@ -114,6 +116,7 @@ mod tests {
             concurrent: true,
             writeback: true,
             noatime: true,
+            read_only: false,
             backing_files: false,
             granted,
             descriptors_from: 900,

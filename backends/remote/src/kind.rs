@@ -17,10 +17,12 @@ pub static SOCKET: Description<RemoteOptions> = Description {
         help: "a file system that another process serves on this socket (defuse serve)",
         rest: Rest::Path,
         sharing: Sharing::Remote,
+        rings: false,
     },
     options: &[],
     defaults: |_| RemoteOptions::default(),
     open: open_socket,
+    images: None,
 };
 
 /// `fuse:COMMAND`.
@@ -31,10 +33,12 @@ pub static PROGRAM: Description<RemoteOptions> = Description {
         help: "a FUSE program, such as fuse:sshfs host:/dir, without a mount of its own",
         rest: Rest::Text,
         sharing: Sharing::NeedsServer,
+        rings: false,
     },
     options: &[],
     defaults: |_| RemoteOptions::default(),
     open: open_program,
+    images: None,
 };
 
 fn open_socket(rest: &OsStr, options: RemoteOptions) -> Result<Arc<dyn FileSystem>> {

@@ -133,6 +133,11 @@ impl Engine {
         result
     }
 
+    /// True where nothing is written any more.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Relaxed)
+    }
+
     /// Wakes the committing thread, unless it knows.
     pub(crate) fn has_changes(&self) {
         if !self.pending.swap(true, Ordering::Relaxed) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
@@ -30,7 +31,9 @@ pub struct Uhs {
     locks: LockQueue,
     listings: Mutex<HashMap<u64, u64>>,
     next_listing: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    /// Commits what nobody syncs. It begins with the first frontend, which may give up privileges before.
+    thread: Mutex<Option<JoinHandle<()>>>,
+    commit: Option<Duration>,
 }
 
 impl Uhs {
@@ -72,20 +75,25 @@ impl Uhs {
     ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
         let (engine, problems) = Engine::open(device, options, rules, random)?;
         let engine = Arc::new(engine);
-        let thread =
-            match options.commit {
-                Some(interval) => Some(engine.start(interval).map_err(|error| {
-                    StoreError::Device {
-                        action: "start a thread",
-                        errno: defuse_block::Errno::from_io_error(&error)
-                            .unwrap_or(defuse_block::Errno::AGAIN),
-                    }
-                })?),
-                None => None,
-            };
-        let (locks, listings) = (LockQueue::default(), Mutex::default());
-        let uhs = Uhs { engine, locks, listings, next_listing: AtomicU64::new(1), thread };
+        let uhs = Uhs {
+            engine,
+            locks: LockQueue::default(),
+            listings: Mutex::default(),
+            next_listing: AtomicU64::new(1),
+            thread: Mutex::default(),
+            commit: options.commit,
+        };
         Ok((uhs, problems))
+    }
+
+    /// Starts the committing thread, once. Without it, everything is durable after a sync only.
+    fn start_committing(&self) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(interval) = self.commit.filter(|_| thread.is_none()) else { return };
+        match self.engine.start(interval) {
+            Ok(started) => *thread = Some(started),
+            Err(error) => log::error!("uhs: nothing is durable without a sync: no thread: {error}"),
+        }
     }
 
     fn entry(
@@ -111,7 +119,8 @@ impl Uhs {
 impl Drop for Uhs {
     fn drop(&mut self) {
         self.engine.end();
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
         // What failed was logged.
@@ -122,6 +131,7 @@ impl Drop for Uhs {
 impl FileSystem for Uhs {
     fn caps(&self) -> Caps {
         Caps {
+            read_only: self.engine.is_read_only(),
             exclusive: true,
             readdir_entries: true,
             xattrs: false,
@@ -134,6 +144,7 @@ impl FileSystem for Uhs {
 
     fn attached(&self, _: Arc<dyn Notify>) {
         self.engine.tree().frontends += 1;
+        self.start_committing();
     }
 
     fn detached(&self) -> Result<()> {

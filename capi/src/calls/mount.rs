@@ -3,13 +3,13 @@
 //! A mount belongs to the process that made it: other processes do not see it, and it ends with the
 //! process. Any number of file systems of any type can be mounted at once. The target is an
 //! absolute path, which need not exist, or a name with a colon ("mem:"); files below it are
-//! "mem:/a/b". The source is "memory:", "passthrough:DIR", "socket:PATH" or "fuse:COMMAND", with
-//! options after commas ("memory:,size=1G,ro").
+//! "mem:/a/b". The source is "memory:", "passthrough:DIR", "uhs:IMAGE", "socket:PATH" or
+//! "fuse:COMMAND", with options after commas ("memory:,size=1G,ro").
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
-use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
+use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::{MountArgs, Result};
 use defuse_fs::Errno;
 use defuse_fs::source::{Frontend, Threads};
@@ -19,10 +19,11 @@ use crate::memory::{Room, Text};
 use crate::state::{State, call, done};
 
 /// The kinds of sources that this library links.
-static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
+static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS]);
 
 /// Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
-/// target, EBUSY if the target is a mount already, EIO if the file system could not be created.
+/// target, EBUSY if the target is a mount already or another process
+/// uses the source, EIO if the file system could not be created.
 /// defuse_last_error() returns the details.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
@@ -43,6 +44,7 @@ fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
         match error {
             defuse_compose::Error::Usage(_) => Errno::EINVAL,
             defuse_compose::Error::Failed(_) => Errno::EIO,
+            defuse_compose::Error::Busy(_) => Errno::EBUSY,
         }
     })?;
     let source = source.text().to_string_lossy().into_owned();

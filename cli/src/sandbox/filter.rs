@@ -18,7 +18,8 @@ use seccompiler::{
 pub struct Needs {
     /// Open files by handles, open_by_handle_at(2): for a source in a directory.
     pub handles: bool,
-    /// Create rings: for a session over io_uring. The operations of a ring pass no filter.
+    /// Create rings: for a session over io_uring, and for a source that does its own I/O by
+    /// it. The operations of a ring pass no filter.
     pub rings: bool,
     /// Unmount, umount2(2): for every mount, not for a server.
     pub unmounts: bool,

@@ -17,6 +17,9 @@ pub struct Frontend {
     pub writeback: bool,
     /// Reading must not update access times.
     pub noatime: bool,
+    /// Nothing is changed through the frontend: a source need not be opened for writing. A file system that
+    /// changes nothing then says so by [`Caps::read_only`](crate::Caps::read_only).
+    pub read_only: bool,
     /// The frontend can use [`Opened::backing`](crate::Opened::backing).
     pub backing_files: bool,
     /// The effects of files that the frontend permits.
@@ -40,6 +43,7 @@ impl Default for Frontend {
             concurrent: false,
             writeback: false,
             noatime: false,
+            read_only: false,
             backing_files: true,
             granted: Granted::default(),
             descriptors_from: 0,

@@ -7,9 +7,11 @@
 //! It has no list of kinds (programs have these), and no parser of command lines.
 
 mod frontend;
+mod images;
 mod value;
 
 pub use frontend::{Frontend, Granted, Locks, Threads};
+pub use images::{Checked, Images, NewImage};
 pub use value::{Value, Word, bytes, seconds};
 
 use std::ffi::OsStr;
@@ -31,6 +33,9 @@ pub struct About {
     pub rest: Rest,
     /// How several processes can use one source.
     pub sharing: Sharing,
+    /// The file system does its own I/O by io_uring(7), also after it is open: a sandbox must permit the calls
+    /// of rings.
+    pub rings: bool,
 }
 
 /// The meaning of the text after the colon of a source.
@@ -68,6 +73,8 @@ pub enum Error {
     Usage(String),
     /// The text is right, but opening failed.
     Failed(String),
+    /// The text is right, but somebody else uses the object (`EBUSY`).
+    Busy(String),
 }
 
 impl Error {
@@ -80,7 +87,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Usage(text) | Error::Failed(text) => f.write_str(text),
+            Error::Usage(text) | Error::Failed(text) | Error::Busy(text) => f.write_str(text),
         }
     }
 }
@@ -111,13 +118,18 @@ pub trait Kind: Sync {
     /// # Errors
     ///
     /// [`Error::Usage`] as for [`check`](Kind::check), and for a `rest` of the wrong form;
-    /// [`Error::Failed`] when the file system cannot be opened.
+    /// [`Error::Failed`] when the file system cannot be opened, and [`Error::Busy`] when somebody else uses it.
     fn open(
         &self,
         rest: &OsStr,
         frontend: &Frontend,
         options: &[String],
     ) -> Result<Arc<dyn FileSystem>>;
+
+    /// Operations on unmounted file systems of this kind. `None` if they do not lie in an image.
+    fn images(&self) -> Option<&'static dyn Images> {
+        None
+    }
 }
 
 /// An option of a kind, as help texts show it.
@@ -141,6 +153,8 @@ pub struct Description<S: 'static> {
     pub defaults: fn(&Frontend) -> S,
     /// Opens the text after the colon.
     pub open: fn(&OsStr, S) -> Result<Arc<dyn FileSystem>>,
+    /// See [`Kind::images`].
+    pub images: Option<&'static dyn Images>,
 }
 
 /// An option, and its effect on settings of type `S`.
@@ -222,6 +236,10 @@ impl<S> Kind for Description<S> {
     ) -> Result<Arc<dyn FileSystem>> {
         (self.open)(rest, self.settings(frontend, options)?)
     }
+
+    fn images(&self) -> Option<&'static dyn Images> {
+        self.images
+    }
 }
 
 #[cfg(test)]
@@ -241,6 +259,7 @@ mod tests {
             help: "nothing",
             rest: Rest::Nothing,
             sharing: Sharing::NeedsServer,
+            rings: false,
         },
         options: &[
             Opt::new("size", Value::Size(1, 1 << 40, |s: &mut Settings, n| s.size = n), "bytes"),
@@ -248,6 +267,7 @@ mod tests {
         ],
         defaults: |frontend| Settings { size: 7, quiet: frontend.writeback },
         open: |_, _| Err(Error::failed("nothing to open")),
+        images: None,
     };
 
     #[test]

@@ -1,0 +1,97 @@
+//! `defuse fsck`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use defuse_fs::source::{Checked, Images};
+use serde_json::{Map, Value, json};
+
+use crate::error::{self, Failure, Result, print};
+use crate::paths;
+use crate::sources::SOURCES;
+
+/// Exit codes of fsck(8).
+const CLEAN: u8 = 0;
+const ERRORS: u8 = 4;
+const FAILED: u8 = 8;
+/// The exit code of fsck(8) for a wrong command line.
+pub const USAGE: u8 = 16;
+
+/// Check the file system in an image, and change nothing
+///
+/// Reads all of it but the data of files. The image must not be in use. The exit code is that of
+/// fsck(8): 0 without errors, 4 with errors, 8 if the image could not be checked, 16 for a wrong
+/// command line. Changes that a power failure has interrupted are no errors: the next mount removes
+/// them.
+#[derive(clap::Args)]
+pub struct FsckArgs {
+    /// The file or block device
+    image: PathBuf,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks the image, and prints the findings. Returns the exit code.
+pub fn run(args: &FsckArgs) -> Result<u8> {
+    let image = paths::absolute(&args.image);
+    let checked = images(&image)?.check(&image)?;
+    match args.json {
+        true => print(&format!("{:#}\n", as_json(&image, &checked)))?,
+        false => print(&text(&image, &checked))?,
+    }
+    Ok(if checked.problems.is_empty() { CLEAN } else { ERRORS })
+}
+
+/// Reports the outcome of [`run`], and returns the exit code.
+pub fn report(outcome: Result<u8>) -> ExitCode {
+    let code = match outcome {
+        Ok(code) => code,
+        // The reader of the output has what it wanted, and no more was said.
+        Err(Failure::OutputClosed) => CLEAN,
+        Err(failure) => {
+            error::warn(&failure);
+            if failure.code() == 2 { USAGE } else { FAILED }
+        }
+    };
+    ExitCode::from(code)
+}
+
+/// The operations on images of the type of `image`.
+fn images(image: &Path) -> Result<&'static dyn Images> {
+    let mut types = Vec::new();
+    for kind in SOURCES.kinds() {
+        let Some(images) = kind.images() else { continue };
+        if images.recognises(image)? {
+            return Ok(images);
+        }
+        types.push(kind.about().name);
+    }
+    let (shown, types) = (image.display(), types.join(" or "));
+    Err(Failure::Failed(format!(
+        "{shown} has no file system of the type {types}: `file -s` may know it"
+    )))
+}
+
+fn text(image: &Path, checked: &Checked) -> String {
+    let figures =
+        checked.figures.iter().map(|(name, value)| format!("{value} {}", name.replace('_', " ")));
+    let figures = figures.collect::<Vec<_>>().join(", ");
+    let (shown, problems) = (image.display(), checked.problems.len());
+    if problems == 0 {
+        return format!("{shown}: clean: {figures}\n");
+    }
+    let lines: String = checked.problems.iter().map(|problem| format!("  {problem}\n")).collect();
+    format!("{shown}: {problems} problems: {figures}\n{lines}")
+}
+
+fn as_json(image: &Path, checked: &Checked) -> Value {
+    let figures: Map<String, Value> =
+        checked.figures.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+    json!({
+        "image": image.to_string_lossy(),
+        "clean": checked.problems.is_empty(),
+        "problems": checked.problems,
+        "figures": figures,
+    })
+}

@@ -1,0 +1,59 @@
+//! `defuse mkfs`.
+
+use std::path::PathBuf;
+
+use defuse_fs::source::{Images, NewImage, bytes};
+use rustix::process::{getegid, geteuid};
+
+use crate::error::{Failure, Result};
+use crate::paths;
+use crate::sources::SOURCES;
+
+/// Make an empty file system in an image
+///
+/// The image is a file, which is created for its owner alone if it does not exist, or a block
+/// device. The root directory belongs to the caller. An image with data is refused.
+#[derive(clap::Args)]
+pub struct MkfsArgs {
+    /// The type of the file system, such as uhs
+    #[arg(value_name = "TYPE")]
+    kind: String,
+    /// The file or block device
+    image: PathBuf,
+    /// The size of the file, such as 64M or 1G; a block device has its own
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Do not allocate the space of the file now
+    #[arg(long)]
+    sparse: bool,
+    /// Destroy the data that the image has
+    #[arg(long)]
+    force: bool,
+}
+
+fn size(text: &str) -> std::result::Result<u64, String> {
+    bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
+}
+
+/// Makes it.
+pub fn run(args: &MkfsArgs) -> Result {
+    let new = NewImage {
+        size: args.size,
+        sparse: args.sparse,
+        force: args.force,
+        root_perm: 0o755,
+        root_uid: geteuid().as_raw(),
+        root_gid: getegid().as_raw(),
+    };
+    Ok(images(&args.kind)?.make(&paths::absolute(&args.image), &new)?)
+}
+
+/// The operations on images of the type `name`.
+fn images(name: &str) -> Result<&'static dyn Images> {
+    let named = SOURCES.kinds().find(|kind| kind.about().name == name);
+    named.and_then(|kind| kind.images()).ok_or_else(|| {
+        let known = SOURCES.kinds().filter(|kind| kind.images().is_some());
+        let known: Vec<_> = known.map(|kind| kind.about().name).collect();
+        Failure::Usage(format!("no images have the type {name:?}: known are {}", known.join(", ")))
+    })
+}

@@ -1,0 +1,309 @@
+//! uhs: images made, checked, mounted, served and used in a run by the program.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+
+use common::{Place, eventually, said};
+use rustix::process::Signal;
+
+/// A place with an image `img`, if it can be mounted.
+fn with_image() -> Option<Place> {
+    let place = Place::to_mount()?;
+    place.ok(&["mkfs", "uhs", "img", "--size", "32M"]);
+    Some(place)
+}
+
+fn clean(place: &Place) {
+    let out = place.ok(&["fsck", "img"]);
+    assert!(out.contains("img: clean: "), "{out}");
+}
+
+/// Overwrites a byte of the image.
+fn damage(place: &Place, at: u64) {
+    let image = OpenOptions::new().read(true).write(true).open(place.path("img")).unwrap();
+    let mut byte = [0];
+    image.read_exact_at(&mut byte, at).unwrap();
+    image.write_all_at(&[byte[0] ^ 0xff], at).unwrap();
+}
+
+#[test]
+fn an_image_is_made_mounted_and_has_its_files_at_the_next_mount() {
+    let Some(place) = with_image() else { return };
+    assert_eq!(place.path("img").metadata().unwrap().mode() & 0o7777, 0o600);
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    let at = |name: &str| place.path("mnt").join(name);
+    fs::create_dir(at("dir")).unwrap();
+    fs::write(at("dir/small"), "text").unwrap();
+    let large: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    fs::write(at("large"), &large).unwrap();
+    fs::hard_link(at("dir/small"), at("linked")).unwrap();
+    symlink("dir/small", at("link")).unwrap();
+    fs::set_permissions(at("large"), fs::Permissions::from_mode(0o640)).unwrap();
+    let ino = at("large").metadata().unwrap().ino();
+    place.ok(&["umount", "mnt"]);
+    clean(&place);
+
+    place.ok(&["mount", "uhs:img", "mnt", "-o", "cache=2M,commit=0"]);
+    assert_eq!(fs::read_to_string(at("link")).unwrap(), "text");
+    assert_eq!(at("linked").metadata().unwrap().nlink(), 2);
+    assert!(fs::read(at("large")).unwrap() == large);
+    let meta = at("large").metadata().unwrap();
+    assert_eq!((meta.ino(), meta.mode() & 0o7777), (ino, 0o640));
+    fs::remove_dir_all(at("dir")).unwrap();
+    place.ok(&["umount", "mnt"]);
+    clean(&place);
+}
+
+#[test]
+fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
+    let place = Place::new();
+    place.ok(&["mkfs", "uhs", "full", "--size", "16M"]);
+    place.ok(&["mkfs", "uhs", "sparse", "--size", "1G", "--sparse"]);
+    let of = |name: &str| place.path(name).metadata().unwrap();
+    assert_eq!((of("full").len(), of("sparse").len()), (16 << 20, 1 << 30));
+    assert!(of("full").blocks() * 512 >= 16 << 20 && of("sparse").blocks() * 512 < 1 << 20);
+    let json = place.ok(&["fsck", "--json", "sparse"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["clean"], &json["figures"]["size_bytes"]), (&true.into(), &(1 << 30).into()));
+    assert_eq!(json["problems"].as_array().unwrap().len(), 0);
+
+    place.fails(2, &["mkfs", "uhs", "new"], "give its size, such as --size 1G");
+    place.fails(2, &["mkfs", "uhs", "new", "--size", "15M"], "the smallest file system has 16M");
+    place.fails(2, &["mkfs", "ext4", "new", "--size", "16M"], "known are uhs");
+    place.fails(1, &["mkfs", "uhs", "none/new", "--size", "16M"], "cannot create");
+    place.fails(1, &["mkfs", "uhs", "src", "--size", "16M"], "Is a directory");
+    place.fails(1, &["mkfs", "uhs", "/dev/null"], "neither a regular file nor a block device");
+    assert!(!place.path("new").exists());
+    let odd = place.run(&["mkfs", "uhs", "new", "--size", "1Q"]);
+    assert!(odd.code == Some(2) && odd.err.contains("a number with K, M, G or T"), "{}", odd.err);
+}
+
+/// A wrong name must not cost a file system.
+#[test]
+fn mkfs_destroys_data_only_by_force() {
+    let place = Place::new();
+    let mkfs = ["mkfs", "uhs", "img", "--size", "16M"];
+    place.ok(&mkfs);
+    place.fails(1, &mkfs, "img has a uhs file system: nothing was changed");
+    let before = fs::read(place.path("img")).unwrap();
+    place.fails(1, &["mkfs", "uhs", "img", "--size", "32M"], "--force");
+    assert!(fs::read(place.path("img")).unwrap() == before);
+    place.ok(&["mkfs", "uhs", "img", "--force"]);
+    assert!(fs::read(place.path("img")).unwrap() != before);
+    place.ok(&["mkfs", "uhs", "img", "--force", "--size", "20M"]);
+    assert_eq!(place.path("img").metadata().unwrap().len(), 20 << 20);
+
+    let ext4 = vec![0; 1080].into_iter().chain([0x53, 0xef]).chain(vec![0; 16 << 20]);
+    for (bytes, name) in [
+        (ext4.collect::<Vec<u8>>(), "an ext2, ext3 or ext4 file system"),
+        (vec![b'x'; 16 << 20], "data"),
+    ] {
+        fs::write(place.path("other"), &bytes).unwrap();
+        place.fails(
+            1,
+            &["mkfs", "uhs", "other"],
+            &format!("other has {name}: nothing was changed"),
+        );
+        let how = format!("other is no uhs image: it has {name}");
+        place.fails(1, &["mount", "uhs:other", "mnt"], &how);
+        assert!(fs::read(place.path("other")).unwrap() == bytes);
+    }
+    fs::write(place.path("zeros"), vec![0; 16 << 20]).unwrap();
+    place.ok(&["mkfs", "uhs", "zeros"]);
+}
+
+#[test]
+fn what_cannot_be_mounted_is_named_with_the_next_step() {
+    let Some(place) = with_image() else { return };
+    place.fails(2, &["mount", "uhs:", "mnt"], "names no path: uhs:IMAGE");
+    place.fails(1, &["mount", "uhs:none", "mnt"], "none --size 1G`");
+    place.fails(1, &["mount", "uhs:src", "mnt"], "name an image, which `defuse mkfs` makes");
+    fs::write(place.path("empty"), "").unwrap();
+    place.fails(1, &["mount", "uhs:empty", "mnt"], "less than one block");
+    fs::write(place.path("zeros"), vec![0; 16 << 20]).unwrap();
+    place.fails(1, &["mount", "uhs:zeros", "mnt"], "zeros is empty: make a file system with");
+
+    let whole = fs::read(place.path("img")).unwrap();
+    File::options().write(true).open(place.path("img")).unwrap().set_len(20 << 20).unwrap();
+    place.fails(1, &["mount", "uhs:img", "mnt"], "its file system 33554432: it was cut short");
+    fs::write(place.path("img"), &whole).unwrap();
+    // Format 2, with its checksum.
+    for at in [0, 3 << 21, 7 << 21] {
+        let mut block = whole[at..at + 4096].to_vec();
+        block[8] = 2;
+        let crc = crc32c::crc32c(&block[..4092]).to_le_bytes();
+        block[4092..].copy_from_slice(&crc);
+        let image = OpenOptions::new().write(true).open(place.path("img")).unwrap();
+        image.write_all_at(&block, at as u64).unwrap();
+    }
+    place.fails(1, &["mount", "uhs:img", "mnt"], "use the version of defuse that made it");
+    for at in [100, (3 << 21) + 100, (7 << 21) + 100] {
+        damage(&place, at);
+    }
+    place.fails(1, &["mount", "uhs:img", "mnt"], "the superblock is damaged, in all copies");
+    place.fails(8, &["fsck", "img"], "the superblock is damaged, in all copies");
+    place.fails(8, &["fsck", "zeros"], "has no file system of the type uhs");
+    place.fails(8, &["fsck", "none"], "No such file or directory");
+    assert_eq!(place.run(&["fsck"]).code, Some(16));
+    assert_eq!(place.run(&["fsck", "img", "--what"]).code, Some(16));
+}
+
+#[test]
+fn a_second_opener_learns_which_process_has_the_image() {
+    let Some(place) = with_image() else { return };
+    fs::create_dir(place.path("two")).unwrap();
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    let pid = place.list()[0]["pid"].as_i64().unwrap();
+    let says = format!("img is in use by process {pid} (EBUSY)");
+    place.fails(1, &["mount", "uhs:img", "two"], &says);
+    place.fails(1, &["mount", "uhs:img", "two", "-o", "ro"], &says);
+    place.fails(8, &["fsck", "img"], &says);
+    place.fails(1, &["mkfs", "uhs", "img", "--force"], &says);
+    // Killed, the daemon holds nothing.
+    place.signal(Signal::KILL);
+    place.ok(&["umount", "mnt"]);
+    place.ok(&["mount", "uhs:img", "two"]);
+    place.ok(&["umount", "two"]);
+}
+
+/// The lock of the first version of a file would say so, too; the data must be that of the last sync.
+#[test]
+fn what_was_synced_survives_a_kill_of_the_daemon() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+    let at = |name: String| place.path("mnt").join(name);
+    for round in 0..3 {
+        for n in 0..20 {
+            let file = File::create(at(format!("synced-{round}-{n}"))).unwrap();
+            file.write_all_at(&vec![n; 10_000], 0).unwrap();
+            file.sync_all().unwrap();
+            fs::write(at(format!("lost-{round}-{n}")), "x").unwrap();
+        }
+        place.signal(Signal::KILL);
+        place.ok(&["umount", "mnt"]);
+        clean(&place);
+        place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+        for n in 0..20 {
+            assert!(fs::read(at(format!("synced-{round}-{n}"))).unwrap() == vec![n; 10_000]);
+        }
+        // It came after the last sync.
+        assert!(!at(format!("lost-{round}-19")).exists());
+    }
+    place.ok(&["umount", "mnt"]);
+    clean(&place);
+}
+
+/// Nobody syncs: the changes become durable by themselves.
+#[test]
+fn changes_are_durable_after_the_time_of_the_option_commit() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0.1"]);
+    fs::write(place.path("mnt/file"), "text").unwrap();
+    // Two intervals, and time for a slow machine.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    place.signal(Signal::KILL);
+    place.ok(&["umount", "mnt"]);
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), "text");
+    place.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
+    let place = Place::new();
+    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    for (fork, word) in [("auto", "one"), ("deny", "two"), ("share", "three")] {
+        let script = format!("echo {word} > /x/{word} && (ls /x | wc -l)");
+        let run = ["run", "--fork", fork, "--mount", "/x=uhs:img", "--", "bash", "-c", &script];
+        place.ok(&run);
+    }
+    let run = ["run", "--mount", "/x=uhs:img,ro", "--"];
+    let out = place.ok(&[&run[..], &["cat", "/x/one", "/x/two", "/x/three"]].concat());
+    assert_eq!(out, "one\ntwo\nthree\n");
+    let said = place.run(&[&run[..], &["rm", "/x/one"]].concat());
+    assert!(said.code != Some(0) && said.err.contains("Read-only file system"), "{}", said.err);
+    clean(&place);
+
+    let server = place.command(&["serve", "--foreground", "uhs:img", "socket"]).spawn();
+    let mut server = server.unwrap();
+    eventually("served", || place.path("socket").exists());
+    let run = ["run", "--mount", "/x=socket:socket", "--"];
+    place.ok(&[&run[..], &["mv", "/x/one", "/x/four"]].concat());
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    clean(&place);
+    let out = place.ok(&["run", "--mount", "/x=uhs:img", "--", "ls", "/x"]);
+    assert_eq!(out, "four\nthree\ntwo\n");
+}
+
+/// A damaged image must not be written, but what can be read of it is there.
+#[test]
+fn a_damaged_image_is_mounted_read_only_with_a_warning() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    for name in ["one", "two"] {
+        fs::write(place.path("mnt").join(name), name).unwrap();
+    }
+    let ino = fs::metadata(place.path("mnt/two")).unwrap().ino();
+    place.ok(&["umount", "mnt"]);
+    // The next mount records that their group is durable. Until then, damage passes for a power failure.
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.ok(&["umount", "mnt"]);
+    let image = fs::read(place.path("img")).unwrap();
+    // Slots of the inode, by the number in their identity.
+    let is_slot = |slot: &[u8]| {
+        slot.starts_with(b"UHSS") && slot[4] == 1 && slot[40..48] == ino.to_le_bytes()
+    };
+    let slots = image.chunks(4096).enumerate().filter(|(_, slot)| is_slot(slot));
+    let slots: Vec<u64> = slots.map(|(block, _)| block as u64).collect();
+    assert!(!slots.is_empty());
+    for block in slots {
+        damage(&place, block * 4096 + 200);
+    }
+    let said = place.run(&["fsck", "img"]);
+    assert_eq!(said.code, Some(4), "{}", said.err);
+    assert!(said.out.contains(&format!("inode {ino}: damaged")), "{}", said.out);
+    let json = place.run(&["fsck", "--json", "img"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["clean"], false);
+
+    let said = place.run(&["mount", "uhs:img", "mnt"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.err.contains("can only be read"), "{}", said.err);
+    assert_eq!(fs::read_to_string(place.path("mnt/one")).unwrap(), "one");
+    let refused = fs::write(place.path("mnt/one"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    place.ok(&["umount", "mnt"]);
+}
+
+/// Anybody may have made the image.
+#[test]
+fn set_user_id_and_devices_of_an_image_have_no_effect_unless_requested() {
+    let Some(place) = with_image() else { return };
+    for (options, flags) in [("rw", "rw,nosuid,nodev"), ("suid,dev", "rw,")] {
+        place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let path = place.path("mnt");
+        let line = mounts.lines().find(|line| line.contains(path.to_str().unwrap())).unwrap();
+        let denied = line.contains("nosuid") && line.contains("nodev");
+        assert_eq!((denied, line.contains(flags)), (options == "rw", true), "{line}");
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+/// An image is opened with the rights of the caller.
+#[test]
+fn a_user_opens_only_images_that_the_user_may_open() {
+    let Some(place) = with_image() else { return };
+    let program = place.for_all_users();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut fsck = Command::new("setpriv");
+    fsck.args(["--reuid", "12345", "--clear-groups", "--regid", "12345"]).arg(program);
+    let said = said(fsck.arg("fsck").arg(place.path("img")).output().unwrap());
+    assert_eq!(said.code, Some(8), "{}", said.err);
+    assert!(said.err.contains("with the rights of the user who mounts it"), "{}", said.err);
+}
