@@ -3,16 +3,25 @@
 //! One thread at a time uses a store. [`Store::commit`] only begins the writes of a group, so that groups
 //! overlap; [`Store::sync`] waits until all of them survive a power failure.
 
-use std::fmt;
+mod copies;
+mod error;
+mod scan;
+
 use std::sync::Arc;
 
 use defuse_block::{Blocking, Device, Done, Errno, FRAME, Frames, Kind, Op, Queue, Region};
 
-use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules, Scanned, recover};
+use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules};
 use crate::content::Bytes;
-use crate::format::slot::{self, Found, Place};
-use crate::format::superblock::{CHUNKS, COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
+use crate::format::slot::{self, Place};
+use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
+
+use copies::write_superblock;
+pub(crate) use copies::{make, read_superblock};
+pub use error::StoreError;
+pub(crate) use error::failed;
+pub(crate) use scan::{scan, survey};
 
 /// Frames for slots that are being written: 8 MiB.
 const FRAMES: u32 = 2048;
@@ -26,38 +35,6 @@ const INO_STEP: u64 = 1 << 20;
 /// Operations in flight.
 const DEPTH: u32 = 64;
 
-/// A failure of a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreError {
-    /// The device failed.
-    Device {
-        /// The operation.
-        action: &'static str,
-        /// Its error.
-        errno: Errno,
-    },
-    /// No copy of the superblock can be used.
-    Unusable(Unusable),
-    /// The device is shorter than the file system.
-    Short {
-        /// Blocks of the device.
-        blocks: u64,
-        /// Blocks of the file system.
-        wanted: u64,
-    },
-    /// Blocks of the device are not of 4 KiB.
-    BlockSize(u32),
-    /// Fewer units than the smallest file system has.
-    TooSmall {
-        /// Bytes of the device.
-        bytes: u64,
-    },
-    /// No unit is free for more inodes.
-    Full,
-    /// A write or a flush has failed before, so that nobody knows what the device holds.
-    Failed,
-}
-
 /// The inodes of a device, each a body under a number.
 pub(crate) struct Store {
     device: Arc<dyn Device>,
@@ -70,116 +47,6 @@ pub(crate) struct Store {
     random: fastrand::Rng,
     rules: Rules,
     failed: bool,
-}
-
-/// Makes an empty file system that has the whole device.
-///
-/// # Errors
-///
-/// See [`StoreError`].
-pub(crate) fn make(
-    device: &dyn Device,
-    uuid: [u8; 16],
-    random: &mut fastrand::Rng,
-) -> Result<(), StoreError> {
-    let facts = device.facts();
-    if facts.block_size as usize != BLOCK {
-        return Err(StoreError::BlockSize(facts.block_size));
-    }
-    if facts.blocks / UNIT_BLOCKS < FEWEST_UNITS {
-        return Err(StoreError::TooSmall { bytes: facts.bytes() });
-    }
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
-    // What lay in the copies before must not be believed beside the new ones.
-    for block in COPIES {
-        line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
-    }
-    line.flush().map_err(failed("flush"))?;
-    let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
-    let blocks = facts.blocks;
-    let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
-    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
-    write_superblock(&mut line, &superblock)
-}
-
-/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end
-/// all are the same.
-fn write_superblock(line: &mut Blocking, superblock: &Superblock) -> Result<(), StoreError> {
-    let bytes = superblock.encode();
-    let first = (superblock.epoch % COPIES.len() as u64) as usize;
-    for (nth, at) in (first..first + COPIES.len()).enumerate() {
-        line.write(COPIES[at % COPIES.len()], &bytes).map_err(failed("write the superblock"))?;
-        if nth == 0 {
-            line.flush().map_err(failed("flush"))?;
-        }
-    }
-    line.flush().map_err(failed("flush"))
-}
-
-/// Reads the newest copy of the superblock.
-pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
-    let mut best: Option<Superblock> = None;
-    let mut reason = Unusable::Other;
-    for block in COPIES.into_iter().filter(|block| *block < blocks) {
-        let mut bytes = vec![0; BLOCK];
-        if let Err(errno) = line.read(block, &mut bytes) {
-            log::warn!("the superblock at block {block} cannot be read: {errno}");
-            continue;
-        }
-        match Superblock::decode(&bytes) {
-            Ok(found) if best.as_ref().is_none_or(|best| found.epoch > best.epoch) => {
-                best = Some(found);
-            }
-            Ok(_) | Err(Unusable::Other) => {}
-            Err(other) => reason = other,
-        }
-    }
-    match (best, reason) {
-        // A newer program has written the newest copy.
-        (_, newer @ Unusable::Newer { .. }) => Err(StoreError::Unusable(newer)),
-        (Some(best), _) if best.blocks > blocks => {
-            Err(StoreError::Short { blocks, wanted: best.blocks })
-        }
-        (Some(best), _) => Ok(best),
-        (None, reason) => Err(StoreError::Unusable(reason)),
-    }
-}
-
-/// Reads all slots, and hands each to `see` with its block.
-pub(crate) fn scan(
-    line: &mut Blocking,
-    superblock: &Superblock,
-    mut see: impl FnMut(u64, &Found<'_>),
-) -> Result<(), StoreError> {
-    let mut bytes = vec![0; UNIT_BLOCKS as usize * BLOCK];
-    for chunk in &superblock.chunks {
-        for unit in chunk.first_unit..chunk.first_unit + chunk.units {
-            let first = u64::from(unit) * UNIT_BLOCKS;
-            line.read(first, &mut bytes).map_err(failed("read the inodes"))?;
-            for (block, bytes) in (first..).zip(bytes.chunks(BLOCK)) {
-                let place = Place { uuid: superblock.uuid, key: chunk.key, block };
-                see(block, &slot::decode(bytes, &place));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Reads all slots, and works out what counts.
-pub(crate) fn survey(
-    line: &mut Blocking,
-    superblock: &Superblock,
-    rules: Rules,
-) -> Result<Recovered, StoreError> {
-    let mut slots = Vec::new();
-    scan(line, superblock, |block, found| {
-        slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
-    })?;
-    Ok(recover(&slots, superblock.durable, rules))
-}
-
-pub(crate) fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
-    move |errno| StoreError::Device { action, errno }
 }
 
 impl Store {
@@ -474,26 +341,3 @@ impl Store {
         Ok(())
     }
 }
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StoreError::Device { action, errno } => write!(f, "cannot {action}: {errno}"),
-            StoreError::Unusable(reason) => write!(f, "{reason}"),
-            StoreError::Short { blocks, wanted } => write!(
-                f,
-                "the device has {blocks} blocks and the file system {wanted}: it was cut short"
-            ),
-            StoreError::BlockSize(bytes) => write!(f, "blocks of {bytes} bytes are not supported"),
-            StoreError::TooSmall { bytes } => {
-                write!(f, "{bytes} bytes are too few: the smallest file system has 16 MiB")
-            }
-            StoreError::Full => f.write_str("no space is left for inodes"),
-            StoreError::Failed => {
-                f.write_str("the device failed before; nothing is written any more")
-            }
-        }
-    }
-}
-
-impl std::error::Error for StoreError {}

@@ -1,0 +1,83 @@
+//! The copies of the superblock on a device.
+
+use defuse_block::{Blocking, Device};
+
+use super::error::{StoreError, failed};
+use crate::format::superblock::{COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
+use crate::format::{BLOCK, UNIT_BLOCKS};
+
+/// Makes an empty file system that has the whole device.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub(crate) fn make(
+    device: &dyn Device,
+    uuid: [u8; 16],
+    random: &mut fastrand::Rng,
+) -> Result<(), StoreError> {
+    let facts = device.facts();
+    if facts.block_size as usize != BLOCK {
+        return Err(StoreError::BlockSize(facts.block_size));
+    }
+    if facts.blocks / UNIT_BLOCKS < FEWEST_UNITS {
+        return Err(StoreError::TooSmall { bytes: facts.bytes() });
+    }
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    // What lay in the copies before must not be believed beside the new ones.
+    for block in COPIES {
+        line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
+    }
+    line.flush().map_err(failed("flush"))?;
+    let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
+    let blocks = facts.blocks;
+    let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
+    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
+    write_superblock(&mut line, &superblock)
+}
+
+/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end
+/// all are the same.
+pub(super) fn write_superblock(
+    line: &mut Blocking,
+    superblock: &Superblock,
+) -> Result<(), StoreError> {
+    let bytes = superblock.encode();
+    let first = (superblock.epoch % COPIES.len() as u64) as usize;
+    for (nth, at) in (first..first + COPIES.len()).enumerate() {
+        line.write(COPIES[at % COPIES.len()], &bytes).map_err(failed("write the superblock"))?;
+        if nth == 0 {
+            line.flush().map_err(failed("flush"))?;
+        }
+    }
+    line.flush().map_err(failed("flush"))
+}
+
+/// Reads the newest copy of the superblock.
+pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
+    let mut best: Option<Superblock> = None;
+    let mut reason = Unusable::Other;
+    for block in COPIES.into_iter().filter(|block| *block < blocks) {
+        let mut bytes = vec![0; BLOCK];
+        if let Err(errno) = line.read(block, &mut bytes) {
+            log::warn!("the superblock at block {block} cannot be read: {errno}");
+            continue;
+        }
+        match Superblock::decode(&bytes) {
+            Ok(found) if best.as_ref().is_none_or(|best| found.epoch > best.epoch) => {
+                best = Some(found);
+            }
+            Ok(_) | Err(Unusable::Other) => {}
+            Err(other) => reason = other,
+        }
+    }
+    match (best, reason) {
+        // A newer program has written the newest copy.
+        (_, newer @ Unusable::Newer { .. }) => Err(StoreError::Unusable(newer)),
+        (Some(best), _) if best.blocks > blocks => {
+            Err(StoreError::Short { blocks, wanted: best.blocks })
+        }
+        (Some(best), _) => Ok(best),
+        (None, reason) => Err(StoreError::Unusable(reason)),
+    }
+}

@@ -1,0 +1,66 @@
+//! Failures.
+
+use std::fmt;
+
+use defuse_block::Errno;
+
+use crate::format::superblock::Unusable;
+
+/// A failure of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The device failed.
+    Device {
+        /// The operation.
+        action: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+    /// No copy of the superblock can be used.
+    Unusable(Unusable),
+    /// The device is shorter than the file system.
+    Short {
+        /// Blocks of the device.
+        blocks: u64,
+        /// Blocks of the file system.
+        wanted: u64,
+    },
+    /// Blocks of the device are not of 4 KiB.
+    BlockSize(u32),
+    /// Fewer units than the smallest file system has.
+    TooSmall {
+        /// Bytes of the device.
+        bytes: u64,
+    },
+    /// No unit is free for more inodes.
+    Full,
+    /// A write or a flush has failed before, so that nobody knows what the device holds.
+    Failed,
+}
+
+pub(crate) fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
+    move |errno| StoreError::Device { action, errno }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreError::Device { action, errno } => write!(f, "cannot {action}: {errno}"),
+            StoreError::Unusable(reason) => write!(f, "{reason}"),
+            StoreError::Short { blocks, wanted } => write!(
+                f,
+                "the device has {blocks} blocks and the file system {wanted}: it was cut short"
+            ),
+            StoreError::BlockSize(bytes) => write!(f, "blocks of {bytes} bytes are not supported"),
+            StoreError::TooSmall { bytes } => {
+                write!(f, "{bytes} bytes are too few: the smallest file system has 16 MiB")
+            }
+            StoreError::Full => f.write_str("no space is left for inodes"),
+            StoreError::Failed => {
+                f.write_str("the device failed before; nothing is written any more")
+            }
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
