@@ -56,7 +56,8 @@ impl Facts {
 ///
 /// - Operations in flight have no order, even those on one block: an overlapping read sees old, new
 ///   or mixed bytes, and of two overlapping writes either may win.
-/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device.
+/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device, and
+///   those of queues that were dropped before.
 ///   Once the flush is reaped without an error they survive a power failure. A write with `fua`
 ///   survives once it is reaped.
 /// - All other writes survive in part, whole or not at all, each unit of

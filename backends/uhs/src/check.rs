@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Blocking, Device};
+use defuse_block::Device;
 
 use crate::commit::Rules;
 use crate::load;
-use crate::store::{self, StoreError, read_superblock, survey};
+use crate::store::{StoreError, survey};
 use crate::tree::Problem;
 
 /// The findings of a [`check`].
@@ -30,15 +30,13 @@ pub struct Report {
 ///
 /// See [`StoreError`]: the file system cannot be mounted at all.
 pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
-    let mut line = Blocking::new(&**device).map_err(store::failed("open a queue"))?;
-    let superblock = read_superblock(&mut line, device.facts().blocks)?;
-    let found = survey(&mut line, &superblock, Rules::ALL)?;
-    let (tree, pool, problems) = load::load(&mut line, &superblock, &found)?;
+    let survey = survey(&**device, Rules::ALL)?;
+    let (tree, pool, problems) = load::load(&**device, &survey)?;
     Ok(Report {
         problems,
         inodes: tree.count().0,
-        blocks: superblock.blocks,
+        blocks: survey.superblock.blocks,
         free_blocks: pool.space().free_blocks(),
-        unfinished: found.void.len(),
+        unfinished: survey.found.void.len(),
     })
 }

@@ -1,7 +1,7 @@
 //! The file system as a whole: the tree and the contents in memory, the store on the device, and the way
 //! from one to the other.
 //!
-//! Lock order: the store, a handle of the running group, a content, the tree, the pool. The line for reads
+//! Lock order: the commit, a handle of the running group, a content, the tree, the pool. The line for reads
 //! is a leaf. Nobody who holds a content or the tree does I/O.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +12,15 @@ use std::time::Duration;
 use defuse_block::{Blocking, Device};
 use defuse_fs::{Attr, Errno, ReadBuf, Result, SetAttr};
 
+use crate::Options;
 use crate::commit::Rules;
 use crate::content::{Content, Pool};
 use crate::format::BLOCK;
 use crate::format::inode::Data;
 use crate::group::{self, Gate, Handle};
 use crate::load;
-use crate::store::{self, StoreError};
+use crate::store::{self, Store, StoreError, survey};
 use crate::tree::{Problem, Tree};
-use crate::{Options, Store};
 
 /// Blocks of one read at most: 1 MiB.
 const GATHERED: usize = 256;
@@ -30,7 +30,10 @@ pub(crate) struct Engine {
     tree: Mutex<Tree>,
     pool: Arc<Pool>,
     gate: Gate,
-    store: Mutex<Store>,
+    /// `None` where nothing may be written.
+    store: Option<Store>,
+    /// One commit at a time.
+    committing: Mutex<()>,
     line: Mutex<Blocking>,
     options: Options,
     rules: Rules,
@@ -55,12 +58,13 @@ pub(crate) fn make(
     random: &mut fastrand::Rng,
 ) -> Result<(), StoreError> {
     store::make(&*device, uuid, random)?;
-    let (mut store, _) = Store::open(device, random.fork())?;
-    let pool = Arc::new(Pool::new(load::space(store.superblock())));
+    let survey = survey(&*device, Rules::ALL)?;
+    let store = Store::begin(device, &survey, Rules::ALL, random.fork())?;
+    let pool = Arc::new(Pool::new(load::space(&survey.superblock)));
     let (tree, gate) = (Mutex::new(Tree::empty(Arc::clone(&pool), root)), Gate::default());
     let batch = group::close(&gate.close(), &tree, &pool).map_err(|_| StoreError::Full)?;
-    store.commit(&batch.changes, &mut |_| None)?;
-    store.sync()
+    let group = store.commit(store.turn(), batch.changes, true, &mut |_| None)?;
+    store.sync(group)
 }
 
 impl Engine {
@@ -70,20 +74,25 @@ impl Engine {
         rules: Rules,
         random: fastrand::Rng,
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
-        let (store, found) = Store::open_by(Arc::clone(&device), rules, random)?;
-        let mut line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
-        let (mut tree, pool, problems) = load::load(&mut line, store.superblock(), &found)?;
-        tree.slots = store.slots();
+        let survey = survey(&*device, rules)?;
+        let (tree, pool, problems) = load::load(&*device, &survey)?;
         pool.set_tails_move(rules.tails_move);
+        let line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
+        let writes = !options.read_only && problems.is_empty();
+        let store = match writes {
+            true => Some(Store::begin(device, &survey, rules, random)?),
+            false => None,
+        };
         let engine = Engine {
             tree: Mutex::new(tree),
             pool,
             gate: Gate::default(),
-            store: Mutex::new(store),
+            store,
+            committing: Mutex::default(),
             line: Mutex::new(line),
             options,
             rules,
-            read_only: AtomicBool::new(!problems.is_empty()),
+            read_only: AtomicBool::new(!writes),
             pending: AtomicBool::new(false),
             ended: Mutex::new(false),
             wake: Condvar::new(),
@@ -149,19 +158,28 @@ impl Engine {
     /// Makes everything durable that operations did until now. `EIO` where the device failed, now or
     /// before.
     pub(crate) fn commit(&self) -> Result<()> {
-        let mut store = lock(&self.store);
+        let Some(store) = &self.store else { return Ok(()) };
+        let committing = lock(&self.committing);
+        // What failed once was told to one caller alone, and may be lost to all.
+        if self.read_only.load(Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
         self.pending.store(false, Ordering::Relaxed);
         if !lock(&self.tree).is_dirty() {
-            return if store.has_failed() { Err(Errno::EIO) } else { Ok(()) };
+            return Ok(());
         }
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
-        let batch = group::close(&self.gate.close(), &self.tree, &self.pool);
+        let (turn, batch) = {
+            let closed = self.gate.close();
+            (store.turn(), group::close(&closed, &self.tree, &self.pool))
+        };
         let written = batch.map_err(|_| StoreError::Full).and_then(|batch| {
             store.write_data(&batch.data)?;
-            store.commit(&batch.changes, &mut |wanted| self.take_units(wanted))?;
-            store.sync()?;
+            let units = &mut |wanted| self.take_units(wanted);
+            let group = store.commit(turn, batch.changes, true, units)?;
+            store.sync(group)?;
             Ok(batch.freed)
         });
         let freed = written.map_err(|error| {
@@ -175,7 +193,16 @@ impl Engine {
             let contents = lock(&self.tree).contents();
             contents.iter().for_each(|content| lock(content).drop_clean(&self.pool));
         }
+        drop(committing);
         Ok(())
+    }
+
+    /// Commits for the last time.
+    pub(crate) fn rest(&self) {
+        let rested = self.commit().map(|()| self.store.as_ref().map(Store::rest));
+        if let Ok(Some(Err(error))) = rested {
+            log::warn!("uhs: {error}");
+        }
     }
 
     fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {

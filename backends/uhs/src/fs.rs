@@ -123,8 +123,7 @@ impl Drop for Uhs {
         if let Some(thread) = thread {
             let _ = thread.join();
         }
-        // What failed was logged.
-        let _ = self.engine.commit();
+        self.engine.rest();
     }
 }
 

@@ -59,7 +59,7 @@ mod tests {
         let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
         let set = of(&["cache=8M", "commit=0.5"]).unwrap();
         let commit = Some(Duration::from_millis(500));
-        assert_eq!(set, Options { cache_pages: 2048, dirty_pages: 256, commit });
+        assert_eq!(set, Options { read_only: false, cache_pages: 2048, dirty_pages: 256, commit });
         assert_eq!(of(&["commit=0"]).unwrap().commit, None);
         assert!(of(&["cache=4K"]).unwrap_err().to_string().contains("from 1048576"));
     }

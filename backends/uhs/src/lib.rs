@@ -31,13 +31,14 @@ pub use check::{Report, check};
 pub use format::superblock::Unusable;
 pub use fs::Uhs;
 pub use kind::KIND;
-use store::Store;
 pub use store::StoreError;
 pub use tree::Problem;
 
 /// Options of a [`Uhs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// Nothing is written to the device, not even what a mount would undo after a power failure.
+    pub read_only: bool,
     /// Time after which changes that nobody syncs become durable. `None`: only a sync does it.
     pub commit: Option<Duration>,
     /// Pages of 4 KiB in memory, before those that are on the device are dropped.
@@ -48,6 +49,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { commit: Some(Duration::from_secs(1)), cache_pages: 65_536, dirty_pages: 8192 }
+        Options {
+            read_only: false,
+            commit: Some(Duration::from_secs(1)),
+            cache_pages: 65_536,
+            dirty_pages: 8192,
+        }
     }
 }

@@ -1,18 +1,15 @@
 //! From a device to the tree of its files.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use defuse_block::Blocking;
+use defuse_block::{Blocking, Device};
 
-use crate::commit::Recovered;
 use crate::content::Pool;
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
-use crate::format::slot::Found;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::space::{Run, Space};
-use crate::store::{StoreError, scan};
+use crate::store::{StoreError, Survey, failed, slots};
 use crate::tree::{Loaded, Problem, Tree};
 
 /// Reads all inodes that count.
@@ -21,29 +18,23 @@ use crate::tree::{Loaded, Problem, Tree};
 ///
 /// A failure of the device. What the device holds is a [`Problem`].
 pub(crate) fn load(
-    line: &mut Blocking,
-    superblock: &Superblock,
-    found: &Recovered,
+    device: &dyn Device,
+    survey: &Survey,
 ) -> Result<(Tree, Arc<Pool>, Vec<Problem>), StoreError> {
-    let inos: HashMap<u64, u64> =
-        found.live.iter().map(|(ino, version)| (version.block, *ino)).collect();
-    let mut bodies = Vec::with_capacity(inos.len());
-    scan(line, superblock, |block, slot| {
-        if let (Some(ino), Found::Whole(_, body)) = (inos.get(&block), slot) {
-            bodies.push((*ino, Inode::decode(body)));
-        }
-    })?;
-    // In an order that does not depend on where the slots lie.
-    bodies.sort_unstable_by_key(|(ino, _)| *ino);
+    let (superblock, found) = (&survey.superblock, &survey.found);
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
     let mut problems: Vec<Problem> =
         found.damaged.iter().map(|ino| Problem::Damaged { ino: *ino }).collect();
+    problems.extend(survey.unreadable.iter().map(|block| Problem::Unreadable { block: *block }));
     problems.extend(found.lost_removals.then_some(Problem::LostRemovals));
+    let mut space = space(superblock);
+    let bodies = survey.inodes();
     let mut loaded = Vec::with_capacity(bodies.len());
     for (ino, body) in bodies {
-        let whole = match body {
+        let whole = match Inode::decode(body) {
             Some(Decoded::Whole(inode)) => Some((inode, Vec::new())),
             Some(Decoded::Outside { inode, levels, bytes, pointers }) => {
-                records(line, superblock, (levels, bytes), pointers)
+                records(&mut line, &mut space, (levels, bytes), pointers)
                     .and_then(|(bytes, blocks)| Some((inode.with_records(&bytes)?, blocks)))
             }
             None => None,
@@ -53,8 +44,9 @@ pub(crate) fn load(
             None => problems.push(Problem::Damaged { ino }),
         }
     }
-    let pool = Arc::new(Pool::new(space(superblock)));
-    let (tree, more) = Tree::load(Arc::clone(&pool), found.next_ino, loaded);
+    let pool = Arc::new(Pool::new(space));
+    let (mut tree, more) = Tree::load(Arc::clone(&pool), found.next_ino, loaded);
+    tree.slots = slots(superblock);
     problems.extend(more);
     Ok((tree, pool, problems))
 }
@@ -72,20 +64,22 @@ pub(crate) fn space(superblock: &Superblock) -> Space {
     space
 }
 
-/// The records below `pointers`, and the blocks in which they lie. `None` where they cannot be read or have
-/// changed.
+/// The records below `pointers`, and the blocks in which they lie, which are claimed of `space`. `None` where
+/// they cannot be read, have changed, or belong to another inode. So a forged image cannot make a mount
+/// read more blocks than there are.
 fn records(
     line: &mut Blocking,
-    superblock: &Superblock,
+    space: &mut Space,
     (levels, bytes): (u8, u64),
     mut pointers: Vec<Pointer>,
 ) -> Option<(Vec<u8>, Vec<Run>)> {
     let mut blocks = Vec::new();
     let mut read = |pointer: &Pointer| -> Option<Vec<u8>> {
         let mut content = vec![0; BLOCK];
-        (pointer.block < superblock.blocks).then_some(())?;
+        let run = Run { block: pointer.block, count: 1 };
+        space.claim(run).then_some(())?;
         line.read(pointer.block, &mut content).ok()?;
-        blocks.push(Run { block: pointer.block, count: 1 });
+        blocks.push(run);
         (crc32c::crc32c(&content) == pointer.crc).then_some(content)
     };
     let leaves = usize::try_from(bytes).ok()?.div_ceil(BLOCK);

@@ -54,6 +54,17 @@ impl SimQueue {
         }
         self.begun = left;
     }
+
+    fn hand_out(&mut self, done: &mut Vec<Done>) {
+        let mut state = self.sim.lock();
+        for (one, submitted) in self.done.drain(..) {
+            if let Some(submitted) = submitted {
+                let durable = one.result.is_ok() && !state.lies;
+                state.events.push(Event::Done { submitted, durable });
+            }
+            done.push(one);
+        }
+    }
 }
 
 impl State {
@@ -148,14 +159,7 @@ impl Queue for SimQueue {
         if self.done.is_empty() && !self.begun.is_empty() && self.sim.lock().random.bool() {
             self.complete_some();
         }
-        let mut state = self.sim.lock();
-        for (one, submitted) in self.done.drain(..) {
-            if let Some(submitted) = submitted {
-                let durable = one.result.is_ok() && !state.lies;
-                state.events.push(Event::Done { submitted, durable });
-            }
-            done.push(one);
-        }
+        self.hand_out(done);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) {
@@ -188,5 +192,7 @@ impl Drop for SimQueue {
         while !self.begun.is_empty() {
             self.complete_some();
         }
+        // Flushes of other queues cover it from now on.
+        self.hand_out(&mut Vec::new());
     }
 }

@@ -52,6 +52,16 @@ fn a_flush_covers_what_was_reaped_before_it_and_nothing_else() {
 }
 
 #[test]
+fn a_flush_covers_the_writes_of_a_queue_that_was_dropped() {
+    let sim = Sim::new(4, 1);
+    let mut queue = sim.queue(8).unwrap();
+    queue.push(write(1, 0, 1, false)).unwrap();
+    drop(queue);
+    Blocking::new(&sim).unwrap().flush().unwrap();
+    assert_eq!(ends(&sim, 1), BTreeSet::from([vec![1]]));
+}
+
+#[test]
 fn a_write_with_fua_is_there_once_it_is_reaped() {
     let sim = Sim::new(4, 2);
     let mut queue = sim.queue(8).unwrap();

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::recover::Recovered;
+use super::slots::{NOBODY, Slot};
 use super::{Rules, Slots};
 use crate::format::slot::{Identity, Kind, REMOVALS, removals};
 use crate::format::superblock::Chunk;
@@ -75,6 +76,15 @@ pub(crate) struct Groups {
     removal_blocks: HashMap<u64, usize>,
 }
 
+impl Change {
+    /// The inode.
+    pub(crate) fn ino(&self) -> u64 {
+        match self {
+            Change::Write { ino, .. } | Change::Remove { ino } => *ino,
+        }
+    }
+}
+
 impl Groups {
     /// Goes on from what a scan of `chunks` has found.
     pub(crate) fn new(chunks: &[Chunk], found: &Recovered, rules: Rules) -> Self {
@@ -132,6 +142,11 @@ impl Groups {
         self.durable
     }
 
+    /// True where the device calls the newest durable group durable.
+    pub(crate) fn is_mentioned(&self) -> bool {
+        self.mentioned == self.durable
+    }
+
     /// The newest group that was closed.
     pub(crate) fn newest(&self) -> u64 {
         self.next_group - 1
@@ -141,31 +156,39 @@ impl Groups {
     ///
     /// # Errors
     ///
-    /// [`NoSlots`]; nothing has changed then.
-    pub(crate) fn close(&mut self, changes: Vec<Change>) -> Result<Option<Group>, NoSlots> {
-        let (mut written, mut gone) = (Vec::new(), Vec::new());
-        for change in changes {
-            match change {
-                Change::Write { ino, body } => written.push((ino, body)),
-                // Of an inode without a copy there is nothing to come back.
-                Change::Remove { ino } if self.has_copies(ino) => gone.push(ino),
-                Change::Remove { .. } => {}
-            }
-        }
+    /// [`NoSlots`] and the changes; nothing has changed then.
+    pub(crate) fn close(
+        &mut self,
+        changes: Vec<Change>,
+    ) -> Result<Option<Group>, (NoSlots, Vec<Change>)> {
         debug_assert!(
-            written.iter().map(|(ino, _)| ino).chain(&gone).collect::<HashSet<_>>().len()
-                == written.len() + gone.len(),
+            changes.iter().map(Change::ino).collect::<HashSet<_>>().len() == changes.len(),
             "an inode changes once in a group"
         );
-        let count = written.len() + gone.len().div_ceil(REMOVALS);
+        // Of an inode without a copy there is nothing to come back.
+        let gone = |change: &Change| match change {
+            Change::Remove { ino } => self.has_copies(*ino).then_some(*ino),
+            Change::Write { .. } => None,
+        };
+        let gone: Vec<u64> = changes.iter().filter_map(gone).collect();
+        let written = changes.iter().filter(|change| matches!(change, Change::Write { .. }));
+        let count = written.count() + gone.len().div_ceil(REMOVALS);
         if count == 0 {
             return Ok(None);
         }
-        let mut blocks = self.take(count)?.into_iter();
+        let mut blocks = match self.take(count) {
+            Ok(blocks) => blocks.into_iter(),
+            Err(none) => return Err((none, changes)),
+        };
         let number = self.next_group;
         self.next_group += 1;
         let mut group = Group { number, writes: Vec::with_capacity(count) };
-        for ((ino, body), block) in written.into_iter().zip(&mut blocks) {
+        let written = changes.into_iter().filter_map(|change| match change {
+            Change::Write { ino, body } => Some((ino, body)),
+            Change::Remove { .. } => None,
+        });
+        for (ino, body) in written {
+            let Some(block) = blocks.next() else { break };
             if let Some(old) = self.live.insert(ino, block) {
                 self.free(ino, old, number);
             }
@@ -191,6 +214,44 @@ impl Groups {
         }
         self.mentions.insert(number, self.durable);
         Ok(Some(group))
+    }
+
+    /// Takes in that the slot of `group` at `block` could not be written: nobody knows what lies there, so it
+    /// is not used again. Returns the block of another slot in its place.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSlots`]; nothing has changed then.
+    pub(crate) fn elsewhere(&mut self, group: u64, block: u64) -> Result<u64, NoSlots> {
+        let other = self.take(1)?[0];
+        let Slot { owner, live, freed, .. } = *self.slots.at(block);
+        // Whatever copy lay there may still do so.
+        let overwritten = self.overwritten.entry(group).or_default();
+        overwritten.retain(|(old, _)| *old != block);
+        let before = self.slots.at(other).owner();
+        overwritten.push((other, before));
+        *self.slots.at(other) = Slot { owner, live, freed, writing: true };
+        *self.slots.at(block) = Slot { owner, live: false, freed, writing: true };
+        match owner {
+            NOBODY => {
+                self.removed.values_mut().filter(|at| **at == block).for_each(|at| *at = other);
+                if let Some(needed) = self.removal_blocks.remove(&block) {
+                    self.removal_blocks.insert(other, needed);
+                }
+            }
+            ino => {
+                let stale = self.stale.entry(ino).or_default();
+                stale.push(block);
+                match self.live.get_mut(&ino).filter(|at| **at == block) {
+                    Some(at) => *at = other,
+                    // A later group has replaced or removed the inode since.
+                    None => stale.push(other),
+                }
+                stale.sort_unstable();
+                stale.dedup();
+            }
+        }
+        Ok(other)
     }
 
     /// Takes in that all slots of the groups up to `group` survive a power failure.

@@ -66,7 +66,8 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Recovered {
     let durable = newest_group(scan, known, rules);
     let mut found = Recovered { durable, next_stamp: 1, next_ino: 1, ..Recovered::default() };
-    let mut newest: HashMap<u64, (u64, u64, bool)> = HashMap::new();
+    let mut newest: HashMap<u64, (u64, bool, u64)> = HashMap::new();
+    let (mut removals, mut lost) = (HashSet::new(), Vec::new());
     for (block, scanned) in scan {
         let identities: &[Option<Identity>] = match scanned {
             Scanned::Whole(identity, _) => &[Some(*identity), None],
@@ -80,28 +81,34 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
             found.void.push(*block);
             continue;
         }
-        if let Scanned::Whole(Identity { kind: Kind::Removals, .. }, list) = scanned {
+        if let Scanned::Whole(Identity { kind: Kind::Removals, stamp, .. }, list) = scanned {
+            removals.insert(*stamp);
             let last = list.iter().copied().max().unwrap_or(0);
             found.next_ino = found.next_ino.max(last.saturating_add(1)).min(NUMBERS);
             found.removals.push((*block, list.clone()));
             continue;
         }
+        // Of two identities in a slot, the older one was overwritten: it counts no more.
         let whole = matches!(scanned, Scanned::Whole(..));
-        for identity in identities.iter().flatten() {
-            match identity.kind {
-                Kind::Inode => {
-                    found.copies.push((identity.ino, *block));
-                    let version = (identity.stamp, *block, whole);
-                    let best = newest.entry(identity.ino).or_insert(version);
-                    *best = (*best).max(version);
-                }
-                Kind::Removals => found.lost_removals = true,
-                Kind::Nothing => {}
+        let newer = identities.iter().flatten().max_by_key(|identity| identity.stamp);
+        for identity in identities.iter().flatten().filter(|identity| identity.kind == Kind::Inode)
+        {
+            found.copies.push((identity.ino, *block));
+        }
+        match newer {
+            Some(Identity { kind: Kind::Inode, ino, stamp, .. }) => {
+                // A slot whose write failed may hold a part of what lies elsewhere as a whole.
+                let version = (*stamp, whole, *block);
+                let best = newest.entry(*ino).or_insert(version);
+                *best = (*best).max(version);
             }
+            Some(Identity { kind: Kind::Removals, stamp, .. }) => lost.push(*stamp),
+            _ => {}
         }
     }
+    found.lost_removals = lost.iter().any(|stamp| !removals.contains(stamp));
     let gone: HashSet<u64> = found.removals.iter().flat_map(|(_, list)| list).copied().collect();
-    for (ino, (stamp, block, whole)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
+    for (ino, (stamp, whole, block)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
         match whole {
             true => drop(found.live.insert(ino, Version { block, stamp })),
             false => drop(found.damaged.insert(ino)),

@@ -4,7 +4,7 @@ use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::Chunk;
 
 /// No inode.
-const NOBODY: u64 = 0;
+pub(super) const NOBODY: u64 = 0;
 
 /// A slot. It is used again when it is neither live nor being written, and the group that freed it is
 /// known to be durable.

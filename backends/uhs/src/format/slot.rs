@@ -146,6 +146,13 @@ pub(crate) fn encode(mut identity: Identity, body: &[u8], place: &Place, out: &m
     out[BLOCK - IDENTITY..BLOCK].copy_from_slice(&ends);
 }
 
+/// The body of a slot that [`encode`] has made.
+pub(crate) fn body_of(slot: &[u8]) -> &[u8] {
+    let at = IDENTITY - 16;
+    let len = slot[at..at + 4].try_into().map_or(0, u32::from_le_bytes) as usize;
+    &slot[IDENTITY..][..len.min(BODY)]
+}
+
 /// Looks at the 4 KiB that lie at `place`.
 pub(crate) fn decode<'a>(bytes: &'a [u8], place: &Place) -> Found<'a> {
     let head = Identity::decode(&bytes[..IDENTITY], place);
@@ -198,6 +205,7 @@ mod tests {
             let body = vec![3; len];
             let bytes = slot(&body);
             let Found::Whole(found, read) = decode(&bytes, &PLACE) else { panic!("{len}") };
+            assert!(body_of(&bytes) == body);
             assert_eq!((found.ino, found.stamp, found.group), (5, 77, 9));
             assert!(read == body);
         }

@@ -33,24 +33,37 @@ pub(crate) fn make(
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
     let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
-    write_superblock(&mut line, &superblock)
+    write_superblock(&mut line, &superblock)?;
+    line.flush().map_err(failed("flush"))
 }
 
 /// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end
-/// all are the same.
+/// all are the same. A copy that cannot be written is skipped, as long as another one still holds the version
+/// before.
 pub(super) fn write_superblock(
     line: &mut Blocking,
     superblock: &Superblock,
 ) -> Result<(), StoreError> {
     let bytes = superblock.encode();
-    let first = (superblock.epoch % COPIES.len() as u64) as usize;
-    for (nth, at) in (first..first + COPIES.len()).enumerate() {
-        line.write(COPIES[at % COPIES.len()], &bytes).map_err(failed("write the superblock"))?;
-        if nth == 0 {
-            line.flush().map_err(failed("flush"))?;
+    let first = superblock.epoch as usize % COPIES.len();
+    let mut order = (first..first + COPIES.len()).map(|at| COPIES[at % COPIES.len()]);
+    let write = |line: &mut Blocking, block| {
+        line.write(block, &bytes).map_err(failed("write the superblock"))
+    };
+    if let Some(block) = order.next()
+        && let Err(error) = write(line, block)
+    {
+        log::warn!("the copy at block {block}: {error}");
+        order.next().map_or(Err(error), |block| write(line, block))?;
+    }
+    line.flush().map_err(failed("flush"))?;
+    // These become durable by any later flush. The next version begins with another copy.
+    for block in order {
+        if let Err(error) = write(line, block) {
+            log::warn!("the copy at block {block}: {error}");
         }
     }
-    line.flush().map_err(failed("flush"))
+    Ok(())
 }
 
 /// Reads the newest copy of the superblock.

@@ -1,343 +1,514 @@
 //! Inodes on a device: the commit rule, carried out.
 //!
-//! One thread at a time uses a store. [`Store::commit`] only begins the writes of a group, so that groups
-//! overlap; [`Store::sync`] waits until all of them survive a power failure.
+//! [`survey`] reads a device and writes nothing. [`Store::begin`] writes what a mount has to write, and
+//! from then on groups overlap in time: each thread does the I/O of its own groups, and those that wait
+//! share flushes. A group passes through these stages:
+//!
+//! 1. [`Store::turn`] fixes its place among the groups.
+//! 2. [`Store::write_data`] writes blocks to which its inodes will point, and makes them durable.
+//! 3. [`Store::commit`] gives it a number and slots, and writes them.
+//! 4. [`Store::sync`] returns once it survives a power failure.
 
 mod copies;
 mod error;
+mod flushes;
+mod lanes;
 mod scan;
+#[cfg(test)]
+mod tests;
+mod turns;
+mod writing;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Blocking, Device, Done, Errno, FRAME, Frames, Kind, Op, Queue, Region};
+use defuse_block::{Blocking, Device, Errno, FRAME, Kind};
 
-use crate::commit::{Change, Group, Groups, NoSlots, Recovered, Rules};
+use crate::commit::{Change, Groups, NoSlots, Rules};
 use crate::content::Bytes;
-use crate::format::slot::{self, Place};
+use crate::format::UNIT_BLOCKS;
+use crate::format::slot::Place;
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
-use crate::format::{BLOCK, UNIT_BLOCKS};
 
 use copies::write_superblock;
 pub(crate) use copies::{make, read_superblock};
 pub use error::StoreError;
 pub(crate) use error::failed;
-pub(crate) use scan::{scan, survey};
+use flushes::Flushes;
+use lanes::Lanes;
+pub(crate) use scan::{Survey, survey};
+pub(crate) use turns::Turn;
+use turns::Turns;
+pub(crate) use writing::Writing;
+use writing::{Failed, GATHERED};
 
-/// Frames for slots that are being written: 8 MiB.
+/// Frames for slots and data that are being written: 8 MiB.
 const FRAMES: u32 = 2048;
-
-/// Slots of one device write at most: 1 MiB.
-const GATHERED: usize = 256;
 
 /// Inode numbers that are taken at a time.
 const INO_STEP: u64 = 1 << 20;
 
-/// Operations in flight.
-const DEPTH: u32 = 64;
+/// Slots that are tried for one write before the device is given up.
+const TRIES: usize = 8;
 
 /// The inodes of a device, each a body under a number.
 pub(crate) struct Store {
     device: Arc<dyn Device>,
-    queue: Box<dyn Queue>,
-    region: Arc<Region>,
+    lanes: Arc<Lanes>,
+    turns: Arc<Turns>,
+    flushes: Flushes,
+    state: Mutex<State>,
+    /// A group got further, or the device failed.
+    changed: Condvar,
+    rules: Rules,
+    failed: AtomicBool,
+}
+
+struct State {
     superblock: Superblock,
     groups: Groups,
-    /// Writes in flight.
-    writing: usize,
+    /// Groups that are not durable.
+    stages: BTreeMap<u64, Stage>,
     random: fastrand::Rng,
-    rules: Rules,
-    failed: bool,
+}
+
+/// The state of a group that is not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its slots are in flight.
+    Writing,
+    /// All its slots are on the device.
+    Written,
+    /// They survive a power failure, and those of an earlier group do not yet.
+    Safe,
+}
+
+/// The outcome of [`Store::try_commit`].
+pub(crate) enum Begun {
+    /// The writes are in flight.
+    Writing(Writing),
+    /// There was nothing to write after the group of this number.
+    Nothing(u64),
+    /// All closed groups must be durable first.
+    Later(Vec<Change>),
 }
 
 impl Store {
-    /// Opens the file system on `device`. What a power failure left half done is undone. `random` makes
-    /// the keys of new chunks, which nobody may guess.
+    /// Begins to write to a device that was surveyed. What a power failure left half done is undone.
+    /// `random` makes the keys of new chunks, which nobody may guess.
     ///
     /// # Errors
     ///
-    /// See [`StoreError`].
-    pub(crate) fn open(
+    /// A failure of the device.
+    pub(crate) fn begin(
         device: Arc<dyn Device>,
-        random: fastrand::Rng,
-    ) -> Result<(Store, Recovered), StoreError> {
-        Store::open_by(device, Rules::ALL, random)
-    }
-
-    /// Opens the file system by some of the rules.
-    pub(crate) fn open_by(
-        device: Arc<dyn Device>,
+        survey: &Survey,
         rules: Rules,
         random: fastrand::Rng,
-    ) -> Result<(Store, Recovered), StoreError> {
-        let blocks = device.facts().blocks;
+    ) -> Result<Store, StoreError> {
+        let found = &survey.found;
         let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
-        let mut superblock = read_superblock(&mut line, blocks)?;
-        let mut found = survey(&mut line, &superblock, rules)?;
-        if rules.void_slots_are_zeroed && !found.void.is_empty() {
+        if rules.void_slots_are_zeroed {
             for block in &found.void {
-                line.write(*block, &[0; BLOCK]).map_err(failed("zero a slot"))?;
+                line.write(*block, &[0; FRAME]).map_err(failed("zero a slot"))?;
             }
+        }
+        // The writes of a process that was killed may still lie in the cache of the device. The
+        // superblock calls them durable, so they must be.
+        if rules.mount_flushes_first {
             line.flush().map_err(failed("flush"))?;
         }
+        let mut superblock = survey.superblock.clone();
         superblock.epoch += 1;
-        found.next_ino = superblock.next_ino.max(found.next_ino);
         superblock.next_ino = found.next_ino + INO_STEP;
         if rules.mount_is_recorded {
             superblock.durable = found.durable;
         }
         write_superblock(&mut line, &superblock)?;
         drop(line);
-
-        let groups = Groups::new(&superblock.chunks, &found, rules);
-        let region = Region::new(FRAMES).map_err(failed("reserve memory"))?;
-        device.register(&region).map_err(failed("register memory"))?;
-        let queue = device.queue(DEPTH).map_err(failed("open a queue"))?;
-        let store = Store {
+        let groups = Groups::new(&superblock.chunks, found, rules);
+        let lanes = Lanes::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
+        let state = State { superblock, groups, stages: BTreeMap::new(), random };
+        Ok(Store {
             device,
-            queue,
-            region,
-            superblock,
-            groups,
-            writing: 0,
-            random,
+            lanes,
+            turns: Arc::default(),
+            flushes: Flushes::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
             rules,
-            failed: false,
-        };
-        Ok((store, found))
+            failed: AtomicBool::new(false),
+        })
     }
 
-    /// Begins to write a group of `changes`, each of another inode. Returns its number; it is durable after
-    /// the next [`sync`](Store::sync). Where slots run out, `units` takes up to so many neighbouring units
-    /// that nothing uses, and returns the first and their number.
+    /// The place of a group: groups count in the order of their turns.
+    pub(crate) fn turn(&self) -> Turn {
+        self.turns.take()
+    }
+
+    /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over.
+    /// Returns its number; it is durable after [`sync`](Store::sync). `now` says that such a sync follows
+    /// at once. Where slots run out, `units` takes up to so many neighbouring units that nothing uses, and
+    /// returns the first and their number; nothing is locked meanwhile.
     ///
     /// # Errors
     ///
     /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which only failures
     /// follow.
     pub(crate) fn commit(
-        &mut self,
-        changes: &[Change],
+        &self,
+        turn: Turn,
+        mut changes: Vec<Change>,
+        now: bool,
         units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
     ) -> Result<u64, StoreError> {
-        self.check()?;
-        self.raise_next_ino(changes)?;
-        let group = loop {
-            match self.groups.close(changes.to_vec()) {
-                Ok(group) => break group,
-                Err(NoSlots::UntilDurable) => self.sync()?,
-                Err(NoSlots::UntilMentioned) => self.mention()?,
-                Err(NoSlots::Full) if self.rules.usable < usize::MAX => {
-                    return Err(StoreError::Full);
+        turn.wait();
+        let writing = loop {
+            match self.try_commit(changes, now, units)? {
+                Begun::Writing(writing) => break writing,
+                Begun::Nothing(group) => return Ok(group),
+                Begun::Later(again) => {
+                    changes = again;
+                    self.sync(self.newest())?;
                 }
-                Err(NoSlots::Full) => self.add_chunk(units)?,
             }
         };
-        let Some(group) = group else { return Ok(self.groups.newest()) };
-        self.write(&group)?;
-        Ok(group.number)
+        drop(turn);
+        self.finish(writing)
     }
 
-    /// Makes all groups durable.
+    /// Begins to write `changes` as the next group, whose turn it is. Never waits for another group.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Store::commit).
+    pub(crate) fn try_commit(
+        &self,
+        mut changes: Vec<Change>,
+        now: bool,
+        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
+    ) -> Result<Begun, StoreError> {
+        loop {
+            let mut state = self.lock();
+            self.check()?;
+            self.raise_next_ino(&mut state, &changes)?;
+            let none = match state.groups.close(changes) {
+                Ok(Some(group)) => {
+                    // A flush would cover earlier groups, too.
+                    let alone = state.stages.is_empty() && group.writes.len() == 1;
+                    let fua = now && alone && self.device.facts().fua;
+                    state.stages.insert(group.number, Stage::Writing);
+                    let places = Places::of(&state.superblock);
+                    drop(state);
+                    let lane = self.noted(self.lanes.take(), "open a queue")?;
+                    return Ok(Begun::Writing(Writing::begin(lane, group, fua, |block| {
+                        places.at(block)
+                    })));
+                }
+                Ok(None) => return Ok(Begun::Nothing(state.groups.newest())),
+                Err((none, again)) => {
+                    changes = again;
+                    none
+                }
+            };
+            match none {
+                NoSlots::UntilDurable => return Ok(Begun::Later(changes)),
+                NoSlots::UntilMentioned => self.mention(&mut state)?,
+                NoSlots::Full => {
+                    let wanted = self.chunk_to_add(&state)?;
+                    drop(state);
+                    let taken = units(wanted).ok_or(StoreError::Full)?;
+                    self.add_chunk(&mut self.lock(), taken)?;
+                }
+            }
+        }
+    }
+
+    /// Waits for the writes of a group. Slots that cannot be written are replaced by others.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device, after which only failures follow.
+    pub(crate) fn finish(&self, writing: Writing) -> Result<u64, StoreError> {
+        let (group, fua) = (writing.group(), writing.fua);
+        let (mut bad, mut lane) = writing.wait();
+        let mut replaced = false;
+        for _ in 0..TRIES {
+            if bad.is_empty() {
+                break;
+            }
+            replaced = true;
+            let mut again = Vec::new();
+            for Failed { block, identity, body } in bad {
+                let (block, place) = self.elsewhere(group, block)?;
+                let mut frames = lane.frames(1, &mut Vec::new());
+                crate::format::slot::encode(identity, &body, &place, &mut frames);
+                let kind = Kind::Write { block, memory: frames.into(), fua: false };
+                if let Err(errno) = lane.run(kind) {
+                    log::warn!("the slot at block {block} cannot be written: {errno}");
+                    again.push(Failed { block, identity, body });
+                }
+            }
+            bad = again;
+        }
+        if !bad.is_empty() {
+            return self.noted(Err(Errno::IO), "write");
+        }
+        let mut state = self.lock();
+        let stage = if fua && !replaced { Stage::Safe } else { Stage::Written };
+        state.stages.insert(group, stage);
+        self.advance(&mut state);
+        Ok(group)
+    }
+
+    /// Another slot for a write of `group` to `block` that failed.
+    fn elsewhere(&self, group: u64, block: u64) -> Result<(u64, Place), StoreError> {
+        let mut state = self.lock();
+        let mut other = state.groups.elsewhere(group, block);
+        if other == Err(NoSlots::UntilMentioned) {
+            self.mention(&mut state)?;
+            other = state.groups.elsewhere(group, block);
+        }
+        if let Ok(block) = other {
+            return Ok((block, Places::of(&state.superblock).at(block)));
+        }
+        drop(state);
+        self.noted(Err(Errno::IO), "write, and no other slot is left")
+    }
+
+    /// Makes all groups up to `group` durable, which must have been committed.
     ///
     /// # Errors
     ///
     /// A failure of the device: nobody knows then what is durable of the groups since the sync before.
-    pub(crate) fn sync(&mut self) -> Result<(), StoreError> {
-        self.check()?;
-        self.finish_writes()?;
-        let newest = self.groups.newest();
-        if self.groups.newest_durable() == newest {
-            return Ok(());
+    pub(crate) fn sync(&self, group: u64) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        loop {
+            self.check()?;
+            if state.groups.newest_durable() >= group {
+                return Ok(());
+            }
+            let writing = |(_, stage): (&u64, &Stage)| *stage == Stage::Writing;
+            if !state.stages.range(..=group).any(writing) {
+                break;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        self.run(Kind::Flush, "flush")?;
-        self.groups.durable(newest);
-        Ok(())
+        drop(state);
+        self.flush()
     }
 
-    /// Takes in writes that have completed, without waiting.
+    /// Makes everything durable that was written before the call, on any thread.
     ///
     /// # Errors
     ///
-    /// A failure of the device.
-    pub(crate) fn poll(&mut self) -> Result<(), StoreError> {
-        let mut done = Vec::new();
-        self.queue.reap(&mut done);
-        self.writing -= done.len();
-        done.into_iter().try_for_each(|Done { result, .. }| self.note(result, "write"))
+    /// A failure of the device, after which only failures follow.
+    pub(crate) fn flush(&self) -> Result<(), StoreError> {
+        self.check()?;
+        let mut outcome = Ok(());
+        self.flushes.join(|| outcome = self.flush_now());
+        outcome?;
+        self.check()
     }
 
-    /// The newest group that survives a power failure.
-    #[cfg(test)]
-    pub(crate) fn durable(&self) -> u64 {
-        self.groups.newest_durable()
-    }
-
-    fn place(&self, block: u64) -> Place {
-        let unit = (block / UNIT_BLOCKS) as u32;
-        let chunks = self.superblock.chunks.iter();
-        let key = chunks
-            .filter(|chunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit))
-            .map(|chunk| chunk.key)
-            .next()
-            .unwrap_or_else(|| panic!("block {block} is no slot"));
-        Place { uuid: self.superblock.uuid, key, block }
-    }
-
-    /// True where the device has failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed
-    }
-
-    fn check(&self) -> Result<(), StoreError> {
-        if self.failed { Err(StoreError::Failed) } else { Ok(()) }
-    }
-
-    fn note(&mut self, result: Result<(), Errno>, action: &'static str) -> Result<(), StoreError> {
-        self.failed |= result.is_err();
-        result.map_err(failed(action))
-    }
-
-    /// Begins the writes of a group. Slots that lie side by side are written together.
-    fn write(&mut self, group: &Group) -> Result<(), StoreError> {
-        let mut order: Vec<usize> = (0..group.writes.len()).collect();
-        order.sort_unstable_by_key(|at| group.writes[*at].block);
-        let neighbours =
-            |a: &usize, b: &usize| group.writes[*a].block + 1 == group.writes[*b].block;
-        for run in order.chunk_by(neighbours).flat_map(|run| run.chunks(GATHERED)) {
-            let mut frames = self.frames(run.len() as u32)?;
-            for (at, out) in run.iter().zip(frames.chunks_mut(FRAME)) {
-                let write = &group.writes[*at];
-                slot::encode(write.identity, &write.body, &self.place(write.block), out);
-            }
-            self.begin_write(group.writes[run[0]].block, frames)?;
+    fn flush_now(&self) -> Result<(), StoreError> {
+        let written = |stages: &BTreeMap<u64, Stage>| -> Vec<u64> {
+            let written = stages.iter().filter(|(_, stage)| **stage == Stage::Written);
+            written.map(|(group, _)| *group).collect()
+        };
+        let covered = written(&self.lock().stages);
+        let flushed = self.lanes.take().and_then(|mut lane| lane.run(Kind::Flush));
+        self.noted(flushed, "flush")?;
+        let mut state = self.lock();
+        for group in covered {
+            state.stages.insert(group, Stage::Safe);
         }
-        self.queue.kick();
+        self.advance(&mut state);
         Ok(())
     }
 
-    fn begin_write(&mut self, block: u64, frames: Frames) -> Result<(), StoreError> {
-        let kind = Kind::Write { block, memory: frames.into(), fua: false };
-        let mut op = Op { tag: 0, kind };
-        while let Err(again) = self.queue.push(op) {
-            op = again;
-            self.queue.wait(None);
-            self.poll()?;
+    /// Takes in which groups are durable: those that are safe, up to the first that is not.
+    fn advance(&self, state: &mut State) {
+        while let Some(first) = state.stages.first_entry()
+            && *first.get() == Stage::Safe
+        {
+            let (group, _) = first.remove_entry();
+            state.groups.durable(group);
         }
-        self.writing += 1;
-        Ok(())
-    }
-
-    fn frames(&mut self, count: u32) -> Result<Frames, StoreError> {
-        loop {
-            if let Some(frames) = self.region.take(count) {
-                return Ok(frames);
-            }
-            // The frames come back with the writes.
-            self.queue.wait(None);
-            self.poll()?;
-        }
-    }
-
-    /// Carries out an operation beside the writes, and waits for it.
-    fn run(&mut self, kind: Kind, action: &'static str) -> Result<(), StoreError> {
-        let device = Arc::clone(&self.device);
-        let result = Blocking::new(&*device).and_then(|mut line| line.run(kind));
-        self.note(result, action)
-    }
-
-    /// Says on the device how far groups are durable, so that more slots may be used again.
-    fn mention(&mut self) -> Result<(), StoreError> {
-        let durable = self.groups.newest_durable();
-        self.update(|superblock| superblock.durable = durable)?;
-        self.groups.mentioned(durable);
-        Ok(())
-    }
-
-    /// Takes units for more slots: about an eighth of those that there are.
-    fn add_chunk(
-        &mut self,
-        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
-    ) -> Result<(), StoreError> {
-        let have: u32 = self.superblock.chunks.iter().map(|chunk| chunk.units).sum();
-        if self.superblock.chunks.len() == CHUNKS {
-            return Err(StoreError::Full);
-        }
-        let (first_unit, units) = units((have / 8).max(1)).ok_or(StoreError::Full)?;
-        let chunk = Chunk { first_unit, units, key: self.random.u64(..) };
-        // A chunk is in a durable superblock before a slot of it is written.
-        self.update(|superblock| superblock.chunks.push(chunk))?;
-        self.groups.add(&chunk);
-        Ok(())
-    }
-
-    /// Says on the device that inode numbers up to those of `changes` are taken, in large steps: the slots
-    /// of inodes that are gone do not say it for ever.
-    fn raise_next_ino(&mut self, changes: &[Change]) -> Result<(), StoreError> {
-        let written = changes.iter().map(|change| match change {
-            Change::Write { ino, .. } | Change::Remove { ino } => *ino,
-        });
-        match written.max() {
-            Some(newest) if newest >= self.superblock.next_ino => {
-                self.update(|superblock| superblock.next_ino = newest + INO_STEP)
-            }
-            _ => Ok(()),
-        }
+        self.changed.notify_all();
     }
 
     /// Writes blocks of data and makes them durable.
     ///
     /// # Errors
     ///
-    /// A failure of the device.
-    pub(crate) fn write_data(&mut self, data: &[(u64, Arc<Bytes>)]) -> Result<(), StoreError> {
+    /// A failure of the device. Where it comes from a write, nothing but these blocks is concerned.
+    pub(crate) fn write_data(&self, data: &[(u64, Arc<Bytes>)]) -> Result<(), StoreError> {
         self.check()?;
         if data.is_empty() {
             return Ok(());
         }
+        let mut lane = self.lanes.take().map_err(failed("open a queue"))?;
         let mut order: Vec<&(u64, Arc<Bytes>)> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
+        let mut done = Vec::new();
         for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(GATHERED)) {
-            let mut frames = self.frames(run.len() as u32)?;
+            let mut frames = lane.frames(run.len() as u32, &mut done);
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(&bytes[..]);
             }
-            self.begin_write(run[0].0, frames)?;
+            let kind = Kind::Write { block: run[0].0, memory: frames.into(), fua: false };
+            lane.push(0, kind, &mut done);
         }
-        if !self.rules.data_is_first {
-            return Ok(());
+        while lane.in_flight() > 0 {
+            lane.wait(&mut done);
         }
-        self.finish_writes()?;
-        self.run(Kind::Flush, "flush")
+        drop(lane);
+        done.into_iter().try_for_each(|done| done.result).map_err(failed("write"))?;
+        if self.rules.data_is_first { self.flush() } else { Ok(()) }
     }
 
-    fn finish_writes(&mut self) -> Result<(), StoreError> {
-        while self.writing > 0 {
-            self.queue.wait(None);
-            self.poll()?;
+    /// Says on the device that all groups are durable, which they must be. After that a slot that is
+    /// damaged at rest is known to be damaged: nobody takes it for one that was never whole.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device.
+    pub(crate) fn rest(&self) -> Result<(), StoreError> {
+        self.check()?;
+        let mut state = self.lock();
+        match state.groups.is_mentioned() {
+            true => Ok(()),
+            false => self.mention(&mut state),
         }
-        Ok(())
+    }
+
+    /// The newest group that was closed.
+    pub(crate) fn newest(&self) -> u64 {
+        self.lock().groups.newest()
+    }
+
+    /// The newest group that survives a power failure.
+    #[cfg(test)]
+    pub(crate) fn durable(&self) -> u64 {
+        self.lock().groups.newest_durable()
     }
 
     /// Slots of all chunks.
     pub(crate) fn slots(&self) -> u64 {
-        let units = self.superblock.chunks.iter().map(|chunk| u64::from(chunk.units));
-        units.sum::<u64>() * UNIT_BLOCKS
+        slots(&self.lock().superblock)
     }
 
-    /// The superblock.
-    pub(crate) fn superblock(&self) -> &Superblock {
-        &self.superblock
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn update(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<(), StoreError> {
-        let mut superblock = self.superblock.clone();
+    fn check(&self) -> Result<(), StoreError> {
+        if self.failed.load(Ordering::Relaxed) { Err(StoreError::Failed) } else { Ok(()) }
+    }
+
+    /// Remembers a failure after which nobody knows what the device holds. The state must not be locked.
+    fn noted<T>(&self, result: Result<T, Errno>, action: &'static str) -> Result<T, StoreError> {
+        result.map_err(|errno| {
+            self.give_up(&self.lock());
+            StoreError::Device { action, errno }
+        })
+    }
+
+    /// Lets everything fail from now on. Whoever waits has the state locked until it sleeps.
+    fn give_up(&self, _: &State) {
+        self.failed.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// Says on the device how far groups are durable, so that more slots may be used again.
+    fn mention(&self, state: &mut State) -> Result<(), StoreError> {
+        let durable = state.groups.newest_durable();
+        self.update(state, |superblock| superblock.durable = durable)?;
+        state.groups.mentioned(durable);
+        Ok(())
+    }
+
+    /// Units that another chunk should have: about an eighth of those that there are.
+    fn chunk_to_add(&self, state: &State) -> Result<u32, StoreError> {
+        let chunks = &state.superblock.chunks;
+        if chunks.len() == CHUNKS || self.rules.usable < usize::MAX {
+            return Err(StoreError::Full);
+        }
+        let have: u32 = chunks.iter().map(|chunk| chunk.units).sum();
+        Ok((have / 8).max(1))
+    }
+
+    fn add_chunk(
+        &self,
+        state: &mut State,
+        (first_unit, units): (u32, u32),
+    ) -> Result<(), StoreError> {
+        let chunk = Chunk { first_unit, units, key: state.random.u64(..) };
+        // A chunk is in a durable superblock before a slot of it is written.
+        self.update(state, |superblock| superblock.chunks.push(chunk))?;
+        state.groups.add(&chunk);
+        Ok(())
+    }
+
+    /// Says on the device that inode numbers up to those of `changes` are taken, in large steps: the slots
+    /// of inodes that are gone do not say it for ever.
+    fn raise_next_ino(&self, state: &mut State, changes: &[Change]) -> Result<(), StoreError> {
+        match changes.iter().map(Change::ino).max() {
+            Some(newest) if newest >= state.superblock.next_ino => {
+                self.update(state, |superblock| superblock.next_ino = newest + INO_STEP)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn update(
+        &self,
+        state: &mut State,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), StoreError> {
+        let mut superblock = state.superblock.clone();
         superblock.epoch += 1;
         change(&mut superblock);
-        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
-        let written = write_superblock(&mut line, &superblock);
-        self.failed |= written.is_err();
-        written?;
-        self.superblock = superblock;
+        let line = Blocking::new(&*self.device).map_err(failed("open a queue"));
+        line.and_then(|mut line| write_superblock(&mut line, &superblock))
+            .inspect_err(|_| self.give_up(state))?;
+        state.superblock = superblock;
         Ok(())
+    }
+}
+
+/// Slots of all chunks.
+pub(crate) fn slots(superblock: &Superblock) -> u64 {
+    superblock.chunks.iter().map(|chunk| u64::from(chunk.units)).sum::<u64>() * UNIT_BLOCKS
+}
+
+/// The places of slots, by block.
+struct Places {
+    uuid: [u8; 16],
+    /// By first unit.
+    chunks: Vec<Chunk>,
+}
+
+impl Places {
+    fn of(superblock: &Superblock) -> Places {
+        let mut chunks = superblock.chunks.clone();
+        chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
+        Places { uuid: superblock.uuid, chunks }
+    }
+
+    /// # Panics
+    ///
+    /// When no chunk has this block.
+    fn at(&self, block: u64) -> Place {
+        let unit = block / UNIT_BLOCKS;
+        let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
+        let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
+        let holds = |chunk: &Chunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
+        match chunk.filter(holds) {
+            Some(chunk) => Place { uuid: self.uuid, key: chunk.key, block },
+            None => panic!("block {block} is no slot"),
+        }
     }
 }

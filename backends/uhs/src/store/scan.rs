@@ -1,42 +1,207 @@
-//! The slots of a device, read.
+//! The slots of a device, each read once: by all cores, with several reads in flight.
 
-use defuse_block::Blocking;
+use std::ops::{Range, RangeInclusive};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use defuse_block::{Blocking, Device, Done, Errno, FRAME, Kind, Op, Queue, Region};
+
+use super::copies::read_superblock;
 use super::error::{StoreError, failed};
+use super::slots;
 use crate::commit::{Recovered, Rules, Scanned, recover};
 use crate::format::slot::{self, Found, Place};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
-/// Reads all slots, and hands each to `see` with its block.
-pub(crate) fn scan(
-    line: &mut Blocking,
-    superblock: &Superblock,
-    mut see: impl FnMut(u64, &Found<'_>),
-) -> Result<(), StoreError> {
-    let mut bytes = vec![0; UNIT_BLOCKS as usize * BLOCK];
-    for chunk in &superblock.chunks {
-        for unit in chunk.first_unit..chunk.first_unit + chunk.units {
-            let first = u64::from(unit) * UNIT_BLOCKS;
-            line.read(first, &mut bytes).map_err(failed("read the inodes"))?;
-            for (block, bytes) in (first..).zip(bytes.chunks(BLOCK)) {
-                let place = Place { uuid: superblock.uuid, key: chunk.key, block };
-                see(block, &slot::decode(bytes, &place));
+/// Blocks of one read: 1 MiB, and less where there is little to read.
+const GATHERED: RangeInclusive<u64> = 32..=256;
+
+/// Reads into which the slots are divided at least, where they are large enough.
+const READS: u64 = 16;
+
+/// Reads in flight of one thread.
+const DEPTH: u32 = 2;
+
+/// Slots that are worth a thread of their own: 16 MiB.
+const SHARE: u64 = 4096;
+
+/// The state of a file system, as its slots tell. Nothing was written to find it.
+pub(crate) struct Survey {
+    pub(crate) superblock: Superblock,
+    pub(crate) found: Recovered,
+    /// Blocks of slots that cannot be read.
+    pub(crate) unreadable: Vec<u64>,
+    parts: Vec<Part>,
+}
+
+/// The findings of one thread.
+#[derive(Default)]
+struct Part {
+    slots: Vec<(u64, Scanned)>,
+    /// Inodes: number, block, and the body within `bytes`.
+    bodies: Vec<(u64, u64, Range<usize>)>,
+    bytes: Vec<u8>,
+    unreadable: Vec<u64>,
+}
+
+/// Neighbouring blocks of one chunk.
+#[derive(Clone, Copy)]
+struct Piece {
+    block: u64,
+    blocks: u64,
+    key: u64,
+}
+
+/// Reads the superblock and all slots of `device`, and works out what counts. Writes nothing.
+///
+/// # Errors
+///
+/// See [`StoreError`]. Slots that cannot be read or are damaged are none.
+pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreError> {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let superblock = read_superblock(&mut line, device.facts().blocks)?;
+    drop(line);
+    let mut parts = scan(device, &superblock).map_err(failed("read the inodes"))?;
+    let mut slots = Vec::new();
+    let mut unreadable = Vec::new();
+    for part in &mut parts {
+        slots.append(&mut part.slots);
+        unreadable.append(&mut part.unreadable);
+    }
+    slots.sort_unstable_by_key(|(block, _)| *block);
+    unreadable.sort_unstable();
+    let mut found = recover(&slots, superblock.durable, rules);
+    found.next_ino = superblock.next_ino.max(found.next_ino);
+    Ok(Survey { superblock, found, unreadable, parts })
+}
+
+impl Survey {
+    /// The bodies of the inodes that count, by number. So the order does not depend on where they lie.
+    pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
+        let counts =
+            |ino, block| self.found.live.get(&ino).is_some_and(|version| version.block == block);
+        let bodies = self.parts.iter().flat_map(|part| {
+            let counting = part.bodies.iter().filter(|(ino, block, _)| counts(*ino, *block));
+            counting.map(|(ino, _, range)| (*ino, &part.bytes[range.clone()]))
+        });
+        let mut bodies: Vec<(u64, &[u8])> = bodies.collect();
+        bodies.sort_unstable_by_key(|(ino, _)| *ino);
+        bodies
+    }
+}
+
+/// Reads all slots.
+fn scan(device: &dyn Device, superblock: &Superblock) -> Result<Vec<Part>, Errno> {
+    let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
+    let pieces: Vec<Piece> = superblock
+        .chunks
+        .iter()
+        .flat_map(|chunk| {
+            let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
+            let end = first + u64::from(chunk.units) * UNIT_BLOCKS;
+            (first..end).step_by(gathered as usize).map(move |block| Piece {
+                block,
+                blocks: gathered.min(end - block),
+                key: chunk.key,
+            })
+        })
+        .collect();
+    // The number of cores costs a dozen system calls.
+    let threads = match slots(superblock) / SHARE {
+        0 | 1 => 1,
+        wanted => {
+            wanted.min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64))
+        }
+    };
+    let next = AtomicUsize::new(0);
+    let work = || Scanner::new(device, superblock, gathered)?.run(&pieces, &next);
+    if threads == 1 {
+        return Ok(vec![work()?]);
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        // A thread does not panic: what it reads is decoded or refused.
+        threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Errno::IO))).collect()
+    })
+}
+
+/// One thread of a scan.
+struct Scanner<'a> {
+    device: &'a dyn Device,
+    superblock: &'a Superblock,
+    queue: Box<dyn Queue>,
+    region: std::sync::Arc<Region>,
+    part: Part,
+}
+
+impl<'a> Scanner<'a> {
+    fn new(
+        device: &'a dyn Device,
+        superblock: &'a Superblock,
+        gathered: u64,
+    ) -> Result<Self, Errno> {
+        let region = Region::new(DEPTH * gathered as u32)?;
+        device.register(&region)?;
+        let queue = device.queue(DEPTH)?;
+        Ok(Scanner { device, superblock, queue, region, part: Part::default() })
+    }
+
+    /// Reads pieces, each of which one thread takes by `next`.
+    fn run(mut self, pieces: &[Piece], next: &AtomicUsize) -> Result<Part, Errno> {
+        let mut done = Vec::new();
+        loop {
+            while self.queue.in_flight() < DEPTH as usize {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(piece) = pieces.get(at) else { break };
+                let frames = self.region.take(piece.blocks as u32).ok_or(Errno::NOMEM)?;
+                let kind = Kind::Read { block: piece.block, memory: frames.into() };
+                self.queue.push(Op { tag: at as u64, kind }).map_err(|_| Errno::BUSY)?;
+            }
+            if self.queue.in_flight() == 0 {
+                return Ok(self.part);
+            }
+            self.queue.wait(None);
+            self.queue.reap(&mut done);
+            for Done { tag, result, memory } in done.drain(..) {
+                let piece = pieces[tag as usize];
+                match (result, memory.into_frames()) {
+                    (Ok(()), Some(frames)) => self.see(piece, &frames),
+                    _ => self.read_singly(piece)?,
+                }
             }
         }
     }
-    Ok(())
-}
 
-/// Reads all slots, and works out what counts.
-pub(crate) fn survey(
-    line: &mut Blocking,
-    superblock: &Superblock,
-    rules: Rules,
-) -> Result<Recovered, StoreError> {
-    let mut slots = Vec::new();
-    scan(line, superblock, |block, found| {
-        slots.extend(Scanned::of(found).map(|scanned| (block, scanned)));
-    })?;
-    Ok(recover(&slots, superblock.durable, rules))
+    /// Reads a piece block by block, of which one at least cannot be read.
+    fn read_singly(&mut self, piece: Piece) -> Result<(), Errno> {
+        let mut line = Blocking::new(self.device)?;
+        let mut bytes = [0; FRAME];
+        for block in piece.block..piece.block + piece.blocks {
+            match line.read(block, &mut bytes) {
+                Ok(()) => self.see(Piece { block, blocks: 1, ..piece }, &bytes),
+                Err(errno) => {
+                    log::warn!("the slot at block {block} cannot be read: {errno}");
+                    self.part.unreadable.push(block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn see(&mut self, piece: Piece, bytes: &[u8]) {
+        let Piece { block, key, .. } = piece;
+        let part = &mut self.part;
+        for (block, bytes) in (block..).zip(bytes.chunks_exact(BLOCK)) {
+            let place = Place { uuid: self.superblock.uuid, key, block };
+            let found = slot::decode(bytes, &place);
+            if let Found::Whole(identity, body) = &found
+                && identity.kind == slot::Kind::Inode
+            {
+                let start = part.bytes.len();
+                part.bytes.extend_from_slice(body);
+                part.bodies.push((identity.ino, block, start..part.bytes.len()));
+            }
+            part.slots.extend(Scanned::of(&found).map(|scanned| (block, scanned)));
+        }
+    }
 }

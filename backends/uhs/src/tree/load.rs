@@ -63,6 +63,11 @@ pub enum Problem {
         /// The inode.
         ino: u64,
     },
+    /// A slot cannot be read at all: the inode of which it may hold the newest version is unknown.
+    Unreadable {
+        /// The block of the slot.
+        block: u64,
+    },
     /// A list of inodes that are gone cannot be read: some may be back.
     LostRemovals,
 }
@@ -84,6 +89,7 @@ impl fmt::Display for Problem {
             Problem::Names { ino } => write!(f, "inode {ino}: a wrong number of names"),
             Problem::Loop { ino } => write!(f, "directory {ino}: not below the root"),
             Problem::Damaged { ino } => write!(f, "inode {ino}: damaged"),
+            Problem::Unreadable { block } => write!(f, "block {block}: cannot be read"),
             Problem::LostRemovals => f.write_str(
                 "a list of removed inodes is damaged: files that were removed may be back",
             ),
@@ -93,7 +99,7 @@ impl fmt::Display for Problem {
 
 impl Tree {
     /// The file system that these inodes are, and all that is wrong with it. `pool` knows the units of
-    /// inodes. What is wrong is left out.
+    /// inodes and the blocks of records. What is wrong is left out.
     pub(crate) fn load(
         pool: Arc<Pool>,
         next_ino: u64,
@@ -114,8 +120,7 @@ impl Tree {
                 Data::Extents(extents) => extents,
                 _ => &[],
             };
-            let blocks =
-                extents.iter().map(|extent| Run::from(*extent)).chain(records.iter().copied());
+            let blocks = extents.iter().map(|extent| Run::from(*extent));
             if blocks.filter(|run| !space.claim(*run)).count() > 0 {
                 problems.push(Problem::Blocks { ino });
                 continue;

@@ -1,0 +1,88 @@
+//! Flushes that are shared: whoever needs one waits for the next that begins, and one of those who
+//! wait carries it out.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// The flushes of one store.
+#[derive(Debug, Default)]
+pub(super) struct Flushes {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Flushes that began.
+    begun: u64,
+    /// Flushes that are over.
+    over: u64,
+    running: bool,
+}
+
+impl Flushes {
+    /// Returns when a flush that began after the call is over: one of another thread, or one that `run`
+    /// carries out.
+    pub(super) fn join(&self, run: impl FnOnce()) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = state.begun + 1;
+        while state.running && state.over < wanted {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.over >= wanted {
+            return;
+        }
+        state.running = true;
+        state.begun += 1;
+        drop(state);
+        run();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.running = false;
+        state.over = state.begun;
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Barrier};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A flush covers what was complete before it began, so one that runs already is of no use.
+    #[test]
+    fn threads_that_come_during_a_flush_share_the_next_one() {
+        const THREADS: u64 = 8;
+        let flushes = Arc::new(Flushes::default());
+        let (count, begun) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
+        let first = {
+            let (flushes, count, begun) = (flushes.clone(), count.clone(), begun.clone());
+            std::thread::spawn(move || {
+                flushes.join(|| {
+                    begun.wait();
+                    begun.wait();
+                    count.fetch_add(1, Ordering::Relaxed);
+                });
+            })
+        };
+        begun.wait();
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let (flushes, count) = (flushes.clone(), count.clone());
+                std::thread::spawn(move || {
+                    flushes.join(|| {
+                        count.fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(count.load(Ordering::Relaxed) >= 2, "none began after the call");
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(50));
+        begun.wait();
+        first.join().unwrap();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,151 @@
+//! Queues that threads use in turn, and writes that are gathered for them.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Queue, Region};
+
+/// Operations in flight of a lane.
+const DEPTH: u32 = 32;
+
+/// Lanes that wait for use.
+const KEPT: usize = 8;
+
+/// The wait of a thread for frames that other threads hold, before it looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// The queues to a device that are not in use, and the frames of writes.
+pub(super) struct Lanes {
+    device: Arc<dyn Device>,
+    region: Arc<Region>,
+    idle: Mutex<Vec<Box<dyn Queue>>>,
+    /// A lane or frames came back.
+    returned: Condvar,
+}
+
+/// A queue that one thread uses.
+pub(super) struct Lane {
+    lanes: Arc<Lanes>,
+    /// `None` only while it is dropped.
+    queue: Option<Box<dyn Queue>>,
+}
+
+impl Lanes {
+    pub(super) fn new(device: Arc<dyn Device>, frames: u32) -> Result<Arc<Lanes>, Errno> {
+        let region = Region::new(frames)?;
+        device.register(&region)?;
+        let first = device.queue(DEPTH)?;
+        let (idle, returned) = (Mutex::new(vec![first]), Condvar::new());
+        Ok(Arc::new(Lanes { device, region, idle, returned }))
+    }
+
+    /// A lane: an idle one, a new one, or where the device has no further queue the next one that is
+    /// returned.
+    pub(super) fn take(self: &Arc<Self>) -> Result<Lane, Errno> {
+        let mut idle = self.lock();
+        loop {
+            let queue = match idle.pop() {
+                Some(queue) => queue,
+                None => match self.device.queue(DEPTH) {
+                    Ok(queue) => queue,
+                    Err(Errno::BUSY | Errno::NOMEM) => {
+                        let waited = self.returned.wait_timeout(idle, LOOK_AGAIN);
+                        idle = waited.unwrap_or_else(PoisonError::into_inner).0;
+                        continue;
+                    }
+                    Err(errno) => return Err(errno),
+                },
+            };
+            return Ok(Lane { lanes: Arc::clone(self), queue: Some(queue) });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn Queue>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane {
+    fn queue(&mut self) -> &mut dyn Queue {
+        match &mut self.queue {
+            Some(queue) => &mut **queue,
+            None => unreachable!("a lane has its queue until it is dropped"),
+        }
+    }
+
+    /// Takes frames. Where there are none, it waits for writes of this lane, which `reaped` gets, or for
+    /// those of others.
+    pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<Done>) -> Frames {
+        loop {
+            if let Some(frames) = self.lanes.region.take(count) {
+                return frames;
+            }
+            if self.in_flight() > 0 {
+                self.wait(reaped);
+                // The frames of writes that succeeded come back; a caller needs the others.
+                reaped.iter_mut().filter(|done| done.result.is_ok()).for_each(|done| {
+                    drop(std::mem::take(&mut done.memory));
+                });
+                continue;
+            }
+            let idle = self.lanes.lock();
+            drop(self.lanes.returned.wait_timeout(idle, LOOK_AGAIN));
+        }
+    }
+
+    /// Adds an operation, which begins with [`kick`](Lane::kick) at the latest.
+    pub(super) fn push(&mut self, tag: u64, kind: Kind, reaped: &mut Vec<Done>) {
+        let mut op = Op { tag, kind };
+        while let Err(again) = self.queue().push(op) {
+            op = again;
+            self.wait(reaped);
+        }
+    }
+
+    pub(super) fn kick(&mut self) {
+        self.queue().kick();
+    }
+
+    /// Operations that are not complete.
+    pub(super) fn in_flight(&mut self) -> usize {
+        self.queue().in_flight()
+    }
+
+    /// Waits until one more operation at least is complete.
+    pub(super) fn wait(&mut self, reaped: &mut Vec<Done>) {
+        let before = reaped.len();
+        while self.in_flight() > 0 && reaped.len() == before {
+            self.queue().wait(None);
+            self.queue().reap(reaped);
+        }
+    }
+
+    /// Takes in what is complete already.
+    #[cfg(test)]
+    pub(super) fn poll(&mut self, reaped: &mut Vec<Done>) {
+        self.queue().reap(reaped);
+    }
+
+    /// Carries out one operation. No other may be in flight.
+    pub(super) fn run(&mut self, kind: Kind) -> Result<(), Errno> {
+        let mut reaped = Vec::new();
+        self.push(0, kind, &mut reaped);
+        while reaped.is_empty() {
+            self.wait(&mut reaped);
+        }
+        reaped.into_iter().try_for_each(|done| done.result)
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let Some(queue) = self.queue.take() else { return };
+        let mut idle = self.lanes.lock();
+        // What is in flight is waited for by the drop of the queue.
+        if queue.in_flight() == 0 && idle.len() < KEPT {
+            idle.push(queue);
+        }
+        drop(idle);
+        self.lanes.returned.notify_all();
+    }
+}

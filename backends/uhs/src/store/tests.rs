@@ -1,0 +1,151 @@
+//! Stores on devices that fail, and mounts that may not write.
+
+use std::sync::Arc;
+
+use defuse_block::sim::Call;
+use defuse_block::{Errno, Ram, Sim};
+
+use super::*;
+
+const BLOCKS: u64 = 8 * 512;
+
+fn fresh() -> Ram {
+    let ram = Ram::new(4096, BLOCKS);
+    make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();
+    ram
+}
+
+fn open(sim: &Sim) -> Result<(Store, Survey), StoreError> {
+    let survey = survey(sim, Rules::ALL)?;
+    let random = fastrand::Rng::with_seed(5);
+    Ok((Store::begin(Arc::new(sim.clone()), &survey, Rules::ALL, random)?, survey))
+}
+
+fn write(ino: u64, body: &[u8]) -> Change {
+    Change::Write { ino, body: body.to_vec() }
+}
+
+fn commit(store: &Store, changes: Vec<Change>) -> Result<u64, StoreError> {
+    store.commit(store.turn(), changes, false, &mut |_| None)
+}
+
+#[test]
+fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_again() {
+    let sim = Sim::from_ram(&fresh(), 3);
+    let (store, _) = open(&sim).unwrap();
+    commit(&store, (1..=9).map(|ino| write(ino, b"old")).collect()).unwrap();
+    store.sync(store.newest()).unwrap();
+    // The next slots lie on a bad place of the device.
+    let bad = 512 + 9..512 + 14;
+    let place = bad.clone();
+    sim.fail(move |victim| {
+        let hit = victim.block < place.end && place.start < victim.block + victim.blocks;
+        (victim.call == Call::Write && hit).then_some(Errno::IO)
+    });
+    for round in 0..40_u8 {
+        let mut changes: Vec<Change> = (1..=8).map(|ino| write(ino, &[round; 10])).collect();
+        changes.extend((round == 9).then_some(Change::Remove { ino: 9 }));
+        commit(&store, changes).unwrap();
+        store.sync(store.newest()).unwrap();
+        let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+        assert!(found.found.damaged.is_empty() && !found.found.lost_removals, "{round}");
+        assert_eq!(found.inodes().len(), if round < 9 { 9 } else { 8 });
+        assert!(found.inodes().iter().all(|(ino, body)| *ino == 9 || body == &[round; 10]));
+    }
+}
+
+#[test]
+fn a_device_that_takes_no_writes_ends_the_store() {
+    let sim = Sim::from_ram(&fresh(), 3);
+    let (store, _) = open(&sim).unwrap();
+    commit(&store, vec![write(1, b"old")]).unwrap();
+    store.sync(store.newest()).unwrap();
+    sim.fail(|victim| (victim.call == Call::Write).then_some(Errno::IO));
+    assert!(commit(&store, vec![write(1, b"new")]).is_err());
+    sim.heal();
+    assert_eq!(commit(&store, vec![write(1, b"newer")]), Err(StoreError::Failed));
+    assert_eq!(store.sync(store.newest()), Err(StoreError::Failed));
+    let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+    // A write that failed may have reached the device.
+    assert!([&b"old"[..], b"new"].contains(&found.inodes()[0].1));
+}
+
+#[test]
+fn after_a_flush_that_failed_every_sync_fails() {
+    let sim = Sim::from_ram(&fresh(), 3);
+    let (store, _) = open(&sim).unwrap();
+    let group = commit(&store, vec![write(1, b"new")]).unwrap();
+    sim.fail(|victim| (victim.call == Call::Flush).then_some(Errno::IO));
+    assert!(store.sync(group).is_err());
+    sim.heal();
+    for _ in 0..2 {
+        assert_eq!(store.sync(group), Err(StoreError::Failed));
+        assert_eq!(store.flush(), Err(StoreError::Failed));
+    }
+}
+
+#[test]
+fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
+    for bad in crate::format::superblock::COPIES {
+        let sim = Sim::from_ram(&fresh(), 3);
+        sim.fail(move |victim| {
+            (victim.call == Call::Write && victim.block == bad).then_some(Errno::IO)
+        });
+        for _ in 0..4 {
+            let (store, _) = open(&sim).unwrap();
+            let epoch = store.lock().superblock.epoch;
+            let mut cuts = sim.cuts();
+            let mut random = fastrand::Rng::with_seed(bad);
+            for _ in 0..20 {
+                let survey = survey(&cuts.last().sample(&mut random), Rules::ALL).unwrap();
+                assert_eq!(survey.superblock.epoch, epoch, "the copy at {bad}");
+            }
+        }
+    }
+}
+
+/// Each thread does the I/O of its own groups, so groups are in flight at the same time and complete in any
+/// order.
+#[test]
+fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
+    const THREADS: u64 = 8;
+    let ram = fresh();
+    let store = survey(&ram, Rules::ALL).and_then(|survey| {
+        Store::begin(Arc::new(ram.clone()), &survey, Rules::ALL, fastrand::Rng::with_seed(5))
+    });
+    let store = store.unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let store = &store;
+            scope.spawn(move || {
+                for round in 0..50_u64 {
+                    let changes = vec![write(thread + 1, &round.to_le_bytes())];
+                    let now = round % 2 == 0;
+                    let group = store.commit(store.turn(), changes, now, &mut |_| None).unwrap();
+                    store.sync(group).unwrap();
+                    assert!(store.durable() >= group);
+                }
+            });
+        }
+    });
+    let found = survey(&ram, Rules::ALL).unwrap();
+    assert_eq!(found.inodes().len() as u64, THREADS);
+    assert!(found.inodes().iter().all(|(_, body)| *body == 49_u64.to_le_bytes()));
+}
+
+#[test]
+fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
+    let sim = Sim::from_ram(&fresh(), 3);
+    let (store, _) = open(&sim).unwrap();
+    commit(&store, (1..=9).map(|ino| write(ino, b"body")).collect()).unwrap();
+    store.sync(store.newest()).unwrap();
+    store.rest().unwrap();
+    sim.fail(|victim| {
+        let hit = (victim.block..victim.block + victim.blocks).contains(&515);
+        (victim.call == Call::Read && hit).then_some(Errno::IO)
+    });
+    let found = survey(&sim, Rules::ALL).unwrap();
+    assert_eq!(found.unreadable, [515]);
+    assert_eq!(found.inodes().len(), 8);
+    assert!(found.found.void.is_empty());
+}
