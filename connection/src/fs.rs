@@ -5,9 +5,9 @@ use std::sync::Arc;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
     FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer, LockKind,
-    LockOwner, LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened,
-    PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
-    StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags,
+    Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr,
+    SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::connection::Connection;
@@ -56,6 +56,12 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         call.guard(|guard| guard.permit(ino, EXEC))?;
         call.fs.lookup_parent(cx, ino).map(|entry| self.gave(entry))
+    }
+
+    /// A client names only inodes that it was given by lookups.
+    fn resolve(&self, cx: &Context<'_>, from: Ino, _: NormalPath<'_>) -> Result<Resolved> {
+        self.check(cx, &[from])?;
+        Err(Errno::ENOSYS)
     }
 
     /// The client gives back as many as it holds.

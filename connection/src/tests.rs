@@ -157,6 +157,7 @@ fn call(fs: &dyn FileSystem, method: Method, cx: &Context<'_>, file: File) -> Re
     match method {
         Method::Lookup => fs.lookup(cx, ino, name).map(drop),
         Method::LookupParent => fs.lookup_parent(cx, ino).map(drop),
+        Method::Resolve => fs.resolve(cx, ino, name.into()).map(drop),
         Method::Mknod => fs.mknod(cx, ino, name, node).map(drop),
         Method::Mkdir => fs.mkdir(cx, ino, name, node).map(drop),
         Method::Symlink => fs.symlink(cx, ino, name, b"target", node).map(drop),
@@ -298,7 +299,9 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
                 | Opendir
         )
     };
-    for &method in Method::ALL.iter().filter(|&&method| !is_for_all(method)) {
+    // resolve is never passed on.
+    let others = |&&method: &&Method| !is_for_all(method) && method != Method::Resolve;
+    for &method in Method::ALL.iter().filter(others) {
         let result = call(&connection, method, &context(0), root);
         let expected: &[&str] = if takes_inode(method) { &[method.name()] } else { &[] };
         assert_eq!(reached(&fs), expected.iter().copied().collect(), "{method:?}");
@@ -311,7 +314,7 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
 fn needs_no_permission(method: Method) -> bool {
     use Method::*;
     match method {
-        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk => true,
+        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk | Resolve => true,
         Flush | Release | Fsync | Lseek | Setlk | Readdir | Releasedir | Fsyncdir => true,
         Lookup | LookupParent | Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename => false,
         Setattr | Access | Setxattr | Getxattr | Removexattr | Open | Create | Tmpfile => false,

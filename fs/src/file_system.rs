@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, Ino, Io,
     IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockWait, Name, NewNode,
-    Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
-    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -80,6 +81,21 @@ pub trait FileSystem: Send + Sync {
     /// Looks up the parent of a directory, for `..` in in-process path walks. Adds a lookup, except
     /// for the root, whose lookups do not count. The parent of the root is the root.
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Resolves a whole path from the directory `from`, without following symbolic links and
+    /// without adding a lookup. Fails with `ESTALE` if `from` is unknown. After `ENOSYS`, a
+    /// frontend walks by [`lookup`](FileSystem::lookup).
+    ///
+    /// The in-process client calls it, and makes the permission checks of a walk by means of the
+    /// answer; see [`Resolved`]. The answer is one that a walk during the call could give: each
+    /// name is looked up at some moment after the name before it.
+    ///
+    /// A file system that implements it accepts its numbers in every other method without a lookup,
+    /// as long as the inode has a name or is open. Afterwards it returns `ESTALE`, and it never uses
+    /// a number again.
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
         Err(Errno::ENOSYS)
     }
 

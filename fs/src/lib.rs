@@ -23,6 +23,7 @@ pub mod locks;
 mod notify;
 pub mod path;
 pub mod posix;
+mod resolve;
 pub mod source;
 mod types;
 
@@ -37,4 +38,5 @@ pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;
 pub use lock_wait::{LockAnswer, LockWait};
 pub use notify::{NoNotify, Notify, Recalled};
+pub use resolve::{NormalPath, Resolved};
 pub use types::*;

@@ -53,6 +53,11 @@ impl<'a> Name<'a> {
         if bad { Err(Errno::EINVAL) } else { Ok(Name(bytes)) }
     }
 
+    /// A name whose bytes were checked before.
+    pub(crate) fn known(bytes: &'a [u8]) -> Self {
+        Name(bytes)
+    }
+
     /// The bytes, in the encoding of the caller.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0

@@ -171,6 +171,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
 const fn op_of(method: Method) -> Op {
     match method {
         Method::Lookup | Method::LookupParent => Op::LOOKUP,
+        Method::Resolve => Op::RESOLVE,
         Method::Mknod => Op::MKNOD,
         Method::Mkdir => Op::MKDIR,
         Method::Symlink => Op::SYMLINK,

@@ -8,7 +8,9 @@ use defuse_direct::{
     Options, Outside, Place, Resolve, Result, Stop, Task,
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
-use defuse_fs::{Errno, FileSystem, Lifecycle, Lock, LockType, RenameFlags, delegate};
+use defuse_fs::{
+    Context, Entry, Errno, FileSystem, Ino, Lifecycle, Lock, LockType, Name, RenameFlags, delegate,
+};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
 
@@ -171,7 +173,7 @@ fn an_error_or_panic_of_a_backend_fails_only_that_call() {
     for (action, expected) in
         [(Action::Panic, Errno::EIO), (Action::Fail(Errno::ENOSPC), Errno::ENOSPC)]
     {
-        let methods = [Method::Read, Method::Write, Method::Lookup, Method::Open];
+        let methods = [Method::Read, Method::Write, Method::Resolve, Method::Open];
         let rule = |&method: &Method| Rule { method: Some(method), when: When::Always, action };
         fault.set_rules(&methods.iter().map(rule).collect::<Vec<_>>());
         assert_eq!(errno(client.pread(&task, &file, &mut room, 0)), expected);
@@ -296,14 +298,18 @@ fn a_sync_reaches_all_mounts() {
     }
 }
 
-/// A file system that counts how often it is to release memory.
+/// A file system that counts how often it is to release memory. It leaves walks to the client.
 struct Counts {
     inner: Memory,
     released: AtomicUsize,
 }
 
 impl FileSystem for Counts {
-    delegate!(to inner, except lifecycle);
+    delegate!(to inner, except lookup, lifecycle);
+
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> defuse_fs::Result<Entry> {
+        FileSystem::lookup(&self.inner, cx, parent, name)
+    }
 
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {
         Some(self)

@@ -204,6 +204,11 @@ impl Meta {
         }
     }
 
+    /// True if everyone may search the directory with these attributes.
+    pub fn is_open_to_all(&self) -> bool {
+        self.perm & 0o111 == 0o111 && self.access_acl.is_none()
+    }
+
     /// The rule of `relatime`: reading updates the access time only if it is not later than the
     /// last change.
     pub fn atime_is_due(&self) -> bool {

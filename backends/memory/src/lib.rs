@@ -59,9 +59,9 @@ use std::time::Duration;
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
     FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait,
-    Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs, WriteBuf,
-    Xattr, XattrName,
+    Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 pub use kind::KIND;
@@ -243,6 +243,10 @@ impl FileSystem for Memory {
 
     fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
         self.lookup_parent(ino)
+    }
+
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.resolve(from, path)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {

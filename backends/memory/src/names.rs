@@ -5,8 +5,8 @@ use std::sync::{Arc, RwLock};
 
 use defuse_fs::posix::{Parent, new_inode};
 use defuse_fs::{
-    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode, OpenArgs,
-    OpenFlags, Opened, Push, Result, SetXattrFlags, Timestamp,
+    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode, NormalPath,
+    OpenArgs, OpenFlags, Opened, Push, Resolved, Result, SetXattrFlags, Timestamp,
 };
 
 use crate::Memory;
@@ -31,6 +31,24 @@ impl Memory {
         inode.change_refs(|refs| refs.lookups += 1)?;
         drop(names);
         Ok(self.entry(&inode))
+    }
+
+    pub(crate) fn resolve(&self, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        let mut inode = self.table.get(from.0)?;
+        let mut open_to_all = true;
+        for name in path.names() {
+            let Body::Dir(dir) = &inode.body else { return Ok(Resolved::Walk) };
+            let names = read(&dir.names);
+            let child = names.get(name).map(Arc::clone);
+            // Under the lock of the names: the permission is that of the moment of the lookup.
+            open_to_all = open_to_all && read(&inode.meta).is_open_to_all();
+            drop(names);
+            match child {
+                Some(child) => inode = child,
+                None => return Ok(Resolved::Missing { open_to_all }),
+            }
+        }
+        Ok(Resolved::Inode { ino: Ino(inode.ino), attr: self.attr(&inode), open_to_all })
     }
 
     pub(crate) fn lookup_parent(&self, ino: Ino) -> Result<Entry> {

@@ -1,6 +1,6 @@
 //! Permission checks, by the rules of the kernel (`inode_permission()` in fs/namei.c).
 
-use defuse_fs::{Attr, Errno, FileKind, Result, posix};
+use defuse_fs::{Attr, Errno, FileKind, Ino, Result, posix};
 
 use crate::credentials::{Credentials, cap};
 use crate::mount::Mount;
@@ -43,7 +43,31 @@ impl Access {
 /// Checks whether `who` has `access` to the inode. Fails with `EROFS`, `EACCES`, or the error of
 /// the file system.
 pub(crate) fn check(mount: &Mount, node: &Node, who: &Credentials, access: Access) -> Result<()> {
-    let kind = node.kind();
+    let with_acl = |decide: &mut dyn FnMut(&[u8]) -> bool| mount.with_acl(node, who, decide);
+    decide(mount, node.kind(), who, access, || mount.attr(node, who), with_acl)
+}
+
+/// Like [`check`], for an inode without a node, whose attributes are `attr`.
+pub(crate) fn check_attr(
+    mount: &Mount,
+    ino: Ino,
+    attr: &Attr,
+    who: &Credentials,
+    access: Access,
+) -> Result<()> {
+    let with_acl = |decide: &mut dyn FnMut(&[u8]) -> bool| mount.with_fresh_acl(ino, who, decide);
+    decide(mount, attr.kind, who, access, || Ok(*attr), with_acl)
+}
+
+/// The rules of [`check`]. Attributes and ACL are fetched only if they matter.
+fn decide(
+    mount: &Mount,
+    kind: FileKind,
+    who: &Credentials,
+    access: Access,
+    attr: impl FnOnce() -> Result<Attr>,
+    with_acl: impl FnOnce(&mut dyn FnMut(&[u8]) -> bool) -> Result<Option<bool>>,
+) -> Result<()> {
     let plain = matches!(kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink);
     if access.includes(Access::WRITE) && plain && mount.read_only() {
         return Err(Errno::EROFS);
@@ -51,32 +75,18 @@ pub(crate) fn check(mount: &Mount, node: &Node, who: &Credentials, access: Acces
     if access.0 == 0 || privileged_directory(kind, who) {
         return Ok(());
     }
-    let attr = mount.attr(node, who)?;
-    if by_mode(mount, node, &attr, who, access)? || overrides(&attr, who, access) {
-        return Ok(());
+    let attr = attr()?;
+    let mut granted = None;
+    if mount.caps().posix_acl && posix::consults_acl(who, &attr) {
+        granted = with_acl(&mut |list| posix::permits(who, &attr, Some(list), access.0))?;
     }
-    Err(Errno::EACCES)
+    let granted = granted.unwrap_or_else(|| posix::permits(who, &attr, None, access.0));
+    if granted || overrides(&attr, who, access) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// `CAP_DAC_OVERRIDE` grants every access to a directory, so its mode need not be fetched.
 fn privileged_directory(kind: FileKind, who: &Credentials) -> bool {
     kind == FileKind::Directory && who.has(cap::DAC_OVERRIDE)
-}
-
-fn by_mode(
-    mount: &Mount,
-    node: &Node,
-    attr: &Attr,
-    who: &Credentials,
-    access: Access,
-) -> Result<bool> {
-    if mount.caps().posix_acl && posix::consults_acl(who, attr) {
-        let decide = |list: &[u8]| posix::permits(who, attr, Some(list), access.0);
-        if let Some(granted) = mount.with_acl(node, who, decide)? {
-            return Ok(granted);
-        }
-    }
-    Ok(posix::permits(who, attr, None, access.0))
 }
 
 fn overrides(attr: &Attr, who: &Credentials, access: Access) -> bool {

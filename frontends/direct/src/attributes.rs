@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
-    AccessMask, Attr, Errno, Fh, FileKind, OpenFlags, SetAttr, SetTime, StatFs, Timestamp, posix,
+    AccessMask, Attr, Errno, Fh, FileKind, Ino, OpenFlags, SetAttr, SetTime, StatFs, Timestamp,
+    posix,
 };
 use defuse_probe::Op;
 
@@ -11,6 +12,8 @@ use crate::access::{self, Access, owns};
 use crate::client::{Client, keeps_sgid};
 use crate::credentials::{Credentials, cap};
 use crate::description::Description;
+use crate::mount::Mount;
+use crate::resolve::Subject;
 use crate::stop::Result;
 use crate::task::Task;
 use crate::walk::{At, Here};
@@ -73,6 +76,12 @@ impl Client {
     /// not followed.
     pub fn stat(&self, task: &Task, at: At<'_>, path: &[u8], follow: bool) -> Result<Stat> {
         let who = task.credentials();
+        let found = self.resolve(task, &who, (at, path), follow, |found| {
+            Ok(Some(stat_as(found.mount, found.ino, found.attr(&who)?)))
+        });
+        if let Some(stat) = found? {
+            return Ok(stat);
+        }
         let here = self.walk(task, &who, at, path)?.node(follow)?;
         self.stat_of(&here, None, &who)
     }
@@ -89,12 +98,24 @@ impl Client {
             Some(attr) => attr,
             None => here.mount.fresh_attr(&here.node, fh, who)?,
         };
-        Ok(Stat {
-            attr,
-            dev: here.mount.device(),
-            mount_root: here.node.ino() == defuse_fs::Ino::ROOT,
-            mount_id: here.mount.id,
-        })
+        Ok(stat_as(&here.mount, here.node.ino(), attr))
+    }
+
+    /// Calls `run` with the inode at `path`, resolved by one call or by a walk.
+    fn at_subject<T>(
+        &self,
+        task: &Task,
+        who: &Credentials,
+        (at, path): (At<'_>, &[u8]),
+        follow: bool,
+        run: impl Fn(&Subject<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let done =
+            self.resolve(task, who, (at, path), follow, |subject| run(&subject).map(Some))?;
+        match done {
+            Some(value) => Ok(value),
+            None => run(&Subject::walked(&self.walk(task, who, at, path)?.node(follow)?)),
+        }
     }
 
     /// Checks whether `access` is granted, faccessat2(2): to the effective ids if `effective` is
@@ -109,8 +130,7 @@ impl Client {
     ) -> Result<()> {
         let own = task.credentials();
         let who = if effective { (*own).clone() } else { own.real() };
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        self.may(&here, &who, access)
+        self.at_subject(task, &who, (at, path), follow, |found| self.may(found, &who, access))
     }
 
     /// Checks access to an open file, faccessat2(2) with `AT_EMPTY_PATH`.
@@ -123,24 +143,25 @@ impl Client {
     ) -> Result<()> {
         let own = task.credentials();
         let who = if effective { (*own).clone() } else { own.real() };
-        self.may(file.here(), &who, access)
+        self.may(&Subject::walked(file.here()), &who, access)
     }
 
-    fn may(&self, here: &Here, who: &Credentials, access: Access) -> Result<()> {
+    fn may(&self, found: &Subject<'_>, who: &Credentials, access: Access) -> Result<()> {
         let executes = access.bits() & Access::EXEC.bits() != 0;
-        if executes && here.node.kind() == FileKind::Regular && here.mount.noexec {
+        let mount = found.mount;
+        if executes && found.kind == FileKind::Regular && mount.noexec {
             return Err(Errno::EACCES.into());
         }
-        access::check(&here.mount, &here.node, who, access)?;
+        found.check(who, access)?;
         // The file system may deny what the mode bits allow.
-        if access.bits() == 0 || here.mount.lacks_access.load(Relaxed) {
+        if access.bits() == 0 || mount.lacks_access.load(Relaxed) {
             return Ok(());
         }
         let cx = who.context();
         let mask = AccessMask(access.bits());
-        match here.mount.call(Op::ACCESS, |fs| fs.access(&cx, here.node.ino(), mask)) {
+        match mount.call(Op::ACCESS, |fs| fs.access(&cx, found.ino, mask)) {
             Err(Errno::ENOSYS) => {
-                here.mount.lacks_access.store(true, Relaxed);
+                mount.lacks_access.store(true, Relaxed);
                 Ok(())
             }
             result => Ok(result?),
@@ -158,22 +179,34 @@ impl Client {
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        self.change_mode(&here, None, mode, &who)
+        self.at_subject(task, &who, (at, path), follow, |found| {
+            self.change_mode(found, None, mode, &who)
+        })
     }
 
     /// Changes the permission bits of an open file, fchmod(2).
     pub fn fchmod(&self, task: &Task, file: &Description, mode: u32) -> Result<()> {
         file.file()?;
-        self.change_mode(file.here(), attr_handle(file), mode, &task.credentials())
+        self.change_mode(
+            &Subject::walked(file.here()),
+            attr_handle(file),
+            mode,
+            &task.credentials(),
+        )
     }
 
-    fn change_mode(&self, here: &Here, fh: Option<Fh>, mode: u32, who: &Credentials) -> Result<()> {
-        writable(here)?;
-        if here.node.kind() == FileKind::Symlink {
+    fn change_mode(
+        &self,
+        found: &Subject<'_>,
+        fh: Option<Fh>,
+        mode: u32,
+        who: &Credentials,
+    ) -> Result<()> {
+        found.writable()?;
+        if found.kind == FileKind::Symlink {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        let attr = here.mount.attr(&here.node, who)?;
+        let attr = found.attr(who)?;
         if !owns(&attr, who) {
             return Err(Errno::EPERM.into());
         }
@@ -182,7 +215,7 @@ impl Client {
             perm &= !0o2000;
         }
         let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
-        Ok(self.set_attr(here, fh, &set, who)?)
+        Ok(set_attr(found, fh, &set, who)?)
     }
 
     /// Changes owner and group, fchownat(2). Fails with `EPERM`.
@@ -195,25 +228,31 @@ impl Client {
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        self.change_owner(&here, None, owner, &who)
+        self.at_subject(task, &who, (at, path), follow, |found| {
+            self.change_owner(found, None, owner, &who)
+        })
     }
 
     /// Changes owner and group of an open file, fchown(2).
     pub fn fchown(&self, task: &Task, file: &Description, owner: Owner) -> Result<()> {
         file.file()?;
-        self.change_owner(file.here(), attr_handle(file), owner, &task.credentials())
+        self.change_owner(
+            &Subject::walked(file.here()),
+            attr_handle(file),
+            owner,
+            &task.credentials(),
+        )
     }
 
     fn change_owner(
         &self,
-        here: &Here,
+        found: &Subject<'_>,
         fh: Option<Fh>,
         owner: Owner,
         who: &Credentials,
     ) -> Result<()> {
-        writable(here)?;
-        let attr = here.mount.attr(&here.node, who)?;
+        found.writable()?;
+        let attr = found.attr(who)?;
         let privileged = who.has(cap::CHOWN);
         let own = attr.uid == who.uid;
         let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
@@ -221,7 +260,7 @@ impl Client {
         if !(privileged || may_user && may_group) {
             return Err(Errno::EPERM.into());
         }
-        let kill_suidgid = here.node.kind() != FileKind::Directory;
+        let kill_suidgid = !found.is_dir();
         // chown(2) clears the set-id bits even if it changes neither id (`chown_common()` in
         // fs/open.c). That is a change of the mode. The file system sees it as a change to the
         // current owner.
@@ -236,7 +275,7 @@ impl Client {
             kill_suidgid,
             ..SetAttr::default()
         };
-        Ok(self.set_attr(here, fh, &set, who)?)
+        Ok(set_attr(found, fh, &set, who)?)
     }
 
     /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as the manual page says.
@@ -252,8 +291,9 @@ impl Client {
             return Ok(());
         }
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        self.change_times(&here, None, times, &who)
+        self.at_subject(task, &who, (at, path), follow, |found| {
+            self.change_times(found, None, times, &who)
+        })
     }
 
     /// Changes the timestamps of an open file, futimens(3).
@@ -262,26 +302,31 @@ impl Client {
             return Ok(());
         }
         file.file()?;
-        self.change_times(file.here(), attr_handle(file), times, &task.credentials())
+        self.change_times(
+            &Subject::walked(file.here()),
+            attr_handle(file),
+            times,
+            &task.credentials(),
+        )
     }
 
     fn change_times(
         &self,
-        here: &Here,
+        found: &Subject<'_>,
         fh: Option<Fh>,
         times: Times,
         who: &Credentials,
     ) -> Result<()> {
-        writable(here)?;
-        let attr = here.mount.attr(&here.node, who)?;
+        found.writable()?;
+        let attr = found.attr(who)?;
         if !owns(&attr, who) {
             if times != Times::NOW {
                 return Err(Errno::EPERM.into());
             }
-            access::check(&here.mount, &here.node, who, Access::WRITE)?;
+            found.check(who, Access::WRITE)?;
         }
         let set = SetAttr { atime: times.atime, mtime: times.mtime, ..SetAttr::default() };
-        Ok(self.set_attr(here, fh, &set, who)?)
+        Ok(set_attr(found, fh, &set, who)?)
     }
 
     /// Sets the size of a file, truncate(2). Fails with `EISDIR`, `EINVAL`, `EACCES` or `EFBIG`.
@@ -314,19 +359,22 @@ impl Client {
         let cx = who.context();
         Ok(here.mount.call(Op::STATFS, |fs| fs.statfs(&cx, here.node.ino()))?)
     }
+}
 
-    pub(crate) fn set_attr(
-        &self,
-        here: &Here,
-        fh: Option<Fh>,
-        set: &SetAttr,
-        who: &Credentials,
-    ) -> Result<(), Errno> {
-        let cx = who.context();
-        let changed = here.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, here.node.ino(), fh, set));
-        here.node.changed();
-        changed.map(drop).map_err(crate::data::unsupported)
-    }
+pub(crate) fn set_attr(
+    found: &Subject<'_>,
+    fh: Option<Fh>,
+    set: &SetAttr,
+    who: &Credentials,
+) -> Result<(), Errno> {
+    let cx = who.context();
+    let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, set));
+    found.changed();
+    changed.map(drop).map_err(crate::data::unsupported)
+}
+
+fn stat_as(mount: &Mount, ino: Ino, attr: Attr) -> Stat {
+    Stat { attr, dev: mount.device(), mount_root: ino == Ino::ROOT, mount_id: mount.id }
 }
 
 /// Fails with `EROFS` on a read-only mount.

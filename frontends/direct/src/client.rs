@@ -14,6 +14,7 @@ use crate::credentials::{Credentials, cap};
 use crate::description::Arena;
 use crate::mount::{Mount, Settings, Spot};
 use crate::mounts::Mounts;
+use crate::resolve::Subject;
 use crate::stop::{Result, Stop};
 use crate::task::Task;
 use crate::walk::{At, Here};
@@ -324,10 +325,10 @@ impl Protected {
     pub(crate) fn check_creation(
         self,
         dir: &Here,
-        found: &Here,
+        found: &Subject<'_>,
         who: &Credentials,
     ) -> Result<(), Errno> {
-        if self.regular == 0 || found.node.kind() != FileKind::Regular {
+        if self.regular == 0 || found.kind != FileKind::Regular {
             return Ok(());
         }
         let parent = dir.mount.attr(&dir.node, who)?;
@@ -335,7 +336,7 @@ impl Protected {
         if parent.perm & 0o1000 == 0 || parent.perm & open_to == 0 {
             return Ok(());
         }
-        let attr = found.mount.attr(&found.node, who)?;
+        let attr = found.attr(who)?;
         let fine = attr.uid == parent.uid || attr.uid == who.uid;
         if fine { Ok(()) } else { Err(Errno::EACCES) }
     }

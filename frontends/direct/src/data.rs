@@ -11,10 +11,12 @@ use defuse_probe::clock::Moment;
 use defuse_probe::{Cells, Op, clock};
 
 use crate::asynchronous::fsync_op;
+use crate::attributes::set_attr;
 use crate::buffers::{Bytes, Memory, Pieces, Vectors};
 use crate::client::Client;
 use crate::description::Description;
 use crate::mount::{Mount, guarded};
+use crate::resolve::Subject;
 use crate::stop::Result;
 use crate::task::Task;
 
@@ -246,7 +248,7 @@ impl Client {
         }
         let set =
             SetAttr { size: Some(length), kill_suidgid: !task.keeps_suid(), ..SetAttr::default() };
-        Ok(self.set_attr(here, fh, &set, &who)?)
+        Ok(set_attr(&Subject::walked(here), fh, &set, &who)?)
     }
 
     /// Allocates or releases space, fallocate(2). Fails with `EBADF`, `EINVAL`, `EFBIG`,

@@ -65,6 +65,8 @@ pub struct Description {
     here: Here,
     /// `None` for `O_PATH`.
     fh: Option<Fh>,
+    /// Keeps the number of the inode valid, for `O_PATH` and an inode without a lookup.
+    pin: Option<Fh>,
     pub(crate) access: u32,
     pub(crate) kind: FileKind,
     pub(crate) stream: bool,
@@ -82,6 +84,7 @@ pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 pub(crate) struct Parts {
     pub here: Here,
     pub opened: Option<defuse_fs::Opened>,
+    pub pin: Option<Fh>,
     pub flags: u32,
     pub who: Credentials,
 }
@@ -109,13 +112,14 @@ impl Description {
             Some(arena) => Cells::Arena(arena.take()?, Arc::clone(arena)),
             None => Cells::Own(OpenCells::default()),
         };
-        let Parts { here, opened, flags, who } = parts;
+        let Parts { here, opened, pin, flags, who } = parts;
         here.mount.users.fetch_add(1, Ordering::Relaxed);
         let fh = opened.as_ref().map(|opened| opened.fh);
         let opened = opened.unwrap_or_default();
         let file = Description {
             kind: here.node.kind(),
             fh,
+            pin,
             access: flags & 3,
             stream: opened.stream,
             needs_flush: fh.is_some() && !opened.no_flush,
@@ -284,6 +288,12 @@ impl Drop for Description {
                 let args = ReleaseArgs { flags: self.flags(), flock_owner: Some(owner) };
                 let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
             }
+        }
+        if let Some(fh) = self.pin {
+            let file = File { ino: self.here.node.ino(), fh };
+            let cx = self.who.context();
+            let args = ReleaseArgs::default();
+            let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
         }
         if let Cells::Arena(cells, arena) = &self.cells {
             arena.give_back(cells);

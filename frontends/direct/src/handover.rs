@@ -80,7 +80,7 @@ impl Client {
             ..defuse_fs::Opened::default()
         });
         let who = (*task.credentials()).clone();
-        let parts = Parts { here, opened, flags: parcel.flags, who };
+        let parts = Parts { here, opened, pin: None, flags: parcel.flags, who };
         let taken = Taken { id: parcel.id };
         let file = Description::taken_over(parts, self.options.arena.as_ref(), taken);
         Ok(file.ok_or(Errno::ENFILE)?)

@@ -38,6 +38,7 @@ mod node;
 mod open;
 mod outside;
 mod queue;
+mod resolve;
 mod rest;
 mod stop;
 mod task;

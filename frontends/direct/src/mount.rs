@@ -42,6 +42,9 @@ pub struct Mount {
     /// Number of open files and working directories.
     pub(crate) users: AtomicUsize,
     pub(crate) lacks_access: AtomicBool,
+    pub(crate) lacks_resolve: AtomicBool,
+    /// Number of mounts on directories of this one.
+    pub(crate) covered: AtomicUsize,
     pub(crate) source: String,
     /// The answer of the file system to its detaching, once that has happened.
     pub(crate) durable: Arc<OnceLock<Result<()>>>,
@@ -84,6 +87,8 @@ impl Mount {
             locks: LockQueue::default(),
             users: AtomicUsize::new(0),
             lacks_access: AtomicBool::new(false),
+            lacks_resolve: AtomicBool::new(false),
+            covered: AtomicUsize::new(0),
             source: settings.source,
             durable: Arc::default(),
         }))
@@ -258,24 +263,45 @@ impl Mount {
         who: &Credentials,
         mut decide: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<T>> {
-        const ROOM: usize = 64 << 10;
         if let Some(cached) = node.with_cached_acl(&mut decide) {
             return Ok(cached);
         }
         let version = node.version();
-        let cx = who.context();
-        let name = XattrName::new(b"system.posix_acl_access")?;
-        let answer = self.call(Op::GETXATTR, |fs| fs.getxattr(&cx, node.ino(), name, ROOM));
-        let acl = match answer {
-            Ok(Xattr::Value(list)) => Some(list.into_boxed_slice()),
-            Ok(Xattr::Size(_)) => return Err(Errno::EIO),
-            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => None,
-            Err(errno) => return Err(errno),
-        };
+        let acl = self.fresh_acl(node.ino(), who)?;
         let decided = acl.as_deref().map(decide);
         let valid_for = node.cached_attr(false).map_or(std::time::Duration::ZERO, |a| a.valid_for);
         node.keep_acl(acl, version, valid_for);
         Ok(decided)
+    }
+
+    /// Like [`with_acl`](Mount::with_acl), for an inode without a node.
+    pub(crate) fn with_fresh_acl<T>(
+        &self,
+        ino: Ino,
+        who: &Credentials,
+        decide: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<T>> {
+        Ok(self.fresh_acl(ino, who)?.as_deref().map(decide))
+    }
+
+    /// The access ACL of an inode, from the file system.
+    fn fresh_acl(&self, ino: Ino, who: &Credentials) -> Result<Option<Box<[u8]>>> {
+        const ROOM: usize = 64 << 10;
+        let cx = who.context();
+        let name = XattrName::new(b"system.posix_acl_access")?;
+        match self.call(Op::GETXATTR, |fs| fs.getxattr(&cx, ino, name, ROOM)) {
+            Ok(Xattr::Value(list)) => Ok(Some(list.into_boxed_slice())),
+            Ok(Xattr::Size(_)) => Err(Errno::EIO),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Invalidates the attributes that the node of an inode has cached, if it has a node.
+    pub(crate) fn inode_changed(&self, ino: Ino) {
+        if let Some(node) = self.core.find(ino) {
+            node.changed();
+        }
     }
 }
 

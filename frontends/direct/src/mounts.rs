@@ -123,8 +123,9 @@ impl Mounts {
         }
         match &mount.spot {
             Spot::Path(_) => table.paths += 1,
-            Spot::Covers { node, .. } => {
+            Spot::Covers { node, mount, .. } => {
                 node.covers.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                mount.covered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
             Spot::Name(_) => {}
         }
@@ -148,8 +149,9 @@ impl Mounts {
         let mount = table.mounts.remove(place);
         match &mount.spot {
             Spot::Path(_) => table.paths -= 1,
-            Spot::Covers { node, .. } => {
+            Spot::Covers { node, mount, .. } => {
                 node.covers.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+                mount.covered.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             }
             Spot::Name(_) => {}
         }

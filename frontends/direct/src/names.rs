@@ -11,6 +11,7 @@ use crate::attributes::writable;
 use crate::client::Client;
 use crate::credentials::{Credentials, cap};
 use crate::description::Description;
+use crate::resolve::Subject;
 use crate::rest::{Component, Part};
 use crate::stop::{Outside, Result, Stop};
 use crate::task::Task;
@@ -147,19 +148,19 @@ impl Client {
         let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EISDIR)?;
         writable(&dir)?;
-        let found = self.victim(&dir, &last, &who)?;
+        let found = victim(&dir, &last, &who)?;
         if last.slash {
-            let is_dir = found.node.is_dir();
+            let is_dir = found.is_dir();
             return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
         }
         may_delete(&dir, &found, &who)?;
-        if found.node.is_dir() {
+        if found.is_dir() {
             return Err(Errno::EISDIR.into());
         }
         let (cx, name) = (who.context(), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
-        found.node.changed();
+        found.changed();
         mount.name_changed(node, last.bytes());
         Ok(result.map_err(without)?)
     }
@@ -177,18 +178,18 @@ impl Client {
             },
         };
         writable(&dir)?;
-        let found = self.victim(&dir, &last, &who)?;
+        let found = victim(&dir, &last, &who)?;
         may_delete(&dir, &found, &who)?;
-        if !found.node.is_dir() {
+        if !found.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
-        if is_mount_point(&found) {
+        if found.is_mount_point() {
             return Err(Errno::EBUSY.into());
         }
         let (cx, name) = (who.context(), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
-        found.node.changed();
+        found.changed();
         mount.name_changed(node, last.bytes());
         Ok(result.map_err(without)?)
     }
@@ -221,22 +222,22 @@ impl Client {
 
     fn rename_found(&self, moving: &Moving, who: &Credentials) -> Result<()> {
         let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
-        let source = self.victim(old_dir, old, who)?;
-        let target = match self.victim(new_dir, new, who) {
+        let source = victim(old_dir, old, who)?;
+        let target = match victim(new_dir, new, who) {
             Ok(target) => Some(target),
-            Err(Stop::Errno(Errno::ENOENT)) if !exchange => None,
-            Err(stop) => return Err(stop),
+            Err(Errno::ENOENT) if !exchange => None,
+            Err(errno) => return Err(errno.into()),
         };
         if flags.has(RenameFlags::NOREPLACE) && target.is_some() {
             return Err(Errno::EEXIST.into());
         }
         moving.check_slashes(&source, target.as_ref())?;
         moving.check_loops(&source, target.as_ref(), who)?;
-        let same = target.as_ref().is_some_and(|target| target.node.ino() == source.node.ino());
+        let same = target.as_ref().is_some_and(|target| target.ino == source.ino);
         if !same {
             moving.check_permissions(&source, target.as_ref(), who)?;
         }
-        let busy = is_mount_point(&source) || target.as_ref().is_some_and(is_mount_point);
+        let busy = source.is_mount_point() || target.as_ref().is_some_and(Subject::is_mount_point);
         if busy {
             return Err(Errno::EBUSY.into());
         }
@@ -245,19 +246,13 @@ impl Client {
         let mount = &old_dir.mount;
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
         let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
-        source.node.changed();
+        source.changed();
         if let Some(target) = target {
-            target.node.changed();
+            target.changed();
         }
         mount.name_changed(&old_dir.node, old.bytes());
         mount.name_changed(&new_dir.node, new.bytes());
         Ok(result.map_err(without)?)
-    }
-
-    /// Looks up a file to be removed or renamed. Unlike a walk, it does not enter a mount on it.
-    fn victim(&self, dir: &Here, last: &Component, who: &Credentials) -> Result<Here> {
-        let node = dir.mount.lookup(&dir.node, last.name()?, who)?;
-        Ok(Here { node, mount: Arc::clone(&dir.mount) })
     }
 
     /// Finds the place of a new file. Fails with `EEXIST`, `EROFS` or `EACCES`, and with `ENOENT`
@@ -271,10 +266,10 @@ impl Client {
     ) -> Result<Spot> {
         let Parent { dir, last } = self.walk(task, who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EEXIST)?;
-        match self.victim(&dir, &last, who) {
+        match victim(&dir, &last, who) {
             Ok(_) => return Err(Errno::EEXIST.into()),
-            Err(Stop::Errno(Errno::ENOENT)) => {}
-            Err(stop) => return Err(stop),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
         }
         if last.slash && !directory {
             return Err(Errno::ENOENT.into());
@@ -319,12 +314,13 @@ fn named(last: Last) -> Option<Component> {
     }
 }
 
-fn is_mount_point(here: &Here) -> bool {
-    here.node.covers.load(std::sync::atomic::Ordering::Relaxed) > 0
+/// Looks up a file to be removed or renamed. Unlike a walk, it does not enter a mount on it.
+fn victim<'a>(dir: &'a Here, last: &Component, who: &Credentials) -> Result<Subject<'a>, Errno> {
+    dir.mount.subject(&dir.node, last.name()?, who)
 }
 
 /// Checks that `who` may remove the name of `found` from `dir`.
-fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> {
+fn may_delete(dir: &Here, found: &Subject<'_>, who: &Credentials) -> Result<(), Errno> {
     access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
     if who.has(cap::FOWNER) {
         return Ok(());
@@ -333,7 +329,7 @@ fn may_delete(dir: &Here, found: &Here, who: &Credentials) -> Result<(), Errno> 
     if parent.perm & 0o1000 == 0 {
         return Ok(());
     }
-    check_sticky(&parent, &found.mount.attr(&found.node, who)?, who)
+    check_sticky(&parent, &found.attr(who)?, who)
 }
 
 /// Returns the child of `upper` through which `lower` is reached, if `lower` is below `upper` and
@@ -360,12 +356,16 @@ struct Moving {
 
 impl Moving {
     /// A trailing slash requires a directory: `ENOTDIR`.
-    fn check_slashes(&self, source: &Here, target: Option<&Here>) -> Result<(), Errno> {
+    fn check_slashes(
+        &self,
+        source: &Subject<'_>,
+        target: Option<&Subject<'_>>,
+    ) -> Result<(), Errno> {
         let slashes = self.old.1.slash || !self.exchange && self.new.1.slash;
-        if slashes && !source.node.is_dir() {
+        if slashes && !source.is_dir() {
             return Err(Errno::ENOTDIR);
         }
-        let target_is_dir = target.is_some_and(|target| target.node.is_dir());
+        let target_is_dir = target.is_some_and(|target| target.is_dir());
         if self.exchange && self.new.1.slash && !target_is_dir {
             return Err(Errno::ENOTDIR);
         }
@@ -376,17 +376,17 @@ impl Moving {
     /// (`ENOTEMPTY`). Like the kernel, this checks it before permissions.
     fn check_loops(
         &self,
-        source: &Here,
-        target: Option<&Here>,
+        source: &Subject<'_>,
+        target: Option<&Subject<'_>>,
         who: &Credentials,
     ) -> Result<(), Errno> {
         let (old, new) = (&self.old.0, &self.new.0);
         if old.node.ino() == new.node.ino() {
             return Ok(());
         }
-        let target = target.filter(|target| target.node.is_dir());
+        let target = target.filter(|target| target.is_dir());
         let lineage = Lineage {
-            to_is_below: match source.node.is_dir() {
+            to_is_below: match source.is_dir() {
                 true => child_towards(old, new, who)?,
                 false => None,
             },
@@ -395,13 +395,13 @@ impl Moving {
                 None => None,
             },
         };
-        lineage.check(source.node.ino(), target.map(|target| target.node.ino()), self.flags)
+        lineage.check(source.ino, target.map(|target| target.ino), self.flags)
     }
 
     fn check_permissions(
         &self,
-        source: &Here,
-        target: Option<&Here>,
+        source: &Subject<'_>,
+        target: Option<&Subject<'_>>,
         who: &Credentials,
     ) -> Result<(), Errno> {
         may_delete(&self.old.0, source, who)?;
@@ -413,15 +413,15 @@ impl Moving {
             Some(target) => {
                 may_delete(&self.new.0, target, who)?;
                 if !self.exchange {
-                    check_kinds(source.node.is_dir(), target.node.is_dir())?;
+                    check_kinds(source.is_dir(), target.is_dir())?;
                 }
             }
         }
         // The `..` entry of a directory changes if it moves, which needs write permission to it.
         if self.old.0.node.ino() != self.new.0.node.ino() {
             let moved = [Some(source), target.filter(|_| self.exchange)];
-            for here in moved.into_iter().flatten().filter(|here| here.node.is_dir()) {
-                access::check(&here.mount, &here.node, who, Access::WRITE)?;
+            for found in moved.into_iter().flatten().filter(|found| found.is_dir()) {
+                found.check(who, Access::WRITE)?;
             }
         }
         Ok(())

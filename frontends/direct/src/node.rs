@@ -74,6 +74,11 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
+    /// True if the node keeps the number valid by itself.
+    pub(crate) fn has_lookups(&self) -> bool {
+        self.ino == Ino::ROOT || self.lookups.load(Relaxed) > 0
+    }
+
     /// The version before a request for attributes. [`Node::keep_attr`] needs it.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Relaxed)

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Errno, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
+use defuse_fs::{Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::Credentials;
 use crate::description::{Description, Parts};
+use crate::resolve::Subject;
 use crate::rest::{Component, Part};
 use crate::stop::{Result, Stop};
 use crate::task::Task;
@@ -73,8 +74,15 @@ impl Client {
         if how.resolve.0 & !0x3f != 0 {
             return Err(Errno::EINVAL.into());
         }
+        let opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
+        if opening.may_resolve() && how.resolve == Resolve::default() {
+            let follow = flags & OpenFlags::NOFOLLOW == 0;
+            let run = |found: Subject<'_>| opening.resolved(found);
+            if let Some(file) = self.resolve(task, &who, (at, path), follow, run)? {
+                return Ok(file);
+            }
+        }
         let mut walk = self.walk(task, &who, at, path)?.restrict(how.resolve)?;
-        let mut opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
         if flags & TMPFILE != 0 {
             let dir = walk.node(true)?;
             return opening.nameless(dir);
@@ -111,20 +119,53 @@ struct Opening<'a> {
     mode: u32,
 }
 
+/// The result of looking for a file to create.
+enum Look {
+    Opened(Arc<Description>),
+    Missing,
+    /// A walk decides.
+    Walk,
+}
+
 impl Opening<'_> {
     fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Opens an existing file, with the checks of `may_open()` in fs/namei.c.
-    fn existing(&mut self, here: Here) -> Result<Arc<Description>> {
+    /// True if a path that the file system resolves may be opened without a walk. The number of an
+    /// inode is valid without a lookup only while the file is open, which `O_PATH` does not do.
+    fn may_resolve(&self) -> bool {
+        !self.has(OpenFlags::CREAT | PATH | TMPFILE | OpenFlags::DIRECTORY)
+    }
+
+    /// Opens a regular file that the file system has resolved. Leaves all others to a walk.
+    fn resolved(&self, found: Subject<'_>) -> Result<Option<Arc<Description>>> {
+        if found.kind != FileKind::Regular {
+            return Ok(None);
+        }
+        self.check(&found)?;
+        self.regular(found).map(Some)
+    }
+
+    /// Opens an existing file.
+    fn existing(&self, here: Here) -> Result<Arc<Description>> {
         let kind = here.node.kind();
         if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
         if self.has(PATH) {
-            return self.describe(here, None);
+            return self.path_only(here);
         }
+        self.check(&Subject::walked(&here))?;
+        match kind {
+            FileKind::Directory => self.directory(here),
+            FileKind::Regular => self.regular(Subject::walked(&here)),
+            _ => Err(Errno::ENXIO.into()),
+        }
+    }
+
+    /// The checks of `may_open()` in fs/namei.c.
+    fn check(&self, found: &Subject<'_>) -> Result<()> {
         let mut wanted = match self.flags & 3 {
             0 => Access::READ,
             1 => Access::WRITE,
@@ -134,25 +175,18 @@ impl Opening<'_> {
             wanted = wanted.with(Access::WRITE);
         }
         let writes = wanted != Access::READ;
-        match kind {
+        match found.kind {
             FileKind::Symlink => return Err(Errno::ELOOP.into()),
             FileKind::Directory if writes || self.has(OpenFlags::CREAT) => {
                 return Err(Errno::EISDIR.into());
             }
             _ => {}
         }
-        access::check(&here.mount, &here.node, self.who, wanted)?;
-        if self.has(OpenFlags::NOATIME) {
-            let attr = here.mount.attr(&here.node, self.who)?;
-            if !access::owns(&attr, self.who) {
-                return Err(Errno::EPERM.into());
-            }
+        found.check(self.who, wanted)?;
+        if self.has(OpenFlags::NOATIME) && !access::owns(&found.attr(self.who)?, self.who) {
+            return Err(Errno::EPERM.into());
         }
-        match kind {
-            FileKind::Directory => self.directory(here),
-            FileKind::Regular => self.regular(here),
-            _ => Err(Errno::ENXIO.into()),
-        }
+        Ok(())
     }
 
     fn directory(&self, here: Here) -> Result<Arc<Description>> {
@@ -162,34 +196,56 @@ impl Opening<'_> {
         self.describe(here, Some(opened))
     }
 
-    fn regular(&self, here: Here) -> Result<Arc<Description>> {
+    fn regular(&self, found: Subject<'_>) -> Result<Arc<Description>> {
         let cx = self.who.context();
         let truncates = self.has(OpenFlags::TRUNC);
-        let by_open = truncates && here.mount.caps().open_truncates;
+        let by_open = truncates && found.mount.caps().open_truncates;
         let left_out = CREATION & !OpenFlags::TRUNC | if by_open { 0 } else { OpenFlags::TRUNC };
         let args = OpenArgs {
             flags: OpenFlags(self.flags & !left_out),
             kill_suidgid: truncates && !self.task.keeps_suid(),
         };
-        let opened = here.mount.call(Op::OPEN, |fs| fs.open(&cx, here.node.ino(), args))?;
-        let (node, mount) = (Arc::clone(&here.node), Arc::clone(&here.mount));
-        let file = self.describe(here, Some(opened))?;
+        let opened = found.mount.call(Op::OPEN, |fs| fs.open(&cx, found.ino, args))?;
+        let file = self.describe(found.open_node(), Some(opened))?;
         if truncates {
-            node.changed();
+            file.here().node.changed();
             if !by_open {
-                self.client.set_size(self.task, &Here { node, mount }, file.fh(), 0)?;
+                self.client.set_size(self.task, file.here(), file.fh(), 0)?;
             }
         }
         Ok(file)
     }
 
     fn describe(&self, here: Here, opened: Option<Opened>) -> Result<Arc<Description>> {
+        self.describe_pinned(here, opened, None)
+    }
+
+    /// Opens with `O_PATH`. The inode may be that of an open file which the file system has resolved,
+    /// so that it has no lookup.
+    fn path_only(&self, here: Here) -> Result<Arc<Description>> {
+        let pin = if here.node.has_lookups() || here.node.kind() != FileKind::Regular {
+            None
+        } else {
+            let cx = self.who.context();
+            let args = OpenArgs::default();
+            let opened = here.mount.call(Op::OPEN, |fs| fs.open(&cx, here.node.ino(), args))?;
+            Some(opened.fh)
+        };
+        self.describe_pinned(here, None, pin)
+    }
+
+    fn describe_pinned(
+        &self,
+        here: Here,
+        opened: Option<Opened>,
+        pin: Option<Fh>,
+    ) -> Result<Arc<Description>> {
         let flags = self.flags & !CREATION;
-        let parts = Parts { here, opened, flags, who: self.who.clone() };
+        let parts = Parts { here, opened, pin, flags, who: self.who.clone() };
         Ok(Description::new(parts, self.client.options.arena.as_ref()).ok_or(Errno::ENFILE)?)
     }
 
-    fn create(&mut self, walk: &mut Walk<'_>, follow: bool) -> Result<Arc<Description>> {
+    fn create(&self, walk: &mut Walk<'_>, follow: bool) -> Result<Arc<Description>> {
         walk.follow_last = follow && !self.has(OpenFlags::EXCL);
         loop {
             let Parent { dir, last } = walk.parent()?;
@@ -211,7 +267,7 @@ impl Opening<'_> {
     /// Creates or opens `component` in `dir`. Returns `None` if it is a symbolic link, which the
     /// caller walks next.
     fn create_in(
-        &mut self,
+        &self,
         walk: &mut Walk<'_>,
         dir: Here,
         component: &Component,
@@ -219,6 +275,14 @@ impl Opening<'_> {
         // Another process may create or remove the name between lookup and create, so the loop
         // retries a few times.
         for _ in 0..8 {
+            match self.look(&dir, component)? {
+                Look::Walk => {}
+                Look::Opened(file) => return Ok(Some(file)),
+                Look::Missing => match self.make(&dir, component) {
+                    Err(Stop::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => continue,
+                    result => return result.map(Some),
+                },
+            }
             match walk.last_node(dir.clone(), component, false) {
                 Ok(found) => {
                     let Some(found) = found else { return Ok(None) };
@@ -229,7 +293,8 @@ impl Opening<'_> {
                         walk.follow_found(&dir, &found)?;
                         return Ok(None);
                     }
-                    self.client.protected.check_creation(&dir, &found, self.who)?;
+                    let subject = Subject::walked(&found);
+                    self.client.protected.check_creation(&dir, &subject, self.who)?;
                     return self.existing(found).map(Some);
                 }
                 Err(Stop::Errno(Errno::ENOENT)) => {}
@@ -243,6 +308,32 @@ impl Opening<'_> {
             }
         }
         Err(Errno::EIO.into())
+    }
+
+    /// Opens `component` in `dir` without a walk if it is a regular file.
+    fn look(&self, dir: &Here, component: &Component) -> Result<Look> {
+        if !dir.mount.may_resolve() {
+            return Ok(Look::Walk);
+        }
+        let found = match dir.mount.subject(&dir.node, component.name()?, self.who) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => return Ok(Look::Missing),
+            Err(errno) => return Err(errno.into()),
+        };
+        if self.has(OpenFlags::EXCL) {
+            return Err(Errno::EEXIST.into());
+        }
+        if found.kind != FileKind::Regular || self.has(PATH) {
+            return Ok(Look::Walk);
+        }
+        self.client.protected.check_creation(dir, &found, self.who)?;
+        match self.resolved(found) {
+            // Another call has removed the file meanwhile.
+            Err(Stop::Errno(Errno::ESTALE)) => Ok(Look::Missing),
+            Ok(None) => Ok(Look::Walk),
+            Ok(Some(file)) => Ok(Look::Opened(file)),
+            Err(stop) => Err(stop),
+        }
     }
 
     /// Creates a file whose lookup has just failed.

@@ -125,6 +125,11 @@ impl Task {
         self.process.cwd.load_full()
     }
 
+    /// Calls `run` with the working directory. It takes no reference count.
+    pub(crate) fn with_cwd<T>(&self, run: impl FnOnce(&Place) -> T) -> T {
+        run(&self.process.cwd.load())
+    }
+
     /// Replaces the working directory. [`Client::chdir`](crate::Client::chdir) does the checks.
     pub fn set_cwd(&self, place: Place) {
         self.process.cwd.store(Arc::new(place));

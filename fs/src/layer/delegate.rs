@@ -1,7 +1,8 @@
 //! The macro that forwards the contract.
 
 /// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the
-/// same method of an inner file system. Methods named after `except` are left to the layer. A new
+/// same method of an inner file system. Methods named after `except` are left to the layer; with
+/// `lookup`, so is [`resolve`](crate::FileSystem::resolve), which would bypass it. A new
 /// method of the trait needs two lines here and one in [`Method`](crate::layer::Method), and then
 /// every layer has it.
 ///
@@ -51,6 +52,8 @@ macro_rules! delegate {
             lookup Lookup(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Entry }
         $crate::delegate! { @with $how $skip
             lookup_parent LookupParent(ino: $crate::Ino) -> $crate::Entry }
+        $crate::delegate! { @with $how $skip resolve Resolve(
+            from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::Resolved }
         $crate::delegate! { @with $how $skip mknod Mknod(
             parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>)
             -> $crate::Entry }
@@ -145,6 +148,9 @@ macro_rules! delegate {
     (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
+    (@with $how:tt [resolve $($s:ident)*] resolve $($sig:tt)*) => {};
+    // A layer with its own lookup has the default of resolve, which would bypass that lookup.
+    (@with $how:tt [lookup $($s:ident)*] resolve $($sig:tt)*) => {};
     (@with $how:tt [mknod $($s:ident)*] mknod $($sig:tt)*) => {};
     (@with $how:tt [mkdir $($s:ident)*] mkdir $($sig:tt)*) => {};
     (@with $how:tt [symlink $($s:ident)*] symlink $($sig:tt)*) => {};

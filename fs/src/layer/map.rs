@@ -2,8 +2,9 @@
 
 use crate::{
     AccessMask, CopyRange, DirBuf, Fallocate, Fh, File, Ino, Io, IoctlArgs, LockOwner, LockRequest,
-    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf,
+    XattrName,
 };
 
 /// An argument of a method of the contract, which may contain inode numbers. Used by `delegate!(map
@@ -56,7 +57,7 @@ macro_rules! no_inos {
 }
 
 no_inos! {
-    Name<'_>, XattrName<'_>, &NewNode<'_>, &SetAttr, &[u8], &LockRequest, &IoctlArgs<'_>,
+    Name<'_>, NormalPath<'_>, XattrName<'_>, &NewNode<'_>, &SetAttr, &[u8], &LockRequest, &IoctlArgs<'_>,
     &mut ReadBuf<'_>, &mut WriteBuf<'_>, &mut DirBuf<'_>, RenameFlags, AccessMask, SetXattrFlags,
     OpenArgs, OpenFlags, ReadArgs, WriteArgs, LockOwner, ReleaseArgs, Fallocate, Whence,
     Option<Fh>, Option<PollHandle>, usize, u64, u32, bool, std::sync::Arc<dyn Notify>,

@@ -32,6 +32,7 @@ macro_rules! methods {
 methods! {
     Lookup "lookup" false,
     LookupParent "lookup_parent" false,
+    Resolve "resolve" false,
     Mknod "mknod" true,
     Mkdir "mkdir" true,
     Symlink "symlink" true,

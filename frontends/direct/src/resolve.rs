@@ -1,0 +1,231 @@
+//! Paths that the file system resolves in one call, without nodes and lookups.
+//!
+//! A walk makes a node for each inode that it reaches, and caches its name. A file system with
+//! [`resolve`](defuse_fs::FileSystem::resolve) needs neither: it answers for the whole path, and
+//! the client checks the permissions that a walk would have checked. Whatever such an answer does
+//! not decide is left to a walk: symbolic links, `.` and `..`, mounts on directories of the mount,
+//! and directories that not everyone may search.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use defuse_fs::{Attr, Errno, FileKind, Ino, Name, NormalPath, Resolved, Result};
+use defuse_probe::Op;
+
+use crate::access::{self, Access};
+use crate::client::Client;
+use crate::credentials::{Credentials, cap};
+use crate::cwd::Place;
+use crate::mount::Mount;
+use crate::node::Node;
+use crate::rest::PATH_MAX;
+use crate::stop::{self, Stop};
+use crate::task::Task;
+use crate::walk::{At, Here};
+
+/// An inode that a call checks or changes. A walk has reached it, or the file system has resolved
+/// its path.
+pub(crate) struct Subject<'a> {
+    pub mount: &'a Arc<Mount>,
+    pub ino: Ino,
+    pub kind: FileKind,
+    known: Known,
+}
+
+enum Known {
+    Node(Arc<Node>),
+    Attr(Attr),
+}
+
+impl<'a> Subject<'a> {
+    /// An inode with a node.
+    pub fn walked(here: &'a Here) -> Self {
+        Subject::with_node(&here.mount, Arc::clone(&here.node))
+    }
+
+    pub fn with_node(mount: &'a Arc<Mount>, node: Arc<Node>) -> Self {
+        Subject { mount, ino: node.ino(), kind: node.kind(), known: Known::Node(node) }
+    }
+
+    fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr) -> Self {
+        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr) }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    /// True if another mount covers the inode.
+    pub fn is_mount_point(&self) -> bool {
+        match &self.known {
+            Known::Node(node) => node.covers.load(Relaxed) > 0,
+            Known::Attr(_) => false,
+        }
+    }
+
+    /// The attributes for a permission check.
+    pub fn attr(&self, who: &Credentials) -> Result<Attr> {
+        match &self.known {
+            Known::Node(node) => self.mount.attr(node, who),
+            Known::Attr(attr) => Ok(*attr),
+        }
+    }
+
+    /// Checks whether `who` has `access`; see [`access::check`].
+    pub fn check(&self, who: &Credentials, access: Access) -> Result<()> {
+        match &self.known {
+            Known::Node(node) => access::check(self.mount, node, who, access),
+            Known::Attr(attr) => access::check_attr(self.mount, self.ino, attr, who, access),
+        }
+    }
+
+    /// Fails with `EROFS` on a read-only mount.
+    pub fn writable(&self) -> Result<()> {
+        if self.mount.read_only() { Err(Errno::EROFS) } else { Ok(()) }
+    }
+
+    /// Invalidates cached attributes. Call it after the change.
+    pub fn changed(&self) {
+        match &self.known {
+            Known::Node(node) => node.changed(),
+            // A name or an open file may have given the inode a node.
+            Known::Attr(_) => self.mount.inode_changed(self.ino),
+        }
+    }
+
+    /// The inode with a node. Without a walk, that node has no lookup: the caller has opened the
+    /// file.
+    pub fn open_node(self) -> Here {
+        let node = match self.known {
+            Known::Node(node) => node,
+            Known::Attr(_) => self.mount.core.node(self.ino, self.kind, 0),
+        };
+        Here { node, mount: Arc::clone(self.mount) }
+    }
+}
+
+impl Client {
+    /// Calls `run` with the inode at the end of `path`, if one call of the file system can resolve
+    /// it. Returns `None` if the caller must walk. Fails with `ENOENT`, and with the errors of the
+    /// file system.
+    ///
+    /// `run` must not have changed anything if it fails with `ESTALE`. The name was removed
+    /// meanwhile then, and a walk decides.
+    pub(crate) fn resolve<T>(
+        &self,
+        task: &Task,
+        who: &Credentials,
+        (at, path): (At<'_>, &[u8]),
+        follow: bool,
+        run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
+    ) -> stop::Result<Option<T>> {
+        let done = self.start(task, (at, path), |mount, from, path| {
+            let cx = who.context();
+            let answer = match mount.resolve(&cx, from, path)? {
+                Some(answer) => answer,
+                None => return Ok(None),
+            };
+            let searches = |open_to_all| open_to_all || may_search_all(who);
+            match answer {
+                Resolved::Inode { ino, attr, open_to_all } if searches(open_to_all) => {
+                    if attr.kind == FileKind::Symlink && follow {
+                        return Ok(None);
+                    }
+                    run(Subject::resolved(mount, ino, attr))
+                }
+                Resolved::Missing { open_to_all } if searches(open_to_all) => {
+                    Err(Errno::ENOENT.into())
+                }
+                _ => Ok(None),
+            }
+        });
+        match done {
+            Some(Err(Stop::Errno(Errno::ESTALE))) | None => Ok(None),
+            Some(result) => result,
+        }
+    }
+
+    /// Calls `run` with the mount, the directory and the path in it with which a walk would begin.
+    /// Returns `None` if the path begins or may lead outside of this mount.
+    fn start<T>(
+        &self,
+        task: &Task,
+        (at, path): (At<'_>, &[u8]),
+        run: impl FnOnce(&Arc<Mount>, Ino, NormalPath<'_>) -> T,
+    ) -> Option<T> {
+        let is_absolute = *path.first()? == b'/';
+        if path.len() > PATH_MAX {
+            return None;
+        }
+        let table = self.mounts.load();
+        let found = if is_absolute { table.prefix(path) } else { table.named(path) };
+        if let Some((mount, len)) = found {
+            let rest = NormalPath::new(path[len..].strip_prefix(b"/")?)?;
+            return mount.may_resolve().then(|| run(mount, Ino::ROOT, rest));
+        }
+        if is_absolute {
+            return None;
+        }
+        let run = |here: &Here, path| {
+            here.mount.may_resolve().then(|| run(&here.mount, here.node.ino(), path))
+        };
+        match at {
+            At::Cwd => task.with_cwd(|cwd| match cwd {
+                Place::Inside(held) => run(&held.0, NormalPath::new(path)?),
+                Place::Outside(_) => None,
+            }),
+            At::Dir(dir) => run(dir.here(), NormalPath::new(path)?),
+            At::Itself(_) | At::Path(_) => None,
+        }
+    }
+}
+
+/// True if the permissions of directories do not restrict where `who` searches.
+fn may_search_all(who: &Credentials) -> bool {
+    who.has(cap::DAC_OVERRIDE) || who.has(cap::DAC_READ_SEARCH)
+}
+
+impl Mount {
+    /// True if the file system may resolve paths. No other mount covers a directory of this one, so
+    /// that a path does not leave it.
+    pub(crate) fn may_resolve(&self) -> bool {
+        !self.lacks_resolve.load(Relaxed) && self.covered.load(Relaxed) == 0
+    }
+
+    fn resolve(
+        &self,
+        cx: &defuse_fs::Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+    ) -> Result<Option<Resolved>> {
+        match self.call(Op::RESOLVE, |fs| fs.resolve(cx, from, path)) {
+            Err(Errno::ENOSYS) => {
+                self.lacks_resolve.store(true, Relaxed);
+                Ok(None)
+            }
+            // The directory is gone. A walk finds out how.
+            Err(Errno::ESTALE) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// Looks up `name` in `dir` for a call that needs no node if the file system resolves paths. The
+    /// caller has search permission. Fails with `ENOENT`.
+    pub(crate) fn subject<'a>(
+        self: &'a Arc<Self>,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+    ) -> Result<Subject<'a>> {
+        if self.may_resolve() {
+            match self.resolve(&who.context(), dir.ino(), name.into())? {
+                Some(Resolved::Inode { ino, attr, .. }) => {
+                    return Ok(Subject::resolved(self, ino, attr));
+                }
+                Some(Resolved::Missing { .. }) => return Err(Errno::ENOENT),
+                Some(Resolved::Walk) | None => {}
+            }
+        }
+        Ok(Subject::with_node(self, self.lookup(dir, name, who)?))
+    }
+}
