@@ -399,7 +399,8 @@ impl FileSystem for Uhs {
         let (files, more) = tree.count();
         drop(tree);
         let pool = self.engine.pool();
-        let (blocks, free) = (pool.space().blocks(), pool.free_blocks());
+        let blocks = pool.space().blocks();
+        let free = pool.free_blocks();
         Ok(StatFs {
             blocks,
             blocks_free: free,

@@ -1,0 +1,167 @@
+//! Power failures at every moment of random operations.
+
+use std::sync::Arc;
+
+use defuse_block::{Device, Ram, Sim};
+
+use super::player::{OF_THE_DEAD, Player};
+use super::{OPTIONS, Snapshot, fresh, open, random, snapshot};
+use crate::commit::Rules;
+use crate::{Uhs, check};
+
+/// A run with everything that is needed to judge what a power failure left.
+pub(super) struct Run {
+    pub(super) sim: Sim,
+    /// The state before the first operation and after each, with the events until then.
+    states: Vec<Snapshot>,
+    /// For each acknowledgement the events before it, and the state that is durable.
+    acknowledged: Vec<(usize, usize)>,
+}
+
+impl Run {
+    /// A run that has not changed anything yet.
+    pub(super) fn begin(sim: Sim, fs: &Uhs) -> Run {
+        Run { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)] }
+    }
+
+    /// Takes in the state after an operation.
+    pub(super) fn note(&mut self, fs: &Uhs, synced: bool) {
+        self.states.push(snapshot(fs));
+        if synced {
+            self.acknowledged.push((self.sim.events(), self.states.len() - 1));
+        }
+    }
+
+    /// The newest state that was acknowledged.
+    pub(super) fn durable(&self) -> usize {
+        self.acknowledged.last().map_or(0, |(_, state)| *state)
+    }
+
+    fn new(ram: &Ram, seed: u64, rules: Rules, lies: bool) -> Run {
+        let sim = Sim::from_ram(ram, seed);
+        let (fs, problems) = open(sim.clone(), rules);
+        assert_eq!(problems, []);
+        if lies {
+            sim.lie_about_flushes();
+        }
+        let mut run = Run::begin(sim, &fs);
+        let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+        for _ in 0..player.random.usize(10..60) {
+            let synced = player.step();
+            run.note(&fs, synced);
+        }
+        // The fall of the last one is no clean end.
+        std::mem::forget(fs);
+        run
+    }
+
+    /// Judges a state of the device. `durable` is the newest state that was acknowledged.
+    pub(super) fn judge(&self, durable: usize, ram: &Ram, rules: Rules) -> Result<(), String> {
+        let report =
+            check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).map_err(|e| e.to_string())?;
+        if !report.problems.is_empty() {
+            return Err(format!("the check found {:?}", report.problems));
+        }
+        let (fs, problems) = Uhs::open_by(Arc::new(ram.clone()), OPTIONS, rules, random())
+            .map_err(|e| e.to_string())?;
+        if !problems.is_empty() {
+            return Err(format!("the mount found {problems:?}"));
+        }
+        let found = snapshot(&fs);
+        let Some(at) =
+            (durable..self.states.len()).find(|at| self.states[*at].names == found.names)
+        else {
+            return Err(format!(
+                "names of no state from {durable} on: {:#?}\ninstead of {:#?}",
+                found.names, self.states[durable].names
+            ));
+        };
+        // Data reaches the device before the names and sizes of its moment, and later writes may follow.
+        let later = &self.states[at..];
+        for (ino, bytes) in &found.data {
+            for (sector, content) in bytes.chunks(512).enumerate() {
+                let same = |state: &Snapshot| {
+                    let data = state.data.get(ino).and_then(|data| data.get(sector * 512..));
+                    let Some(old) = data.filter(|old| !old.is_empty()) else { return false };
+                    // The file may have been shorter then, and longer since.
+                    let (kept, zeros) = content.split_at(old.len().min(content.len()));
+                    old.starts_with(kept) && zeros.iter().all(|byte| *byte == 0)
+                };
+                // Whoever had removed the file may have written to it after that.
+                let removed = later.iter().any(|state| !state.data.contains_key(ino));
+                let of_the_dead = removed && content.iter().all(|byte| *byte == OF_THE_DEAD);
+                if !later.iter().any(same) && !of_the_dead {
+                    return Err(format!("state {at}: inode {ino}, sector {sector} is of no state"));
+                }
+            }
+        }
+        // Nothing is lost: the space of a remount is that of this mount.
+        drop(fs);
+        let again =
+            check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).map_err(|e| e.to_string())?;
+        match (again.problems.is_empty(), again.free_blocks == report.free_blocks) {
+            (true, true) => Ok(()),
+            _ => Err(format!("after the mount: {again:?} instead of {report:?}")),
+        }
+    }
+
+    /// Judges states of all moments, about `wanted` of them.
+    fn judge_all(&self, wanted: usize, seed: u64, rules: Rules) -> Result<usize, String> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let share = wanted as f64 / (self.sim.events() + 1) as f64;
+        let mut judged = 0;
+        let mut cuts = self.sim.cuts();
+        while let Some(cut) = cuts.next() {
+            let before = self.acknowledged.iter().filter(|(events, _)| *events <= cut.at());
+            let durable = before.map(|(_, state)| *state).max().unwrap_or(0);
+            let mut wish = share;
+            while random.f64() < wish {
+                wish -= 1.0;
+                let ram = match cut.is_small() && random.u8(..4) == 0 {
+                    true => random
+                        .choice(cut.every().collect::<Vec<_>>())
+                        .unwrap_or_else(|| self.sim.now()),
+                    false => cut.sample(&mut random),
+                };
+                self.judge(durable, &ram, rules)
+                    .map_err(|why| format!("event {}: {why}", cut.at()))?;
+                judged += 1;
+            }
+        }
+        Ok(judged)
+    }
+}
+
+fn play(seed: u64, rules: Rules, lies: bool) -> Result<usize, String> {
+    let ram = fresh();
+    Run::new(&ram, seed, rules, lies).judge_all(30, seed, rules)
+}
+
+#[test]
+fn after_a_power_failure_names_are_those_of_one_moment_and_data_is_what_was_written() {
+    let mut judged = 0;
+    for seed in 0..300 {
+        judged += play(seed, Rules::ALL, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 5000, "{judged} states");
+    println!("{judged} states");
+}
+
+#[test]
+fn each_sentence_about_data_is_needed() {
+    let without: [(&str, Rules); 3] = [
+        ("data is first", Rules { data_is_first: false, ..Rules::ALL }),
+        ("blocks wait for the group", Rules { blocks_wait_for_group: false, ..Rules::ALL }),
+        ("tails move", Rules { tails_move: false, ..Rules::ALL }),
+    ];
+    for (name, rules) in without {
+        let found = (0..400).find(|seed| play(*seed, rules, false).is_err());
+        assert!(found.is_some(), "nothing fails without: {name}");
+        println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
+    }
+}
+
+#[test]
+fn the_suite_notices_a_device_that_lies_about_flushes() {
+    assert!((0..50).any(|seed| play(seed, Rules::ALL, true).is_err()));
+}

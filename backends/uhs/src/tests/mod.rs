@@ -1,0 +1,127 @@
+//! The whole file system on simulated devices.
+
+mod crash;
+mod faults;
+mod mounts;
+mod player;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use defuse_block::{Device, Ram};
+use defuse_fs::{
+    Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino, Name,
+    NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink,
+};
+
+use crate::commit::Rules;
+use crate::{Options, Problem, Uhs};
+
+const BLOCKS: u64 = 8 * 512;
+const OPTIONS: Options =
+    Options { read_only: false, commit: None, cache_pages: 16, dirty_pages: 64 };
+
+fn cx() -> Context<'static> {
+    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
+}
+
+fn random() -> fastrand::Rng {
+    fastrand::Rng::with_seed(77)
+}
+
+fn fresh() -> Ram {
+    let ram = Ram::new(4096, BLOCKS);
+    Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+    ram
+}
+
+fn open(device: impl Device + 'static, rules: Rules) -> (Uhs, Vec<Problem>) {
+    Uhs::open_by(Arc::new(device), OPTIONS, rules, random()).unwrap()
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn node(kind: FileKind) -> NewNode<'static> {
+    NewNode::new(kind, 0o644, cx().caller)
+}
+
+/// A file as a walk finds it. Times are left out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seen {
+    ino: u64,
+    mode: u32,
+    nlink: u32,
+    size: u64,
+    target: Vec<u8>,
+}
+
+/// All paths, and the data of all files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Snapshot {
+    names: BTreeMap<String, Seen>,
+    data: BTreeMap<u64, Vec<u8>>,
+}
+
+#[derive(Default)]
+struct Names(Vec<String>);
+
+impl DirSink for Names {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+    fn fits(&self, _: usize) -> bool {
+        true
+    }
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.0.push(String::from_utf8_lossy(item.name).into_owned());
+    }
+}
+
+fn list(fs: &Uhs, dir: Ino) -> Vec<String> {
+    let mut names = Names::default();
+    let opened = fs.opendir(&cx(), dir, OpenFlags(0)).unwrap();
+    let file = File { ino: dir, fh: opened.fh };
+    fs.readdir(&cx(), file, 0, &mut DirBuf::new(&mut names)).unwrap();
+    fs.releasedir(&cx(), file).unwrap();
+    names.0.retain(|name| name != "." && name != "..");
+    names.0
+}
+
+fn contents(fs: &Uhs, ino: Ino, size: u64) -> Vec<u8> {
+    let mut bytes = vec![0; size as usize];
+    let mut sink = SliceSink::new(&mut bytes);
+    let mut out = ReadBuf::new(&mut sink, size as usize);
+    fs.read(&cx(), File { ino, fh: Fh(0) }, ReadArgs::default(), &mut out).unwrap();
+    assert_eq!(out.filled() as u64, size);
+    bytes
+}
+
+fn snapshot(fs: &Uhs) -> Snapshot {
+    let mut found = Snapshot::default();
+    walk(fs, Ino::ROOT, String::new(), &mut found);
+    found
+}
+
+fn walk(fs: &Uhs, dir: Ino, path: String, found: &mut Snapshot) {
+    for child in list(fs, dir) {
+        let entry = fs.lookup(&cx(), dir, name(&child)).unwrap();
+        let path = format!("{path}/{child}");
+        let attr = entry.attr;
+        let target = match attr.kind {
+            FileKind::Symlink => fs.readlink(&cx(), entry.ino).unwrap(),
+            _ => Vec::new(),
+        };
+        let (ino, mode, nlink, size) = (entry.ino.0, attr.mode(), attr.nlink, attr.size);
+        found.names.insert(path.clone(), Seen { ino, mode, nlink, size, target });
+        match attr.kind {
+            FileKind::Directory => walk(fs, entry.ino, path, found),
+            FileKind::Regular => {
+                found.data.insert(ino, contents(fs, entry.ino, size));
+            }
+            _ => {}
+        }
+        fs.forget(entry.ino, 1);
+    }
+}

@@ -1,0 +1,54 @@
+//! Mounts that may not write.
+
+use std::sync::Arc;
+
+use defuse_block::{Blocking, Device, Sim};
+use defuse_fs::{Errno, FileKind, FileSystem, Ino};
+
+use super::{OPTIONS, cx, fresh, name, node, open, random};
+use crate::commit::Rules;
+use crate::{Options, Uhs, check};
+
+/// Mounting zeroed slots and wrote a superblock before it had looked at the inodes.
+#[test]
+fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
+    let sim = Sim::from_ram(&fresh(), 1);
+    let (fs, _) = open(sim.clone(), Rules::ALL);
+    for text in ["a", "b", "c", "d"] {
+        fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
+    }
+    fs.syncfs(&cx()).unwrap();
+    fs.mknod(&cx(), Ino::ROOT, name("e"), &node(FileKind::Regular)).unwrap();
+    fs.mknod(&cx(), Ino::ROOT, name("f"), &node(FileKind::Regular)).unwrap();
+    fs.syncfs(&cx()).unwrap();
+    let mut cuts = sim.cuts();
+    let mut random = random();
+    let mut unfinished = 0;
+    while let Some(cut) = cuts.next() {
+        let left = Sim::from_ram(&cut.sample(&mut random), 2);
+        let device: Arc<dyn Device> = Arc::new(left.clone());
+        unfinished += check(&device).unwrap().unfinished;
+        let options = Options { read_only: true, ..OPTIONS };
+        let (fs, problems) = Uhs::open(device, options, super::random()).unwrap();
+        assert_eq!(problems, []);
+        let made = fs.mknod(&cx(), Ino::ROOT, name("g"), &node(FileKind::Regular));
+        assert_eq!(made.map(drop), Err(Errno::EROFS));
+        assert_eq!(fs.syncfs(&cx()), Ok(()));
+        drop(fs);
+        assert_eq!(left.events(), 0, "event {}", cut.at());
+    }
+    assert!(unfinished > 0, "nothing was there to undo");
+    // A byte of a slot that counts changes at rest.
+    drop(fs);
+    let damaged = Sim::from_ram(&sim.now(), 2);
+    let mut line = Blocking::new(&damaged).unwrap();
+    let mut bytes = [0; 4096];
+    line.read(514, &mut bytes).unwrap();
+    bytes[200] ^= 1;
+    line.write(514, &bytes).unwrap();
+    let before = damaged.events();
+    let (fs, problems) = open(damaged.clone(), Rules::ALL);
+    assert!(!problems.is_empty());
+    drop(fs);
+    assert_eq!(damaged.events(), before);
+}

@@ -1,0 +1,133 @@
+//! Random operations.
+
+use defuse_fs::{
+    Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name, ReleaseArgs, RenameFlags, SetAttr,
+    SliceSource, WriteArgs, WriteBuf,
+};
+
+use super::{cx, name, node};
+use crate::Uhs;
+
+/// The byte that files without names are filled with.
+pub(super) const OF_THE_DEAD: u8 = 7;
+
+/// Operations on a few names, by chance.
+pub(super) struct Player<'a> {
+    pub(super) fs: &'a Uhs,
+    pub(super) random: fastrand::Rng,
+}
+
+impl Player<'_> {
+    /// A directory, and how many lookups it takes to forget it.
+    fn dir(&mut self) -> (Ino, u64) {
+        let at = ["d", "e", "x"][self.random.usize(..3)];
+        match self.fs.lookup(&cx(), Ino::ROOT, name(at)) {
+            Ok(entry) if entry.attr.kind == FileKind::Directory => (entry.ino, 1),
+            Ok(entry) => {
+                self.fs.forget(entry.ino, 1);
+                (Ino::ROOT, 0)
+            }
+            Err(_) => (Ino::ROOT, 0),
+        }
+    }
+
+    fn name(&mut self) -> Name<'static> {
+        name(["a", "b", "c", "d", "e"][self.random.usize(..5)])
+    }
+
+    /// One operation. True for a sync that succeeded.
+    pub(super) fn step(&mut self) -> bool {
+        let dirs = [self.dir(), self.dir()];
+        let synced = self.operation(dirs[0].0, dirs[1].0);
+        dirs.iter().for_each(|(ino, lookups)| self.fs.forget(*ino, *lookups));
+        synced
+    }
+
+    fn operation(&mut self, dir: Ino, other: Ino) -> bool {
+        let (from, to) = (self.name(), self.name());
+        let cx = cx();
+        let entered = |entry: Result<Entry, Errno>| {
+            if let Ok(entry) = entry {
+                self.fs.forget(entry.ino, 1);
+            }
+        };
+        match self.random.u8(..18) {
+            0 | 1 => entered(self.fs.mknod(&cx, dir, from, &node(FileKind::Regular))),
+            2 => entered(self.fs.mkdir(&cx, dir, from, &node(FileKind::Directory))),
+            3 => entered(self.fs.symlink(&cx, dir, from, b"target", &node(FileKind::Symlink))),
+            4 => drop(self.fs.unlink(&cx, dir, from).ok()),
+            5 => drop(self.fs.rmdir(&cx, dir, from).ok()),
+            6 | 7 => {
+                let flags =
+                    [0, 0, RenameFlags::NOREPLACE, RenameFlags::EXCHANGE, RenameFlags::WHITEOUT];
+                let flags = RenameFlags(flags[self.random.usize(..5)]);
+                let _ = self.fs.rename(&cx, (dir, from), (other, to), flags);
+            }
+            8 => {
+                if let Ok(entry) = self.fs.lookup(&cx, dir, from) {
+                    entered(self.fs.link(&cx, entry.ino, other, to));
+                    self.fs.forget(entry.ino, 1);
+                }
+            }
+            9..=12 => self.write(dir, from),
+            13 => self.set(dir, from),
+            14 => self.use_while_unlinked(dir, from),
+            _ => return self.fs.syncfs(&cx).is_ok(),
+        }
+        false
+    }
+
+    fn with_file(&mut self, dir: Ino, at: Name<'_>, run: impl FnOnce(&mut Self, Ino, u64)) {
+        let Ok(entry) = self.fs.lookup(&cx(), dir, at) else { return };
+        if entry.attr.kind == FileKind::Regular {
+            run(self, entry.ino, entry.attr.size);
+        }
+        self.fs.forget(entry.ino, 1);
+    }
+
+    fn write(&mut self, dir: Ino, at: Name<'_>) {
+        self.with_file(dir, at, |player, ino, size| {
+            let ends = [0, size.saturating_sub(100), size, size + 5000, 3000];
+            let offset = ends[player.random.usize(..5)];
+            let lengths = [1, 100, 2500, 4096, 9000, 30_000];
+            let longest = lengths[player.random.usize(..6)];
+            let len = player.random.usize(1..=longest);
+            // No two writes have the same bytes, so that every sector tells which one it is of.
+            let mut bytes = vec![0; len];
+            player.random.fill(&mut bytes);
+            let mut source = SliceSource::new(&bytes);
+            let args = WriteArgs { offset, ..WriteArgs::default() };
+            let file = File { ino, fh: Fh(0) };
+            let _ = player.fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source));
+        });
+    }
+
+    fn set(&mut self, dir: Ino, at: Name<'_>) {
+        self.with_file(dir, at, |player, ino, size| {
+            let sizes = [0, size / 2, size.saturating_sub(1), size + 1, size + 10_000, 4096];
+            let set = match player.random.bool() {
+                true => SetAttr { perm: Some(player.random.u32(..0o1000)), ..SetAttr::default() },
+                false => {
+                    let size = Some(sizes[player.random.usize(..6)]);
+                    SetAttr { size, ..SetAttr::default() }
+                }
+            };
+            let _ = player.fs.setattr(&cx(), ino, None, &set);
+        });
+    }
+
+    fn use_while_unlinked(&mut self, dir: Ino, at: Name<'_>) {
+        self.with_file(dir, at, |player, ino, _| {
+            let file = File { ino, fh: Fh(0) };
+            player.fs.open(&cx(), ino, Default::default()).unwrap();
+            let _ = player.fs.unlink(&cx(), dir, at);
+            let mut source = SliceSource::new(&[OF_THE_DEAD; 18 * 512]);
+            let mut data = WriteBuf::new(&mut source);
+            let _ = player.fs.write(&cx(), file, WriteArgs::default(), &mut data);
+            if player.random.bool() {
+                let _ = player.fs.syncfs(&cx());
+            }
+            player.fs.release(&cx(), file, ReleaseArgs::default()).unwrap();
+        });
+    }
+}
