@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use defuse_direct::{
-    Access, At, Client, Credentials, Description, How, MountArgs, Options, Place, Result, Stop,
-    Task,
+    Access, At, Client, Credentials, Description, How, LockFamily, MountArgs, Options, Place,
+    Result, Stop, Task,
 };
 use defuse_fs::layer::{Fault, Locking, Method, ReadOnly, Subdir};
 use defuse_fs::posix::acl;
 use defuse_fs::{
-    Caller, Context, Entry, Errno, FileSystem, Ino, Name, NormalPath, RenameFlags, Resolved,
-    SetXattrFlags, delegate,
+    Caller, Context, Entry, Errno, FileSystem, Ino, Lock, LockType, Name, NormalPath, RenameFlags,
+    Resolved, SetXattrFlags, delegate,
 };
 use defuse_memory::Memory;
 
@@ -115,6 +115,39 @@ fn a_path_costs_one_call_and_no_lookup() {
     let found = stat(&client, &user, "m:/a/b/link").unwrap();
     assert_eq!(found, stat(&client, &user, "m:/a/b/file").unwrap());
     assert!(fs.take().iter().any(|&(name, _)| name == "lookup"));
+}
+
+#[test]
+fn creating_and_closing_a_file_asks_for_nothing_that_is_known() {
+    let fs = Counting::new();
+    let (client, user) = (client(fs.clone()), task(5, &[]));
+    client.mkdir(&user, At::Cwd, b"m:/dir", 0o755).unwrap();
+    let make = |path| {
+        fs.take();
+        let file = open(&client, &user, path, CREATE).unwrap();
+        file.close(&user).unwrap();
+        file
+    };
+    drop(make("m:/dir/one"));
+    // The permissions of the directory are still known after a change of its names.
+    let expected = [("create", 1), ("release", 1), ("resolve", 1)];
+    drop(make("m:/dir/two"));
+    assert_eq!(fs.take(), expected);
+    let listed = client.stat(&user, At::Cwd, b"m:/dir", true).unwrap().attr;
+    assert_eq!(listed.size, 40, "its size is the current one");
+    client.chmod(&user, At::Cwd, b"m:/dir", 0o555, true).unwrap();
+    assert_eq!(open(&client, &user, "m:/dir/three", CREATE).map(drop), REFUSED);
+    client.chmod(&user, At::Cwd, b"m:/dir", 0o755, true).unwrap();
+    // From the first lock on, closing releases locks.
+    let file = make("m:/dir/four");
+    let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 0 };
+    client.set_lock(&user, &file, LockFamily::Process, lock).unwrap();
+    let other = open(&client, &user, "m:/dir/four", CREATE).unwrap();
+    other.close(&user).unwrap();
+    let second = task(6, &[]);
+    second.set_pid(99);
+    let found = client.test_lock(&second, &file, LockFamily::Process, lock);
+    assert_eq!(found, Ok(None), "closing any descriptor releases the locks of the process");
 }
 
 #[test]

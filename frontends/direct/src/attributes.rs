@@ -94,7 +94,7 @@ impl Client {
     }
 
     fn stat_of(&self, here: &Here, fh: Option<Fh>, who: &Credentials) -> Result<Stat> {
-        let attr = match here.node.cached_attr(true) {
+        let attr = match here.node.cached_attr() {
             Some(attr) => attr,
             None => here.mount.fresh_attr(&here.node, fh, who)?,
         };

@@ -75,7 +75,7 @@ pub struct Description {
     lower: Option<Arc<OwnedFd>>,
     id: u64,
     cells: Cells,
-    who: Credentials,
+    who: Arc<Credentials>,
 }
 
 pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -86,7 +86,7 @@ pub(crate) struct Parts {
     pub opened: Option<defuse_fs::Opened>,
     pub pin: Option<Fh>,
     pub flags: u32,
-    pub who: Credentials,
+    pub who: Arc<Credentials>,
 }
 
 /// State of an open file that was opened by an earlier program.
@@ -255,7 +255,7 @@ impl Description {
         if !mount.has_locks() {
             mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
         }
-        if self.kind == FileKind::Directory || !self.needs_flush && !mount.has_locks() {
+        if self.kind == FileKind::Directory || !self.needs_flush && !mount.may_hold_locks() {
             return Ok(());
         }
         let cx = task.context();
@@ -281,7 +281,7 @@ impl Drop for Description {
                 if !mount.has_locks() {
                     mount.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
                     mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
-                } else {
+                } else if mount.may_hold_locks() {
                     // Releases the locks of the open file description itself (F_OFD_SETLK).
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }

@@ -72,6 +72,8 @@ impl Client {
         mount: &Arc<Mount>,
         parcel: &Parcel,
     ) -> Result<Arc<Description>> {
+        // The previous program may have locked it.
+        mount.has_locked.store(true, Ordering::Relaxed);
         let here = adopt(mount, parcel.ino, parcel.kind);
         let opened = parcel.fh.map(|fh| defuse_fs::Opened {
             fh,
@@ -79,7 +81,7 @@ impl Client {
             no_flush: !parcel.needs_flush,
             ..defuse_fs::Opened::default()
         });
-        let who = (*task.credentials()).clone();
+        let who = task.credentials();
         let parts = Parts { here, opened, pin: None, flags: parcel.flags, who };
         let taken = Taken { id: parcel.id };
         let file = Description::taken_over(parts, self.options.arena.as_ref(), taken);

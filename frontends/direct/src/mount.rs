@@ -41,6 +41,8 @@ pub struct Mount {
     pub(crate) locks: LockQueue,
     /// Number of open files and working directories.
     pub(crate) users: AtomicUsize,
+    /// A lock was requested through this mount.
+    pub(crate) has_locked: AtomicBool,
     pub(crate) lacks_access: AtomicBool,
     pub(crate) lacks_resolve: AtomicBool,
     /// Number of mounts on directories of this one.
@@ -86,6 +88,7 @@ impl Mount {
             id: settings.id,
             locks: LockQueue::default(),
             users: AtomicUsize::new(0),
+            has_locked: AtomicBool::new(false),
             lacks_access: AtomicBool::new(false),
             lacks_resolve: AtomicBool::new(false),
             covered: AtomicUsize::new(0),
@@ -157,6 +160,11 @@ impl Mount {
         }
     }
 
+    /// True if closing a file may release locks that the file system keeps.
+    pub(crate) fn may_hold_locks(&self) -> bool {
+        self.has_locks() && self.has_locked.load(Ordering::Relaxed)
+    }
+
     /// True if the file system implements locks itself.
     pub(crate) fn has_locks(&self) -> bool {
         self.caps.locks != LockSupport::Frontend
@@ -223,7 +231,7 @@ impl Mount {
     /// happened.
     pub(crate) fn name_changed(&self, dir: &Node, name: &[u8]) {
         self.names.remove(dir.ino(), name);
-        dir.changed();
+        dir.names_changed();
     }
 
     /// Caches the name and the attributes of a new inode.
@@ -233,10 +241,10 @@ impl Mount {
         node
     }
 
-    /// Attributes for a permission check, from the cache while they are valid. Changes of the
-    /// access time do not matter here.
+    /// Attributes for a permission check, from the cache while they are valid. Size, links and times
+    /// may be outdated.
     pub(crate) fn attr(&self, node: &Node, who: &Credentials) -> Result<Attr> {
-        match node.cached_attr(false) {
+        match node.cached_rights() {
             Some(attr) => Ok(attr),
             None => self.fresh_attr(node, None, who),
         }
@@ -269,7 +277,7 @@ impl Mount {
         let version = node.version();
         let acl = self.fresh_acl(node.ino(), who)?;
         let decided = acl.as_deref().map(decide);
-        let valid_for = node.cached_attr(false).map_or(std::time::Duration::ZERO, |a| a.valid_for);
+        let valid_for = node.cached_rights().map_or(std::time::Duration::ZERO, |a| a.valid_for);
         node.keep_acl(acl, version, valid_for);
         Ok(decided)
     }

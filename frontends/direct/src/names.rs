@@ -18,9 +18,9 @@ use crate::task::Task;
 use crate::walk::{At, Here, Last, Parent};
 
 /// The place of a new name: the directory, and the last component with any slashes after it.
-struct Spot {
+struct Spot<'a> {
     dir: Here,
-    last: Component,
+    last: Component<'a>,
 }
 
 impl Client {
@@ -126,7 +126,7 @@ impl Client {
         self.link_to(file.here(), &spot, &who)
     }
 
-    fn link_to(&self, source: &Here, spot: &Spot, who: &Credentials) -> Result<()> {
+    fn link_to(&self, source: &Here, spot: &Spot<'_>, who: &Credentials) -> Result<()> {
         if !Arc::ptr_eq(&source.mount, &spot.dir.mount) {
             return Err(Errno::EXDEV.into());
         }
@@ -220,7 +220,7 @@ impl Client {
         self.rename_found(&moving, &who)
     }
 
-    fn rename_found(&self, moving: &Moving, who: &Credentials) -> Result<()> {
+    fn rename_found(&self, moving: &Moving<'_>, who: &Credentials) -> Result<()> {
         let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
         let source = victim(old_dir, old, who)?;
         let target = match victim(new_dir, new, who) {
@@ -257,13 +257,13 @@ impl Client {
 
     /// Finds the place of a new file. Fails with `EEXIST`, `EROFS` or `EACCES`, and with `ENOENT`
     /// for a trailing slash unless a directory is created.
-    fn spot_for_new(
-        &self,
+    fn spot_for_new<'a>(
+        &'a self,
         task: &Task,
-        who: &Credentials,
-        (at, path): (At<'_>, &[u8]),
+        who: &'a Credentials,
+        (at, path): (At<'_>, &'a [u8]),
         directory: bool,
-    ) -> Result<Spot> {
+    ) -> Result<Spot<'a>> {
         let Parent { dir, last } = self.walk(task, who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EEXIST)?;
         match victim(&dir, &last, who) {
@@ -278,7 +278,7 @@ impl Client {
         Ok(Spot { dir, last })
     }
 
-    fn made(&self, spot: &Spot, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
+    fn made(&self, spot: &Spot<'_>, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
         let Here { node, mount } = &spot.dir;
         match entry {
             Ok(entry) => {
@@ -294,7 +294,7 @@ impl Client {
     }
 }
 
-impl Spot {
+impl Spot<'_> {
     /// Checks that `who` may create a name here. It is a separate step because link(2) checks its
     /// source first.
     fn check(&self, who: &Credentials) -> Result<(), Errno> {
@@ -307,7 +307,7 @@ fn without(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
 }
 
-fn named(last: Last) -> Option<Component> {
+fn named(last: Last<'_>) -> Option<Component<'_>> {
     match last {
         Last::Component(component) if component.part == Part::Name => Some(component),
         _ => None,
@@ -315,7 +315,11 @@ fn named(last: Last) -> Option<Component> {
 }
 
 /// Looks up a file to be removed or renamed. Unlike a walk, it does not enter a mount on it.
-fn victim<'a>(dir: &'a Here, last: &Component, who: &Credentials) -> Result<Subject<'a>, Errno> {
+fn victim<'a>(
+    dir: &'a Here,
+    last: &Component<'_>,
+    who: &Credentials,
+) -> Result<Subject<'a>, Errno> {
     dir.mount.subject(&dir.node, last.name()?, who)
 }
 
@@ -347,14 +351,14 @@ fn child_towards(upper: &Here, lower: &Here, who: &Credentials) -> Result<Option
 }
 
 /// A rename in progress.
-struct Moving {
-    old: (Here, Component),
-    new: (Here, Component),
+struct Moving<'a> {
+    old: (Here, Component<'a>),
+    new: (Here, Component<'a>),
     flags: RenameFlags,
     exchange: bool,
 }
 
-impl Moving {
+impl Moving<'_> {
     /// A trailing slash requires a directory: `ENOTDIR`.
     fn check_slashes(
         &self,

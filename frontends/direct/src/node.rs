@@ -44,6 +44,9 @@ pub(crate) struct Node {
     /// Increased by everything that may change attributes. An answer that was requested before the
     /// change is then not cached.
     version: AtomicU64,
+    /// Increased by everything that may change what permission checks use: mode, owner, group and
+    /// ACL. A change of the names in a directory does not.
+    rights: AtomicU64,
     /// The access time has changed since the attributes were fetched, because the file was read.
     accessed: AtomicBool,
     /// Number of mounts that cover this directory.
@@ -53,13 +56,20 @@ pub(crate) struct Node {
 #[derive(Default)]
 struct Cached {
     /// Attributes, the version that they belong to, and their expiry.
-    attr: Option<(Attr, u64, u64)>,
+    attr: Option<(Attr, Version, u64)>,
     /// The access ACL, in the same way; `Some(None)` if the inode has no ACL.
     acl: Option<CachedAcl>,
 }
 
 /// An ACL or its absence, the version that it belongs to, and its expiry.
-type CachedAcl = (Option<Box<[u8]>>, u64, u64);
+type CachedAcl = (Option<Box<[u8]>>, Version, u64);
+
+/// The version of the attributes of an inode, and of those that permission checks use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version {
+    all: u64,
+    rights: u64,
+}
 
 impl Node {
     pub(crate) fn ino(&self) -> Ino {
@@ -80,8 +90,8 @@ impl Node {
     }
 
     /// The version before a request for attributes. [`Node::keep_attr`] needs it.
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Relaxed)
+    pub(crate) fn version(&self) -> Version {
+        Version { all: self.version.load(Relaxed), rights: self.rights.load(Relaxed) }
     }
 
     /// Invalidates cached attributes. Call it after the change.
@@ -92,8 +102,14 @@ impl Node {
     /// grown include both.
     #[inline]
     pub(crate) fn changed(&self) {
-        let version = self.version.load(Relaxed);
-        self.version.store(version.wrapping_add(1), std::sync::atomic::Ordering::Release);
+        self.names_changed();
+        increase(&self.rights);
+    }
+
+    /// Like [`changed`](Node::changed), for a directory of which only the names have changed.
+    #[inline]
+    pub(crate) fn names_changed(&self) {
+        increase(&self.version);
     }
 
     /// Records that a read has changed the access time.
@@ -104,7 +120,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn keep_attr(&self, attr: &Attr, version: u64) {
+    pub(crate) fn keep_attr(&self, attr: &Attr, version: Version) {
         let expires = expiry(attr.valid_for);
         if expires > 0 {
             self.accessed.store(false, Relaxed);
@@ -112,18 +128,27 @@ impl Node {
         }
     }
 
-    /// Cached attributes that are still valid. If `times` is set, they must include the access
-    /// time.
-    pub(crate) fn cached_attr(&self, times: bool) -> Option<Attr> {
-        if times && self.accessed.load(Relaxed) {
+    /// Cached attributes that are still valid.
+    pub(crate) fn cached_attr(&self) -> Option<Attr> {
+        if self.accessed.load(Relaxed) {
             return None;
         }
-        let version = self.version();
-        let attr = lock(&self.cached).attr;
-        attr.filter(|&(_, of, expires)| of == version && now_ns() < expires).map(|(attr, ..)| attr)
+        self.cached(|of, now| of == now)
     }
 
-    pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: u64, valid_for: Duration) {
+    /// Cached attributes of which type, mode, owner and group are still valid.
+    pub(crate) fn cached_rights(&self) -> Option<Attr> {
+        self.cached(|of, now| of.rights == now.rights)
+    }
+
+    fn cached(&self, fits: impl Fn(Version, Version) -> bool) -> Option<Attr> {
+        let version = self.version();
+        let cached = lock(&self.cached);
+        let (attr, of, expires) = cached.attr.as_ref()?;
+        (fits(*of, version) && now_ns() < *expires).then_some(*attr)
+    }
+
+    pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: Version, valid_for: Duration) {
         lock(&self.cached).acl = Some((acl, version, expiry(valid_for)));
     }
 
@@ -136,8 +161,14 @@ impl Node {
         let version = self.version();
         let cached = lock(&self.cached);
         let (acl, of, expires) = cached.acl.as_ref()?;
-        (*of == version && now_ns() < *expires).then(|| acl.as_deref().map(decide))
+        let fits = of.rights == version.rights && now_ns() < *expires;
+        fits.then(|| acl.as_deref().map(decide))
     }
+}
+
+#[inline]
+fn increase(version: &AtomicU64) {
+    version.store(version.load(Relaxed).wrapping_add(1), std::sync::atomic::Ordering::Release);
 }
 
 impl Drop for Node {
@@ -202,6 +233,7 @@ impl Core {
             lookups: AtomicU64::new(lookups),
             cached: Mutex::default(),
             version: AtomicU64::new(0),
+            rights: AtomicU64::new(0),
             accessed: AtomicBool::new(false),
             covers: AtomicU32::new(0),
         })

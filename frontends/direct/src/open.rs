@@ -114,7 +114,7 @@ fn checked(flags: u32) -> Result<u32, Errno> {
 struct Opening<'a> {
     client: &'a Client,
     task: &'a Task,
-    who: &'a Credentials,
+    who: &'a Arc<Credentials>,
     flags: u32,
     mode: u32,
 }
@@ -241,7 +241,7 @@ impl Opening<'_> {
         pin: Option<Fh>,
     ) -> Result<Arc<Description>> {
         let flags = self.flags & !CREATION;
-        let parts = Parts { here, opened, pin, flags, who: self.who.clone() };
+        let parts = Parts { here, opened, pin, flags, who: Arc::clone(self.who) };
         Ok(Description::new(parts, self.client.options.arena.as_ref()).ok_or(Errno::ENFILE)?)
     }
 
@@ -270,7 +270,7 @@ impl Opening<'_> {
         &self,
         walk: &mut Walk<'_>,
         dir: Here,
-        component: &Component,
+        component: &Component<'_>,
     ) -> Result<Option<Arc<Description>>> {
         // Another process may create or remove the name between lookup and create, so the loop
         // retries a few times.
@@ -311,7 +311,7 @@ impl Opening<'_> {
     }
 
     /// Opens `component` in `dir` without a walk if it is a regular file.
-    fn look(&self, dir: &Here, component: &Component) -> Result<Look> {
+    fn look(&self, dir: &Here, component: &Component<'_>) -> Result<Look> {
         if !dir.mount.may_resolve() {
             return Ok(Look::Walk);
         }
@@ -337,7 +337,7 @@ impl Opening<'_> {
     }
 
     /// Creates a file whose lookup has just failed.
-    fn make(&self, dir: &Here, component: &Component) -> Result<Arc<Description>> {
+    fn make(&self, dir: &Here, component: &Component<'_>) -> Result<Arc<Description>> {
         let name = component.name()?;
         access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;

@@ -1,6 +1,8 @@
 //! The rest of a path during a walk: the caller's path, preceded by the texts of symbolic links.
 
-use defuse_fs::{Errno, NAME_MAX, Result};
+use std::borrow::Cow;
+
+use defuse_fs::Result;
 
 /// The longest path, `PATH_MAX` without its NUL.
 pub(crate) const PATH_MAX: usize = 4095;
@@ -16,28 +18,35 @@ pub(crate) enum Part {
     DotDot,
 }
 
-/// A path component. It is a copy, so that the path can change meanwhile.
-pub(crate) struct Component {
+/// A path component.
+pub(crate) struct Component<'a> {
     pub part: Part,
     /// Only slashes follow.
     pub last: bool,
     /// At least one slash follows.
     pub slash: bool,
-    len: u16,
-    bytes: [u8; NAME_MAX],
+    text: Cow<'a, [u8]>,
 }
 
-impl Component {
-    /// The bytes of the component. Empty if the name is too long.
+impl<'a> Component<'a> {
+    /// A component of the caller's path, or a copy of one from the text of a link, which may change
+    /// meanwhile.
+    fn new(text: Cow<'a, [u8]>) -> Self {
+        let part = match &*text {
+            b"." => Part::Dot,
+            b".." => Part::DotDot,
+            _ => Part::Name,
+        };
+        Component { part, last: false, slash: false, text }
+    }
+
+    /// The bytes of the component.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        &self.text
     }
 
     /// The component as a file name. Fails with `ENAMETOOLONG`.
     pub fn name(&self) -> Result<defuse_fs::Name<'_>> {
-        if self.len == 0 {
-            return Err(Errno::ENAMETOOLONG);
-        }
         defuse_fs::Name::new(self.bytes())
     }
 }
@@ -61,11 +70,11 @@ impl<'a> Rest<'a> {
     }
 
     /// Takes the next component. Returns `None` at the end.
-    pub fn next(&mut self) -> Option<Component> {
+    pub fn next(&mut self) -> Option<Component<'a>> {
         while let Some((text, at)) = self.links.last_mut() {
             if let Some((start, end)) = next_in(text, *at) {
                 *at = end;
-                let mut component = copy(&text[start..end]);
+                let mut component = Component::new(Cow::Owned(text[start..end].to_vec()));
                 component.slash = text.get(end) == Some(&b'/');
                 component.last = self.is_at_end();
                 component.slash |= component.last && self.slashes_left();
@@ -76,7 +85,7 @@ impl<'a> Rest<'a> {
         }
         let (start, end) = next_in(self.path, self.at)?;
         self.at = end;
-        let mut component = copy(&self.path[start..end]);
+        let mut component = Component::new(Cow::Borrowed(&self.path[start..end]));
         component.slash = self.path.get(end) == Some(&b'/');
         component.last = self.is_at_end();
         Some(component)
@@ -119,26 +128,14 @@ fn next_in(text: &[u8], at: usize) -> Option<(usize, usize)> {
     Some((start, len.map_or(text.len(), |len| start + len)))
 }
 
-fn copy(bytes: &[u8]) -> Component {
-    let part = match bytes {
-        b"." => Part::Dot,
-        b".." => Part::DotDot,
-        _ => Part::Name,
-    };
-    let mut component = Component { part, last: false, slash: false, len: 0, bytes: [0; NAME_MAX] };
-    if let Some(room) = component.bytes.get_mut(..bytes.len()) {
-        room.copy_from_slice(bytes);
-        component.len = bytes.len() as u16;
-    }
-    component
-}
-
 #[cfg(test)]
 mod tests {
+    use defuse_fs::Errno;
+
     use super::*;
 
     fn all(rest: &mut Rest<'_>) -> Vec<(String, bool, bool)> {
-        let text = |c: &Component| String::from_utf8_lossy(c.bytes()).into_owned();
+        let text = |c: &Component<'_>| String::from_utf8_lossy(c.bytes()).into_owned();
         std::iter::from_fn(|| rest.next()).map(|c| (text(&c), c.last, c.slash)).collect()
     }
 

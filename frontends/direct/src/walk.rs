@@ -60,17 +60,17 @@ enum Position {
 
 /// The end of a path. It is on the stack, because a box would cost an allocation for every path.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum Last {
+pub(crate) enum Last<'a> {
     /// A component, not yet looked up.
-    Component(Component),
+    Component(Component<'a>),
     /// No component: the path has only slashes, or is the mount point itself.
     Nothing,
 }
 
 /// The parent directory of a path, and its last component.
-pub(crate) struct Parent {
+pub(crate) struct Parent<'a> {
     pub dir: Here,
-    pub last: Last,
+    pub last: Last<'a>,
 }
 
 /// A walk in progress.
@@ -194,7 +194,12 @@ impl<'a> Walk<'a> {
 
     /// Looks up the last component in `dir`. Returns `None` if it is a link, which the walk follows
     /// next.
-    pub fn last_node(&mut self, dir: Here, last: &Component, follow: bool) -> Result<Option<Here>> {
+    pub fn last_node(
+        &mut self,
+        dir: Here,
+        last: &Component<'_>,
+        follow: bool,
+    ) -> Result<Option<Here>> {
         self.at = Position::Inside(dir.clone());
         match last.part {
             Part::Dot => return Ok(Some(dir)),
@@ -228,7 +233,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks to the directory of the last component. The caller has search permission to it.
-    pub fn parent(&mut self) -> Result<Parent> {
+    pub fn parent(&mut self) -> Result<Parent<'a>> {
         loop {
             if let Position::Outside(path) = &mut self.at {
                 let path = std::mem::take(path);
@@ -251,7 +256,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks one component that is not the last.
-    fn step(&mut self, here: Here, component: &Component) -> Result<()> {
+    fn step(&mut self, here: Here, component: &Component<'_>) -> Result<()> {
         match component.part {
             Part::Dot => Ok(()),
             Part::DotDot => self.up(&here),
@@ -268,7 +273,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks up a name, and enters the mount that covers it.
-    fn child(&self, dir: &Here, component: &Component) -> Result<Here> {
+    fn child(&self, dir: &Here, component: &Component<'_>) -> Result<Here> {
         let node = dir.mount.lookup(&dir.node, component.name()?, self.who)?;
         self.topmost(Here { node, mount: Arc::clone(&dir.mount) })
     }
