@@ -4,7 +4,9 @@
 //!
 //! A frontend may lend the memory of a buffer, so that a device or a library fills it without a
 //! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer is
-//! never lent and never becomes a Rust slice: the peer could change it after it was checked.
+//! never lent and never becomes a Rust slice: the peer could change it after it was checked. A device
+//! that works while nobody borrows the buffer owns its memory meanwhile
+//! ([`Io::take_room`](crate::Io::take_room)).
 
 use std::fs;
 use std::os::fd::BorrowedFd;

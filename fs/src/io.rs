@@ -53,6 +53,21 @@ pub trait Completion: Send {
     fn sink(&mut self) -> &mut dyn ReadSink;
     /// The source of a write's bytes. Called for [`IoOp::Write`] only.
     fn source(&mut self) -> &mut dyn WriteSource;
+    /// Gives away the memory of a read, for [`Io::take_room`]. `None` (the default) if it cannot be
+    /// owned: it is shared with another process, or belongs to the caller of a blocking call.
+    fn take_room(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+    /// Takes back the memory from [`take_room`](Completion::take_room), whose first `filled` bytes
+    /// have been read. Fails with `EINVAL` if it is too small.
+    fn give_room(&mut self, _room: Vec<u8>, _filled: usize) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+    /// Gives away the data of a write, for [`Io::take_data`]; `None` as for
+    /// [`take_room`](Completion::take_room).
+    fn take_data(&mut self) -> Option<Vec<u8>> {
+        None
+    }
     /// Sends the result: the number of bytes read or written, 0 for other operations. Called
     /// exactly once, from any thread.
     fn finish(self: Box<Self>, result: Result<usize>);
@@ -166,6 +181,55 @@ impl Io {
         let cx = context(self.caller, self.unique, &interrupt, groups.as_deref());
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         drain(&cx, &mut WriteBuf::new(completion.source()))
+    }
+
+    /// Takes the memory that a read is to fill: at least as many bytes as it requests. A device may
+    /// write to it without a borrow of this operation, until
+    /// [`finish_room`](Io::finish_room) returns it. Returns `None` if the frontend cannot give its
+    /// memory away, if bytes have been appended already, or for other operations; use
+    /// [`with_read_buf`](Io::with_read_buf) then. Memory that an untrusted process shares is never
+    /// given away.
+    ///
+    /// An operation whose memory is not returned can only fail.
+    pub fn take_room(&mut self) -> Option<Vec<u8>> {
+        let IoOp::Read { len, .. } = self.op else { return None };
+        if self.filled > 0 {
+            return None;
+        }
+        let completion = self.completion.as_mut()?;
+        let room = completion.take_room()?;
+        if room.len() >= len {
+            return Some(room);
+        }
+        let _ = completion.give_room(room, 0);
+        None
+    }
+
+    /// Returns memory that does not suit the device, for example by its alignment.
+    /// [`with_read_buf`](Io::with_read_buf) then fills it.
+    pub fn return_room(&mut self, room: Vec<u8>) -> Result<()> {
+        self.completion.as_mut().ok_or(Errno::EIO)?.give_room(room, 0)
+    }
+
+    /// Finishes a read in the memory from [`take_room`](Io::take_room) with the number of bytes at
+    /// its start that were read, or with the error.
+    pub fn finish_room(mut self, room: Vec<u8>, result: Result<usize>) {
+        let filled = result.unwrap_or(0);
+        let fits = matches!(self.op, IoOp::Read { len, .. } if filled <= len);
+        let given = match self.completion.as_mut().filter(|_| fits) {
+            Some(completion) => completion.give_room(room, filled),
+            None => Err(Errno::EIO),
+        };
+        self.complete(given.and(result));
+    }
+
+    /// Takes the data of a write, which a device may then read without a borrow of this operation.
+    /// `None` as for [`take_room`](Io::take_room); use [`with_write_buf`](Io::with_write_buf) then.
+    pub fn take_data(&mut self) -> Option<Vec<u8>> {
+        match self.op {
+            IoOp::Write { .. } => self.completion.as_mut()?.take_data(),
+            _ => None,
+        }
     }
 
     /// Runs `run` with the context of this operation.

@@ -777,7 +777,8 @@ pub struct Caps {
     /// The keeper of locks.
     pub locks: LockSupport,
     /// [`crate::FileSystem::submit`] finishes reads, writes and fsyncs asynchronously, so that a
-    /// frontend should prefer it.
+    /// frontend should prefer it, unless its caller waits anyway: [`crate::FileSystem::read`] and
+    /// `write` then get the memory of the caller, and may refuse by `ENOSYS`.
     pub submits: bool,
     /// Open files come with [`Opened::backing`].
     pub backing_files: bool,

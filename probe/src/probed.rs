@@ -252,6 +252,18 @@ impl Completion for Measured {
         self.inner.source()
     }
 
+    fn take_room(&mut self) -> Option<Vec<u8>> {
+        self.inner.take_room()
+    }
+
+    fn give_room(&mut self, room: Vec<u8>, filled: usize) -> Result<()> {
+        self.inner.give_room(room, filled)
+    }
+
+    fn take_data(&mut self) -> Option<Vec<u8>> {
+        self.inner.take_data()
+    }
+
     fn finish(self: Box<Self>, result: Result<usize>) {
         let bytes = result.map_or(0, |bytes| bytes as u64);
         count(&self.recorder, self.op, self.start.elapsed_ns(), result.is_ok(), bytes);

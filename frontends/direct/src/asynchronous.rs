@@ -109,16 +109,17 @@ impl ReadSink for Operation {
         if self.filled + bytes.len() > self.limit {
             return Err(Errno::EIO);
         }
-        self.room.truncate(self.filled);
-        self.room.extend_from_slice(bytes);
-        self.filled = self.room.len();
+        let rest = self.room.len() - self.filled;
+        let (here, behind) = bytes.split_at(bytes.len().min(rest));
+        self.room[self.filled..][..here.len()].copy_from_slice(here);
+        self.room.extend_from_slice(behind);
+        self.filled += bytes.len();
         Ok(())
     }
 
     fn put_zeros(&mut self, len: usize) -> Result<(), Errno> {
-        self.room.truncate(self.filled);
-        self.room.resize(self.filled + len, 0);
-        self.filled = self.room.len();
+        self.lend(len).ok_or(Errno::EIO)?.fill(0);
+        self.filled += len;
         Ok(())
     }
 
@@ -185,6 +186,29 @@ impl Completion for Operation {
         self
     }
 
+    fn take_room(&mut self) -> Option<Vec<u8>> {
+        let mut room = std::mem::take(&mut self.room);
+        if room.len() < self.limit {
+            room.resize(self.limit, 0);
+        }
+        Some(room)
+    }
+
+    fn give_room(&mut self, room: Vec<u8>, filled: usize) -> Result<(), Errno> {
+        if room.len() < self.limit || filled > self.limit {
+            return Err(Errno::EINVAL);
+        }
+        (self.room, self.filled) = (room, filled);
+        Ok(())
+    }
+
+    fn take_data(&mut self) -> Option<Vec<u8>> {
+        if self.taken > 0 {
+            return None;
+        }
+        Some(std::mem::take(&mut self.bytes))
+    }
+
     fn finish(self: Box<Self>, result: Result<usize, Errno>) {
         let mut this = *self;
         this.room.truncate(this.filled);
@@ -236,6 +260,30 @@ impl Client {
         (len, offset): (usize, u64),
         callback: Option<Callback>,
     ) -> Result<Pending> {
+        let room = Vec::with_capacity(len.min(1 << 20));
+        self.start_read_in(task, file, (room, len, offset), callback)
+    }
+
+    /// Starts a read at `offset` that fills `room`. The answer contains it, cut to the bytes that
+    /// were read. No byte is copied if the file system or its device reads into lent memory.
+    pub fn start_read_into(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        (room, offset): (Vec<u8>, u64),
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
+        let len = room.len();
+        self.start_read_in(task, file, (room, len, offset), callback)
+    }
+
+    fn start_read_in(
+        &self,
+        task: &Task,
+        file: &Arc<Description>,
+        (room, len, offset): (Vec<u8>, usize, u64),
+        callback: Option<Callback>,
+    ) -> Result<Pending> {
         let open = file.file()?;
         if file.access == 1 {
             return Err(Errno::EBADF.into());
@@ -246,7 +294,7 @@ impl Client {
         check_offset(file, offset)?;
         let args = ReadArgs { offset, flags: file.flags(), lock_owner: None };
         let op = IoOp::Read { file: open, args, len };
-        Ok(start(task, file, op, Vec::new(), callback))
+        Ok(start(task, file, op, room, callback))
     }
 
     /// Starts a write of `bytes` at `offset`, or at the end of the file with `O_APPEND`.
@@ -369,12 +417,12 @@ pub(crate) struct Ending {
     pub file: Option<Arc<Description>>,
 }
 
-/// An operation that is not submitted yet.
+/// An operation that is not submitted yet. `memory` is the data of a write, or the memory of a read.
 pub(crate) fn prepare(
     task: &Task,
     recorder: &Recorder,
     op: IoOp,
-    bytes: Vec<u8>,
+    memory: Vec<u8>,
     ending: Ending,
 ) -> (Pending, Io) {
     let (measured, limit) = match op {
@@ -384,7 +432,7 @@ pub(crate) fn prepare(
         IoOp::Fsyncdir { .. } => (Op::FSYNCDIR, 0),
         IoOp::Syncfs => (Op::SYNCFS, 0),
     };
-    let (pending, operation) = begin(recorder, (measured, limit), bytes, ending);
+    let (pending, operation) = begin(recorder, (measured, limit), memory, ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let io = Io::new(op, task.caller(), 0, interrupt, operation);
     (pending, io.with_groups(task.credentials()))
@@ -407,9 +455,10 @@ pub(crate) fn prepare_wait(
 fn begin(
     recorder: &Recorder,
     (op, limit): (Op, usize),
-    bytes: Vec<u8>,
+    memory: Vec<u8>,
     ending: Ending,
 ) -> (Pending, Box<Operation>) {
+    let (room, bytes) = if op == Op::READ { (memory, Vec::new()) } else { (Vec::new(), memory) };
     let shared = Arc::new(Shared {
         state: Mutex::new(State::Running(ending.callback)),
         done: Condvar::new(),
@@ -417,7 +466,7 @@ fn begin(
     });
     let operation = Operation {
         shared: Arc::clone(&shared),
-        room: Vec::with_capacity(limit.min(1 << 20)),
+        room,
         filled: 0,
         limit,
         bytes,

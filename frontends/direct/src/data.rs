@@ -3,6 +3,8 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use defuse_fs::{
     Errno, Fallocate, File, FileKind, FileSystem, IoOp, IoctlArgs, IoctlReply, OpenFlags, ReadArgs,
     ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
@@ -460,15 +462,22 @@ fn read_from(
     // Build the arguments where they are used: copying a structure just written in parts stalls the
     // processor.
     let args = || ReadArgs { offset, flags, lock_owner: None };
-    if mount.caps().submits {
+    if mount.only_submits() {
         return crate::asynchronous::read_now(task, file, sink, len, args());
     }
     let cx = task.context();
-    let count = mount.move_data(Op::READ, len, |fs| {
+    let read = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
         fs.read(&cx, open, args(), &mut out)?;
         Ok(out.filled())
-    })?;
+    });
+    let count = match read {
+        Err(Errno::ENOSYS) if mount.caps().submits => {
+            mount.lacks_calls.store(true, Relaxed);
+            return crate::asynchronous::read_now(task, file, sink, len, args());
+        }
+        read => read?,
+    };
     if !flags.has(OpenFlags::NOATIME) {
         file.here().node.was_read();
     }
@@ -570,13 +579,16 @@ fn write_to<S: WriteSource>(
     let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
     let cx = task.context();
-    let result = if mount.caps().submits {
-        crate::asynchronous::write_now(task, file, &mut source, args())
-    } else {
-        mount.move_data(Op::WRITE, len, |fs| {
+    let mut result = Err(Errno::ENOSYS);
+    if !mount.only_submits() {
+        result = mount.move_data(Op::WRITE, len, |fs| {
             fs.write(&cx, open, args(), &mut WriteBuf::new(&mut source))
-        })
-    };
+        });
+    }
+    if result == Err(Errno::ENOSYS) && mount.caps().submits {
+        mount.lacks_calls.store(true, Relaxed);
+        result = crate::asynchronous::write_now(task, file, &mut source, args());
+    }
     file.here().node.changed();
     let count = result?;
     if flags.has(OpenFlags::DSYNC) {

@@ -44,6 +44,8 @@ pub struct Mount {
     /// A lock was requested through this mount.
     pub(crate) has_locked: AtomicBool,
     pub(crate) lacks_access: AtomicBool,
+    /// The file system takes data operations only by `submit`.
+    pub(crate) lacks_calls: AtomicBool,
     pub(crate) lacks_resolve: AtomicBool,
     /// Number of mounts on directories of this one.
     pub(crate) covered: AtomicUsize,
@@ -90,6 +92,7 @@ impl Mount {
             users: AtomicUsize::new(0),
             has_locked: AtomicBool::new(false),
             lacks_access: AtomicBool::new(false),
+            lacks_calls: AtomicBool::new(false),
             lacks_resolve: AtomicBool::new(false),
             covered: AtomicUsize::new(0),
             source: settings.source,
@@ -158,6 +161,12 @@ impl Mount {
             Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
             Spot::Name(name) => [name, b":".as_slice()].concat(),
         }
+    }
+
+    /// True if the file system takes data operations only by `submit`.
+    #[inline]
+    pub(crate) fn only_submits(&self) -> bool {
+        self.caps.submits && self.lacks_calls.load(Ordering::Relaxed)
     }
 
     /// True if closing a file may release locks that the file system keeps.
