@@ -1,6 +1,7 @@
 //! The layer: each method checks the call, makes it, and accounts for its result.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
@@ -20,6 +21,10 @@ impl<F: FileSystem> FileSystem for Connection<F> {
     /// Clients do not hear of each other's changes.
     fn caps(&self) -> Caps {
         Caps { exclusive: false, backing_files: false, ..self.behind.unchecked().caps() }
+    }
+
+    fn negative_valid_for(&self) -> Duration {
+        self.behind.unchecked().negative_valid_for()
     }
 
     fn attached(&self, notify: Arc<dyn Notify>) {

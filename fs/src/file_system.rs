@@ -1,6 +1,7 @@
 //! The trait that every backend implements and every frontend calls.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, Ino, Io,
@@ -58,6 +59,13 @@ pub trait FileSystem: Send + Sync {
     /// else.
     fn caps(&self) -> Caps {
         Caps::default()
+    }
+
+    /// The time for which a frontend may cache that a name does not exist. Called after each lookup
+    /// that failed with `ENOENT`, unless [`Caps::negative_valid_for`] is 0, which is also the
+    /// default.
+    fn negative_valid_for(&self) -> Duration {
+        self.caps().negative_valid_for
     }
 
     /// Called once by the frontend when it is ready to serve. `notify` gives access to its caches.

@@ -784,7 +784,8 @@ pub struct Caps {
     pub backing_files: bool,
     /// [`NewNode::security`] is honoured.
     pub security_labels: bool,
-    /// The time for which a frontend may cache that a name does not exist.
+    /// The longest time for which a frontend may cache that a name does not exist; see
+    /// [`crate::FileSystem::negative_valid_for`].
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,

@@ -16,8 +16,9 @@
 //!
 //! Several frontends may be attached at once. An operation does not say which frontend it came
 //! from, so an invalidation could be sent back into the call that caused it. Caching frontends are
-//! therefore not notified of each other's changes. Instead, all validity times are 0 once a second
-//! frontend is attached. Answers given to the first frontend before that stay valid.
+//! therefore not notified of each other's changes. Instead, all validity times are 0 from the second
+//! frontend on until all are detached. The first one then drops the names that it has cached; the kernel before
+//! 6.16 keeps them.
 //!
 //! # Lock order
 //!
@@ -52,7 +53,7 @@ mod sync;
 mod table;
 mod xattr;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ pub use kind::KIND;
 
 use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
 use pages::{PAGE, Pool};
-use sync::{Quota, read};
+use sync::{Quota, lock, read};
 
 /// Only this file system changes its files, so answers stay valid until it sends an invalidation.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
@@ -131,8 +132,18 @@ pub struct Memory {
     /// Held while a name moves between directories; see the lock order.
     rename: Mutex<()>,
     next_ino: AtomicU64,
-    frontends: AtomicUsize,
+    frontends: Mutex<Frontends>,
+    /// Several frontends were attached since there was none.
+    shared: AtomicBool,
     clock: clock::Clock,
+}
+
+/// The attached frontends.
+#[derive(Default)]
+struct Frontends {
+    count: usize,
+    /// The notifier of the first one, as long as there has been no other.
+    only: Option<Arc<dyn Notify>>,
 }
 
 impl Memory {
@@ -153,7 +164,8 @@ impl Memory {
             listings: listings::Listings::default(),
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
-            frontends: AtomicUsize::new(0),
+            frontends: Mutex::default(),
+            shared: AtomicBool::new(false),
             clock: clock::Clock::default(),
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
@@ -171,7 +183,7 @@ impl Memory {
     }
 
     fn shared(&self) -> bool {
-        self.frontends.load(Ordering::Relaxed) > 1
+        self.shared.load(Ordering::Relaxed)
     }
 
     fn valid_for(&self) -> Duration {
@@ -223,13 +235,35 @@ impl FileSystem for Memory {
         }
     }
 
-    fn attached(&self, _: Arc<dyn Notify>) {
-        self.frontends.fetch_add(1, Ordering::Relaxed);
+    fn negative_valid_for(&self) -> Duration {
+        self.valid_for()
+    }
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        let mut frontends = lock(&self.frontends);
+        frontends.count += 1;
+        let first = match frontends.count {
+            1 => {
+                frontends.only = Some(notify);
+                return;
+            }
+            _ => frontends.only.take(),
+        };
+        self.shared.store(true, Ordering::SeqCst);
+        drop(frontends);
+        if let Some(first) = first {
+            // What it has cached was valid as long as it was alone. A kernel before 6.16 keeps it.
+            let _ = first.increment_epoch();
+        }
     }
 
     fn detached(&self) -> Result<()> {
-        let less = |count: usize| count.checked_sub(1);
-        let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let mut frontends = lock(&self.frontends);
+        frontends.count = frontends.count.saturating_sub(1);
+        if frontends.count == 0 {
+            frontends.only = None;
+            self.shared.store(false, Ordering::SeqCst);
+        }
         Ok(())
     }
 

@@ -209,8 +209,9 @@ impl Mount {
                 Ok(node)
             }
             Err(errno) => {
-                if errno == Errno::ENOENT {
-                    let expires = expiry(self.caps.negative_valid_for);
+                if errno == Errno::ENOENT && !self.caps.negative_valid_for.is_zero() {
+                    let valid = guarded(|| Ok(self.core.fs.negative_valid_for()));
+                    let expires = expiry(valid.unwrap_or_default());
                     self.names.keep(ticket, (dir.ino(), bytes), None, expires);
                 }
                 Err(errno)

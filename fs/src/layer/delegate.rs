@@ -9,7 +9,7 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`. The others (`caps`, `attached`, `detached`, `forget`, `lifecycle`, `submit`,
+///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `forget`, `lifecycle`, `submit`,
 ///   `setlkw`) call `self.inner` directly, and bypass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
@@ -40,6 +40,7 @@ macro_rules! delegate {
     // ---- the contract, one line a method -------------------------------------------------
     (@all $how:tt $skip:tt) => {
         $crate::delegate! { @bare $how $skip caps() -> $crate::Caps }
+        $crate::delegate! { @bare $how $skip negative_valid_for() -> ::std::time::Duration }
         $crate::delegate! { @bare $how $skip
             attached(notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
         $crate::delegate! { @bare $how $skip detached() -> $crate::Result<()> }
@@ -140,6 +141,7 @@ macro_rules! delegate {
 
     // ---- what the layer writes itself: macros cannot compare two names, so each has its line
     (@bare $how:tt [caps $($s:ident)*] caps $($sig:tt)*) => {};
+    (@bare $how:tt [negative_valid_for $($s:ident)*] negative_valid_for $($sig:tt)*) => {};
     (@bare $how:tt [attached $($s:ident)*] attached $($sig:tt)*) => {};
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
@@ -258,6 +260,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 7);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 8);
     }
 }

@@ -42,7 +42,8 @@ pub(crate) struct Dispatcher {
     pub(crate) recorder: Recorder,
     pub(crate) negotiated: Negotiated,
     timeouts: Timeouts,
-    negative_valid: Duration,
+    /// The file system lets missing names be cached.
+    may_cache_missing: bool,
     submits: bool,
     direct_io: bool,
     /// The kernel checks permissions, but not by ACLs.
@@ -145,7 +146,7 @@ impl Dispatcher {
                 negative: options.negative_timeout,
                 file_attr_most,
             },
-            negative_valid: caps.negative_valid_for,
+            may_cache_missing: !caps.negative_valid_for.is_zero(),
             submits: caps.submits,
             direct_io: options.direct_io,
             acls_ignored,

@@ -1,6 +1,7 @@
 //! Names, attributes and directories.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_fs::{
     DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileKind, Ino, Name, NewNode, RenameFlags,
@@ -31,15 +32,18 @@ impl Dispatcher {
         };
         match found {
             Ok(entry) => self.send_entry(&entry, reply),
-            Err(Errno::ENOENT) if self.remembers_missing() => {
-                pod(reply, &self.timeouts.negative_out(self.negative_valid))
+            Err(Errno::ENOENT) => {
+                let valid = match self.may_cache_missing {
+                    true => self.fs.negative_valid_for(),
+                    false => Duration::ZERO,
+                };
+                if self.timeouts.negative.unwrap_or(valid).is_zero() {
+                    return Err(Errno::ENOENT);
+                }
+                pod(reply, &self.timeouts.negative_out(valid))
             }
             Err(errno) => Err(errno),
         }
-    }
-
-    fn remembers_missing(&self) -> bool {
-        !self.timeouts.negative.unwrap_or(self.negative_valid).is_zero()
     }
 
     /// Sends `entry`, or takes back its lookup.
