@@ -13,7 +13,9 @@ use std::thread;
 use std::time::Instant;
 
 use defuse_block::{Access, Device, File, Ram};
-use defuse_fs::{Caller, Context, FileKind, FileSystem, Ino, Name, NewNode, RenameFlags, SetAttr};
+use defuse_fs::{
+    Caller, Context, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, RenameFlags, SetAttr,
+};
 use defuse_uhs::Uhs;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -45,6 +47,7 @@ fn main() {
             uhs(Arc::new(File::open(Path::new(image), Access::ReadWrite).expect("an image")))
         }
     };
+    fs.attached(Arc::new(NoNotify));
     let mut run = Run { fs, dirs: Vec::new(), files, threads };
     println!("{what}: {files} files in {DIRECTORIES} directories, {threads} threads");
     let before = resident();

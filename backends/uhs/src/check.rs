@@ -6,8 +6,8 @@ use defuse_block::Device;
 
 use crate::commit::Rules;
 use crate::load;
+use crate::names::Problem;
 use crate::store::{StoreError, survey};
-use crate::tree::Problem;
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +31,10 @@ pub struct Report {
 /// See [`StoreError`]: the file system cannot be mounted at all.
 pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
     let survey = survey(&**device, Rules::ALL)?;
-    let (tree, pool, problems) = load::load(&**device, &survey)?;
+    let (names, pool, problems) = load::load(&**device, &survey)?;
     Ok(Report {
         problems,
-        inodes: tree.count().0,
+        inodes: names.count().0,
         blocks: survey.superblock.blocks,
         free_blocks: pool.space().free_blocks(),
         unfinished: survey.found.void.len(),

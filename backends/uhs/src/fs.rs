@@ -16,10 +16,10 @@ use defuse_fs::{
 };
 
 use crate::commit::Rules;
-use crate::engine::Engine;
+use crate::engine::{Engine, Extent};
 use crate::format::BLOCK;
+use crate::names::{Making, Problem};
 use crate::store::StoreError;
-use crate::tree::Problem;
 use crate::{Options, engine};
 
 /// The most bytes of a write that are taken at a time.
@@ -104,11 +104,13 @@ impl Uhs {
         node: &NewNode<'_>,
         target: Option<&[u8]>,
     ) -> Result<Entry> {
-        self.engine.change(|tree| tree.make(parent.0, name, node, target, cx.caller.uid == 0))
+        let keeps_sgid = cx.caller.uid == 0;
+        let making = Making { node, target, keeps_sgid, opens: false };
+        self.engine.change(|names, handle| names.make(handle, parent.0, name, making))
     }
 
     fn opened(&self) -> Opened {
-        let cache = match self.engine.tree().frontends > 1 {
+        let cache = match self.engine.names().is_shared() {
             true => CacheMode::Direct,
             false => CacheMode::Keep,
         };
@@ -142,30 +144,26 @@ impl FileSystem for Uhs {
     }
 
     fn attached(&self, _: Arc<dyn Notify>) {
-        self.engine.tree().frontends += 1;
+        self.engine.names().attach();
         self.start_committing();
     }
 
     fn detached(&self) -> Result<()> {
-        let mut tree = self.engine.tree();
-        tree.frontends = tree.frontends.saturating_sub(1);
-        drop(tree);
-        self.engine.commit()
+        self.engine.names().detach();
+        self.engine.commit(Extent::Everything)
     }
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.engine.tree().lookup(parent.0, name)
+        self.engine.names().lookup(parent.0, name)
     }
 
     fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
-        let mut tree = self.engine.tree();
-        let parent = tree.parent_of(ino.0)?;
-        tree.looked_up(parent)
+        self.engine.names().lookup_parent(ino.0)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
         if ino != Ino::ROOT {
-            self.engine.leave(|tree| tree.forget(ino.0, lookups));
+            self.engine.forget(ino.0, lookups);
         }
     }
 
@@ -206,15 +204,15 @@ impl FileSystem for Uhs {
     }
 
     fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.engine.change(|tree| tree.link(ino.0, parent.0, name))
+        self.engine.link(ino.0, parent.0, name)
     }
 
     fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.engine.change(|tree| tree.unlink(parent.0, name))
+        self.engine.change(|names, handle| names.unlink(handle, parent.0, name))
     }
 
     fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.engine.change(|tree| tree.rmdir(parent.0, name))
+        self.engine.change(|names, handle| names.rmdir(handle, parent.0, name))
     }
 
     fn rename(
@@ -225,7 +223,8 @@ impl FileSystem for Uhs {
         flags: RenameFlags,
     ) -> Result<()> {
         let whiteout = NewNode::new(FileKind::CharDevice, 0, cx.caller);
-        self.engine.change(|tree| tree.rename((from.0.0, from.1), (to.0.0, to.1), flags, &whiteout))
+        let (from, to) = ((from.0.0, from.1), (to.0.0, to.1));
+        self.engine.change(|names, handle| names.rename(handle, from, to, flags, &whiteout))
     }
 
     fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -233,7 +232,7 @@ impl FileSystem for Uhs {
     }
 
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        self.engine.tree().attr(ino.0)
+        self.engine.names().attr(ino.0)
     }
 
     fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
@@ -241,13 +240,13 @@ impl FileSystem for Uhs {
     }
 
     fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
-        self.engine.tree().check_open(ino.0, args.flags.writable())?;
+        self.engine.names().check_open(ino.0, args.flags.writable())?;
         if args.flags.has(OpenFlags::TRUNC) {
             let kill_suidgid = args.kill_suidgid;
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
             self.engine.setattr(ino.0, &set)?;
         }
-        self.engine.tree().opened(ino.0)?;
+        self.engine.names().opened(ino.0)?;
         Ok(self.opened())
     }
 
@@ -260,11 +259,10 @@ impl FileSystem for Uhs {
         _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        let entry = self.engine.change(|tree| {
-            let entry = tree.make(parent.0, name, &node, None, cx.caller.uid == 0)?;
-            tree.opened(entry.ino.0)?;
-            Ok(entry)
-        })?;
+        let keeps_sgid = cx.caller.uid == 0;
+        let making = Making { node: &node, target: None, keeps_sgid, opens: true };
+        let entry =
+            self.engine.change(|names, handle| names.make(handle, parent.0, name, making))?;
         Ok((entry, self.opened()))
     }
 
@@ -277,11 +275,10 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
-        let entry = self.engine.change(|tree| {
-            let entry = tree.make_nameless(parent.0, &node, linkable, cx.caller.uid == 0)?;
-            tree.opened(entry.ino.0)?;
-            Ok(entry)
-        })?;
+        let keeps_sgid = cx.caller.uid == 0;
+        let making = Making { node: &node, target: None, keeps_sgid, opens: true };
+        let entry =
+            self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
         Ok((entry, self.opened()))
     }
 
@@ -320,7 +317,7 @@ impl FileSystem for Uhs {
             }
         }
         if args.flags.0 & OpenFlags::SYNC != 0 {
-            self.engine.commit()?;
+            self.engine.commit(Extent::Changes)?;
         }
         Ok(taken)
     }
@@ -334,14 +331,14 @@ impl FileSystem for Uhs {
         if let Some(owner) = args.flock_owner {
             self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
         }
-        self.engine.leave(|tree| tree.closed(file.ino.0));
+        self.engine.closed(file.ino.0);
         // The blocks of a file without names go with the next group.
         self.engine.has_changes();
         Ok(())
     }
 
     fn fsync(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
-        self.engine.commit()
+        self.engine.commit(Extent::Changes)
     }
 
     fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
@@ -357,47 +354,44 @@ impl FileSystem for Uhs {
     }
 
     fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
-        let mut tree = self.engine.tree();
-        if tree.attr(ino.0)?.kind != FileKind::Directory {
+        let names = self.engine.names();
+        if names.attr(ino.0)?.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        tree.opened(ino.0)?;
-        let shared = tree.frontends > 1;
-        drop(tree);
+        names.opened(ino.0)?;
+        let shared = names.is_shared();
         let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, u64::MAX);
         Ok(Opened { fh: Fh(fh), cache_dir: !shared, ..self.opened() })
     }
 
     fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
-        let mut tree = self.engine.tree();
+        let names = self.engine.names();
         // New names come at the end: a listing ends where the directory ended when it began.
         let end = {
             let mut listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
             let end = listings.entry(dir.fh.0).or_insert(u64::MAX);
             if from == 0 {
-                *end = tree.next_stamp();
+                *end = names.next_stamp();
             }
             *end
         };
-        tree.accessed(dir.ino.0);
-        tree.list(dir.ino.0, (from, end), out)
+        names.accessed(dir.ino.0);
+        names.list(dir.ino.0, (from, end), out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir.fh.0);
-        self.engine.leave(|tree| tree.closed(dir.ino.0));
+        self.engine.closed(dir.ino.0);
         Ok(())
     }
 
     fn fsyncdir(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
-        self.engine.commit()
+        self.engine.commit(Extent::Everything)
     }
 
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
-        let tree = self.engine.tree();
-        let (files, more) = tree.count();
-        drop(tree);
+        let (files, more) = self.engine.names().count();
         let pool = self.engine.pool();
         let blocks = pool.space().blocks();
         let free = pool.free_blocks();
@@ -414,6 +408,6 @@ impl FileSystem for Uhs {
     }
 
     fn syncfs(&self, _: &Context<'_>) -> Result<()> {
-        self.engine.commit()
+        self.engine.commit(Extent::Everything)
     }
 }

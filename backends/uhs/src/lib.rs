@@ -19,11 +19,11 @@ mod group;
 mod image;
 mod kind;
 mod load;
+mod names;
 mod space;
 mod store;
 #[cfg(test)]
 mod tests;
-mod tree;
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub use check::{Report, check};
 pub use format::superblock::Unusable;
 pub use fs::Uhs;
 pub use kind::KIND;
+pub use names::Problem;
 pub use store::StoreError;
-pub use tree::Problem;
 
 /// Options of a [`Uhs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! From a device to the tree of its files.
+//! From a device to the names of its files.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use crate::content::Pool;
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::names::{Loaded, Names, Problem};
 use crate::space::{Run, Space};
 use crate::store::{StoreError, Survey, failed, slots};
-use crate::tree::{Loaded, Problem, Tree};
 
 /// Reads all inodes that count.
 ///
@@ -20,7 +20,7 @@ use crate::tree::{Loaded, Problem, Tree};
 pub(crate) fn load(
     device: &dyn Device,
     survey: &Survey,
-) -> Result<(Tree, Arc<Pool>, Vec<Problem>), StoreError> {
+) -> Result<(Names, Arc<Pool>, Vec<Problem>), StoreError> {
     let (superblock, found) = (&survey.superblock, &survey.found);
     let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
     let mut problems: Vec<Problem> =
@@ -45,10 +45,10 @@ pub(crate) fn load(
         }
     }
     let pool = Arc::new(Pool::new(space));
-    let (mut tree, more) = Tree::load(Arc::clone(&pool), found.next_ino, loaded);
-    tree.slots = slots(superblock);
+    let (names, more) = Names::load(Arc::clone(&pool), found.next_ino, loaded);
+    names.set_slots(slots(superblock));
     problems.extend(more);
-    Ok((tree, pool, problems))
+    Ok((names, pool, problems))
 }
 
 /// The space of a file system without files.

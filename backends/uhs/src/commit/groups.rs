@@ -137,6 +137,11 @@ impl Groups {
         self.slots.add(chunk);
     }
 
+    /// The block of the slot that counts of an inode.
+    pub(crate) fn live(&self, ino: u64) -> Option<u64> {
+        self.live.get(&ino).copied()
+    }
+
     /// The newest group that is durable.
     pub(crate) fn newest_durable(&self) -> u64 {
         self.durable

@@ -24,7 +24,7 @@ pub(crate) mod pool;
 
 use std::collections::BTreeMap;
 
-use crate::format::inode::Data;
+use crate::format::inode::{Data, Extent};
 use crate::space::Run;
 pub(crate) use pages::Bytes;
 use pages::Page;
@@ -96,6 +96,28 @@ impl Content {
         }
         self.size = 0;
         self.ended = true;
+    }
+
+    /// Drops everything that can be read again: pages, inline data, a target. Returns what is left to
+    /// remember, which is at most one extent; `None` where more is needed.
+    pub(crate) fn retire(&mut self, pool: &Pool) -> Option<Data> {
+        if self.dirty + self.promised > 0 || !self.records.is_empty() {
+            return None;
+        }
+        let left = match &self.data {
+            Data::Nothing => Data::Nothing,
+            Data::Inline(_) | Data::Target(_) => Data::Inline(Vec::new()),
+            Data::Extents(extents) => match extents[..] {
+                [Extent { page: 0, block, count }] => {
+                    Data::Extents(vec![Extent { page: 0, block, count }])
+                }
+                _ => return None,
+            },
+        };
+        for page in std::mem::take(&mut self.pages).into_values() {
+            self.forget_page(pool, &page);
+        }
+        Some(left)
     }
 
     fn forget_page(&mut self, pool: &Pool, page: &Page) {

@@ -7,6 +7,10 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Writer { bytes: Vec::with_capacity(bytes) }
+    }
+
     pub(crate) fn u8(&mut self, value: u8) -> &mut Self {
         self.bytes(&[value])
     }

@@ -3,43 +3,127 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::engine::lock;
 
 /// Doors. More threads share them.
 const DOORS: usize = 16;
 
+/// Removed inodes that count as one: some hundred share a slot.
+const REMOVED: usize = 16;
+
 #[derive(Default)]
 #[repr(align(128))]
-struct Door(RwLock<()>);
+struct Door {
+    lock: RwLock<()>,
+    changes: Mutex<Changes>,
+}
+
+/// The inodes that a group writes.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// New ones, changed ones, and those with pages to write. None is listed twice.
+    pub(crate) changed: Vec<u64>,
+    /// Those that lost their last name.
+    pub(crate) gone: Vec<u64>,
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        self.changed.is_empty() && self.gone.is_empty()
+    }
+
+    fn is_full(&self, full: usize) -> bool {
+        self.changed.len() + self.gone.len() / REMOVED >= full
+    }
+}
 
 /// The gate to the running group.
-#[derive(Default)]
 pub(crate) struct Gate {
     doors: [Door; DOORS],
+    /// Inodes of a door from which on the group is full.
+    full: usize,
 }
 
 /// A share in the running group: it does not close meanwhile. Whoever has one takes no second one, and
 /// does not wait for a device.
 pub(crate) struct Handle<'a> {
-    _door: RwLockReadGuard<'a, ()>,
+    door: &'a Door,
+    full: usize,
+    _lock: RwLockReadGuard<'a, ()>,
 }
 
 /// A proof that nobody has a handle.
 pub(crate) struct Closed<'a> {
-    _doors: [RwLockWriteGuard<'a, ()>; DOORS],
+    gate: &'a Gate,
+    _locks: [RwLockWriteGuard<'a, ()>; DOORS],
 }
 
 impl Gate {
+    /// A gate to groups that are full when a door has `full` inodes.
+    pub(crate) fn new(full: usize) -> Self {
+        Gate { doors: Default::default(), full }
+    }
+
     /// Waits while a group is being closed.
     pub(crate) fn enter(&self) -> Handle<'_> {
         let door = &self.doors[own_door()];
-        Handle { _door: door.0.read().unwrap_or_else(PoisonError::into_inner) }
+        Handle {
+            door,
+            full: self.full,
+            _lock: door.lock.read().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     /// Waits for all handles, and lets nobody get one.
     pub(crate) fn close(&self) -> Closed<'_> {
-        let doors = self.doors.each_ref();
-        Closed { _doors: doors.map(|door| door.0.write().unwrap_or_else(PoisonError::into_inner)) }
+        let locks = self.doors.each_ref();
+        let locks = locks.map(|door| door.lock.write().unwrap_or_else(PoisonError::into_inner));
+        Closed { gate: self, _locks: locks }
+    }
+
+    /// True where the running group has something to write.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.doors.iter().any(|door| !lock(&door.changes).is_empty())
+    }
+
+    /// True where the running group should be closed.
+    pub(crate) fn is_full(&self) -> bool {
+        self.doors.iter().any(|door| lock(&door.changes).is_full(self.full))
+    }
+}
+
+impl Handle<'_> {
+    /// The group writes an inode. The caller sees to it that it is listed once.
+    pub(crate) fn changed(&self, ino: u64) {
+        lock(&self.door.changes).changed.push(ino);
+    }
+
+    /// The group removes an inode.
+    pub(crate) fn gone(&self, ino: u64) {
+        lock(&self.door.changes).gone.push(ino);
+    }
+
+    /// True where the group should be closed.
+    pub(crate) fn is_full(&self) -> bool {
+        lock(&self.door.changes).is_full(self.full)
+    }
+}
+
+impl Closed<'_> {
+    /// The changes of the group, by inode number.
+    pub(crate) fn take(&self) -> Changes {
+        let mut all = Changes::default();
+        for door in &self.gate.doors {
+            let mut changes = lock(&door.changes);
+            all.changed.append(&mut changes.changed);
+            all.gone.append(&mut changes.gone);
+        }
+        all.changed.sort_unstable();
+        all.gone.sort_unstable();
+        all.gone.dedup();
+        all
     }
 }
 

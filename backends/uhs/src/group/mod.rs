@@ -10,9 +10,10 @@ use crate::commit::Change;
 use crate::content::{Bytes, Content, Pool};
 use crate::engine::lock;
 use crate::format::BLOCK;
-use crate::format::inode::{Inode, POINTERS, POINTERS_OF_BLOCK, Pointer, pointer_block};
+use crate::format::inode::{HEAD, Inode, POINTERS, POINTERS_OF_BLOCK, Pointer, pointer_block};
+use crate::format::slot::BODY;
+use crate::names::{Encoded, Names};
 use crate::space::Run;
-use crate::tree::Tree;
 
 pub(crate) use gate::{Closed, Gate, Handle};
 
@@ -20,51 +21,61 @@ pub(crate) use gate::{Closed, Gate, Handle};
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) changes: Vec<Change>,
+    /// Those of the changes whose data is in the slot that counts until now, and is to be added.
+    pub(crate) stored: Vec<usize>,
     /// Blocks that must be durable before the changes are written.
     pub(crate) data: Vec<(u64, Arc<Bytes>)>,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<Run>,
+    /// The contents that the changes are about. They stay in memory until the changes are durable.
+    pub(crate) contents: Vec<(u64, Arc<Mutex<Content>>)>,
 }
 
-/// Everything that changed since the last group. The blocks that were promised are taken now. Nobody
-/// changes anything meanwhile.
+/// Everything that changed since the last group. The blocks that were promised are taken now.
 ///
 /// # Errors
 ///
 /// `EIO`: there is no space for what was promised.
-pub(crate) fn close(_: &Closed<'_>, tree: &Mutex<Tree>, pool: &Pool) -> Result<Batch> {
+pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<Batch> {
+    let changes = closed.take();
     let mut batch = Batch::default();
-    let written = lock(tree).take_written();
-    for ino in written {
-        let Ok(content) = lock(tree).content(ino) else { continue };
-        let mut content = lock(&content);
-        let moved = content.place(pool, &mut batch.data)?;
-        let mut tree = lock(tree);
-        tree.settle(ino, content.facts())?;
-        if moved {
-            tree.touch(ino);
+    batch.changes.reserve(changes.changed.len() + changes.gone.len());
+    for ino in changes.changed {
+        match names.take_changed(ino) {
+            None => {}
+            Some(Encoded::Whole { body, data_is_stored }) => {
+                batch.stored.extend(data_is_stored.then_some(batch.changes.len()));
+                batch.changes.push(Change::Write { ino, body });
+            }
+            Some(Encoded::Content(content)) => {
+                let mut held = lock(&content);
+                held.place(pool, &mut batch.data)?;
+                if let Some(encoded) = names.encode(ino, held.facts(), held.data())? {
+                    let body = fit(encoded, &mut held, pool, &mut batch)?;
+                    batch.changes.push(Change::Write { ino, body });
+                }
+                drop(held);
+                batch.contents.push((ino, content));
+            }
         }
     }
-    let (changed, gone) = lock(tree).take_changed();
-    for ino in changed {
-        let content = lock(tree).content(ino).map_err(|_| Errno::EIO)?;
-        let mut content = lock(&content);
-        let tree = lock(tree);
-        let body = encode(tree.inode(ino)?, &mut content, pool, &mut batch)?;
-        batch.changes.push(Change::Write { ino, body });
-    }
-    batch.changes.extend(gone.into_iter().map(|ino| Change::Remove { ino }));
+    batch.changes.extend(changes.gone.into_iter().map(|ino| Change::Remove { ino }));
     batch.freed = pool.take_given_up();
     Ok(batch)
 }
 
-/// The body of an inode. Records that do not fit go to new blocks.
-fn encode(inode: &Inode, content: &mut Content, pool: &Pool, batch: &mut Batch) -> Result<Vec<u8>> {
-    let records = inode.records(content.data());
-    if let Some(body) = inode.body(&records) {
+/// The body that fits into a slot. Records that do not fit go to new blocks.
+fn fit(
+    (inode, body): (Inode, Vec<u8>),
+    content: &mut Content,
+    pool: &Pool,
+    batch: &mut Batch,
+) -> Result<Vec<u8>> {
+    if body.len() <= BODY {
         content.replace_records(pool, Vec::new());
         return Ok(body);
     }
+    let records = &body[HEAD..];
     let mut blocks = Vec::new();
     let mut write = |content: &[u8]| -> Result<Pointer> {
         let near = blocks.last().map(|run: &Run| run.block);

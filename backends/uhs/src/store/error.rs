@@ -32,6 +32,8 @@ pub enum StoreError {
         /// Bytes of the device.
         bytes: u64,
     },
+    /// The slot of an inode does not hold it any more.
+    Lost,
     /// No unit is free for more inodes.
     Full,
     /// A write or a flush has failed before, so that nobody knows what the device holds.
@@ -55,6 +57,7 @@ impl fmt::Display for StoreError {
             StoreError::TooSmall { bytes } => {
                 write!(f, "{bytes} bytes are too few: the smallest file system has 16 MiB")
             }
+            StoreError::Lost => f.write_str("an inode was overwritten by another program"),
             StoreError::Full => f.write_str("no space is left for inodes"),
             StoreError::Failed => {
                 f.write_str("the device failed before; nothing is written any more")

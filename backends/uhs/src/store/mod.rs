@@ -13,6 +13,7 @@ mod copies;
 mod error;
 mod flushes;
 mod lanes;
+mod places;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,8 @@ pub use error::StoreError;
 pub(crate) use error::failed;
 use flushes::Flushes;
 use lanes::Lanes;
+pub(crate) use places::Frozen;
+use places::Places;
 pub(crate) use scan::{Survey, survey};
 pub(crate) use turns::Turn;
 use turns::Turns;
@@ -482,33 +485,4 @@ impl Store {
 /// Slots of all chunks.
 pub(crate) fn slots(superblock: &Superblock) -> u64 {
     superblock.chunks.iter().map(|chunk| u64::from(chunk.units)).sum::<u64>() * UNIT_BLOCKS
-}
-
-/// The places of slots, by block.
-struct Places {
-    uuid: [u8; 16],
-    /// By first unit.
-    chunks: Vec<Chunk>,
-}
-
-impl Places {
-    fn of(superblock: &Superblock) -> Places {
-        let mut chunks = superblock.chunks.clone();
-        chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
-        Places { uuid: superblock.uuid, chunks }
-    }
-
-    /// # Panics
-    ///
-    /// When no chunk has this block.
-    fn at(&self, block: u64) -> Place {
-        let unit = block / UNIT_BLOCKS;
-        let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
-        let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
-        let holds = |chunk: &Chunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
-        match chunk.filter(holds) {
-            Some(chunk) => Place { uuid: self.uuid, key: chunk.key, block },
-            None => panic!("block {block} is no slot"),
-        }
-    }
 }

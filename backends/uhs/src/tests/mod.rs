@@ -4,6 +4,7 @@ mod crash;
 mod faults;
 mod mounts;
 mod player;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

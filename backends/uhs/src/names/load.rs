@@ -1,14 +1,17 @@
-//! The tree of what was read from a device, and what can be wrong with it.
+//! Names and attributes as they were read from a device, and what can be wrong with them.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::FileKind;
 
-use super::{Dir, Node, ROOT, Tree};
+use super::record::{Body, Directory, Live, Record, Time};
+use super::{Names, ROOT};
 use crate::content::{Content, Pool};
-use crate::format::inode::{Data, Extent, Inode};
+use crate::engine::lock;
+use crate::format::inode::{Data, Extent, Inode, Link};
 use crate::space::Run;
 
 /// An inode that was read.
@@ -97,20 +100,19 @@ impl fmt::Display for Problem {
     }
 }
 
-impl Tree {
+impl Names {
     /// The file system that these inodes are, and all that is wrong with it. `pool` knows the units of
     /// inodes and the blocks of records. What is wrong is left out.
     pub(crate) fn load(
         pool: Arc<Pool>,
         next_ino: u64,
         loaded: Vec<Loaded>,
-    ) -> (Tree, Vec<Problem>) {
-        let mut tree = Tree::new(Arc::clone(&pool));
-        let mut problems = Vec::new();
-        tree.next_ino = tree.next_ino.max(next_ino);
-        let mut links = Vec::new();
+    ) -> (Names, Vec<Problem>) {
+        let names = Names::new(Arc::clone(&pool));
+        names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
+        let (mut problems, mut links, mut dirs) = (Vec::new(), Vec::new(), Vec::new());
         let mut space = pool.space();
-        for Loaded { ino, mut inode, records } in loaded {
+        for Loaded { ino, inode, records } in loaded {
             let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))
             else {
                 problems.push(Problem::Kind { ino });
@@ -125,59 +127,108 @@ impl Tree {
                 problems.push(Problem::Blocks { ino });
                 continue;
             }
-            let names = inode.links.len();
+            let count = inode.links.len();
             let is_dir = kind == FileKind::Directory;
-            if (ino == ROOT) != (names == 0) || is_dir && names > 1 || ino == ROOT && !is_dir {
+            if (ino == ROOT) != (count == 0) || is_dir && count > 1 || ino == ROOT && !is_dir {
                 problems.push(Problem::Names { ino });
             }
             links.extend(inode.links.iter().map(|link| (link.stamp, ino, link.clone())));
-            let lookups = u64::from(ino == ROOT);
-            let dir = is_dir.then(Dir::default);
-            let content = Content::new(std::mem::take(&mut inode.data), inode.size, records);
-            let blocks = content.facts().blocks;
-            let content = Arc::new(Mutex::new(content));
-            tree.nodes
-                .insert(ino, Node { inode, dir, blocks, content, lookups, ..Node::default() });
+            dirs.extend(is_dir.then_some(ino));
+            names.add_loaded(ino, inode, records);
         }
         drop(space);
         links.sort_unstable_by_key(|(stamp, ino, _)| (*stamp, *ino));
         for (stamp, ino, link) in links {
-            tree.next_stamp = tree.next_stamp.max(stamp.saturating_add(1));
-            let is_dir = tree.nodes.get(&ino).is_some_and(|node| node.dir.is_some());
-            let parent = link.parent;
-            match tree.nodes.get_mut(&parent).and_then(|node| node.dir.as_mut()) {
-                None => problems.push(Problem::Stray { ino, parent }),
-                Some(dir)
-                    if dir.by_name.contains_key(&link.name)
-                        || dir.by_stamp.contains_key(&stamp) =>
-                {
-                    problems.push(Problem::Twice { ino, parent });
-                }
-                Some(dir) => {
-                    dir.put(&link.name, stamp, ino);
-                    dir.subdirs += u32::from(is_dir);
-                }
-            }
+            names.next_stamp.fetch_max(stamp.saturating_add(1), Ordering::Relaxed);
+            problems.extend(names.add_loaded_link(ino, &link));
         }
-        match tree.nodes.contains_key(&ROOT) {
-            true => problems.extend(tree.loops().into_iter().map(|ino| Problem::Loop { ino })),
+        match dirs.contains(&ROOT) {
+            true => {
+                problems.extend(names.loops(&dirs).into_iter().map(|ino| Problem::Loop { ino }));
+            }
             false => problems.push(Problem::NoRoot),
         }
-        (tree, problems)
+        (names, problems)
+    }
+
+    fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
+        let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
+        let further = links.len() > 1 || !xattrs.is_empty();
+        let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
+        let mut content = Content::new(data, size, records);
+        let short = if further || is_dir { None } else { content.retire(&self.pool) };
+        let blocks = AtomicU64::new(content.facts().blocks);
+        let content = Arc::new(Mutex::new(content));
+        let body = match short {
+            _ if is_dir => Body::Directory(Arc::new(Directory { content, ..Directory::default() })),
+            None => Body::Live(Arc::new(Live { content, blocks, rdev })),
+            Some(data) => Body::short(&data, rdev),
+        };
+        let mut record = Record::new(ino, mode, (uid, gid), body);
+        record.size = size;
+        self.records.insert(record);
+        let times = [
+            (Time::Access, inode.atime),
+            (Time::Modification, inode.mtime),
+            (Time::Change, inode.ctime),
+            (Time::Birth, inode.btime),
+        ];
+        let _ = self.records.change(ino, |mut changing| {
+            times.into_iter().for_each(|(time, moment)| changing.set_time(time, moment));
+            for link in &links {
+                changing.add_link(link.parent, link.stamp, &link.name);
+            }
+            if !xattrs.is_empty() {
+                changing.make_extra().xattrs = xattrs;
+            }
+            Ok(())
+        });
+    }
+
+    /// Enters a name into its directory.
+    fn add_loaded_link(&self, ino: u64, link: &Link) -> Option<Problem> {
+        let parent = link.parent;
+        let Ok(dir) = self.directory(parent) else { return Some(Problem::Stray { ino, parent }) };
+        let key = self.index.key(parent, &link.name);
+        let mut entries = lock(&dir.entries);
+        let mut part = self.index.write(key);
+        let taken = self.find(&part, key, parent, &link.name).is_some();
+        let rid = self.records.place_of(ino).ok()?;
+        if taken || entries.has(link.stamp) {
+            return Some(Problem::Twice { ino, parent });
+        }
+        part.insert(key, rid);
+        entries.push(link.stamp, rid);
+        drop((part, entries));
+        dir.count.fetch_add(1, Ordering::Relaxed);
+        let seen = self.records.see_at(rid, |record, extra| {
+            Ok((record.directory().is_some(), record.time(Time::Birth, extra)))
+        });
+        let (is_dir, birth) = seen.ok()?;
+        dir.subdirs.fetch_add(is_dir.into(), Ordering::Relaxed);
+        // A new entry does not write the slot of its directory.
+        let _ = self.records.change(parent, |mut changing| {
+            for time in [Time::Modification, Time::Change] {
+                if changing.record.time(time, changing.extra()) < birth {
+                    changing.set_time(time, birth);
+                }
+            }
+            Ok(())
+        });
+        None
     }
 
     /// Directories from which the parents do not lead to the root.
-    fn loops(&self) -> Vec<u64> {
+    fn loops(&self, dirs: &[u64]) -> Vec<u64> {
         let mut good: BTreeSet<u64> = BTreeSet::from([ROOT]);
         let mut bad = Vec::new();
-        for (start, _) in self.nodes.iter().filter(|(_, node)| node.dir.is_some()) {
+        for start in dirs {
             let mut path = BTreeSet::new();
             let mut at = *start;
             while !good.contains(&at) && path.insert(at) {
-                let links = self.nodes.get(&at).map(|node| &node.inode.links);
-                match links.and_then(|links| links.first()) {
-                    Some(link) => at = link.parent,
-                    None => break,
+                match self.records.see(at, |record, _| Ok(record.parent)) {
+                    Ok(0) | Err(_) => break,
+                    Ok(parent) => at = parent,
                 }
             }
             match good.contains(&at) {
@@ -185,7 +236,6 @@ impl Tree {
                 false => bad.push(*start),
             }
         }
-        bad.sort_unstable();
         bad
     }
 }

@@ -1,0 +1,192 @@
+//! Writing groups, by whoever fills one, by a sync, and by the committing thread.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use defuse_fs::{Errno, Result};
+
+use super::{Engine, Slots, lock};
+use crate::commit::Change;
+use crate::content::Content;
+use crate::format::inode::{Inode, Records};
+use crate::group::{self, Batch};
+use crate::space::Run;
+use crate::store::{Store, StoreError};
+
+/// The extent of a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Everything but times of directories that come from their entries after a crash.
+    Changes,
+    Everything,
+}
+
+/// All that waits until groups are durable.
+#[derive(Default)]
+pub(super) struct Waiting(BTreeMap<u64, OfGroup>);
+
+#[derive(Default)]
+struct OfGroup {
+    /// Blocks that are free then.
+    freed: Vec<Run>,
+    /// Contents that may leave memory then.
+    contents: Vec<(u64, Arc<Mutex<Content>>)>,
+}
+
+impl Engine {
+    /// Makes everything durable that operations did until now. `EIO` where the device failed, now or
+    /// before.
+    pub(crate) fn commit(&self, extent: Extent) -> Result<()> {
+        let Slots::Store(store) = &self.store else { return Ok(()) };
+        let writing = lock(&self.writing);
+        // What failed once was told to one caller alone, and may be lost to all.
+        if self.is_read_only() {
+            return Err(Errno::EIO);
+        }
+        self.pending.store(false, Ordering::Relaxed);
+        if extent == Extent::Everything && self.names.has_waiting() {
+            self.names.write_times(&self.gate.enter());
+        }
+        let group = match self.gate.has_changes() {
+            true => self.write_group(store, true),
+            // Those that wrote before us have the numbers of their groups.
+            false => Ok(store.newest()),
+        };
+        // A failure must be known before the next one writes.
+        let group = group.map_err(|error| self.fail(&error))?;
+        drop(writing);
+        store.sync(group).map_err(|error| self.fail(&error))?;
+        self.release(group);
+        Ok(())
+    }
+
+    /// All groups up to `group` are durable.
+    fn release(&self, group: u64) {
+        let mut waiting = lock(&self.waiting);
+        let later = waiting.0.split_off(&(group + 1));
+        let durable = std::mem::replace(&mut waiting.0, later);
+        drop(waiting);
+        for OfGroup { freed, contents } in durable.into_values() {
+            self.pool.release(&freed);
+            for (ino, content) in contents {
+                drop(content);
+                self.is_idle(ino);
+            }
+        }
+        if self.pool.pages().0 > self.options.cache_pages {
+            let contents = self.names.contents();
+            contents.iter().for_each(|content| lock(content).drop_clean(&self.pool));
+        }
+    }
+
+    /// Commits for the last time.
+    pub(crate) fn rest(&self) {
+        let Slots::Store(store) = &self.store else { return };
+        if self.commit(Extent::Everything).is_ok()
+            && let Err(error) = store.rest()
+        {
+            log::warn!("uhs: {error}");
+        }
+    }
+
+    fn fail(&self, error: &StoreError) -> Errno {
+        self.read_only.store(true, Ordering::Relaxed);
+        log::error!("uhs: {error}: nothing is written any more");
+        Errno::EIO
+    }
+
+    /// Writes the running group because it has as many inodes as a group may have.
+    pub(super) fn write_full_group(&self) {
+        let Slots::Store(store) = &self.store else { return };
+        let _writing = lock(&self.writing);
+        // Somebody else may have written it meanwhile.
+        if self.gate.is_full()
+            && !self.is_read_only()
+            && let Err(error) = self.write_group(store, false)
+        {
+            self.fail(&error);
+        }
+    }
+
+    /// Closes the running group and writes it. Returns its number. `now` says that a sync follows.
+    fn write_group(&self, store: &Store, now: bool) -> Result<u64, StoreError> {
+        if !self.rules.blocks_wait_for_group {
+            self.pool.release(&self.pool.take_given_up());
+        }
+        let batch = group::close(&self.gate.close(), &self.names, &self.pool);
+        let mut batch = batch.map_err(|_| StoreError::Full)?;
+        let stored = self.add_stored(&mut batch)?;
+        let units = &mut |wanted| self.take_units(wanted);
+        let written = store
+            .write_data(&batch.data)
+            .and_then(|()| store.commit(store.turn(), batch.changes, now, units));
+        self.names.set_slots(store.slots());
+        // What a group that failed was about waits for ever.
+        let group = written.as_ref().map_or(u64::MAX, |group| *group);
+        let mut waiting = lock(&self.waiting);
+        let of_group = waiting.0.entry(group).or_default();
+        of_group.freed.append(&mut batch.freed);
+        of_group.contents.append(&mut batch.contents);
+        drop(waiting);
+        if written.is_err() {
+            // Nobody knows what their slots hold.
+            for (ino, inode) in stored {
+                let _ = self.names.revive(ino, || Ok(inode.data));
+            }
+        }
+        written
+    }
+
+    /// Completes the bodies of inodes whose data is not in memory. It is in the slots that the device has:
+    /// nobody overwrites them before a newer copy is durable. Returns these inodes.
+    fn add_stored(&self, batch: &mut Batch) -> Result<Vec<(u64, Inode)>, StoreError> {
+        let inos: Vec<u64> = batch.stored.iter().map(|at| batch.changes[*at].ino()).collect();
+        let found = self.read_slots(&inos)?;
+        for (at, inode) in batch.stored.iter().zip(&found) {
+            if let Change::Write { body, .. } = &mut batch.changes[*at] {
+                let mut record = Records::default();
+                record.data(&inode.data);
+                body.extend(record.finish());
+            }
+        }
+        Ok(inos.into_iter().zip(found).collect())
+    }
+
+    fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
+        let mut space = self.pool.space();
+        let (first, count) = space.find_units(wanted)?;
+        space.reserve(first, count);
+        Some((first, count))
+    }
+
+    /// Starts the thread that commits what nobody syncs.
+    pub(crate) fn start(self: &Arc<Self>, interval: Duration) -> std::io::Result<JoinHandle<()>> {
+        let engine = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("uhs-commit".to_owned());
+        thread.spawn(move || engine.keep_committing(interval))
+    }
+
+    fn keep_committing(&self, interval: Duration) {
+        let mut ended = lock(&self.ended);
+        while !*ended {
+            if !self.pending.load(Ordering::Relaxed) {
+                ended = self.wake.wait(ended).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let waited = self.wake.wait_timeout_while(ended, interval, |ended| !*ended);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            // What failed was logged.
+            let _ = self.commit(Extent::Everything);
+            ended = lock(&self.ended);
+        }
+    }
+
+    /// Ends that thread.
+    pub(crate) fn end(&self) {
+        *lock(&self.ended) = true;
+        self.wake.notify_all();
+    }
+}

@@ -1,0 +1,128 @@
+//! Attributes.
+
+use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
+
+use super::record::{Changing, Time};
+use super::{Names, list, settle, touch};
+use crate::content::Facts;
+use crate::group::Handle;
+
+/// Seconds after which an access time is updated in any case, mount(8) about `relatime`.
+const DAY: i64 = 24 * 60 * 60;
+
+impl Names {
+    /// Changes attributes. The content has the new size already, and says what became of it.
+    pub(crate) fn setattr(
+        &self,
+        handle: &Handle<'_>,
+        ino: u64,
+        set: &SetAttr,
+        content: Option<Facts>,
+    ) -> Result<Attr> {
+        let now = Timestamp::now();
+        self.records.change(ino, |mut changing| {
+            if let Some(facts) = content {
+                settle(&mut changing, facts);
+                changing.modified(now);
+            }
+            if *set != SetAttr::default() {
+                changing.settle_times();
+                set_owner_and_mode(&mut changing, set);
+                let time = |time| match time {
+                    SetTime::Now => now,
+                    SetTime::At(time) => time,
+                };
+                for (which, set) in [(Time::Access, set.atime), (Time::Modification, set.mtime)] {
+                    if let Some(set) = set {
+                        changing.set_time(which, time(set).into());
+                    }
+                }
+                changing.set_time(Time::Change, set.ctime.unwrap_or(now).into());
+                match content {
+                    Some(facts) if facts.dirty => list(handle, changing.record),
+                    _ => touch(handle, changing.record),
+                }
+            }
+            Ok(self.attr_of(changing.record, changing.extra()))
+        })
+    }
+
+    /// `EISDIR`, `EINVAL` for what has no data.
+    pub(crate) fn check_data(&self, ino: u64) -> Result<()> {
+        self.records.see(ino, |record, _| match record.kind() {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        })
+    }
+
+    /// `EINVAL` for what is no symbolic link.
+    pub(crate) fn check_link(&self, ino: u64) -> Result<()> {
+        self.records.see(ino, |record, _| match record.kind() {
+            FileKind::Symlink => Ok(()),
+            _ => Err(Errno::EINVAL),
+        })
+    }
+
+    pub(crate) fn check_open(&self, ino: u64, writes: bool) -> Result<()> {
+        self.records.see(ino, |record, _| match record.kind() {
+            FileKind::Directory if writes => Err(Errno::EISDIR),
+            FileKind::Symlink => Err(Errno::ELOOP),
+            _ => Ok(()),
+        })
+    }
+
+    /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
+    /// change of the inode.
+    pub(crate) fn accessed(&self, ino: u64) {
+        let now = Timestamp::now();
+        let due = self.records.see(ino, |record, extra| {
+            let time = |time| Timestamp::from(record.time(time, extra));
+            let old = time(Time::Access);
+            let newest = time(Time::Modification).max(time(Time::Change));
+            Ok(old <= newest || old.secs.saturating_add(DAY) <= now.secs)
+        });
+        if due == Ok(true) {
+            let _ = self.records.change(ino, |mut changing| {
+                changing.set_time(Time::Access, now.into());
+                Ok(())
+            });
+        }
+    }
+
+    /// Takes in a write: see [`settle`](Names::settle).
+    pub(crate) fn wrote(
+        &self,
+        handle: &Handle<'_>,
+        ino: u64,
+        facts: Facts,
+        kill_suidgid: bool,
+    ) -> Result<()> {
+        let now = Timestamp::now();
+        self.records.change(ino, |mut changing| {
+            settle(&mut changing, facts);
+            changing.modified(now);
+            if kill_suidgid {
+                changing.record.kill_suidgid();
+            }
+            match facts.dirty {
+                true => list(handle, changing.record),
+                false => touch(handle, changing.record),
+            }
+            Ok(())
+        })
+    }
+}
+
+fn set_owner_and_mode(changing: &mut Changing<'_>, set: &SetAttr) {
+    let record = &mut *changing.record;
+    let owner = set.uid.is_some() || set.gid.is_some();
+    record.uid = set.uid.unwrap_or(record.uid);
+    record.gid = set.gid.unwrap_or(record.gid);
+    if record.directory().is_none() && (owner || set.kill_suidgid) {
+        record.kill_suidgid();
+    }
+    if let Some(perm) = set.perm {
+        record.set_perm(perm);
+    }
+}

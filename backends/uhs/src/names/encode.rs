@@ -1,0 +1,87 @@
+//! The bodies of slots.
+
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::{FileKind, Result};
+
+use super::record::{Body as Of, Extra, Record, Time};
+use super::{Names, known_data, settle};
+use crate::content::{Content, Facts};
+use crate::format::inode::{Data, Inode};
+
+/// An inode that the closing group looks at.
+pub(crate) enum Body {
+    /// One without a content in memory.
+    Whole {
+        body: Vec<u8>,
+        /// The data is missing: it is in the slot that the device has.
+        data_is_stored: bool,
+    },
+    /// One whose content must be looked at first, and be given to [`Names::encode`].
+    Content(Arc<Mutex<Content>>),
+}
+
+impl Names {
+    /// Takes a changed inode out of the list of the running group. `None` where the inode is gone.
+    pub(crate) fn take_changed(&self, ino: u64) -> Option<Body> {
+        let taken = self.records.change(ino, |changing| {
+            changing.record.dirty = false;
+            let (record, extra) = (&*changing.record, changing.extra());
+            Ok(match &record.body {
+                Of::Live(live) => Some(Body::Content(Arc::clone(&live.content))),
+                Of::Directory(dir) => Some(Body::Content(Arc::clone(&dir.content))),
+                _ if !record.is_named() => None,
+                _ => {
+                    let data = known_data(record);
+                    let data_is_stored = data.is_none();
+                    let (_, body) = encode(record, extra, &data.unwrap_or_default());
+                    Some(Body::Whole { body, data_is_stored })
+                }
+            })
+        });
+        taken.ok().flatten()
+    }
+
+    /// The head of an inode, and its whole body, which may be too large for a slot. `None` for an inode
+    /// without a name.
+    pub(crate) fn encode(
+        &self,
+        ino: u64,
+        facts: Facts,
+        data: &Data,
+    ) -> Result<Option<(Inode, Vec<u8>)>> {
+        self.records.change(ino, |mut changing| {
+            settle(&mut changing, facts);
+            let named = changing.record.is_named();
+            Ok(named.then(|| encode(changing.record, changing.extra(), data)))
+        })
+    }
+}
+
+fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> (Inode, Vec<u8>) {
+    let is_dir = record.kind() == FileKind::Directory;
+    let inode = Inode {
+        mode: record.mode(),
+        uid: record.uid,
+        gid: record.gid,
+        rdev: record.rdev(),
+        size: if is_dir { 0 } else { record.size },
+        atime: record.time(Time::Access, extra),
+        mtime: record.time(Time::Modification, extra),
+        ctime: record.time(Time::Change, extra),
+        btime: record.time(Time::Birth, extra),
+        ..Inode::default()
+    };
+    let mut out = inode.begin();
+    if record.parent != 0 {
+        out.link(record.parent, record.stamp, record.name.as_bytes());
+    }
+    for link in extra.iter().flat_map(|extra| &extra.links) {
+        out.link(link.parent, link.stamp, &link.name);
+    }
+    for (name, value) in extra.iter().flat_map(|extra| &extra.xattrs) {
+        out.xattr(name, value);
+    }
+    out.data(data);
+    (inode, out.finish())
+}

@@ -1,0 +1,105 @@
+//! Operations that take names away.
+
+use std::sync::atomic::Ordering;
+
+use defuse_fs::{Errno, Name, Result, Timestamp};
+
+use super::index::Part;
+use super::make::Place;
+use super::order::Rid;
+use super::record::{Record, Time};
+use super::{Names, list};
+use crate::engine::lock;
+use crate::group::Handle;
+
+impl Names {
+    pub(crate) fn unlink(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<()> {
+        let name = name.as_bytes();
+        let dir = self.directory(parent)?;
+        let mut entries = lock(&dir.entries);
+        let key = self.index.key(parent, name);
+        let mut part = self.index.write(key);
+        let rid = self.find(&part, key, parent, name).ok_or(Errno::ENOENT)?;
+        let now = Timestamp::now();
+        let place = Place { parent, name, dir: &dir, entries: &mut entries, key };
+        let gone = self.drop_name(handle, place, &mut part, (rid, now), false)?;
+        drop(part);
+        self.names_changed(parent, &dir, now);
+        drop(entries);
+        self.end(gone);
+        Ok(())
+    }
+
+    pub(crate) fn rmdir(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<()> {
+        let name = name.as_bytes();
+        let dir = self.directory(parent)?;
+        let key = self.index.key(parent, name);
+        loop {
+            let rid = self.find(&self.index.read(key), key, parent, name).ok_or(Errno::ENOENT)?;
+            let seen =
+                self.records.see_at(rid, |record, _| Ok((record.ino, record.directory().cloned())));
+            let Ok((ino, child)) = seen else { continue };
+            let child = child.ok_or(Errno::ENOTDIR)?;
+            // By inode number.
+            let (mut entries, children) = match parent < ino {
+                true => {
+                    let entries = lock(&dir.entries);
+                    (entries, lock(&child.entries))
+                }
+                false => {
+                    let children = lock(&child.entries);
+                    (lock(&dir.entries), children)
+                }
+            };
+            let mut part = self.index.write(key);
+            if self.find(&part, key, parent, name) != Some(rid)
+                || self.records.see_at(rid, |record, _| Ok(record.ino)) != Ok(ino)
+            {
+                continue;
+            }
+            if child.count.load(Ordering::Relaxed) != 0 {
+                return Err(Errno::ENOTEMPTY);
+            }
+            child.dead.store(true, Ordering::Release);
+            let now = Timestamp::now();
+            let place = Place { parent, name, dir: &dir, entries: &mut entries, key };
+            let gone = self.drop_name(handle, place, &mut part, (rid, now), true)?;
+            drop(part);
+            self.names_changed(parent, &dir, now);
+            drop((entries, children));
+            self.end(gone);
+            return Ok(());
+        }
+    }
+
+    /// Takes a name away, and returns the inode where it goes with it. `EISDIR` for a directory, unless
+    /// that is meant.
+    pub(super) fn drop_name(
+        &self,
+        handle: &Handle<'_>,
+        place: Place<'_>,
+        part: &mut Part,
+        (rid, now): (Rid, Timestamp),
+        of_dir: bool,
+    ) -> Result<Option<Record>> {
+        let ((stamp, is_dir), gone) = self.records.change_at(rid, |mut changing| {
+            let is_dir = changing.record.directory().is_some();
+            if is_dir && !of_dir {
+                return Err(Errno::EISDIR);
+            }
+            let stamp = changing.remove_link(place.parent, place.name).ok_or(Errno::EIO)?;
+            changing.settle_times();
+            changing.set_time(Time::Change, now.into());
+            match changing.record.is_named() {
+                true => list(handle, changing.record),
+                false => handle.gone(changing.record.ino),
+            }
+            Ok((stamp, is_dir))
+        })?;
+        part.remove(place.key, rid);
+        place.entries.remove(stamp);
+        place.dir.count.fetch_sub(1, Ordering::Relaxed);
+        place.dir.subdirs.fetch_sub(is_dir.into(), Ordering::Relaxed);
+        Ok(gone)
+    }
+}

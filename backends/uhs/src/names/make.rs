@@ -1,0 +1,268 @@
+//! Lookups, and operations that make inodes.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::posix::{Parent, new_inode};
+use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, Timestamp};
+
+use super::index::{Key, Part};
+use super::order::{Order, Rid};
+use super::record::{Body, Changing, Directory, Extra, Live, Record, Time, Uses};
+use super::{KEEP_SLOTS, LINK_MAX, Names, ROOT, list, touch};
+use crate::content::Content;
+use crate::engine::lock;
+use crate::format::inode::Data;
+use crate::group::Handle;
+
+/// The longest target of a symbolic link, symlink(7).
+const TARGET_MAX: usize = 4095;
+
+/// Everything but its place that makes a new inode.
+#[derive(Clone, Copy)]
+pub(crate) struct Making<'a> {
+    pub(crate) node: &'a NewNode<'a>,
+    /// The target of a symbolic link.
+    pub(crate) target: Option<&'a [u8]>,
+    /// The caller may keep set-group-id.
+    pub(crate) keeps_sgid: bool,
+    /// The inode is opened, too.
+    pub(crate) opens: bool,
+}
+
+/// A directory in which something is made.
+pub(super) struct Above {
+    pub(super) dir: Arc<Directory>,
+    perm: u32,
+    gid: u32,
+}
+
+/// A directory with its lock, and the part of the index for a name in it.
+pub(super) struct Place<'a> {
+    pub(super) parent: u64,
+    pub(super) name: &'a [u8],
+    pub(super) dir: &'a Directory,
+    pub(super) entries: &'a mut Order,
+    pub(super) key: Key,
+}
+
+/// True where the inode has this name.
+pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name: &[u8]) -> bool {
+    let further = || {
+        extra.is_some_and(|extra| {
+            extra.links.iter().any(|link| link.parent == parent && link.name == name)
+        })
+    };
+    record.parent == parent && record.name.as_bytes() == name || further()
+}
+
+impl Names {
+    pub(crate) fn lookup(&self, parent: u64, name: Name<'_>) -> Result<Entry> {
+        let name = name.as_bytes();
+        let key = self.index.key(parent, name);
+        let part = self.index.read(key);
+        let mut entry = None;
+        part.find(key, |rid| {
+            let seen = self.records.see_at(rid, |record, extra| {
+                let found = has_link(record, extra, parent, name);
+                entry = found.then(|| self.entry(record, extra));
+                Ok(found)
+            });
+            seen == Ok(true)
+        });
+        drop(part);
+        match entry {
+            Some(entry) => Ok(entry),
+            None => self.directory(parent).and(Err(Errno::ENOENT)),
+        }
+    }
+
+    /// The inode with a name.
+    pub(super) fn find(&self, part: &Part, key: Key, parent: u64, name: &[u8]) -> Option<Rid> {
+        part.find(key, |rid| {
+            let seen =
+                self.records.see_at(rid, |record, extra| Ok(has_link(record, extra, parent, name)));
+            seen == Ok(true)
+        })
+    }
+
+    /// The parent of a directory, with one more lookup.
+    pub(crate) fn lookup_parent(&self, ino: u64) -> Result<Entry> {
+        let parent = self.parent_of(ino)?;
+        self.records.see(parent, |record, extra| Ok(self.entry(record, extra)))
+    }
+
+    pub(super) fn parent_of(&self, ino: u64) -> Result<u64> {
+        self.records.see(ino, |record, _| match record.directory() {
+            Some(_) if record.parent == 0 => Ok(ROOT),
+            Some(_) => Ok(record.parent),
+            None => Err(Errno::ENOTDIR),
+        })
+    }
+
+    pub(super) fn above(&self, parent: u64) -> Result<Above> {
+        self.records.see(parent, |record, _| {
+            let dir = record.directory().cloned().ok_or(Errno::ENOTDIR)?;
+            Ok(Above { dir, perm: record.perm(), gid: record.gid })
+        })
+    }
+
+    /// Makes an inode with a name in `parent`, one lookup of it.
+    pub(crate) fn make(
+        &self,
+        handle: &Handle<'_>,
+        parent: u64,
+        name: Name<'_>,
+        making: Making<'_>,
+    ) -> Result<Entry> {
+        let name = name.as_bytes();
+        let above = self.above(parent)?;
+        let mut entries = lock(&above.dir.entries);
+        if above.dir.is_dead() {
+            return Err(Errno::ENOENT);
+        }
+        let key = self.index.key(parent, name);
+        let mut part = self.index.write(key);
+        if self.find(&part, key, parent, name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let place = Place { parent, name, dir: &above.dir, entries: &mut entries, key };
+        let entry = self.make_at(handle, place, &mut part, &above, making)?;
+        drop(part);
+        self.names_changed(parent, &above.dir, Timestamp::now());
+        Ok(entry)
+    }
+
+    /// Makes an inode in a place where none is.
+    pub(super) fn make_at(
+        &self,
+        handle: &Handle<'_>,
+        place: Place<'_>,
+        part: &mut Part,
+        above: &Above,
+        making: Making<'_>,
+    ) -> Result<Entry> {
+        let is_dir = making.node.kind == FileKind::Directory;
+        if is_dir && place.dir.subdirs.load(Ordering::Relaxed) as usize >= LINK_MAX {
+            return Err(Errno::EMLINK);
+        }
+        let mut record = self.new_record(above, making)?;
+        (record.parent, record.name) = (place.parent, place.name.into());
+        record.stamp = self.take_stamp();
+        let stamp = record.stamp;
+        touch(handle, &mut record);
+        let entry = self.entry(&record, None);
+        let rid = self.records.insert(record);
+        part.insert(place.key, rid);
+        place.entries.push(stamp, rid);
+        place.dir.count.fetch_add(1, Ordering::Relaxed);
+        place.dir.subdirs.fetch_add(is_dir.into(), Ordering::Relaxed);
+        Ok(entry)
+    }
+
+    pub(super) fn take_stamp(&self) -> u64 {
+        self.next_stamp.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Makes a file without a name in the file system of `parent`, one lookup of it.
+    pub(crate) fn make_nameless(
+        &self,
+        parent: u64,
+        making: Making<'_>,
+        linkable: bool,
+    ) -> Result<Entry> {
+        let above = self.above(parent)?;
+        if above.dir.is_dead() {
+            return Err(Errno::ENOENT);
+        }
+        let mut record = self.new_record(&above, making)?;
+        record.linkable = linkable;
+        let entry = self.entry(&record, None);
+        self.records.insert(record);
+        Ok(entry)
+    }
+
+    fn new_record(&self, above: &Above, making: Making<'_>) -> Result<Record> {
+        if self.free_slots() < KEEP_SLOTS {
+            return Err(Errno::ENOSPC);
+        }
+        let node = making.node;
+        let from = Parent { perm: above.perm, gid: above.gid, default_acl: None };
+        let made = new_inode(from, node, making.keeps_sgid);
+        let body = match (node.kind, making.target) {
+            (FileKind::Symlink, Some([])) => return Err(Errno::ENOENT),
+            (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
+                return Err(Errno::ENAMETOOLONG);
+            }
+            (FileKind::Symlink, Some(target)) => {
+                let (data, size) = (Data::Target(target.to_vec()), target.len() as u64);
+                let content = Arc::new(Mutex::new(Content::new(data, size, Vec::new())));
+                Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: 0 }))
+            }
+            (FileKind::Symlink, None) => return Err(Errno::EINVAL),
+            (FileKind::Directory, _) => Body::Directory(Arc::default()),
+            _ if node.rdev != 0 => Body::Device(node.rdev),
+            _ => Body::Stored,
+        };
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        let mode = node.kind.mode_bits() | made.perm;
+        let mut record = Record::new(ino, mode, (node.uid, made.gid), body);
+        record.size = making.target.map_or(0, |target| target.len() as u64);
+        record.opens = if making.opens { Uses::one() } else { Uses::default() };
+        // The clock of today fits into a record without more.
+        let changing =
+            &mut Changing { record: &mut record, extras: &mut Default::default(), at: 0 };
+        let now = Timestamp::now().into();
+        for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
+            changing.set_time(time, now);
+        }
+        Ok(record)
+    }
+
+    /// Gives an inode another name. Its content is in memory.
+    pub(crate) fn link(
+        &self,
+        handle: &Handle<'_>,
+        ino: u64,
+        parent: u64,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        let name = name.as_bytes();
+        let check = |record: &Record| match record.directory() {
+            Some(_) => Err(Errno::EPERM),
+            None if !record.is_named() && !record.linkable => Err(Errno::ENOENT),
+            None => Ok(()),
+        };
+        self.records.see(ino, |record, _| check(record))?;
+        let dir = self.directory(parent)?;
+        let mut entries = lock(&dir.entries);
+        if dir.is_dead() {
+            return Err(Errno::ENOENT);
+        }
+        let key = self.index.key(parent, name);
+        let mut part = self.index.write(key);
+        if self.find(&part, key, parent, name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let now = Timestamp::now();
+        let rid = self.records.place_of(ino)?;
+        let stamp = self.take_stamp();
+        let ((), _) = self.records.change_at(rid, |mut changing| {
+            check(changing.record)?;
+            if changing.links() >= LINK_MAX {
+                return Err(Errno::EMLINK);
+            }
+            changing.add_link(parent, stamp, name);
+            changing.record.linkable = false;
+            changing.set_time(Time::Change, now.into());
+            list(handle, changing.record);
+            Ok(())
+        })?;
+        part.insert(key, rid);
+        drop(part);
+        entries.push(stamp, rid);
+        dir.count.fetch_add(1, Ordering::Relaxed);
+        self.names_changed(parent, &dir, now);
+        self.records.see_at(rid, |record, extra| Ok(self.entry(record, extra)))
+    }
+}

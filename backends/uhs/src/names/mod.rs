@@ -1,0 +1,405 @@
+//! Names and attributes in memory. Nothing here does I/O.
+//!
+//! Every inode has a record. A closed file that is on the device as it should be has nothing else: its
+//! content is read again when somebody wants it. Three structures lead to records: their numbers
+//! (`records.rs`), names (`index.rs`), and the stamps of the entries of a directory (`order.rs`).
+//!
+//! # Lock order
+//!
+//! 1. A handle of the running group, for whoever changes anything.
+//! 2. `Names::renames`: whoever moves a directory between directories.
+//! 3. `Directory::entries`: several by inode number.
+//! 4. A content, which never waits for 2 and 3.
+//! 5. Parts of the index: two in their order.
+//! 6. A shard of records, one at a time.
+//!
+//! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for writing while
+//! it changes the records: so it is seen whole, or not yet.
+
+mod attributes;
+mod encode;
+mod index;
+mod links;
+mod list;
+mod load;
+mod make;
+mod order;
+mod record;
+mod records;
+mod rename;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
+
+use crate::content::pool::KEEP_UNITS;
+use crate::content::{Content, Facts, Pool};
+use crate::engine::lock;
+use crate::format::inode::{Data, Extent, Moment};
+use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::group::Handle;
+use crate::space::Run;
+use index::Index;
+use order::Rid;
+use record::{Body, Changing, Directory, Extra, Live, Record, Time};
+use records::Records;
+
+pub(crate) use encode::Body as Encoded;
+pub(crate) use load::Loaded;
+pub use load::Problem;
+pub(crate) use make::Making;
+
+/// The root directory.
+pub(crate) const ROOT: u64 = 1;
+
+/// Names of an inode at most.
+pub(crate) const LINK_MAX: usize = 65_000;
+
+/// Slots that new inodes leave to changes and removals.
+const KEEP_SLOTS: u64 = 1024;
+
+/// Only this process changes the file system, so answers hold until it says otherwise.
+const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// All names and attributes.
+pub(crate) struct Names {
+    pool: Arc<Pool>,
+    records: Records,
+    index: Index,
+    renames: Mutex<()>,
+    next_ino: AtomicU64,
+    next_stamp: AtomicU64,
+    /// Slots of all chunks.
+    slots: AtomicU64,
+    /// Directories whose times are newer than their slots.
+    waiting: Mutex<Vec<u64>>,
+    /// Frontends; from the second on nothing that is told stays valid.
+    frontends: AtomicUsize,
+}
+
+/// The content of an inode, as far as it is in memory.
+pub(crate) enum Kept {
+    Here(Arc<Mutex<Content>>),
+    /// It is in the slot on the device.
+    Stored,
+}
+
+impl From<Timestamp> for Moment {
+    fn from(time: Timestamp) -> Self {
+        Moment { sec: time.secs, nsec: time.nanos }
+    }
+}
+
+impl From<Moment> for Timestamp {
+    fn from(moment: Moment) -> Self {
+        Timestamp { secs: moment.sec, nanos: moment.nsec }
+    }
+}
+
+impl Names {
+    fn new(pool: Arc<Pool>) -> Self {
+        Names {
+            pool,
+            records: Records::new(),
+            index: Index::new(),
+            renames: Mutex::default(),
+            next_ino: AtomicU64::new(ROOT + 1),
+            // 1 and 2 are the positions of `.` and `..`.
+            next_stamp: AtomicU64::new(3),
+            slots: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            frontends: AtomicUsize::new(0),
+        }
+    }
+
+    /// The file system with nothing but a root directory.
+    pub(crate) fn empty(
+        pool: Arc<Pool>,
+        handle: &Handle<'_>,
+        (perm, uid, gid): (u32, u32, u32),
+    ) -> Result<Self> {
+        let names = Names::new(pool);
+        let mode = FileKind::Directory.mode_bits() | perm & 0o7777;
+        let root = Record::new(ROOT, mode, (uid, gid), Body::Directory(Arc::default()));
+        names.records.insert(root);
+        names.records.change(ROOT, |mut root| {
+            let now = Timestamp::now().into();
+            for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
+                root.set_time(time, now);
+            }
+            touch(handle, root.record);
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    /// Sets the number of slots of all chunks.
+    pub(crate) fn set_slots(&self, slots: u64) {
+        self.slots.store(slots, Ordering::Relaxed);
+    }
+
+    pub(crate) fn attach(&self) {
+        self.frontends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn detach(&self) {
+        let less = |count: usize| count.checked_sub(1);
+        let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// True where several frontends look at the files.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.frontends.load(Ordering::Relaxed) > 1
+    }
+
+    fn valid_for(&self) -> Duration {
+        if self.is_shared() { Duration::ZERO } else { VALID_FOR }
+    }
+
+    pub(crate) fn attr(&self, ino: u64) -> Result<Attr> {
+        self.records.see(ino, |record, extra| Ok(self.attr_of(record, extra)))
+    }
+
+    fn attr_of(&self, record: &Record, extra: Option<&Extra>) -> Attr {
+        let (mut size, mut nlink) = (record.size, u32::from(record.parent != 0));
+        nlink += extra.map_or(0, |extra| extra.links.len()) as u32;
+        let blocks = match &record.body {
+            Body::Blocks(run) => Run::from(*run).count.into(),
+            Body::Live(live) => live.blocks.load(Ordering::Relaxed),
+            Body::Directory(dir) => {
+                size = dir.count.load(Ordering::Relaxed) * 32;
+                nlink = if dir.is_dead() { 0 } else { 2 + dir.subdirs.load(Ordering::Relaxed) };
+                0
+            }
+            Body::Stored | Body::Device(_) => 0,
+        };
+        let time = |time| Timestamp::from(record.time(time, extra));
+        Attr {
+            st_ino: record.ino,
+            kind: record.kind(),
+            perm: record.perm(),
+            nlink,
+            uid: record.uid,
+            gid: record.gid,
+            rdev: record.rdev(),
+            size,
+            blocks: blocks * (BLOCK as u64 / 512),
+            blksize: BLOCK as u32,
+            atime: time(Time::Access),
+            mtime: time(Time::Modification),
+            ctime: time(Time::Change),
+            btime: Some(time(Time::Birth)),
+            valid_for: self.valid_for(),
+        }
+    }
+
+    /// The inode, with one more lookup.
+    fn entry(&self, record: &Record, extra: Option<&Extra>) -> Entry {
+        record.lookups.add();
+        let attr = self.attr_of(record, extra);
+        Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: self.valid_for() }
+    }
+
+    pub(crate) fn forget(&self, ino: u64, lookups: u64) {
+        let left = self
+            .records
+            .see(ino, |record, _| Ok(record.lookups.give_back(lookups) && record.is_unused()));
+        if left == Ok(true) {
+            self.end(self.records.remove_unused(ino));
+        }
+    }
+
+    pub(crate) fn opened(&self, ino: u64) -> Result<()> {
+        self.records.see(ino, |record, _| {
+            record.opens.add();
+            Ok(())
+        })
+    }
+
+    /// Gives an open back. True where the content may leave memory.
+    pub(crate) fn closed(&self, ino: u64) -> bool {
+        let left = self.records.see(ino, |record, _| {
+            let live = matches!(record.body, Body::Live(_));
+            Ok((record.opens.give_back(1) && record.is_unused(), live && record.opens.is_none()))
+        });
+        if let Ok((true, _)) = left {
+            self.end(self.records.remove_unused(ino));
+        }
+        left.is_ok_and(|(unused, idle)| idle && !unused)
+    }
+
+    /// Ends an inode without names that nobody uses. Its blocks are free once the running group is durable.
+    fn end(&self, gone: Option<Record>) {
+        let Some(record) = gone else { return };
+        match record.body {
+            Body::Stored | Body::Device(_) => {}
+            Body::Blocks(run) => self.pool.give_up([run.into()]),
+            Body::Live(live) => lock(&live.content).end(&self.pool),
+            Body::Directory(dir) => lock(&dir.content).end(&self.pool),
+        }
+    }
+
+    fn directory(&self, ino: u64) -> Result<Arc<Directory>> {
+        self.records.see(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
+    }
+
+    /// The names of a directory changed. Its slot follows later: after a crash the times come from the
+    /// entries.
+    fn names_changed(&self, ino: u64, dir: &Directory, now: Timestamp) {
+        dir.names_changed(now);
+        if !dir.waits.swap(true, Ordering::AcqRel) {
+            lock(&self.waiting).push(ino);
+        }
+    }
+
+    /// Adds the directories whose times wait to the running group.
+    pub(crate) fn write_times(&self, handle: &Handle<'_>) {
+        for ino in std::mem::take(&mut *lock(&self.waiting)) {
+            let _ = self.records.change(ino, |changing| {
+                if let Some(dir) = changing.record.directory() {
+                    dir.waits.store(false, Ordering::Release);
+                }
+                touch(handle, changing.record);
+                Ok(())
+            });
+        }
+    }
+
+    /// True where times of directories wait.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !lock(&self.waiting).is_empty()
+    }
+
+    /// The content of an inode of any kind.
+    pub(crate) fn content(&self, ino: u64) -> Result<Kept> {
+        self.records.see(ino, |record, _| match &record.body {
+            Body::Live(live) => Ok(Kept::Here(Arc::clone(&live.content))),
+            Body::Directory(dir) => Ok(Kept::Here(Arc::clone(&dir.content))),
+            _ => Ok(Kept::Stored),
+        })
+    }
+
+    /// All contents in memory.
+    pub(crate) fn contents(&self) -> Vec<Arc<Mutex<Content>>> {
+        let content = |(_, rid): (u64, Rid)| {
+            let seen = self.records.see_at(rid, |record, _| match &record.body {
+                Body::Live(live) => Ok(Some(Arc::clone(&live.content))),
+                _ => Ok(None),
+            });
+            seen.ok().flatten()
+        };
+        self.records.all().into_iter().filter_map(content).collect()
+    }
+
+    /// Takes a content in that the slot of the inode holds; `stored` reads it where that is needed. Only
+    /// one thread at a time reads for an inode.
+    pub(crate) fn revive(
+        &self,
+        ino: u64,
+        stored: impl FnOnce() -> Result<Data>,
+    ) -> Result<Arc<Mutex<Content>>> {
+        if let Kept::Here(content) = self.content(ino)? {
+            return Ok(content);
+        }
+        let known = self.records.see(ino, |record, _| Ok(known_data(record)))?;
+        let read = if known.is_none() { Some(stored()?) } else { None };
+        self.records.change(ino, |changing| {
+            let record = changing.record;
+            if let Body::Live(live) = &record.body {
+                return Ok(Arc::clone(&live.content));
+            }
+            let (data, rdev) = match known_data(record).or(read) {
+                Some(data) => (data, record.rdev()),
+                // It became one that must be read: nobody but us may do that.
+                None => return Err(Errno::EIO),
+            };
+            let content = Content::new(data, record.size, Vec::new());
+            let blocks = AtomicU64::new(content.facts().blocks);
+            let content = Arc::new(Mutex::new(content));
+            let live = Live { content: Arc::clone(&content), blocks, rdev };
+            record.body = Body::Live(Arc::new(live));
+            Ok(content)
+        })
+    }
+
+    /// Takes the content of an inode out of memory, if the device has it and nobody uses it.
+    pub(crate) fn retire(&self, ino: u64) {
+        let _ = self.records.change(ino, |changing| {
+            let extra = changing.extra().is_some_and(|extra| extra.may_be_large());
+            let record = changing.record;
+            let Body::Live(live) = &mut record.body else { return Ok(()) };
+            if extra || record.dirty || !record.opens.is_none() {
+                return Ok(());
+            }
+            let rdev = live.rdev;
+            // Whoever else has the content got it under the lock of this shard.
+            let content = Arc::get_mut(live).and_then(|live| Arc::get_mut(&mut live.content));
+            let content = content.and_then(|content| content.get_mut().ok());
+            if let Some(data) = content.and_then(|content| content.retire(&self.pool)) {
+                record.body = Body::short(&data, rdev);
+            }
+            Ok(())
+        });
+    }
+
+    /// Takes in what became of a content, which the caller has locked.
+    pub(crate) fn settle(&self, handle: &Handle<'_>, ino: u64, facts: Facts) -> Result<()> {
+        self.records.change(ino, |mut changing| {
+            settle(&mut changing, facts);
+            if facts.dirty {
+                list(handle, changing.record);
+            }
+            Ok(())
+        })
+    }
+
+    /// Slots that inodes do not need, as far as slots and free units go.
+    fn free_slots(&self) -> u64 {
+        let units = self.pool.space().free_units().saturating_sub(KEEP_UNITS);
+        let all = self.slots.load(Ordering::Relaxed) + u64::from(units) * UNIT_BLOCKS;
+        all.saturating_sub(self.records.count())
+    }
+
+    /// Inodes, and how many more there can be.
+    pub(crate) fn count(&self) -> (u64, u64) {
+        (self.records.count(), self.free_slots().saturating_sub(KEEP_SLOTS))
+    }
+}
+
+/// Copies what a content says of itself.
+fn settle(changing: &mut Changing<'_>, facts: Facts) {
+    if let Body::Live(live) = &changing.record.body {
+        live.blocks.store(facts.blocks, Ordering::Relaxed);
+        changing.record.size = facts.size;
+    }
+}
+
+/// The running group looks at the inode.
+fn list(handle: &Handle<'_>, record: &mut Record) {
+    if !record.dirty {
+        record.dirty = true;
+        handle.changed(record.ino);
+    }
+}
+
+/// The running group writes the inode. One without a name owns no slot.
+fn touch(handle: &Handle<'_>, record: &mut Record) {
+    if record.is_named() {
+        list(handle, record);
+    }
+}
+
+/// The data of an inode whose slot need not be read for that.
+fn known_data(record: &Record) -> Option<Data> {
+    match (&record.body, record.kind()) {
+        (Body::Blocks(run), _) => {
+            let Run { block, count } = (*run).into();
+            Some(Data::Extents(vec![Extent { page: 0, block, count }]))
+        }
+        (Body::Stored, FileKind::Regular) if record.size == 0 => Some(Data::Inline(Vec::new())),
+        (Body::Stored, FileKind::Regular | FileKind::Symlink) => None,
+        _ => Some(Data::Nothing),
+    }
+}

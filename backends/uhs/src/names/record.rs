@@ -1,0 +1,405 @@
+//! An inode in memory: 128 bytes, and more only where it is in use.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::posix::without_set_id;
+use defuse_fs::{FileKind, Timestamp};
+
+use super::ROOT;
+use super::order::Order;
+use crate::content::Content;
+use crate::format::inode::{Data, Link, Moment};
+use crate::space::Run;
+
+/// Lookups and opens from which on they are not counted back: the inode stays until the next mount.
+const MANY: u32 = u32::MAX / 2;
+
+/// An inode.
+pub(super) struct Record {
+    pub(super) ino: u64,
+    pub(super) size: u64,
+    /// See [`Time`].
+    times: [i64; 4],
+    /// The directory of the first name; 0 where there is none.
+    pub(super) parent: u64,
+    pub(super) stamp: u64,
+    pub(super) name: ShortName,
+    pub(super) body: Body,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) lookups: Uses,
+    pub(super) opens: Uses,
+    mode: u16,
+    /// It is in the list of the running group.
+    pub(super) dirty: bool,
+    /// A file of O_TMPFILE without O_EXCL: its first name may come.
+    pub(super) linkable: bool,
+    /// There is an [`Extra`] of it.
+    pub(super) has_extra: bool,
+}
+
+/// The parts of an inode that most do not have. An inode with further links or extended attributes is
+/// [`Live`] or a directory.
+#[derive(Default)]
+pub(super) struct Extra {
+    /// All links but the first.
+    pub(super) links: Vec<Link>,
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Times that do not fit into 64-bit nanoseconds.
+    times: [Option<Moment>; 4],
+}
+
+impl Extra {
+    pub(super) fn is_needed(&self) -> bool {
+        !self.links.is_empty()
+            || !self.xattrs.is_empty()
+            || self.times.iter().any(|time| time.is_some())
+    }
+
+    /// True where records may lie outside of the slot, so that somebody has to know where.
+    pub(super) fn may_be_large(&self) -> bool {
+        !self.links.is_empty() || !self.xattrs.is_empty()
+    }
+}
+
+/// The records with an [`Extra`], by their place in the shard.
+pub(super) type Extras = HashMap<u32, Box<Extra>>;
+
+/// A time of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Time {
+    Access,
+    Modification,
+    Change,
+    Birth,
+}
+
+/// A time that is in the [`Extra`].
+const ELSEWHERE: i64 = i64::MIN;
+
+/// The data of an inode, as far as it is in memory.
+#[derive(Default)]
+pub(super) enum Body {
+    /// All of it is in the slot on the device: inline data, a target. Or there is none.
+    #[default]
+    Stored,
+    /// One extent from the first page on.
+    Blocks(Run32),
+    /// A device number.
+    Device(u64),
+    Live(Arc<Live>),
+    Directory(Arc<Directory>),
+}
+
+impl Body {
+    /// The body of an inode whose content is not in memory; `data` is what a retired content leaves.
+    pub(super) fn short(data: &Data, rdev: u64) -> Self {
+        match data {
+            Data::Extents(extents) => extents
+                .first()
+                .map_or(Body::Stored, |extent| Body::Blocks(Run::from(*extent).into())),
+            Data::Nothing if rdev != 0 => Body::Device(rdev),
+            _ => Body::Stored,
+        }
+    }
+}
+
+/// A run of blocks in 12 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run32 {
+    low: u32,
+    high: u32,
+    count: u32,
+}
+
+impl From<Run> for Run32 {
+    fn from(run: Run) -> Self {
+        Run32 { low: run.block as u32, high: (run.block >> 32) as u32, count: run.count }
+    }
+}
+
+impl From<Run32> for Run {
+    fn from(run: Run32) -> Self {
+        Run { block: u64::from(run.high) << 32 | u64::from(run.low), count: run.count }
+    }
+}
+
+/// A content in memory.
+pub(super) struct Live {
+    pub(super) content: Arc<Mutex<Content>>,
+    /// Blocks of the content.
+    pub(super) blocks: AtomicU64,
+    pub(super) rdev: u64,
+}
+
+/// A directory. The numbers follow `entries`, for those who do not lock it.
+#[derive(Default)]
+pub(super) struct Directory {
+    pub(super) entries: Mutex<Order>,
+    pub(super) count: AtomicU64,
+    pub(super) subdirs: AtomicU32,
+    /// It was removed, and takes no names any more.
+    pub(super) dead: AtomicBool,
+    /// Nanoseconds since 1970 of the last change of a name, if the record does not know it.
+    pub(super) names_changed_ns: AtomicI64,
+    /// It is in the list of directories whose times wait.
+    pub(super) waits: AtomicBool,
+    /// The place of its records, where they do not fit into the slot.
+    pub(super) content: Arc<Mutex<Content>>,
+}
+
+impl Directory {
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(super) fn names_changed(&self, now: Timestamp) {
+        let ns = pack(now.into()).unwrap_or(0);
+        self.names_changed_ns.store(ns, Ordering::Relaxed);
+    }
+
+    fn pending(&self) -> Option<Moment> {
+        let ns = self.names_changed_ns.load(Ordering::Relaxed);
+        (ns != 0).then(|| unpack(ns))
+    }
+}
+
+/// A number of lookups or opens.
+#[derive(Default)]
+pub(super) struct Uses(AtomicU32);
+
+impl Uses {
+    pub(super) fn one() -> Self {
+        Uses(AtomicU32::new(1))
+    }
+
+    pub(super) fn add(&self) {
+        if self.0.load(Ordering::Relaxed) < MANY {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True where none is left.
+    pub(super) fn give_back(&self, count: u64) -> bool {
+        let less = |now: u32| match now < MANY {
+            true => Some(now.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX))),
+            false => None,
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        self.is_none()
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
+/// A name. Up to 22 bytes lie in place.
+#[derive(Clone, Debug)]
+pub(super) enum ShortName {
+    Here(u8, [u8; 22]),
+    Heap(Box<[u8]>),
+}
+
+impl ShortName {
+    pub(super) const NONE: ShortName = ShortName::Here(0, [0; 22]);
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        match self {
+            ShortName::Here(len, bytes) => &bytes[..usize::from(*len)],
+            ShortName::Heap(bytes) => bytes,
+        }
+    }
+}
+
+impl From<&[u8]> for ShortName {
+    fn from(name: &[u8]) -> Self {
+        let mut bytes = [0; 22];
+        match bytes.get_mut(..name.len()) {
+            Some(place) => {
+                place.copy_from_slice(name);
+                ShortName::Here(name.len() as u8, bytes)
+            }
+            None => ShortName::Heap(name.into()),
+        }
+    }
+}
+
+fn pack(moment: Moment) -> Option<i64> {
+    let ns = moment.sec.checked_mul(1_000_000_000)?.checked_add(moment.nsec.into())?;
+    (ns != ELSEWHERE).then_some(ns)
+}
+
+fn unpack(ns: i64) -> Moment {
+    let (sec, nsec) = (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
+    Moment { sec, nsec: nsec as u32 }
+}
+
+impl Record {
+    pub(super) fn new(ino: u64, mode: u32, (uid, gid): (u32, u32), body: Body) -> Self {
+        Record {
+            ino,
+            size: 0,
+            times: [0; 4],
+            parent: 0,
+            stamp: 0,
+            name: ShortName::NONE,
+            body,
+            uid,
+            gid,
+            lookups: Uses::default(),
+            opens: Uses::default(),
+            mode: mode as u16,
+            dirty: false,
+            linkable: false,
+            has_extra: false,
+        }
+    }
+
+    pub(super) fn mode(&self) -> u32 {
+        self.mode.into()
+    }
+
+    pub(super) fn kind(&self) -> FileKind {
+        FileKind::from_mode(self.mode()).unwrap_or(FileKind::Regular)
+    }
+
+    pub(super) fn perm(&self) -> u32 {
+        self.mode() & 0o7777
+    }
+
+    pub(super) fn set_perm(&mut self, perm: u32) {
+        self.mode = self.mode & !0o7777 | (perm & 0o7777) as u16;
+    }
+
+    /// Clears set-user-id and its kin, as a write without privilege and a change of owner do.
+    pub(super) fn kill_suidgid(&mut self) {
+        self.set_perm(without_set_id(self.perm(), true));
+    }
+
+    pub(super) fn is_named(&self) -> bool {
+        self.parent != 0 || self.ino == ROOT
+    }
+
+    pub(super) fn directory(&self) -> Option<&Arc<Directory>> {
+        match &self.body {
+            Body::Directory(dir) => Some(dir),
+            _ => None,
+        }
+    }
+
+    /// True where neither a name nor a frontend needs it.
+    pub(super) fn is_unused(&self) -> bool {
+        !self.is_named() && self.lookups.is_none() && self.opens.is_none()
+    }
+
+    pub(super) fn rdev(&self) -> u64 {
+        match &self.body {
+            Body::Device(rdev) => *rdev,
+            Body::Live(live) => live.rdev,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn time(&self, time: Time, extra: Option<&Extra>) -> Moment {
+        let kept = match self.times[time as usize] {
+            ELSEWHERE => extra.and_then(|extra| extra.times[time as usize]).unwrap_or_default(),
+            ns => unpack(ns),
+        };
+        match (time, self.directory().and_then(|dir| dir.pending())) {
+            (Time::Modification | Time::Change, Some(pending)) => kept.max(pending),
+            _ => kept,
+        }
+    }
+}
+
+/// A record that changes, with the extras of its shard.
+pub(super) struct Changing<'a> {
+    pub(super) record: &'a mut Record,
+    pub(super) extras: &'a mut Extras,
+    pub(super) at: u32,
+}
+
+impl Changing<'_> {
+    pub(super) fn extra(&self) -> Option<&Extra> {
+        self.extras.get(&self.at).map(|extra| &**extra)
+    }
+
+    pub(super) fn make_extra(&mut self) -> &mut Extra {
+        self.record.has_extra = true;
+        self.extras.entry(self.at).or_default()
+    }
+
+    /// Drops the extra where it is empty.
+    pub(super) fn tidy(&mut self) {
+        if self.record.has_extra && self.extra().is_none_or(|extra| !extra.is_needed()) {
+            self.extras.remove(&self.at);
+            self.record.has_extra = false;
+        }
+    }
+
+    pub(super) fn set_time(&mut self, time: Time, moment: Moment) {
+        let packed = pack(moment);
+        self.record.times[time as usize] = packed.unwrap_or(ELSEWHERE);
+        if packed.is_none() || self.record.has_extra {
+            self.make_extra().times[time as usize] = packed.is_none().then_some(moment);
+            self.tidy();
+        }
+    }
+
+    /// Takes the time of the last change of a name over from the directory.
+    pub(super) fn settle_times(&mut self) {
+        let Some(dir) = self.record.directory().cloned() else { return };
+        if dir.pending().is_some() {
+            for time in [Time::Modification, Time::Change] {
+                let moment = self.record.time(time, self.extra());
+                self.set_time(time, moment);
+            }
+            dir.names_changed_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn modified(&mut self, now: Timestamp) {
+        self.set_time(Time::Modification, now.into());
+        self.set_time(Time::Change, now.into());
+    }
+
+    pub(super) fn links(&self) -> usize {
+        let more = self.extra().map_or(0, |extra| extra.links.len());
+        usize::from(self.record.parent != 0) + more
+    }
+
+    pub(super) fn add_link(&mut self, parent: u64, stamp: u64, name: &[u8]) {
+        if self.record.parent == 0 {
+            (self.record.parent, self.record.stamp) = (parent, stamp);
+            self.record.name = name.into();
+        } else {
+            let link = Link { parent, stamp, name: name.to_vec() };
+            self.make_extra().links.push(link);
+        }
+    }
+
+    /// Takes a name away. Returns its stamp.
+    pub(super) fn remove_link(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
+        if self.record.parent == parent && self.record.name.as_bytes() == name {
+            let stamp = self.record.stamp;
+            let next = match self.record.has_extra {
+                true => Some(&mut self.make_extra().links)
+                    .and_then(|links| (!links.is_empty()).then(|| links.remove(0))),
+                false => None,
+            };
+            (self.record.parent, self.record.stamp) =
+                next.as_ref().map_or((0, 0), |link| (link.parent, link.stamp));
+            self.record.name = next.map_or(ShortName::NONE, |link| link.name[..].into());
+            self.tidy();
+            return Some(stamp);
+        }
+        let links = &mut self.extras.get_mut(&self.at)?.links;
+        let at = links.iter().position(|link| link.parent == parent && link.name == name)?;
+        let stamp = links.remove(at).stamp;
+        self.tidy();
+        Some(stamp)
+    }
+}

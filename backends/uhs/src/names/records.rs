@@ -1,0 +1,203 @@
+//! All inodes, by number and by place, in shards with a lock each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use defuse_fs::{Errno, Result};
+use hashbrown::HashTable;
+
+use super::order::Rid;
+use super::record::{Changing, Extra, Extras, Record};
+
+const SHARDS: usize = 64;
+
+/// Records that are allocated at a time.
+const CHUNK: usize = 512;
+
+/// Inodes whose numbers have the same rest.
+#[derive(Default)]
+pub(super) struct Shard {
+    /// Places by number.
+    by_ino: HashTable<u32>,
+    /// Chunks never move, and never grow.
+    chunks: Vec<Vec<Option<Record>>>,
+    free: Vec<u32>,
+    extras: Extras,
+}
+
+pub(super) struct Records {
+    shards: [RwLock<Shard>; SHARDS],
+    count: AtomicU64,
+    /// An odd random number, by which numbers of inodes are hashed.
+    key: u64,
+}
+
+fn shard_of(ino: u64) -> usize {
+    ino as usize % SHARDS
+}
+
+impl Shard {
+    /// The record at a place.
+    pub(super) fn at(&self, place: u32) -> Option<(&Record, Option<&Extra>)> {
+        let chunk = self.chunks.get(place as usize / CHUNK)?;
+        let record = chunk.get(place as usize % CHUNK)?.as_ref()?;
+        let extra = record.has_extra.then(|| self.extras.get(&place)).flatten();
+        Some((record, extra.map(|extra| &**extra)))
+    }
+
+    pub(super) fn at_mut(&mut self, place: u32) -> Option<Changing<'_>> {
+        let chunk = self.chunks.get_mut(place as usize / CHUNK)?;
+        let record = chunk.get_mut(place as usize % CHUNK)?.as_mut()?;
+        Some(Changing { record, extras: &mut self.extras, at: place })
+    }
+
+    fn place_of(&self, ino: u64, key: u64) -> Option<u32> {
+        let same = |place: &u32| self.at(*place).is_some_and(|(record, _)| record.ino == ino);
+        self.by_ino.find(hash(ino, key), same).copied()
+    }
+
+    fn insert(&mut self, record: Record, key: u64) -> u32 {
+        let ino = record.ino;
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.chunks[place as usize / CHUNK][place as usize % CHUNK] = Some(record);
+                place
+            }
+            None => {
+                if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+                    self.chunks.push(Vec::with_capacity(CHUNK));
+                }
+                let (before, last) = (self.chunks.len() - 1, self.chunks.last_mut());
+                let chunk = last.unwrap_or_else(|| unreachable!("one was pushed"));
+                chunk.push(Some(record));
+                (before * CHUNK + chunk.len() - 1) as u32
+            }
+        };
+        let chunks = &self.chunks;
+        let hasher = |place: &u32| {
+            let record = &chunks[*place as usize / CHUNK][*place as usize % CHUNK];
+            hash(record.as_ref().map_or(0, |record| record.ino), key)
+        };
+        self.by_ino.insert_unique(hash(ino, key), place, hasher);
+        place
+    }
+
+    fn remove(&mut self, place: u32, key: u64) -> Option<Record> {
+        let ino = self.at(place)?.0.ino;
+        if let Ok(entry) = self.by_ino.find_entry(hash(ino, key), |other| *other == place) {
+            entry.remove();
+        }
+        self.extras.remove(&place);
+        self.free.push(place);
+        self.chunks[place as usize / CHUNK][place as usize % CHUNK].take()
+    }
+}
+
+fn hash(ino: u64, key: u64) -> u64 {
+    (ino / SHARDS as u64).wrapping_mul(key)
+}
+
+impl Records {
+    pub(super) fn new() -> Self {
+        let shards = std::array::from_fn(|_| RwLock::default());
+        Records { shards, count: AtomicU64::new(0), key: fastrand::u64(..) | 1 }
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
+        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
+        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn insert(&self, record: Record) -> Rid {
+        let shard = shard_of(record.ino);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.write(shard).insert(record, self.key) * SHARDS as u32 + shard as u32
+    }
+
+    /// The place of an inode. `ESTALE`.
+    pub(super) fn place_of(&self, ino: u64) -> Result<Rid> {
+        let shard = shard_of(ino);
+        let place = self.read(shard).place_of(ino, self.key).ok_or(Errno::ESTALE)?;
+        Ok(place * SHARDS as u32 + shard as u32)
+    }
+
+    /// Looks at an inode. `ESTALE`.
+    pub(super) fn see<T>(
+        &self,
+        ino: u64,
+        see: impl FnOnce(&Record, Option<&Extra>) -> Result<T>,
+    ) -> Result<T> {
+        let shard = self.read(shard_of(ino));
+        let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
+        let (record, extra) = shard.at(place).ok_or(Errno::ESTALE)?;
+        see(record, extra)
+    }
+
+    /// Looks at the inode in a place. `ESTALE`.
+    pub(super) fn see_at<T>(
+        &self,
+        rid: Rid,
+        see: impl FnOnce(&Record, Option<&Extra>) -> Result<T>,
+    ) -> Result<T> {
+        let shard = self.read(rid as usize % SHARDS);
+        let (record, extra) = shard.at(rid / SHARDS as u32).ok_or(Errno::ESTALE)?;
+        see(record, extra)
+    }
+
+    /// Changes an inode. `ESTALE`.
+    pub(super) fn change<T>(
+        &self,
+        ino: u64,
+        change: impl FnOnce(Changing<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut shard = self.write(shard_of(ino));
+        let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
+        change(shard.at_mut(place).ok_or(Errno::ESTALE)?)
+    }
+
+    /// Changes the inode in a place; it goes where that leaves it unused. `ESTALE`.
+    pub(super) fn change_at<T>(
+        &self,
+        rid: Rid,
+        change: impl FnOnce(Changing<'_>) -> Result<T>,
+    ) -> Result<(T, Option<Record>)> {
+        let mut shard = self.write(rid as usize % SHARDS);
+        let place = rid / SHARDS as u32;
+        let done = change(shard.at_mut(place).ok_or(Errno::ESTALE)?)?;
+        Ok((done, self.take_unused(&mut shard, place)))
+    }
+
+    /// Takes an inode out if nobody uses it.
+    pub(super) fn remove_unused(&self, ino: u64) -> Option<Record> {
+        let mut shard = self.write(shard_of(ino));
+        let place = shard.place_of(ino, self.key)?;
+        self.take_unused(&mut shard, place)
+    }
+
+    fn take_unused(&self, shard: &mut Shard, place: u32) -> Option<Record> {
+        shard.at(place).filter(|(record, _)| record.is_unused())?;
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        shard.remove(place, self.key)
+    }
+
+    /// The numbers of all inodes, and their places.
+    pub(super) fn all(&self) -> Vec<(u64, Rid)> {
+        let mut all = Vec::new();
+        for at in 0..SHARDS {
+            let shard = self.read(at);
+            let places = (0..shard.chunks.len() * CHUNK).map(|place| place as u32);
+            all.extend(places.filter_map(|place| {
+                let (record, _) = shard.at(place)?;
+                Some((record.ino, place * SHARDS as u32 + at as u32))
+            }));
+        }
+        all
+    }
+}

@@ -1,0 +1,255 @@
+//! renameat2(2).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+
+use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards};
+use defuse_fs::{Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
+
+use super::index::{Key, Two};
+use super::make::{Making, Place};
+use super::order::{Order, Rid};
+use super::record::{Directory, Record, Time};
+use super::{LINK_MAX, Names, list};
+use crate::engine::lock;
+use crate::group::Handle;
+
+/// A name of the rename.
+struct Side<'a> {
+    parent: u64,
+    name: &'a [u8],
+    dir: Arc<Directory>,
+    key: Key,
+}
+
+/// The inode that has one of the names.
+#[derive(Clone)]
+struct Named {
+    rid: Rid,
+    ino: u64,
+    dir: Option<Arc<Directory>>,
+}
+
+/// Directories whose entries are locked, by inode number.
+struct Locked<'a>(Vec<(u64, MutexGuard<'a, Order>)>);
+
+impl<'a> Locked<'a> {
+    fn new(mut dirs: Vec<(u64, &'a Directory)>) -> Self {
+        dirs.sort_unstable_by_key(|(ino, _)| *ino);
+        dirs.dedup_by_key(|(ino, _)| *ino);
+        Locked(dirs.into_iter().map(|(ino, dir)| (ino, lock(&dir.entries))).collect())
+    }
+
+    fn entries(&mut self, ino: u64) -> &mut Order {
+        let found = self.0.iter_mut().find(|(other, _)| *other == ino);
+        found.map_or_else(|| unreachable!("directory {ino} is not locked"), |(_, order)| order)
+    }
+}
+
+impl Names {
+    /// Moves a name. `whiteout` is the node that takes the place of the old name, where the flags ask for
+    /// one.
+    pub(crate) fn rename(
+        &self,
+        handle: &Handle<'_>,
+        from: (u64, Name<'_>),
+        to: (u64, Name<'_>),
+        flags: RenameFlags,
+        whiteout: &NewNode<'_>,
+    ) -> Result<()> {
+        check_flags(flags)?;
+        let side = |(parent, name): (u64, Name<'_>)| -> Result<(Arc<Directory>, Key)> {
+            let (dir, key) = (self.directory(parent)?, self.index.key(parent, name.as_bytes()));
+            Ok((dir, key))
+        };
+        let (from_dir, from_key) = side(from)?;
+        let (to_dir, to_key) = side(to)?;
+        let (from_name, to_name) = (from.1.as_bytes(), to.1.as_bytes());
+        let from = Side { parent: from.0, name: from_name, dir: from_dir, key: from_key };
+        let to = Side { parent: to.0, name: to_name, dir: to_dir, key: to_key };
+        loop {
+            if let Some(gone) = self.try_rename(handle, (&from, &to), flags, whiteout)? {
+                gone.into_iter().for_each(|record| self.end(Some(record)));
+                return Ok(());
+            }
+        }
+    }
+
+    fn named(&self, side: &Side<'_>) -> Option<Named> {
+        let part = self.index.read(side.key);
+        let rid = self.find(&part, side.key, side.parent, side.name)?;
+        let seen = self.records.see_at(rid, |record, _| {
+            Ok(Named { rid, ino: record.ino, dir: record.directory().cloned() })
+        });
+        seen.ok()
+    }
+
+    /// Returns the inodes that are gone by the rename, or `None` where names changed while it took locks.
+    fn try_rename(
+        &self,
+        handle: &Handle<'_>,
+        (from, to): (&Side<'_>, &Side<'_>),
+        flags: RenameFlags,
+        whiteout: &NewNode<'_>,
+    ) -> Result<Option<Vec<Record>>> {
+        let (source, target) = (self.named(from), self.named(to));
+        let moves_dir = [&source, &target].into_iter().flatten().any(|named| named.dir.is_some());
+        let _renames = (moves_dir && from.parent != to.parent).then(|| lock(&self.renames));
+        let exchange = flags.has(RenameFlags::EXCHANGE);
+        let mut dirs = vec![(from.parent, &*from.dir), (to.parent, &*to.dir)];
+        if let Some(Named { ino, dir: Some(dir), .. }) = target.as_ref().filter(|_| !exchange) {
+            dirs.push((*ino, dir));
+        }
+        let mut locked = Locked::new(dirs);
+        let same = |before: &Option<Named>, now: &Option<Named>| {
+            before.as_ref().map(|named| named.ino) == now.as_ref().map(|named| named.ino)
+        };
+        // Names of a directory change under its lock only.
+        if !same(&source, &self.named(from)) || !same(&target, &self.named(to)) {
+            return Ok(None);
+        }
+        let source = self.check(from, to, (source, target.as_ref()), flags)?;
+        if target.as_ref().is_some_and(|target| target.ino == source.ino) {
+            return Ok(Some(Vec::new()));
+        }
+        let (now, mut gone) = (Timestamp::now(), Vec::new());
+        let mut parts = self.index.write_two(from.key, to.key);
+        match &target {
+            Some(target) if exchange => {
+                self.relink(handle, &mut locked, &mut parts, (&source, from, to), now)?;
+                self.relink(handle, &mut locked, &mut parts, (target, to, from), now)?;
+            }
+            target => {
+                if let Some(target) = target {
+                    if let Some(dir) = &target.dir {
+                        dir.dead.store(true, Ordering::Release);
+                    }
+                    let entries = locked.entries(to.parent);
+                    let (parent, name, dir, key) = (to.parent, to.name, &*to.dir, to.key);
+                    let place = Place { parent, name, dir, entries, key };
+                    let of_dir = target.dir.is_some();
+                    let part = parts.part(to.key);
+                    gone.extend(self.drop_name(handle, place, part, (target.rid, now), of_dir)?);
+                }
+                self.relink(handle, &mut locked, &mut parts, (&source, from, to), now)?;
+                if flags.has(RenameFlags::WHITEOUT) {
+                    self.make_whiteout(handle, from, &mut locked, &mut parts, whiteout)?;
+                }
+            }
+        }
+        drop(parts);
+        self.names_changed(from.parent, &from.dir, now);
+        self.names_changed(to.parent, &to.dir, now);
+        Ok(Some(gone))
+    }
+
+    /// Everything that can fail, before anything changes. Returns the source.
+    fn check(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        (source, target): (Option<Named>, Option<&Named>),
+        flags: RenameFlags,
+    ) -> Result<Named> {
+        let source = source.filter(|_| !from.dir.is_dead()).ok_or(Errno::ENOENT)?;
+        if to.dir.is_dead() {
+            return Err(Errno::ENOENT);
+        }
+        let exchange = flags.has(RenameFlags::EXCHANGE);
+        if flags.has(RenameFlags::NOREPLACE) && target.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if exchange && target.is_none() {
+            return Err(Errno::ENOENT);
+        }
+        let is_dir = source.dir.is_some();
+        if is_dir || target.is_some_and(|target| target.dir.is_some()) {
+            let lineage = self.lineage(from.parent, to.parent)?;
+            lineage.check(Ino(source.ino), target.map(|target| Ino(target.ino)), flags)?;
+        }
+        match target {
+            Some(target) if exchange || target.ino == source.ino => {}
+            Some(target) => {
+                check_kinds(is_dir, target.dir.is_some())?;
+                let full = |dir: &Arc<Directory>| dir.count.load(Ordering::Relaxed) != 0;
+                if target.dir.as_ref().is_some_and(full) {
+                    return Err(Errno::ENOTEMPTY);
+                }
+            }
+            None => {
+                let subdirs = to.dir.subdirs.load(Ordering::Relaxed) as usize;
+                if is_dir && from.parent != to.parent && subdirs >= LINK_MAX {
+                    return Err(Errno::EMLINK);
+                }
+            }
+        }
+        if flags.has(RenameFlags::WHITEOUT) && self.free_slots() < super::KEEP_SLOTS {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(source)
+    }
+
+    /// Directories keep their parents meanwhile: the caller has `renames` where the two differ.
+    fn lineage(&self, from: u64, to: u64) -> Result<Lineage> {
+        if from == to {
+            return Ok(Lineage::default());
+        }
+        let parent = |ino: Ino| -> Result<Option<Ino>> {
+            self.records
+                .see(ino.0, |record, _| Ok((record.parent != 0).then_some(Ino(record.parent))))
+        };
+        Ok(Lineage {
+            to_is_below: child_towards(Ino(from), Ino(to), parent)?,
+            from_is_below: child_towards(Ino(to), Ino(from), parent)?,
+        })
+    }
+
+    /// Gives an inode one name in the place of another.
+    fn relink(
+        &self,
+        handle: &Handle<'_>,
+        locked: &mut Locked<'_>,
+        parts: &mut Two<'_>,
+        (named, old, new): (&Named, &Side<'_>, &Side<'_>),
+        now: Timestamp,
+    ) -> Result<()> {
+        let stamp = self.take_stamp();
+        let (before, _) = self.records.change_at(named.rid, |mut changing| {
+            let before = changing.remove_link(old.parent, old.name).ok_or(Errno::EIO)?;
+            changing.add_link(new.parent, stamp, new.name);
+            changing.settle_times();
+            changing.set_time(Time::Change, now.into());
+            list(handle, changing.record);
+            Ok(before)
+        })?;
+        parts.part(old.key).remove(old.key, named.rid);
+        parts.part(new.key).insert(new.key, named.rid);
+        locked.entries(old.parent).remove(before);
+        locked.entries(new.parent).push(stamp, named.rid);
+        let is_dir = u32::from(named.dir.is_some());
+        old.dir.count.fetch_sub(1, Ordering::Relaxed);
+        old.dir.subdirs.fetch_sub(is_dir, Ordering::Relaxed);
+        new.dir.count.fetch_add(1, Ordering::Relaxed);
+        new.dir.subdirs.fetch_add(is_dir, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn make_whiteout(
+        &self,
+        handle: &Handle<'_>,
+        from: &Side<'_>,
+        locked: &mut Locked<'_>,
+        parts: &mut Two<'_>,
+        whiteout: &NewNode<'_>,
+    ) -> Result<()> {
+        let node = &NewNode { kind: FileKind::CharDevice, rdev: 0, ..*whiteout };
+        let making = Making { node, target: None, keeps_sgid: true, opens: false };
+        let entries = locked.entries(from.parent);
+        let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
+        let place = Place { parent, name, dir, entries, key };
+        let above = self.above(parent)?;
+        let made = self.make_at(handle, place, parts.part(key), &above, making)?;
+        self.forget(made.ino.0, 1);
+        Ok(())
+    }
+}

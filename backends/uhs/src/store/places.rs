@@ -1,0 +1,70 @@
+//! The places of slots.
+
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+use super::{Stage, Store, Survey};
+use crate::format::UNIT_BLOCKS;
+use crate::format::slot::Place;
+use crate::format::superblock::{Chunk, Superblock};
+
+/// The places of slots, by block.
+pub(super) struct Places {
+    uuid: [u8; 16],
+    /// By first unit.
+    chunks: Vec<Chunk>,
+}
+
+impl Places {
+    pub(super) fn of(superblock: &Superblock) -> Places {
+        let mut chunks = superblock.chunks.clone();
+        chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
+        Places { uuid: superblock.uuid, chunks }
+    }
+
+    /// # Panics
+    ///
+    /// When no chunk has this block.
+    pub(super) fn at(&self, block: u64) -> Place {
+        let unit = block / UNIT_BLOCKS;
+        let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
+        let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
+        let holds = |chunk: &Chunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
+        match chunk.filter(holds) {
+            Some(chunk) => Place { uuid: self.uuid, key: chunk.key, block },
+            None => panic!("block {block} is no slot"),
+        }
+    }
+}
+
+impl Store {
+    /// The places of the slots that count of these inodes, which are written. They stay as they are as long
+    /// as a later call says the same.
+    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<Place>> {
+        let mut state = self.lock();
+        while state.stages.values().any(|stage| *stage == Stage::Writing) && self.check().is_ok() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let places = Places::of(&state.superblock);
+        inos.iter().map(|ino| state.groups.live(*ino).map(|block| places.at(block))).collect()
+    }
+}
+
+/// The slots of a file system to which nothing is written.
+pub(crate) struct Frozen {
+    places: Places,
+    blocks: HashMap<u64, u64>,
+}
+
+impl Frozen {
+    pub(crate) fn of(survey: &Survey) -> Frozen {
+        let live = survey.found.live.iter();
+        let blocks = live.map(|(ino, version)| (*ino, version.block)).collect();
+        Frozen { places: Places::of(&survey.superblock), blocks }
+    }
+
+    /// The places of the slots of these inodes.
+    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<Place>> {
+        inos.iter().map(|ino| self.blocks.get(ino).map(|block| self.places.at(*block))).collect()
+    }
+}
