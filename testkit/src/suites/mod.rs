@@ -180,7 +180,10 @@ pub fn run(
         }
         let begun = Instant::now();
         let mut stage = Stage::new(config)?;
-        let tally = suite.run_on(&mut stage, quick)?;
+        let mut tally = suite.run_on(&mut stage, quick)?;
+        if let Some(checked) = stage.check_image() {
+            tally.add("fsck of the image", checked);
+        }
         let native = rows.first().map(|row| &row.tally);
         let unexpected = unexpected(suite, config, &tally, native);
         drop(stage);

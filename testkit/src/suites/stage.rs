@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 use tempfile::TempDir;
 
-use crate::mounted::{Ext4, Mount, program, scratch};
+use crate::mounted::{Ext4, Mount, program, scratch, succeed};
 
 /// The server of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,10 @@ pub enum Backend {
     Passthrough,
     /// `defuse mount memory:`.
     Memory,
-    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4. There is no
-    /// mount; each program of a suite has the files in its own process.
+    /// `defuse mount uhs:` of a new image.
+    Uhs,
+    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4, and `IMAGE` for
+    /// a new image of uhs. There is no mount; each program of a suite has the files in its own process.
     Run(&'static str),
 }
 
@@ -38,7 +40,7 @@ const fn config(name: &'static str, backend: Backend, args: &'static [&'static s
     Config { name, backend, args }
 }
 
-use Backend::{Memory, Passthrough, Run};
+use Backend::{Memory, Passthrough, Run, Uhs};
 
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
@@ -63,6 +65,10 @@ pub static CONFIGS: &[Config] = &[
     config("memory-opt", Memory, &["--profile", "opt"]),
     config("memory-direct_io", Memory, &["-o", "direct_io"]),
     config("memory-io_uring", Memory, &["-o", "io_uring"]),
+    config("uhs", Uhs, &[]),
+    config("uhs-small_cache", Uhs, &["-o", "cache=1M,commit=0.05"]),
+    config("uhs-direct_io", Uhs, &["-o", "direct_io"]),
+    config("uhs-io_uring", Uhs, &["-o", "io_uring"]),
 ];
 
 /// The configurations without a mount.
@@ -70,6 +76,7 @@ pub static RUNS: &[Config] = &[
     config("run-passthrough", Run("passthrough:SOURCE"), &[]),
     config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
     config("run-memory", Run("memory:"), &[]),
+    config("run-uhs", Run("uhs:IMAGE"), &[]),
 ];
 
 /// One more without a mount, for the exercisers: the parent of the run serves the files to all of
@@ -80,6 +87,14 @@ pub static SERVED: Config =
 /// The path of the files of [`RUNS`], which does not exist for other programs.
 const TARGET: &str = "/defuse-suite";
 
+/// A sparse image of uhs in `place`.
+fn new_image(place: &Path) -> Result<PathBuf> {
+    let image = place.join("image");
+    let mut mkfs = Command::new(program()?);
+    succeed(mkfs.args(["mkfs", "uhs", "--size", "2G", "--sparse"]).arg(&image))?;
+    Ok(image)
+}
+
 /// A mounted configuration, initially empty. Everything is removed when it is dropped.
 pub struct Stage {
     config: &'static Config,
@@ -87,6 +102,8 @@ pub struct Stage {
     /// The mount of `defuse run`.
     run: Option<OsString>,
     lower: Option<Ext4>,
+    /// The image of uhs.
+    image: Option<PathBuf>,
     // Dropped last, because the others are in it.
     place: TempDir,
 }
@@ -95,10 +112,15 @@ impl Stage {
     /// Mounts `config`.
     pub fn new(config: &'static Config) -> Result<Stage> {
         let place = scratch()?;
-        let mut stage = Stage { config, mount: None, run: None, lower: None, place };
-        if config.backend != Memory && config.backend != Run("memory:") {
-            let path = stage.place.path().join("ext4");
-            stage.lower = Some(Ext4::new(&path, 4 << 30, 200_000)?);
+        let mut stage =
+            Stage { config, mount: None, run: None, lower: None, image: None, place };
+        match config.backend {
+            Memory | Run("memory:") => {}
+            Uhs | Run("uhs:IMAGE") => stage.image = Some(new_image(stage.place.path())?),
+            _ => {
+                let path = stage.place.path().join("ext4");
+                stage.lower = Some(Ext4::new(&path, 4 << 30, 200_000)?);
+            }
         }
         let source = match (config.backend, &stage.lower) {
             (Backend::Native, _) => return Ok(stage),
@@ -108,6 +130,9 @@ impl Stage {
                     let path = lower.path().join("source");
                     std::fs::create_dir(&path)?;
                     text = text.replace("SOURCE", &path.display().to_string());
+                }
+                if let Some(image) = &stage.image {
+                    text = text.replace("IMAGE", &image.display().to_string());
                 }
                 stage.run = Some(text.into());
                 return Ok(stage);
@@ -119,6 +144,7 @@ impl Stage {
                 text.push(source);
                 text
             }
+            (Uhs, _) => stage.source_of_image().unwrap_or_default(),
             _ => OsString::from("memory:"),
         };
         stage.mount = Some(Mount::new(&source, stage.place.path(), config.args)?);
@@ -146,12 +172,36 @@ impl Stage {
     ///
     /// The error contains the log of the program.
     pub fn mount_again(&mut self) -> Result<()> {
-        if let (false, Some(source)) = (self.is_in_process(), self.source_below()) {
+        let below = self.source_below().map(|source| {
             let mut text = OsString::from("passthrough:");
             text.push(source);
+            text
+        });
+        if let (false, Some(text)) = (self.is_in_process(), below.or(self.source_of_image())) {
             self.mount = Some(Mount::new(&text, self.place.path(), self.config.args)?);
         }
         Ok(())
+    }
+
+    /// True if the files outlive an unmount.
+    pub fn is_durable(&self) -> bool {
+        self.source().is_some() || self.image.is_some()
+    }
+
+    /// Unmounts, and checks the image; `None` without one.
+    pub fn check_image(&mut self) -> Option<Result<()>> {
+        let image = self.image.clone()?;
+        let check = |stage: &mut Stage| -> Result<()> {
+            stage.unmount()?;
+            succeed(Command::new(program()?).arg("fsck").arg(image)).map(drop)
+        };
+        Some(check(self))
+    }
+
+    fn source_of_image(&self) -> Option<OsString> {
+        let mut text = OsString::from("uhs:");
+        text.push(self.image.as_ref()?);
+        Some(text)
     }
 
     fn source_below(&self) -> Option<PathBuf> {
