@@ -92,7 +92,9 @@ impl Survey {
 
 /// Reads all slots.
 fn scan(device: &dyn Device, superblock: &Superblock) -> Result<Vec<Part>, Errno> {
+    // A region gives runs out of blocks of a power of two.
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
+    let gathered = gathered.next_power_of_two();
     let pieces: Vec<Piece> = superblock
         .chunks
         .iter()

@@ -9,6 +9,24 @@ use super::{OPTIONS, cx, fresh, name, node, open, random};
 use crate::commit::Rules;
 use crate::{Options, Uhs, check};
 
+/// Reads of 96 slots were made in a region for two of them. A region gives runs out of blocks of a power of
+/// two, so the second one failed with ENOMEM, and with it the mount.
+#[test]
+fn a_file_system_with_any_number_of_slots_can_be_checked() {
+    let device: Arc<dyn Device> = Arc::new(defuse_block::Ram::new(4096, 16 * 1024));
+    Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random()).unwrap();
+    let (fs, _) = Uhs::open(Arc::clone(&device), OPTIONS, super::random()).unwrap();
+    for round in 0..12 {
+        for file in 0..250 {
+            let text = format!("{round}-{file}");
+            fs.mknod(&cx(), Ino::ROOT, name(&text), &node(FileKind::Regular)).unwrap();
+        }
+        fs.syncfs(&cx()).unwrap();
+        assert_eq!(check(&device).unwrap().problems, [], "{round}");
+    }
+    assert_eq!(check(&device).unwrap().inodes, 3001);
+}
+
 /// Mounting zeroed slots and wrote a superblock before it had looked at the inodes.
 #[test]
 fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
