@@ -77,7 +77,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory"],
+        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs"],
         case: "open::etxtbsy",
         hangs: false,
         reason: "The kernel has no file to execute, so the program is a copy in memory: writing \
@@ -85,7 +85,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory"],
+        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs"],
         case: "truncate::etxtbsy",
         hangs: false,
         reason: "As for open::etxtbsy: the program is a copy in memory.",

@@ -112,8 +112,7 @@ impl Stage {
     /// Mounts `config`.
     pub fn new(config: &'static Config) -> Result<Stage> {
         let place = scratch()?;
-        let mut stage =
-            Stage { config, mount: None, run: None, lower: None, image: None, place };
+        let mut stage = Stage { config, mount: None, run: None, lower: None, image: None, place };
         match config.backend {
             Memory | Run("memory:") => {}
             Uhs | Run("uhs:IMAGE") => stage.image = Some(new_image(stage.place.path())?),
