@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Subcommand;
+use defuse_bench_uhs::{Part, Scale as UhsScale};
 use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
 use defuse_fs::layer::Method;
@@ -30,6 +31,32 @@ pub struct BenchArgs {
 #[derive(Subcommand)]
 enum What {
     Direct(DirectArgs),
+    Uhs(UhsArgs),
+}
+
+/// Measure uhs beside ext4 and xfs on the same device
+///
+/// Makes the same operations on the same names, on loop devices with blocks of 4 KiB in memory: uhs inside of this
+/// process, ext4 and xfs in the kernel, in turns. Shows rates, CPU time of the whole machine, space, memory, and the
+/// separation of queues on a model of an SSD. Needs root, and about 16 GiB of memory at the full scale. Removes
+/// everything that it creates.
+#[derive(clap::Args)]
+pub struct UhsArgs {
+    /// Number of rounds
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// full (a million files), quick, or tiny: everything once and small, as a test
+    #[arg(long, value_parser = UhsScale::named, default_value = "quick")]
+    scale: UhsScale,
+    /// Only these parts: names, sync, data, space, queues
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = Part::named)]
+    only: Vec<Part>,
+    /// The directory for mounts
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    work: PathBuf,
+    /// Print the results as JSON instead of the table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Measure the gain of bypassing the kernel: the tables of "Direct-FUSE"
@@ -83,7 +110,28 @@ pub struct WorkerArgs {
 
 /// Runs a benchmark.
 pub fn run(args: &BenchArgs) -> Result {
-    let What::Direct(args) = &args.what;
+    match &args.what {
+        What::Direct(args) => run_direct(args),
+        What::Uhs(args) => run_uhs(args),
+    }
+}
+
+fn run_uhs(args: &UhsArgs) -> Result {
+    let parts = match args.only.as_slice() {
+        [] => Part::ALL.map(|(_, part)| part).to_vec(),
+        only => only.to_vec(),
+    };
+    let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
+    let options = defuse_bench_uhs::Options { scale, parts, rounds, work };
+    let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    if args.json {
+        let value = serde_json::to_value(&results).map_err(Failure::failed)?;
+        return print(&format!("{value}\n"));
+    }
+    print(&results.table())
+}
+
+fn run_direct(args: &DirectArgs) -> Result {
     let options = Options {
         scale: args.scale.clone(),
         rounds: args.rounds,

@@ -1,6 +1,7 @@
-//! Tools for measurements: CPU clocks, context switches, cold caches, other programs, and medians.
+//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, other programs, and
+//! medians.
 //!
-//! The benchmark (`defuse-bench`) and the study (`defuse-study`) share this crate. It has no
+//! The benchmarks (`defuse-bench`, `defuse-bench-uhs`) and the study (`defuse-study`) share this crate. It has no
 //! workloads, mounts nothing and reports nothing.
 
 #![forbid(unsafe_code)]
@@ -9,5 +10,6 @@ pub mod caches;
 pub mod command;
 pub mod cpu;
 pub mod limits;
+pub mod loop_device;
 pub mod stats;
 pub mod switches;

@@ -1,13 +1,13 @@
 //! The block device of the study: an image file on a loop device, with a new ext4 for every cell.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use defuse_measure::command;
-use rustix::fs::FallocateFlags;
+use defuse_measure::loop_device::LoopDevice;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
@@ -22,11 +22,9 @@ const READ_AHEAD_KIB: &str = "128";
 /// killed, the kernel detaches the device with its last user.
 #[derive(Debug)]
 pub struct Device {
-    node: PathBuf,
+    device: LoopDevice,
     mountpoint: PathBuf,
-    image: PathBuf,
     inodes: u64,
-    _open: File,
 }
 
 /// I/O statistics of a block device.
@@ -47,36 +45,18 @@ impl Device {
     /// file system supports it. File systems on it have room for `inodes` files.
     pub fn create(work: &Path, bytes: u64, inodes: u64) -> Result<Device> {
         let (image, mountpoint) = (work.join("image"), work.join("ext4"));
-        // Allocate all blocks now. Otherwise the measurement includes allocations, and an image in
-        // memory (tmpfs) is charged to the control group that first writes to it instead of to this
-        // process.
-        let file = File::create(&image)?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
-            .with_context(|| format!("no room for {} MiB at {}", bytes >> 20, image.display()))?;
-        drop(file);
+        let device = LoopDevice::create(&image, bytes, SECTOR as u32)?;
         fs::create_dir(&mountpoint)?;
-        let name = image.to_string_lossy().into_owned();
-        let losetup = |how: &[&str]| {
-            command::output("losetup", &[how, &["--find", "--show", &name]].concat())
-        };
-        let node = losetup(&["--direct-io=on"]).or_else(|_| losetup(&[]));
-        let node = node.context("no loop device is available: load the module `loop`")?;
-        let node = PathBuf::from(node.trim());
-        let open = File::open(&node).with_context(|| format!("open {}", node.display()));
-        // While the device is open, this marks it to be detached on its last close.
-        let marked = command::output("losetup", &["--detach".as_ref(), node.as_os_str()]);
-        let open = open?;
-        marked?;
-        let name = node.file_name().unwrap_or_default().to_string_lossy();
+        let name = device.name();
         let ahead = format!("/sys/block/{name}/queue/read_ahead_kb");
         fs::write(&ahead, READ_AHEAD_KIB).with_context(|| ahead.clone())?;
-        Ok(Device { node, mountpoint, image, inodes, _open: open })
+        Ok(Device { device, mountpoint, inodes })
     }
 
     /// Creates a file system without lazy initialisation, and mounts it.
     pub fn format(&mut self) -> Result<()> {
         self.unmount()?;
-        let node = self.node.to_string_lossy().into_owned();
+        let node = self.device.node().to_string_lossy().into_owned();
         let inodes = self.inodes.to_string();
         // Without discard the image keeps its blocks, so that later cells do not allocate them
         // again.
@@ -94,7 +74,12 @@ impl Device {
     fn mount(&self) -> Result<()> {
         command::output(
             "mount",
-            &["-t".as_ref(), "ext4".as_ref(), self.node.as_os_str(), self.mountpoint.as_os_str()],
+            &[
+                "-t".as_ref(),
+                "ext4".as_ref(),
+                self.device.node().as_os_str(),
+                self.mountpoint.as_os_str(),
+            ],
         )?;
         Ok(())
     }
@@ -119,7 +104,7 @@ impl Device {
 
     /// The device name, such as `loop3`.
     pub fn name(&self) -> String {
-        self.node.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        self.device.name()
     }
 
     /// The device number `MAJOR:MINOR`, as control groups require it.
@@ -141,7 +126,6 @@ impl Drop for Device {
         if self.unmount().is_err() {
             let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
         }
-        let _ = fs::remove_file(&self.image);
     }
 }
 

@@ -1,24 +1,39 @@
 //! Dies, channels and the write buffer.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Parts;
 
-/// The last work of a die.
+/// Work of a die: one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    Read,
+    /// A read of so many blocks for a command.
+    Read { command: usize, blocks: u32 },
+    /// The next page of the buffer.
     Program,
 }
 
-#[derive(Clone, Debug)]
-struct Die {
-    /// The moment at which all work that it was given is done.
-    free_at: Duration,
-    last: Work,
+/// The end of the work of a die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A page of a command is read, and has left its channel at this moment.
+    Read { command: usize, at: Duration },
+    /// A page has left the buffer.
+    Program,
 }
 
-/// Dies work in the order in which they get work.
+#[derive(Clone, Debug, Default)]
+struct Die {
+    reads: VecDeque<Work>,
+    /// Pages of the buffer that this die is to program.
+    programs: usize,
+    now: Option<Work>,
+    /// The last work was a program.
+    programmed: bool,
+}
+
+/// A die reads before it programs: only the page that it programs already holds a read up.
 #[derive(Debug)]
 pub(super) struct Flash {
     parts: Parts,
@@ -31,80 +46,118 @@ pub(super) struct Flash {
     partial: u64,
     /// Free blocks of the buffer.
     room: u64,
+    /// Dies that have begun a work, with its end; whoever calls takes them.
+    begun: Vec<(Duration, usize)>,
 }
 
 impl Flash {
     pub(super) fn new(parts: &Parts) -> Self {
-        let counts = [parts.dies, parts.channels, parts.commands];
+        let counts = [parts.dies, parts.channels, parts.commands, parts.queue_commands];
         assert!(counts.iter().all(|count| *count > 0), "an SSD has dies, channels and commands");
         assert!(parts.page_blocks > 0 && parts.buffer_blocks >= parts.page_blocks);
         Flash {
-            dies: vec![Die { free_at: Duration::ZERO, last: Work::Read }; parts.dies],
+            dies: vec![Die::default(); parts.dies],
             channels: vec![Duration::ZERO; parts.channels],
             next_die: 0,
             partial: 0,
             room: parts.buffer_blocks,
+            begun: Vec::new(),
             parts: parts.clone(),
         }
     }
 
-    fn work(&mut self, die: usize, work: Work, now: Duration) -> Duration {
-        let Die { free_at, last } = &mut self.dies[die];
-        let turn = if *last == work { Duration::ZERO } else { self.parts.turn };
-        let time = match work {
-            Work::Read => self.parts.read,
-            Work::Program => self.parts.program,
-        };
-        *free_at = now.max(*free_at) + turn + time;
-        *last = work;
-        *free_at
-    }
-
-    /// Reads blocks. Returns the moment at which the last is there.
-    pub(super) fn read(&mut self, block: u64, blocks: u64, now: Duration) -> Duration {
+    /// Begins to read blocks for a command. Returns the number of pages.
+    pub(super) fn read(
+        &mut self,
+        command: usize,
+        (block, blocks): (u64, u64),
+        now: Duration,
+    ) -> u32 {
         let page_blocks = self.parts.page_blocks;
-        let mut end = now;
-        for page in block / page_blocks..(block + blocks).div_ceil(page_blocks) {
+        let pages = block / page_blocks..(block + blocks).div_ceil(page_blocks);
+        let count = (pages.end - pages.start) as u32;
+        for page in pages {
             let first = (page * page_blocks).max(block);
-            let count = ((page + 1) * page_blocks).min(block + blocks) - first;
+            let blocks = ((page + 1) * page_blocks).min(block + blocks) - first;
             // Neighbouring pages lie on neighbouring dies, as they were written.
             let die = (page % self.dies.len() as u64) as usize;
-            let sensed = self.work(die, Work::Read, now);
-            let channels = self.channels.len();
-            let channel = &mut self.channels[die % channels];
-            *channel = sensed.max(*channel) + self.parts.transfer * count as u32;
-            end = end.max(*channel);
+            let work = Work::Read { command, blocks: blocks as u32 };
+            self.dies[die].reads.push_back(work);
+            self.begin(die, now);
         }
-        end
+        count
     }
 
-    /// Takes as many of `blocks` blocks into the buffer as there is room for. Returns their number, and the
-    /// moments at which pages have left the buffer.
-    pub(super) fn write(&mut self, blocks: u64, now: Duration) -> (u64, Vec<Duration>) {
+    /// Takes as many of `blocks` blocks into the buffer as there is room for. Returns their number.
+    pub(super) fn write(&mut self, blocks: u64, now: Duration) -> u64 {
         let taken = blocks.min(self.room);
         self.room -= taken;
         self.partial += taken;
-        let mut ends = Vec::new();
         while self.partial >= self.parts.page_blocks {
             self.partial -= self.parts.page_blocks;
             let die = self.next_die;
             self.next_die = (die + 1) % self.dies.len();
-            let channels = self.channels.len();
-            let channel = &mut self.channels[die % channels];
-            *channel = now.max(*channel) + self.parts.transfer * self.parts.page_blocks as u32;
-            let moved = *channel;
-            ends.push(self.work(die, Work::Program, moved));
+            self.dies[die].programs += 1;
+            self.begin(die, now);
         }
-        (taken, ends)
+        taken
     }
 
-    /// A page has left the buffer.
-    pub(super) fn programmed(&mut self) {
-        self.room += self.parts.page_blocks;
+    /// Lets an idle die begin its next work.
+    fn begin(&mut self, number: usize, now: Duration) {
+        let die = &mut self.dies[number];
+        if die.now.is_some() {
+            return;
+        }
+        let work = die.reads.pop_front().or_else(|| (die.programs > 0).then_some(Work::Program));
+        let Some(work) = work else { return };
+        die.now = Some(work);
+        let turns = die.programmed != (work == Work::Program);
+        die.programmed = work == Work::Program;
+        let turn = if turns { self.parts.turn } else { Duration::ZERO };
+        let mut start = now;
+        let time = match work {
+            Work::Read { .. } => self.parts.read,
+            Work::Program => {
+                die.programs -= 1;
+                start = self.transfer(number, self.parts.page_blocks as u32, now);
+                self.parts.program
+            }
+        };
+        self.begun.push((start + turn + time, number));
     }
 
-    /// The moment at which all that is in full pages is programmed.
-    pub(super) fn idle_at(&self) -> Duration {
-        self.dies.iter().map(|die| die.free_at).max().unwrap_or_default()
+    /// Moves blocks over the channel of a die. Returns the end.
+    fn transfer(&mut self, die: usize, blocks: u32, now: Duration) -> Duration {
+        let count = self.channels.len();
+        let channel = &mut self.channels[die % count];
+        *channel = now.max(*channel) + self.parts.transfer * blocks;
+        *channel
+    }
+
+    /// The dies that have begun a work since the last call, with the moment at which each ends it.
+    pub(super) fn take_begun(&mut self) -> Vec<(Duration, usize)> {
+        std::mem::take(&mut self.begun)
+    }
+
+    /// Ends the work of a die, which goes on with its next.
+    pub(super) fn end(&mut self, die: usize, now: Duration) -> Ended {
+        let work = self.dies[die].now.take().expect("a die ends what it began");
+        let ended = match work {
+            Work::Read { command, blocks } => {
+                Ended::Read { command, at: self.transfer(die, blocks, now) }
+            }
+            Work::Program => {
+                self.room += self.parts.page_blocks;
+                Ended::Program
+            }
+        };
+        self.begin(die, now);
+        ended
+    }
+
+    /// True where no full page waits in the buffer, or is being programmed.
+    pub(super) fn is_clean(&self) -> bool {
+        self.room + self.partial == self.parts.buffer_blocks
     }
 }

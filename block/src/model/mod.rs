@@ -5,6 +5,9 @@
 //! advances when a queue waits, so a run takes no longer than its computation and is the same every time,
 //! provided that one thread at a time uses the device.
 //!
+//! A die reads before it programs, but does not suspend a program. The controller takes commands from the queues
+//! in turn, and a limited number from each. A write is at work until it is in the buffer.
+//!
 //! It leaves out: garbage collection, errors, program suspension, and the bus to the host.
 
 mod flash;
@@ -42,6 +45,8 @@ pub struct Parts {
     pub command: Duration,
     /// Commands that the controller works on at a time.
     pub commands: usize,
+    /// Those of them that one queue can have.
+    pub queue_commands: usize,
     /// Blocks in the write buffer: a write is complete when all its blocks are there.
     pub buffer_blocks: u64,
 }
@@ -59,6 +64,7 @@ impl Default for Parts {
             transfer: Duration::from_nanos(3400),
             command: Duration::from_nanos(800),
             commands: 128,
+            queue_commands: 32,
             buffer_blocks: 1024,
         }
     }

@@ -5,41 +5,62 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::flash::Ended;
 use super::{Model, Parts, State};
 use crate::waker::Parker;
 use crate::{Done, Kind, Op, Queue, Result, Waker};
 
+/// A moment at which something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A die ends its work.
+    Die(usize),
+    /// A page of a command, or the command itself, has arrived.
+    Part(usize),
+}
+
+/// A command that is being worked on.
+#[derive(Debug)]
+struct Command {
+    queue: usize,
+    op: Op,
+    /// Pages that are to arrive.
+    parts: u32,
+}
+
 /// The commands of all queues.
 #[derive(Debug)]
 pub(super) struct Controller {
-    command: Duration,
-    /// Commands that it can still take.
-    room: usize,
+    parts: Parts,
     now: Duration,
     /// The moment at which it has taken the last command.
     taken_at: Duration,
     submitted: Vec<VecDeque<Op>>,
     completed: Vec<Vec<Done>>,
+    /// Commands of each queue at work.
+    working: Vec<usize>,
     /// The queue whose turn it is.
     turn: usize,
     /// Writes that wait for room in the buffer, with the number of blocks that are still to come.
-    writes: VecDeque<(usize, Op, u64)>,
-    commands: Vec<Option<(usize, Op)>>,
-    /// Moments with the command that ends then; `None` where a page leaves the buffer.
-    events: BinaryHeap<Reverse<(Duration, Option<usize>)>>,
+    writes: VecDeque<(usize, u64)>,
+    /// Flushes that wait for the buffer to be empty.
+    flushes: Vec<usize>,
+    commands: Vec<Option<Command>>,
+    events: BinaryHeap<Reverse<(Duration, Event)>>,
 }
 
 impl Controller {
     pub(super) fn new(parts: &Parts) -> Self {
         Controller {
-            command: parts.command,
-            room: parts.commands,
+            parts: parts.clone(),
             now: Duration::ZERO,
             taken_at: Duration::ZERO,
             submitted: Vec::new(),
             completed: Vec::new(),
+            working: Vec::new(),
             turn: 0,
             writes: VecDeque::new(),
+            flushes: Vec::new(),
             commands: Vec::new(),
             events: BinaryHeap::new(),
         }
@@ -52,67 +73,99 @@ impl Controller {
     pub(super) fn add_queue(&mut self) -> usize {
         self.submitted.push(VecDeque::new());
         self.completed.push(Vec::new());
+        self.working.push(0);
         self.submitted.len() - 1
     }
 
-    fn end(&mut self, at: Duration, queue: usize, op: Op) {
+    /// The next queue, in turn, that has a command and may have one more at work.
+    fn next_queue(&self) -> Option<usize> {
+        if self.working.iter().sum::<usize>() == self.parts.commands {
+            return None;
+        }
+        let queues = self.submitted.len();
+        (self.turn..self.turn + queues).map(|at| at % queues).find(|queue| {
+            !self.submitted[*queue].is_empty() && self.working[*queue] < self.parts.queue_commands
+        })
+    }
+
+    fn add(&mut self, queue: usize, op: Op) -> usize {
         let free = self.commands.iter().position(Option::is_none);
         let command = free.unwrap_or_else(|| {
             self.commands.push(None);
             self.commands.len() - 1
         });
-        self.commands[command] = Some((queue, op));
-        self.events.push(Reverse((at, Some(command))));
+        self.commands[command] = Some(Command { queue, op, parts: 1 });
+        command
+    }
+
+    fn at(&mut self, moment: Duration, event: Event) {
+        self.events.push(Reverse((moment, event)));
     }
 }
 
 impl State {
     /// Takes commands while there is room, one from each queue in turn, as NVMe's round robin does.
     fn take_commands(&mut self) {
-        while self.controller.room > 0 {
+        while let Some(queue) = self.controller.next_queue() {
             let controller = &mut self.controller;
-            let queues = controller.submitted.len();
-            let mut turns = (controller.turn..controller.turn + queues).map(|at| at % queues);
-            let Some(queue) = turns.find(|queue| !controller.submitted[*queue].is_empty()) else {
-                return;
-            };
             let Some(op) = controller.submitted[queue].pop_front() else { return };
             controller.turn = queue + 1;
-            controller.room -= 1;
-            controller.taken_at = controller.now.max(controller.taken_at) + controller.command;
-            self.begin(queue, op);
+            controller.working[queue] += 1;
+            let taken_at = controller.now.max(controller.taken_at) + controller.parts.command;
+            controller.taken_at = taken_at;
+            self.begin(queue, op, taken_at);
         }
     }
 
-    fn begin(&mut self, queue: usize, op: Op) {
-        let at = self.controller.taken_at;
-        match op.kind.range(self.content.block_size()) {
-            Some((block, blocks)) if matches!(op.kind, Kind::Read { .. }) => {
-                let end = self.flash.read(block, blocks, at);
-                self.controller.end(end, queue, op);
+    fn begin(&mut self, queue: usize, op: Op, at: Duration) {
+        let range = op.kind.range(self.content.block_size());
+        let (reads, writes) =
+            (matches!(op.kind, Kind::Read { .. }), matches!(op.kind, Kind::Write { .. }));
+        let command = self.controller.add(queue, op);
+        match range {
+            Some(range) if reads => {
+                let parts = self.flash.read(command, range, at);
+                self.controller.commands[command].as_mut().expect("it was added").parts = parts;
+                self.note_dies();
             }
-            Some((_, blocks)) if matches!(op.kind, Kind::Write { .. }) => {
-                self.controller.writes.push_back((queue, op, blocks));
-                self.fill_buffer();
+            Some((_, blocks)) if writes => {
+                self.controller.writes.push_back((command, blocks));
+                self.fill_buffer(at);
             }
             // Discards and zeroing change tables only.
-            Some(_) => self.controller.end(at, queue, op),
-            None => self.controller.end(at.max(self.flash.idle_at()), queue, op),
+            Some(_) => self.controller.at(at, Event::Part(command)),
+            None => {
+                self.controller.flushes.push(command);
+                self.end_flushes(at);
+            }
+        }
+    }
+
+    /// Puts the ends of the works that dies have begun among the events.
+    fn note_dies(&mut self) {
+        for (end, die) in self.flash.take_begun() {
+            self.controller.at(end, Event::Die(die));
         }
     }
 
     /// Moves blocks of writes into the buffer, in order.
-    fn fill_buffer(&mut self) {
-        let now = self.controller.now.max(self.controller.taken_at);
-        while let Some((queue, op, left)) = self.controller.writes.pop_front() {
-            let (taken, ends) = self.flash.write(left, now);
-            let pages = ends.into_iter().map(|end| Reverse((end, None)));
-            self.controller.events.extend(pages);
+    fn fill_buffer(&mut self, now: Duration) {
+        while let Some((command, left)) = self.controller.writes.pop_front() {
+            let taken = self.flash.write(left, now);
             if taken < left {
-                self.controller.writes.push_front((queue, op, left - taken));
-                return;
+                self.controller.writes.push_front((command, left - taken));
+                break;
             }
-            self.controller.end(now, queue, op);
+            self.controller.at(now, Event::Part(command));
+        }
+        self.note_dies();
+    }
+
+    fn end_flushes(&mut self, now: Duration) {
+        if self.flash.is_clean() {
+            for command in std::mem::take(&mut self.controller.flushes) {
+                self.controller.at(now, Event::Part(command));
+            }
         }
     }
 
@@ -120,23 +173,37 @@ impl State {
     fn advance(&mut self) -> bool {
         self.take_commands();
         let Some(Reverse((at, event))) = self.controller.events.pop() else { return false };
-        self.controller.now = self.controller.now.max(at);
+        let now = self.controller.now.max(at);
+        self.controller.now = now;
         match event {
-            None => {
-                self.flash.programmed();
-                self.fill_buffer();
-            }
-            Some(command) => {
-                let ended = self.controller.commands[command].take();
-                let (queue, mut op) = ended.expect("a command ends once");
-                let result = self.content.apply(&mut op.kind);
-                let done = Done { tag: op.tag, result, memory: op.kind.into_memory() };
-                self.controller.completed[queue].push(done);
-                self.controller.room += 1;
-            }
+            Event::Die(die) => match self.flash.end(die, now) {
+                Ended::Read { command, at } => self.controller.at(at, Event::Part(command)),
+                Ended::Program => {
+                    self.fill_buffer(now);
+                    self.end_flushes(now);
+                }
+            },
+            Event::Part(command) => self.arrived(command),
         }
+        self.note_dies();
         self.take_commands();
         true
+    }
+
+    /// A part of a command is there; after the last one the command is complete.
+    fn arrived(&mut self, at: usize) {
+        let command = self.controller.commands[at].as_mut().expect("a command ends once");
+        command.parts -= 1;
+        if command.parts > 0 {
+            return;
+        }
+        let Some(Command { queue, mut op, .. }) = self.controller.commands[at].take() else {
+            return;
+        };
+        let result = self.content.apply(&mut op.kind);
+        let done = Done { tag: op.tag, result, memory: op.kind.into_memory() };
+        self.controller.completed[queue].push(done);
+        self.controller.working[queue] -= 1;
     }
 }
 

@@ -35,7 +35,7 @@ fn one_read_takes_the_time_of_its_parts() {
 
 #[test]
 fn many_reads_use_all_dies() {
-    let parts = Parts::default();
+    let parts = Parts { queue_commands: 128, ..Parts::default() };
     let most = parts.dies as f64 / parts.read.as_secs_f64();
     let rate = reads(&parts, 512, 20_000);
     assert!(rate > most * 0.7 && rate <= most, "{rate} of {most}");
@@ -54,6 +54,27 @@ fn a_read_waits_for_the_program_that_its_die_works_on() {
     assert_eq!(block, [7; 4096]);
     assert!(model.now() - written >= parts.program);
     line.flush().unwrap();
+}
+
+#[test]
+fn a_queue_leaves_commands_to_the_others() {
+    let parts = Parts { commands: 8, queue_commands: 4, buffer_blocks: 4, ..Parts::default() };
+    let model = Model::new(1 << 12, &parts);
+    let region = Region::new(256).unwrap();
+    let (mut writes, mut reads) = (model.queue(64).unwrap(), model.queue(64).unwrap());
+    for block in 0..64 {
+        let kind = Kind::Write { block, memory: frames(&region, 1), fua: false };
+        writes.push(Op { tag: block, kind }).unwrap();
+    }
+    writes.kick();
+    let kind = Kind::Read { block: 1000, memory: frames(&region, 1) };
+    reads.push(Op { tag: 0, kind }).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        reads.wait(None);
+        reads.reap(&mut done);
+    }
+    assert!(model.now() < parts.program, "the read did not wait for writes: {:?}", model.now());
 }
 
 #[test]

@@ -61,6 +61,7 @@ const fn full(
 /// Tools that tests use if installed, and otherwise leave out the parts that need them.
 const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
+    Tool::package_for("xfsprogs", "mkfs.xfs", "uhs beside xfs on the same device"),
     Tool::package_for("fuse3", "fusermount3", "mounts of other users than root, mount.fuse3(8)"),
     Tool::package_for(
         "linux-libc-dev",

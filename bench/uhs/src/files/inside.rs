@@ -1,0 +1,108 @@
+//! A mount inside of this process.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use defuse_direct::{At, Client, Description, How, Task};
+use defuse_fs::RenameFlags;
+use rustix::fs::OFlags;
+
+use super::{Files, Open};
+
+/// The name of the mount.
+pub(crate) const NAME: &[u8] = b"bench:";
+
+pub(crate) struct Inside<'a> {
+    client: &'a Client,
+    task: Task,
+    root: Arc<Description>,
+}
+
+impl<'a> Inside<'a> {
+    pub(crate) fn new(client: &'a Client) -> Result<Self> {
+        let task = Task::of_this_process()?;
+        let flags = (OFlags::RDONLY | OFlags::DIRECTORY).bits();
+        let how = How { flags, ..How::default() };
+        let root = client.open(&task, At::Cwd, &[NAME, b"/"].concat(), how)?;
+        Ok(Inside { client, task, root })
+    }
+
+    fn path(path: &str) -> Vec<u8> {
+        [NAME, path.as_bytes()].concat()
+    }
+
+    fn open(&self, path: &str, flags: OFlags) -> Result<Arc<Description>> {
+        let how = How { flags: flags.bits(), mode: 0o644, ..How::default() };
+        Ok(self.client.open(&self.task, At::Cwd, &Self::path(path), how)?)
+    }
+}
+
+impl Files for Inside<'_> {
+    fn mkdir(&self, path: &str) -> Result<()> {
+        Ok(self.client.mkdir(&self.task, At::Cwd, &Self::path(path), 0o755)?)
+    }
+
+    fn create(&self, path: &str) -> Result<()> {
+        let file = self.open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        Ok(file.close(&self.task)?)
+    }
+
+    fn stat(&self, path: &str) -> Result<()> {
+        self.client.stat(&self.task, At::Cwd, &Self::path(path), true)?;
+        Ok(())
+    }
+
+    fn chmod(&self, path: &str, mode: u32) -> Result<()> {
+        Ok(self.client.chmod(&self.task, At::Cwd, &Self::path(path), mode, true)?)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let (from, to) = (Self::path(from), Self::path(to));
+        Ok(self.client.rename(&self.task, (At::Cwd, &from), (At::Cwd, &to), RenameFlags(0))?)
+    }
+
+    fn unlink(&self, path: &str) -> Result<()> {
+        Ok(self.client.unlink(&self.task, At::Cwd, &Self::path(path))?)
+    }
+
+    fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
+        let file = self.open(path, OFlags::RDWR | OFlags::CREATE)?;
+        Ok(Box::new(Opened { inside: self, file }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.client.syncfs(&self.task, &self.root)?)
+    }
+
+    fn used(&self) -> Result<u64> {
+        let found = self.client.fstatfs(&self.task, &self.root)?;
+        Ok((found.blocks - found.blocks_free) * u64::from(found.frsize) / 4096)
+    }
+}
+
+struct Opened<'a> {
+    inside: &'a Inside<'a>,
+    file: Arc<Description>,
+}
+
+impl Open for Opened<'_> {
+    fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize> {
+        Ok(self.inside.client.pread(&self.inside.task, &self.file, room, at)?)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let done = self.inside.client.pwrite(&self.inside.task, &self.file, bytes, at)?;
+        anyhow::ensure!(done == bytes.len(), "a short write");
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(self.inside.client.fsync(&self.inside.task, &self.file, false)?)
+    }
+}
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        let _ = self.file.close(&self.inside.task);
+    }
+}

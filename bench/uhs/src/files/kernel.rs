@@ -1,0 +1,89 @@
+//! A mount of the kernel.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rustix::fs::{Mode, OFlags};
+
+use super::{Files, Open};
+
+pub(crate) struct Kernel {
+    base: PathBuf,
+    root: OwnedFd,
+}
+
+impl Kernel {
+    pub(crate) fn new(base: &Path) -> Result<Self> {
+        let root = rustix::fs::open(base, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())?;
+        Ok(Kernel { base: base.to_owned(), root })
+    }
+
+    /// The path as a program names it.
+    fn path(&self, path: &str) -> Result<CString> {
+        let base = self.base.as_os_str().as_encoded_bytes();
+        Ok(CString::new([base, path.as_bytes()].concat())?)
+    }
+}
+
+impl Files for Kernel {
+    fn mkdir(&self, path: &str) -> Result<()> {
+        Ok(rustix::fs::mkdir(self.path(path)?, Mode::from_raw_mode(0o755))?)
+    }
+
+    fn create(&self, path: &str) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::open(self.path(path)?, flags, Mode::from_raw_mode(0o644))?;
+        Ok(())
+    }
+
+    fn stat(&self, path: &str) -> Result<()> {
+        rustix::fs::stat(self.path(path)?)?;
+        Ok(())
+    }
+
+    fn chmod(&self, path: &str, mode: u32) -> Result<()> {
+        Ok(rustix::fs::chmod(self.path(path)?, Mode::from_raw_mode(mode))?)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        Ok(rustix::fs::rename(self.path(from)?, self.path(to)?)?)
+    }
+
+    fn unlink(&self, path: &str) -> Result<()> {
+        Ok(rustix::fs::unlink(self.path(path)?)?)
+    }
+
+    fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        Ok(Box::new(Opened(rustix::fs::open(self.path(path)?, flags, mode)?)))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(rustix::fs::syncfs(&self.root)?)
+    }
+
+    fn used(&self) -> Result<u64> {
+        let found = rustix::fs::fstatvfs(&self.root)?;
+        Ok((found.f_blocks - found.f_bfree) * found.f_frsize / 4096)
+    }
+}
+
+struct Opened(OwnedFd);
+
+impl Open for Opened {
+    fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize> {
+        Ok(rustix::io::pread(&self.0, room, at)?)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        anyhow::ensure!(rustix::io::pwrite(&self.0, bytes, at)? == bytes.len(), "a short write");
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(rustix::fs::fsync(&self.0)?)
+    }
+}

@@ -1,0 +1,33 @@
+//! Operations by path, as a program makes them: through the kernel, or through the client in this process.
+
+mod inside;
+mod kernel;
+
+use anyhow::Result;
+
+pub(crate) use inside::{Inside, NAME};
+pub(crate) use kernel::Kernel;
+
+/// An open file.
+pub(crate) trait Open {
+    fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize>;
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
+    fn sync(&mut self) -> Result<()>;
+}
+
+/// A file system. Paths begin with `/`.
+pub(crate) trait Files: Sync {
+    fn mkdir(&self, path: &str) -> Result<()>;
+    /// Makes an empty file: open(2) with O_CREAT and O_EXCL, and close(2).
+    fn create(&self, path: &str) -> Result<()>;
+    fn stat(&self, path: &str) -> Result<()>;
+    fn chmod(&self, path: &str, mode: u32) -> Result<()>;
+    fn rename(&self, from: &str, to: &str) -> Result<()>;
+    fn unlink(&self, path: &str) -> Result<()>;
+    /// Opens a file for reading and writing, and makes it where it is not there.
+    fn open(&self, path: &str) -> Result<Box<dyn Open + '_>>;
+    /// Makes everything durable.
+    fn sync(&self) -> Result<()>;
+    /// Blocks of 4 KiB in use.
+    fn used(&self) -> Result<u64>;
+}

@@ -1,0 +1,182 @@
+//! uhs beside ext4 and xfs: the same operations on the same names, on loop devices with blocks of 4 KiB in memory.
+//!
+//! uhs runs inside of this process, the others in the kernel. All targets take turns in rounds, each on a new
+//! file system, so that ratios are valid on a busy machine. CPU time is that of the whole machine, with the
+//! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
+//!
+//! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
+//! matters to memory.
+
+#![forbid(unsafe_code)]
+
+mod data;
+mod files;
+mod names;
+pub mod queues;
+pub mod results;
+mod space;
+mod sync;
+mod targets;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use defuse_measure::cpu;
+use std::time::Instant;
+
+use results::Results;
+use targets::Stage;
+
+/// The amount of work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// Files of the phases on names.
+    pub files: usize,
+    /// Directories that they are in, where it is not one.
+    pub directories: usize,
+    /// Files that are written and synced, each.
+    pub synced: usize,
+    /// Bytes of the file of the phases on data.
+    pub data_bytes: u64,
+    /// Operations on queues of each stream, at 4 KiB.
+    pub queued: u64,
+}
+
+impl Scale {
+    /// A million files.
+    pub fn full() -> Scale {
+        Scale {
+            files: 1_000_000,
+            directories: 1000,
+            synced: 4000,
+            data_bytes: 512 << 20,
+            queued: 100_000,
+        }
+    }
+
+    /// A hundred thousand files: a minute.
+    pub fn quick() -> Scale {
+        Scale {
+            files: 100_000,
+            directories: 100,
+            synced: 1000,
+            data_bytes: 128 << 20,
+            queued: 20_000,
+        }
+    }
+
+    /// Everything once and small, as a test.
+    pub fn tiny() -> Scale {
+        Scale { files: 300, directories: 10, synced: 20, data_bytes: 1 << 20, queued: 200 }
+    }
+
+    /// The amount of work by name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence with the names that exist.
+    pub fn named(name: &str) -> std::result::Result<Scale, String> {
+        match name {
+            "full" => Ok(Scale::full()),
+            "quick" => Ok(Scale::quick()),
+            "tiny" => Ok(Scale::tiny()),
+            _ => Err(format!("there is no scale {name:?}: write full, quick or tiny")),
+        }
+    }
+}
+
+/// A part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Operations on names.
+    Names,
+    /// Files that are written and synced.
+    Sync,
+    /// Reads and writes of one file.
+    Data,
+    /// Space on the device and in memory.
+    Space,
+    /// The separation of queues.
+    Queues,
+}
+
+impl Part {
+    /// All parts, with their names on the command line.
+    pub const ALL: [(&'static str, Part); 5] = [
+        ("names", Part::Names),
+        ("sync", Part::Sync),
+        ("data", Part::Data),
+        ("space", Part::Space),
+        ("queues", Part::Queues),
+    ];
+
+    /// The part of this name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence with the names that exist.
+    pub fn named(name: &str) -> std::result::Result<Part, String> {
+        let found = Part::ALL.iter().find(|(known, _)| *known == name);
+        let names = Part::ALL.map(|(name, _)| name).join(", ");
+        found
+            .map(|(_, part)| *part)
+            .ok_or(format!("there is no part {name:?}: write one of {names}"))
+    }
+}
+
+/// Options of the measurement.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The amount of work.
+    pub scale: Scale,
+    /// The parts to measure.
+    pub parts: Vec<Part>,
+    /// Rounds.
+    pub rounds: u32,
+    /// Directory for images and mounts.
+    pub work: PathBuf,
+}
+
+/// Measures. `say` gets a line for each step.
+///
+/// # Errors
+///
+/// Where a device or a file system cannot be made (not root, no room, no program), or an operation fails.
+pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
+    let mut results = Results::default();
+    for part in &options.parts {
+        match part {
+            Part::Queues => queues::measure(&options.scale, &mut results, say)?,
+            part => {
+                let mut stage = Stage::new(options).context("the devices cannot be made")?;
+                for round in 1..=options.rounds {
+                    let name =
+                        Part::ALL.iter().find(|(_, known)| known == part).map_or("", |p| p.0);
+                    say(format!("{name}: round {round} of {}", options.rounds));
+                    match part {
+                        Part::Names => names::measure(&mut stage, &options.scale, &mut results)?,
+                        Part::Sync => sync::measure(&mut stage, &options.scale, &mut results)?,
+                        Part::Data => data::measure(&mut stage, &options.scale, &mut results)?,
+                        _ => space::measure(&mut stage, &options.scale, &mut results)?,
+                    }
+                }
+            }
+        }
+    }
+    Ok(results)
+}
+
+/// Time and CPU of some work.
+struct Timed {
+    seconds: f64,
+    /// CPU seconds of the whole machine, in steps of 10 ms.
+    cpu: f64,
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<Timed> {
+    let (before, begun) = (cpu::Sample::take(None), Instant::now());
+    work()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let used = before.until(&cpu::Sample::take(None));
+    Ok(Timed { seconds, cpu: used.system_ns as f64 / 1e9 })
+}

@@ -1,0 +1,145 @@
+//! Figures, their medians, and the goals.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// The figures of one target in one row, one for each round.
+pub type Figures = Vec<f64>;
+
+/// Everything that was measured: by row, by target.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Results {
+    /// The rows in order.
+    pub rows: Vec<Row>,
+}
+
+/// The direction of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Better {
+    /// Rates.
+    More,
+    /// Times and sizes.
+    Less,
+}
+
+/// A figure of several targets.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The name, such as `create, 1000 directories`.
+    pub name: String,
+    /// The unit.
+    pub unit: &'static str,
+    /// The direction.
+    pub better: Better,
+    /// How often uhs is to be better than the best of the others; 0 for no goal.
+    pub goal: f64,
+    /// The figures by target.
+    pub figures: BTreeMap<String, Figures>,
+}
+
+impl Results {
+    /// Adds a figure of `target`.
+    pub fn add(
+        &mut self,
+        (name, unit, better, goal): (&str, &'static str, Better, f64),
+        target: &str,
+        figure: f64,
+    ) {
+        let at = self.rows.iter().position(|row| row.name == name && row.unit == unit);
+        let at = at.unwrap_or_else(|| {
+            let (name, figures) = (name.to_owned(), BTreeMap::new());
+            self.rows.push(Row { name, unit, better, goal, figures });
+            self.rows.len() - 1
+        });
+        self.rows[at].figures.entry(target.to_owned()).or_default().push(figure);
+    }
+
+    /// The table for people.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        for row in &self.rows {
+            let figures = row.figures.iter();
+            let figures: Vec<String> = figures
+                .map(|(target, figures)| format!("{target} {}", short(median(figures))))
+                .collect();
+            let (name, unit) = (&row.name, row.unit);
+            let _ = write!(text, "{name:<44} {unit:<10} {}", figures.join("  "));
+            if let Some(ratio) = row.ratio() {
+                let _ = write!(text, "  ratio {ratio:.2}");
+                if row.goal > 0.0 {
+                    let met = if ratio >= row.goal { "met" } else { "not met" };
+                    let _ = write!(text, " (goal {}: {met})", row.goal);
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+impl Row {
+    /// The median over the rounds of uhs against the best of the others in the same round, above 1 where uhs is
+    /// better. `None` without both.
+    pub fn ratio(&self) -> Option<f64> {
+        let ours = self.figures.get("uhs")?;
+        let of_round = |(round, ours): (usize, &f64)| {
+            let others = self.figures.iter().filter(|(target, _)| *target != "uhs");
+            let others = others.filter_map(|(_, figures)| figures.get(round).copied());
+            match self.better {
+                Better::More => others.reduce(f64::max).map(|best| ours / best),
+                Better::Less => others.reduce(f64::min).map(|best| best / ours),
+            }
+        };
+        let ratios: Option<Vec<f64>> = ours.iter().enumerate().map(of_round).collect();
+        ratios.map(|ratios| median(&ratios))
+    }
+}
+
+/// The middle of the figures, in order of size.
+pub fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+fn short(figure: f64) -> String {
+    match figure.abs() {
+        large if large >= 1000.0 => format!("{figure:.0}"),
+        middle if middle >= 10.0 => format!("{figure:.1}"),
+        _ => format!("{figure:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_that_to_the_best_of_the_others_in_the_same_round() {
+        let mut results = Results::default();
+        let row = ("create", "us", Better::Less, 2.0);
+        for (target, figures) in
+            [("uhs", [1.0, 2.0, 1.0]), ("ext4", [8.0, 6.0, 9.0]), ("xfs", [4.0, 8.0, 3.0])]
+        {
+            figures.into_iter().for_each(|figure| results.add(row, target, figure));
+        }
+        assert_eq!(results.rows[0].ratio(), Some(3.0));
+        assert!(results.table().contains("ratio 3.00 (goal 2: met)"), "{}", results.table());
+    }
+
+    #[test]
+    fn rates_are_better_when_they_are_more() {
+        let mut results = Results::default();
+        results.add(("read", "MB/s", Better::More, 0.9), "uhs", 80.0);
+        results.add(("read", "MB/s", Better::More, 0.9), "raw", 100.0);
+        assert_eq!(results.rows[0].ratio(), Some(0.8));
+        assert!(results.table().contains("not met"));
+    }
+}

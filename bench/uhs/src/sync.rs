@@ -1,0 +1,51 @@
+//! Files of 1 KiB that are written and synced one by one.
+
+use std::thread;
+
+use anyhow::Result;
+
+use crate::files::Files;
+use crate::results::{Better, Results};
+use crate::targets::{Stage, Target};
+use crate::{Scale, timed};
+
+/// One round of all targets.
+pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+    for target in Target::ALL {
+        for threads in [1, 16] {
+            stage.with(target, |stage, files| {
+                let before = stage.written()?;
+                let took = timed(|| all(files, threads, scale.synced))?;
+                let written = (stage.written()? - before) as f64 / scale.synced as f64;
+                let name = format!("create, write 1 KiB, fsync; {threads} threads");
+                let (count, target) = (scale.synced as f64, target.name());
+                results.add((&name, "1/s", Better::More, 2.0), target, count / took.seconds);
+                results.add(
+                    (&name, "us of CPU", Better::Less, 0.0),
+                    target,
+                    took.cpu * 1e6 / count,
+                );
+                results.add((&name, "bytes", Better::Less, 1.0), target, written);
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn all(files: &dyn Files, threads: usize, count: usize) -> Result<()> {
+    thread::scope(|scope| {
+        let work = |thread: usize| {
+            move || {
+                for file in (thread..count).step_by(threads) {
+                    let mut open = files.open(&format!("/file{file:06}"))?;
+                    open.write(0, &[file as u8; 1024])?;
+                    open.sync()?;
+                }
+                Ok(())
+            }
+        };
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(work(thread))).collect();
+        running.into_iter().try_for_each(|one| one.join().expect("a worker does not panic"))
+    })
+}

@@ -1,0 +1,155 @@
+//! The file systems that are measured, each on a loop device of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use defuse_block::{Access, File};
+use defuse_direct::{Client, MountArgs};
+use defuse_measure::command;
+use defuse_measure::loop_device::LoopDevice;
+use defuse_uhs::Uhs;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::Options;
+use crate::files::{Files, Inside, Kernel, NAME};
+
+/// Bytes of a block and of a sector.
+const BLOCK: u32 = 4096;
+
+/// The kinds of file systems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// mkfs.ext4(8).
+    Ext4,
+    /// mkfs.xfs(8).
+    Xfs,
+    /// This project's, inside of this process.
+    Uhs,
+}
+
+impl Target {
+    pub(crate) const ALL: [Target; 3] = [Target::Ext4, Target::Xfs, Target::Uhs];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Target::Ext4 => "ext4",
+            Target::Xfs => "xfs",
+            Target::Uhs => "uhs",
+        }
+    }
+}
+
+/// Memory for images, and a device in it.
+pub(crate) struct Stage {
+    device: Option<LoopDevice>,
+    mountpoint: PathBuf,
+    ram: PathBuf,
+    _work: Work,
+}
+
+/// A directory that goes with its value.
+struct Work(PathBuf);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Stage {
+    pub(crate) fn new(options: &Options) -> Result<Stage> {
+        let name = format!("defuse-bench-uhs-{}-{:016x}", std::process::id(), fastrand::u64(..));
+        let work = options.work.join(name);
+        fs::create_dir(&work).with_context(|| format!("cannot make {}", work.display()))?;
+        let work = Work(work);
+        let (ram, mountpoint) = (work.0.join("ram"), work.0.join("mnt"));
+        fs::create_dir(&ram)?;
+        fs::create_dir(&mountpoint)?;
+        // A slot for each file, the data, and as much again for copies of inodes on the way.
+        let of_names = options.scale.files as u64 * 3 * u64::from(BLOCK);
+        let bytes =
+            (of_names + options.scale.data_bytes * 3 + (512 << 20)).next_multiple_of(1 << 21);
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        let size = std::ffi::CString::new(format!("size={}", bytes + (64 << 20)))?;
+        rustix::mount::mount("tmpfs", &ram, "tmpfs", flags, size.as_c_str())
+            .context("cannot mount a tmpfs: be root")?;
+        let mut stage = Stage { device: None, mountpoint, ram, _work: work };
+        let image = stage.ram.join("image");
+        stage.device = Some(LoopDevice::create(&image, bytes, BLOCK)?);
+        Ok(stage)
+    }
+
+    fn device(&self) -> Result<&LoopDevice> {
+        self.device.as_ref().context("the device is gone")
+    }
+
+    /// The node of the device.
+    pub(crate) fn node(&self) -> Result<&Path> {
+        Ok(self.device()?.node())
+    }
+
+    /// Bytes that were written to the device since it was made (Documentation/block/stat.rst of the kernel).
+    pub(crate) fn written(&self) -> Result<u64> {
+        let text = fs::read_to_string(format!("/sys/block/{}/stat", self.device()?.name()))?;
+        let sectors = text.split_whitespace().nth(6).context("stat has a field of sectors")?;
+        Ok(sectors.parse::<u64>()? * 512)
+    }
+
+    /// Makes an empty file system of a kind, and calls `work` with it mounted.
+    pub(crate) fn with<T>(
+        &mut self,
+        target: Target,
+        work: impl FnOnce(&Stage, &dyn Files) -> Result<T>,
+    ) -> Result<T> {
+        let node = self.node()?.to_owned();
+        let node = node.to_string_lossy();
+        match target {
+            Target::Ext4 => {
+                let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+                let files = ["-q", "-F", "-b", "4096", "-i", "8192", "-E", options, &node];
+                command::output("mkfs.ext4", &files)?;
+            }
+            Target::Xfs => {
+                command::output("mkfs.xfs", &["-q", "-f", "-K", &node])?;
+            }
+            Target::Uhs => return self.with_uhs(work),
+        }
+        rustix::mount::mount(
+            self.node()?,
+            &self.mountpoint,
+            target.name(),
+            MountFlags::empty(),
+            None::<&std::ffi::CStr>,
+        )
+        .with_context(|| format!("cannot mount {}", target.name()))?;
+        let done = work(self, &Kernel::new(&self.mountpoint)?);
+        rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty())?;
+        done
+    }
+
+    fn with_uhs<T>(&mut self, work: impl FnOnce(&Stage, &dyn Files) -> Result<T>) -> Result<T> {
+        let mut random = fastrand::Rng::new();
+        {
+            let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
+            Uhs::make(device, (0o755, 0, 0), &mut random)?;
+        }
+        let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
+        let (uhs, problems) = Uhs::open(device, Default::default(), random)?;
+        anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
+        let client = Client::new(Default::default());
+        client.mount(NAME, Arc::new(uhs), &MountArgs::default())?;
+        let done = work(self, &Inside::new(&client)?);
+        client.unmount(NAME, false)?;
+        done
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
+        drop(self.device.take());
+        let _ = rustix::mount::unmount(&self.ram, UnmountFlags::DETACH);
+    }
+}

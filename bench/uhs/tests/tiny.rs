@@ -1,0 +1,44 @@
+//! Everything once, small.
+
+use defuse_bench_uhs::{Options, Part, Scale, run};
+
+#[test]
+fn every_part_runs_and_gives_figures_for_all_targets() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, for loop devices and mounts");
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let options = Options {
+        scale: Scale::tiny(),
+        parts: Part::ALL.map(|(_, part)| part).to_vec(),
+        rounds: 1,
+        work: work.path().to_owned(),
+    };
+    let results = run(&options, &mut |_| ()).unwrap();
+    for name in ["create, one directory", "create, write 1 KiB, fsync; 16 threads"] {
+        let row = results.rows.iter().find(|row| row.name == name).unwrap();
+        let targets: Vec<&str> = row.figures.keys().map(String::as_str).collect();
+        assert_eq!(targets, ["ext4", "uhs", "xfs"], "{name}");
+    }
+    let finite = |row: &defuse_bench_uhs::results::Row| {
+        row.figures.values().flatten().all(|figure| figure.is_finite())
+    };
+    assert!(results.rows.iter().all(finite), "{}", results.table());
+    assert!(results.rows.iter().any(|row| row.name.starts_with("table 6")));
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn the_separation_of_queues_is_the_same_every_time() {
+    let measured = || {
+        let options = Options {
+            scale: Scale::tiny(),
+            parts: vec![Part::Queues],
+            rounds: 1,
+            work: std::env::temp_dir(),
+        };
+        run(&options, &mut |_| ()).unwrap().table()
+    };
+    assert_eq!(measured(), measured());
+}
