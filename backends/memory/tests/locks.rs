@@ -106,7 +106,7 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
         }
         if step.wait && !busy {
             let deadlock = !free && circle(&model, &waiting, step);
-            match table.wait(FILE, &request(step), step.owner, &mut granted) {
+            match table.wait((FILE, 0), &request(step), step.owner, &mut granted) {
                 Waiting::Done(_, Ok(())) => prop_assert!(free, "{step:?} was granted"),
                 Waiting::Done(_, Err(Errno::EDEADLK)) => prop_assert!(deadlock, "{step:?}"),
                 Waiting::Done(_, other) => prop_assert!(false, "{step:?} gave {other:?}"),

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use defuse_fs::locks::Shares;
 use defuse_fs::{
     Errno, File, Ino, Interrupted, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
     Result,
@@ -27,8 +28,6 @@ use crate::sys;
 
 /// `OFFSET_MAX` of the kernel. A range that ends here or beyond extends to the end of the file.
 const OFFSET_MAX: u64 = u64::MAX >> 1;
-/// Maximum number of waiting locks.
-const MAX_WAITING: usize = defuse_fs::locks::MAX_WAITS;
 /// The shortest and the longest interval between two attempts.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
@@ -53,8 +52,8 @@ struct Waiters {
 #[derive(Default)]
 struct Queue {
     waiting: Vec<Waiting>,
-    /// Number of locks that are being tried, outside of the mutex.
-    trying: usize,
+    /// All waits, also those that are being tried outside of the mutex.
+    shares: Shares,
     running: bool,
     /// Retry now: a lock was released or a wait interrupted.
     kicked: bool,
@@ -233,7 +232,7 @@ impl Waiters {
         // Before it is in the queue, so that an interrupt is either seen there or kicks.
         waiting.wait.interrupt().on_interrupt(move || shared.kick());
         let mut queue = this.lock();
-        if queue.stopped || queue.waiting.len() + queue.trying >= MAX_WAITING {
+        if queue.stopped || !queue.shares.take(waiting.wait.caller().uid) {
             drop(queue);
             return waiting.wait.finish(Err(Errno::ENOLCK));
         }
@@ -253,6 +252,7 @@ impl Waiters {
             Ok(_) => queue.running = true,
             Err(error) => {
                 let waiting = std::mem::take(&mut queue.waiting);
+                queue.shares = Shares::default();
                 drop(queue);
                 log::error!("no thread to wait for locks: {error}");
                 waiting.into_iter().for_each(|waiting| waiting.wait.finish(Err(Errno::ENOLCK)));
@@ -273,11 +273,17 @@ impl Waiters {
                 interval = POLL.0;
             }
             let batch = std::mem::take(&mut queue.waiting);
-            queue.trying = batch.len();
             drop(queue);
-            let left: Vec<Waiting> = batch.into_iter().filter_map(Waiting::go_on).collect();
+            let mut ended = Vec::new();
+            let mut go_on = |waiting: Waiting| {
+                let uid = waiting.wait.caller().uid;
+                let left = waiting.go_on();
+                ended.extend(left.is_none().then_some(uid));
+                left
+            };
+            let left: Vec<Waiting> = batch.into_iter().filter_map(&mut go_on).collect();
             queue = self.lock();
-            queue.trying = 0;
+            ended.into_iter().for_each(|uid| queue.shares.give_back(uid));
             queue.waiting.extend(left);
             if !queue.kicked && !queue.waiting.is_empty() {
                 let waited = self.changed.wait_timeout(queue, interval);

@@ -8,12 +8,15 @@
 //!
 //! Source: fcntl(2), flock(2), and fs/locks.c of Linux where they are silent.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
+use std::ops::Bound;
 
 mod queue;
+mod shares;
 
 pub use queue::LockQueue;
+pub use shares::Shares;
 
 use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType, Result};
 
@@ -26,6 +29,10 @@ pub const MAX_LOCKS: usize = 1 << 20;
 /// Maximum number of queued waits, which use memory of the daemon. Further requests fail with
 /// `ENOLCK`.
 pub const MAX_WAITS: usize = 1 << 14;
+
+/// Maximum number of queued waits of one user other than root, so that no user takes all. Further
+/// requests fail with `ENOLCK`.
+pub const MAX_WAITS_OF_USER: usize = MAX_WAITS / 4;
 
 /// Identifies a queued wait, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,6 +58,7 @@ struct Held {
 #[derive(Debug)]
 struct Waiter<K, W> {
     file: K,
+    uid: u32,
     request: LockRequest,
     payload: W,
 }
@@ -61,13 +69,25 @@ pub struct LockTable<K, W> {
     held: HashMap<K, Vec<Held>>,
     /// In the order of arrival, in which they are granted.
     waiters: BTreeMap<Ticket, Waiter<K, W>>,
+    waiters_of_file: HashMap<K, BTreeSet<Ticket>>,
+    /// Waits for POSIX locks.
+    waiters_of_owner: HashMap<LockOwner, BTreeSet<Ticket>>,
+    shares: Shares,
     next_ticket: u64,
     count: usize,
 }
 
 impl<K, W> Default for LockTable<K, W> {
     fn default() -> Self {
-        LockTable { held: HashMap::new(), waiters: BTreeMap::new(), next_ticket: 0, count: 0 }
+        LockTable {
+            held: HashMap::new(),
+            waiters: BTreeMap::new(),
+            waiters_of_file: HashMap::new(),
+            waiters_of_owner: HashMap::new(),
+            shares: Shares::default(),
+            next_ticket: 0,
+            count: 0,
+        }
     }
 }
 
@@ -100,12 +120,13 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         self.apply(file, &request, granted)
     }
 
-    /// Like [`LockTable::set`], but queues the request if another lock conflicts. Fails with
+    /// Like [`LockTable::set`], but queues the request of the user `uid` if another lock conflicts.
+    /// Fails with `ENOLCK` if there are too many waits, in all or of this user, and with
     /// `EDEADLK` if a POSIX lock would deadlock, because its owner holds a lock for which the
     /// holders wait.
     pub fn wait(
         &mut self,
-        file: K,
+        (file, uid): (K, u32),
         request: &LockRequest,
         payload: W,
         granted: &mut Vec<W>,
@@ -115,20 +136,22 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             Err(errno) => return Waiting::Done(payload, Err(errno)),
         };
         match self.apply(file, &request, granted) {
-            Err(Errno::EAGAIN) if !self.has_room_to_wait() => {
-                Waiting::Done(payload, Err(Errno::ENOLCK))
-            }
             Err(Errno::EAGAIN) if self.would_deadlock(file, &request) => {
                 Waiting::Done(payload, Err(Errno::EDEADLK))
             }
-            Err(Errno::EAGAIN) => Waiting::Queued(self.enqueue(file, request, payload)),
+            Err(Errno::EAGAIN) if !self.has_room_to_wait(uid) => {
+                Waiting::Done(payload, Err(Errno::ENOLCK))
+            }
+            Err(Errno::EAGAIN) => {
+                Waiting::Queued(self.enqueue(Waiter { file, uid, request, payload }))
+            }
             other => Waiting::Done(payload, other),
         }
     }
 
     /// Removes a wait from the queue. Returns `None` if it has ended already.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<W> {
-        self.waiters.remove(&ticket).map(|waiter| waiter.payload)
+        self.dequeue(ticket).map(|waiter| waiter.payload)
     }
 
     /// Drops all locks of one kind that `owner` holds on `file` (close(2)).
@@ -142,29 +165,41 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             self.held.remove(&file);
         }
         if dropped > 0 {
-            self.grant(granted);
+            self.grant(file, granted);
         }
     }
 
     /// Removes a file that no longer exists. Returns the waits for its locks.
     pub fn forget_file(&mut self, file: K) -> Vec<W> {
         self.count -= self.held.remove(&file).map_or(0, |held| held.len());
-        let on_file =
-            |(ticket, waiter): (&Ticket, &Waiter<K, W>)| (waiter.file == file).then_some(*ticket);
-        let tickets: Vec<_> = self.waiters.iter().filter_map(on_file).collect();
+        let tickets = self.waiters_of_file.get(&file).cloned().unwrap_or_default();
         tickets.into_iter().filter_map(|ticket| self.cancel(ticket)).collect()
     }
 
-    fn has_room_to_wait(&self) -> bool {
-        let waits = self.waiters.len();
-        waits < MAX_WAITS && self.count + waits < MAX_LOCKS
+    /// Counts a wait of `uid` if there is room for it.
+    fn has_room_to_wait(&mut self, uid: u32) -> bool {
+        self.count + self.waiters.len() < MAX_LOCKS && self.shares.take(uid)
     }
 
-    fn enqueue(&mut self, file: K, request: LockRequest, payload: W) -> Ticket {
+    fn enqueue(&mut self, waiter: Waiter<K, W>) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.waiters.insert(ticket, Waiter { file, request, payload });
+        self.waiters_of_file.entry(waiter.file).or_default().insert(ticket);
+        if waiter.request.kind == LockKind::Posix {
+            self.waiters_of_owner.entry(waiter.request.owner).or_default().insert(ticket);
+        }
+        self.waiters.insert(ticket, waiter);
         ticket
+    }
+
+    fn dequeue(&mut self, ticket: Ticket) -> Option<Waiter<K, W>> {
+        let waiter = self.waiters.remove(&ticket)?;
+        self.shares.give_back(waiter.uid);
+        remove_from(&mut self.waiters_of_file, waiter.file, ticket);
+        if waiter.request.kind == LockKind::Posix {
+            remove_from(&mut self.waiters_of_owner, waiter.request.owner, ticket);
+        }
+        Some(waiter)
     }
 
     fn conflicts<'a>(
@@ -179,12 +214,12 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     fn apply(&mut self, file: K, request: &LockRequest, granted: &mut Vec<W>) -> Result<()> {
         if request.kind == LockKind::Flock && self.drop_flock_of_other_type(file, request) {
             // Earlier waits have priority for the released range.
-            self.grant(granted);
+            self.grant(file, granted);
         }
         let result = self.try_set(file, request);
         // A refused lock releases nothing.
         if result.is_ok() {
-            self.grant(granted);
+            self.grant(file, granted);
         }
         result
     }
@@ -223,21 +258,32 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         dropped > 0
     }
 
-    /// Grants waits in the order of arrival until no more can be granted: a granted lock may weaken
-    /// another lock of its owner.
-    fn grant(&mut self, granted: &mut Vec<W>) {
-        loop {
-            let ready = self.waiters.iter().find_map(|(&ticket, waiter)| {
-                let free = self.conflicts(waiter.file, &waiter.request).next().is_none();
-                free.then_some(ticket)
-            });
-            let Some(waiter) = ready.and_then(|ticket| self.waiters.remove(&ticket)) else {
-                return;
-            };
-            let room = self.try_set(waiter.file, &waiter.request);
+    /// Grants waits for locks of `file` in the order of arrival until no more can be granted.
+    fn grant(&mut self, file: K, granted: &mut Vec<W>) {
+        let mut after = Bound::Unbounded;
+        while let Some(ticket) = self.next_ready(file, after) {
+            let Some(waiter) = self.dequeue(ticket) else { return };
+            // It may weaken another lock of its owner, for which an earlier wait waits.
+            let weakens = self.holds_any(file, &waiter.request);
+            let room = self.try_set(file, &waiter.request);
             debug_assert!(room.is_ok(), "a wait counts as a lock, so there is room for it");
             granted.push(waiter.payload);
+            after = if weakens { Bound::Unbounded } else { Bound::Excluded(ticket) };
         }
+    }
+
+    /// The first wait behind `after` for a lock of `file` that is available.
+    fn next_ready(&self, file: K, after: Bound<Ticket>) -> Option<Ticket> {
+        let mut tickets = self.waiters_of_file.get(&file)?.range((after, Bound::Unbounded));
+        tickets.by_ref().copied().find(|ticket| {
+            let waiter = self.waiters.get(ticket);
+            waiter.is_some_and(|waiter| self.conflicts(file, &waiter.request).next().is_none())
+        })
+    }
+
+    fn holds_any(&self, file: K, request: &LockRequest) -> bool {
+        let own = |held: &Held| held.kind == request.kind && held.owner == request.owner;
+        self.held.get(&file).is_some_and(|held| held.iter().any(own))
     }
 
     /// True if `request` would wait for an owner who waits, directly or indirectly, for the
@@ -257,15 +303,22 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
             if !seen.insert(owner) {
                 continue;
             }
-            let waits = self.waiters.values().filter(|waiter| {
-                waiter.request.owner == owner && waiter.request.kind == LockKind::Posix
-            });
-            for waiter in waits {
+            let waits = self.waiters_of_owner.get(&owner).into_iter().flatten();
+            for waiter in waits.filter_map(|ticket| self.waiters.get(ticket)) {
                 let holders = self.conflicts(waiter.file, &waiter.request);
                 next.extend(holders.map(|held| held.owner));
             }
         }
         false
+    }
+}
+
+fn remove_from<K: Eq + Hash>(sets: &mut HashMap<K, BTreeSet<Ticket>>, key: K, ticket: Ticket) {
+    if let Some(set) = sets.get_mut(&key) {
+        set.remove(&ticket);
+        if set.is_empty() {
+            sets.remove(&key);
+        }
     }
 }
 
@@ -346,7 +399,7 @@ mod tests {
     }
 
     fn wait(table: &mut Table, request: LockRequest, name: &'static str) -> Waiting<&'static str> {
-        table.wait(FILE, &request, name, &mut Vec::new())
+        table.wait((FILE, 0), &request, name, &mut Vec::new())
     }
 
     fn ranges(table: &Table, owner: u64) -> Vec<(LockType, u64, u64)> {
@@ -440,7 +493,7 @@ mod tests {
         set(&mut table, flock(2, Read)).0.unwrap();
         assert!(matches!(wait(&mut table, flock(1, Write), "1"), Waiting::Queued(_)));
         let mut granted = Vec::new();
-        let second = table.wait(FILE, &flock(2, Write), "2", &mut granted);
+        let second = table.wait((FILE, 0), &flock(2, Write), "2", &mut granted);
         assert!(matches!(second, Waiting::Queued(_)));
         assert_eq!(granted, ["1"]);
         assert_eq!(set(&mut table, flock(1, Unlock)).1, ["2"]);
@@ -461,6 +514,54 @@ mod tests {
         set(&mut table, flock(1, Write)).0.unwrap();
         let waiting = wait(&mut table, flock(2, Write), "room again");
         assert!(matches!(waiting, Waiting::Queued(_)));
+    }
+
+    #[test]
+    fn no_user_but_root_takes_all_waits() {
+        let mut table = Table::default();
+        set(&mut table, flock(1, Write)).0.unwrap();
+        let mut owner = 1;
+        let mut wait = |table: &mut Table, uid| {
+            owner += 1;
+            table.wait((FILE, uid), &flock(owner, Write), "", &mut Vec::new())
+        };
+        let mut tickets = Vec::new();
+        for uid in [5, 6] {
+            for _ in 0..MAX_WAITS_OF_USER {
+                let Waiting::Queued(ticket) = wait(&mut table, uid) else { panic!("{uid}") };
+                tickets.push(ticket);
+            }
+            assert!(matches!(wait(&mut table, uid), Waiting::Done(_, Err(Errno::ENOLCK))));
+        }
+        assert!(matches!(wait(&mut table, 7), Waiting::Queued(_)));
+        // A wait that ends makes room for its user only.
+        table.cancel(tickets[0]).unwrap();
+        assert!(matches!(wait(&mut table, 6), Waiting::Done(_, Err(Errno::ENOLCK))));
+        assert!(matches!(wait(&mut table, 5), Waiting::Queued(_)));
+        assert!(matches!(wait(&mut table, 5), Waiting::Done(_, Err(Errno::ENOLCK))));
+        let left = MAX_WAITS - 2 * MAX_WAITS_OF_USER - 1;
+        for _ in 0..left {
+            assert!(matches!(wait(&mut table, 0), Waiting::Queued(_)));
+        }
+        assert!(matches!(wait(&mut table, 0), Waiting::Done(_, Err(Errno::ENOLCK))));
+        assert_eq!(table.forget_file(FILE).len(), MAX_WAITS);
+        assert!(table.is_empty() && table.waiters_of_file.is_empty() && table.shares.waits() == 0);
+    }
+
+    /// Each lock and unlock of any file looked at all waits of all files, under one mutex.
+    #[test]
+    fn locks_of_other_files_do_not_look_at_waits() {
+        let mut table = LockTable::<u32, ()>::default();
+        table.set(FILE, &posix(1, Write, 0, 9), &mut Vec::new()).unwrap();
+        for owner in 2..4000 {
+            table.wait((FILE, 0), &posix(owner, Write, 0, 9), (), &mut Vec::new());
+        }
+        let start = std::time::Instant::now();
+        for round in 0..50_000 {
+            let request = posix(1, if round % 2 == 0 { Write } else { Unlock }, 0, 9);
+            table.set(7, &request, &mut Vec::new()).unwrap();
+        }
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
     }
 
     #[test]

@@ -36,9 +36,9 @@ impl LockQueue {
     pub fn wait(&self, ino: u64, wait: LockWait) {
         self.used.store(true, Ordering::Release);
         let token = Arc::clone(wait.interrupt());
-        let request = wait.request();
+        let (request, uid) = (wait.request(), wait.caller().uid);
         let mut granted = Vec::new();
-        let waiting = lock(&self.table).wait(ino, &request, wait, &mut granted);
+        let waiting = lock(&self.table).wait((ino, uid), &request, wait, &mut granted);
         answer(granted);
         match waiting {
             Waiting::Done(wait, result) => wait.finish(result),
@@ -91,4 +91,46 @@ fn answer(granted: Vec<LockWait>) {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The table is valid after every statement, so that a panic does not corrupt it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::MAX_WAITS_OF_USER;
+    use super::*;
+    use crate::layer::testing::a_lock;
+    use crate::{Caller, Fh, File, Ino, InterruptToken, LockType};
+
+    #[test]
+    fn the_waits_of_one_user_leave_room_for_others_and_end_with_their_interrupts() {
+        let queue = LockQueue::default();
+        let exclusive = |owner| {
+            let request = a_lock();
+            let lock = Lock { typ: LockType::Write, ..request.lock };
+            LockRequest { owner: LockOwner(owner), lock, ..request }
+        };
+        queue.set(7, &exclusive(1)).unwrap();
+        let (send, answers) = mpsc::channel();
+        let wait = |uid, owner| {
+            let (send, token) = (send.clone(), Arc::new(InterruptToken::default()));
+            let answer = Box::new(move |result| send.send((uid, result)).unwrap());
+            let file = (File { ino: Ino(7), fh: Fh(0) }, exclusive(owner));
+            let caller = Caller { uid, gid: uid, pid: 1 };
+            queue.wait(7, LockWait::new(file, caller, 1, Arc::clone(&token), answer));
+            token
+        };
+        let own: Vec<_> = (0..MAX_WAITS_OF_USER as u64).map(|owner| wait(5, owner + 2)).collect();
+        assert!(answers.try_recv().is_err());
+        wait(5, 90_000);
+        assert_eq!(answers.try_recv(), Ok((5, Err(Errno::ENOLCK))));
+        let other = wait(6, 90_001);
+        assert!(answers.try_recv().is_err());
+        own.iter().chain([&other]).for_each(|token| token.trip());
+        let ended = answers.try_iter().filter(|(_, result)| *result == Err(Errno::EINTR)).count();
+        assert_eq!(ended, MAX_WAITS_OF_USER + 1);
+        wait(5, 90_002);
+        queue.drop_owner(7, LockKind::Posix, LockOwner(1));
+        assert_eq!(answers.try_recv(), Ok((5, Ok(()))));
+    }
 }
