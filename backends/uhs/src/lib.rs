@@ -20,6 +20,7 @@ mod image;
 mod kind;
 mod load;
 mod names;
+mod repair;
 mod space;
 mod store;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub use format::superblock::Unusable;
 pub use fs::Uhs;
 pub use kind::KIND;
 pub use names::Problem;
+pub use repair::{Repair, repair};
 pub use store::StoreError;
 
 /// Options of a [`Uhs`].

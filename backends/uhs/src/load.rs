@@ -24,9 +24,9 @@ pub(crate) fn load(
     let (superblock, found) = (&survey.superblock, &survey.found);
     let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
     let mut problems: Vec<Problem> =
-        found.damaged.iter().map(|ino| Problem::Damaged { ino: *ino }).collect();
+        found.damaged.keys().map(|ino| Problem::Damaged { ino: *ino }).collect();
     problems.extend(survey.unreadable.iter().map(|block| Problem::Unreadable { block: *block }));
-    problems.extend(found.lost_removals.then_some(Problem::LostRemovals));
+    problems.extend(found.lost_removals.first().map(|_| Problem::LostRemovals));
     let mut space = space(superblock);
     let bodies = survey.inodes();
     let mut loaded = Vec::with_capacity(bodies.len());
@@ -34,8 +34,10 @@ pub(crate) fn load(
         let whole = match Inode::decode(body) {
             Some(Decoded::Whole(inode)) => Some((inode, Vec::new())),
             Some(Decoded::Outside { inode, levels, bytes, pointers }) => {
-                records(&mut line, &mut space, (levels, bytes), pointers)
-                    .and_then(|(bytes, blocks)| Some((inode.with_records(&bytes)?, blocks)))
+                let claim = &mut |run| space.claim(run);
+                let spilled = records(&mut line, claim, (levels, bytes), pointers);
+                let inode = inode.with_records(&spilled.bytes).filter(|_| spilled.whole);
+                inode.map(|inode| (inode, spilled.blocks))
             }
             None => None,
         };
@@ -64,40 +66,47 @@ pub(crate) fn space(superblock: &Superblock) -> Space {
     space
 }
 
-/// The records below `pointers`, and the blocks in which they lie, which are claimed of `space`. `None` where
-/// they cannot be read, have changed, or belong to another inode. So a forged image cannot make a mount
-/// read more blocks than there are.
-fn records(
+/// Records that lie in blocks of their own, as far as they can be read.
+pub(crate) struct Spilled {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) blocks: Vec<Run>,
+    /// Nothing is missing or has changed.
+    pub(crate) whole: bool,
+}
+
+/// Reads the records below `pointers`, `levels` of them above each other. `claim` is asked before a block is
+/// read: it allows each block once, so that a forged image cannot make a mount read more blocks than
+/// there are.
+pub(crate) fn records(
     line: &mut Blocking,
-    space: &mut Space,
+    claim: &mut dyn FnMut(Run) -> bool,
     (levels, bytes): (u8, u64),
     mut pointers: Vec<Pointer>,
-) -> Option<(Vec<u8>, Vec<Run>)> {
-    let mut blocks = Vec::new();
-    let mut read = |pointer: &Pointer| -> Option<Vec<u8>> {
+) -> Spilled {
+    let mut spilled = Spilled { bytes: Vec::new(), blocks: Vec::new(), whole: false };
+    let leaves = bytes.div_ceil(BLOCK as u64);
+    let mut read = |pointer: &Pointer, blocks: &mut Vec<Run>| -> Option<Vec<u8>> {
         let mut content = vec![0; BLOCK];
         let run = Run { block: pointer.block, count: 1 };
-        space.claim(run).then_some(())?;
+        claim(run).then_some(())?;
         line.read(pointer.block, &mut content).ok()?;
         blocks.push(run);
         (crc32c::crc32c(&content) == pointer.crc).then_some(content)
     };
-    let leaves = usize::try_from(bytes).ok()?.div_ceil(BLOCK);
     if levels == 2 {
         let mut below = Vec::new();
         for pointer in &pointers {
-            let count = leaves.checked_sub(below.len())?.min(POINTERS_OF_BLOCK);
-            below.extend(pointers_of(&read(pointer)?, count)?);
+            let count = leaves.saturating_sub(below.len() as u64).min(POINTERS_OF_BLOCK as u64);
+            let Some(block) = read(pointer, &mut spilled.blocks) else { break };
+            below.extend(pointers_of(&block, count as usize).unwrap_or_default());
         }
         pointers = below;
     }
-    if pointers.len() != leaves {
-        return None;
-    }
-    let mut content = Vec::new();
     for pointer in &pointers {
-        content.extend(read(pointer)?);
+        let Some(content) = read(pointer, &mut spilled.blocks) else { return spilled };
+        spilled.bytes.extend(content);
     }
-    content.truncate(bytes as usize);
-    Some((content, blocks))
+    spilled.whole = pointers.len() as u64 == leaves;
+    spilled.bytes.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+    spilled
 }

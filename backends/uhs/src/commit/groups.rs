@@ -147,6 +147,11 @@ impl Groups {
         self.durable
     }
 
+    /// The largest number that a slot has got: a group or a stamp.
+    pub(crate) fn largest(&self) -> u64 {
+        self.next_group.max(self.next_stamp)
+    }
+
     /// True where the device calls the newest durable group durable.
     pub(crate) fn is_mentioned(&self) -> bool {
         self.mentioned == self.durable

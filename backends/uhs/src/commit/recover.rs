@@ -56,9 +56,9 @@ pub(crate) struct Recovered {
     /// Slots of groups that do not count, which are zeroed before anything else is written.
     pub(crate) void: Vec<u64>,
     /// Inodes whose newest copy is damaged. They are not in `live`.
-    pub(crate) damaged: BTreeSet<u64>,
-    /// A removal block is damaged: inodes may be in `live` that are gone.
-    pub(crate) lost_removals: bool,
+    pub(crate) damaged: BTreeMap<u64, Version>,
+    /// Removal blocks that are damaged: inodes may be in `live` that are gone.
+    pub(crate) lost_removals: Vec<u64>,
 }
 
 /// Works out what counts of the slots `scan`, given by block and each once. `known` is the group that the
@@ -102,16 +102,17 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
                 let best = newest.entry(*ino).or_insert(version);
                 *best = (*best).max(version);
             }
-            Some(Identity { kind: Kind::Removals, stamp, .. }) => lost.push(*stamp),
+            Some(Identity { kind: Kind::Removals, stamp, .. }) => lost.push((*stamp, *block)),
             _ => {}
         }
     }
-    found.lost_removals = lost.iter().any(|stamp| !removals.contains(stamp));
+    let lost = lost.into_iter().filter(|(stamp, _)| !removals.contains(stamp));
+    found.lost_removals = lost.map(|(_, block)| block).collect();
     let gone: HashSet<u64> = found.removals.iter().flat_map(|(_, list)| list).copied().collect();
     for (ino, (stamp, whole, block)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
         match whole {
             true => drop(found.live.insert(ino, Version { block, stamp })),
-            false => drop(found.damaged.insert(ino)),
+            false => drop(found.damaged.insert(ino, Version { block, stamp })),
         }
     }
     found

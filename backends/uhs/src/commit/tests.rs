@@ -42,7 +42,7 @@ fn open(device: impl Device + 'static, rules: Rules) -> (Store, Survey) {
 fn mounted(device: impl Device + 'static, rules: Rules) -> Result<(u64, Model), String> {
     let (_, survey) = open(device, rules);
     let found = &survey.found;
-    match found.damaged.is_empty() && !found.lost_removals {
+    match found.damaged.is_empty() && found.lost_removals.is_empty() {
         true => Ok((found.durable, survey.model())),
         false => Err(format!("{found:?}")),
     }

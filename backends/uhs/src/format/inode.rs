@@ -10,6 +10,9 @@ use super::{BLOCK, NUMBERS};
 /// Bytes of a file that lie in its inode at most.
 pub(crate) const INLINE: usize = 3000;
 
+/// Nanoseconds of a second.
+const NANOS: u32 = 1_000_000_000;
+
 /// Bytes of the head.
 pub(crate) const HEAD: usize = 112;
 
@@ -106,13 +109,22 @@ pub(crate) enum Decoded {
 const POINTER: usize = 12;
 
 /// Pointers of a body, and of a block of pointers, at most.
-pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
+const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
 pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
 
 impl Inode {
     /// The head, to which records are added.
     pub(crate) fn begin(&self) -> Records {
         Records(self.head(0))
+    }
+
+    /// The head and all records, which may be too large for a slot.
+    pub(crate) fn body(&self) -> Vec<u8> {
+        let mut out = self.begin();
+        self.links.iter().for_each(|link| out.link(link.parent, link.stamp, &link.name));
+        self.xattrs.iter().for_each(|(name, value)| out.xattr(name, value));
+        out.data(&self.data);
+        out.finish()
     }
 
     /// The body that points to records elsewhere.
@@ -139,74 +151,111 @@ impl Inode {
 
     /// Reads a body. `None` where it makes no sense.
     pub(crate) fn decode(body: &[u8]) -> Option<Decoded> {
+        let (inode, levels, rest) = Inode::decode_head(body)?;
+        let moments = [inode.atime, inode.mtime, inode.ctime, inode.btime];
+        moments.iter().all(|moment| moment.nsec < NANOS).then_some(())?;
+        match levels {
+            0 => inode.with_records(rest).map(Decoded::Whole),
+            _ => inode.decode_outside(levels, rest),
+        }
+    }
+
+    /// Reads a body as if its records lay `levels` away, and as far as it makes sense: for the repair of
+    /// damage. `None` where they do not lie there.
+    pub(crate) fn decode_readable(body: &[u8], levels: u8) -> Option<Decoded> {
+        let (mut inode, _, rest) = Inode::decode_head(body)?;
+        for moment in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
+            moment.nsec = moment.nsec.min(NANOS - 1);
+        }
+        match levels {
+            0 => Some(Decoded::Whole(inode.with_readable_records(rest))),
+            _ => inode.decode_outside(levels, rest),
+        }
+    }
+
+    /// The fixed fields, the levels, and the rest of a body.
+    fn decode_head(body: &[u8]) -> Option<(Inode, u8, &[u8])> {
         let (head, rest) = body.split_at_checked(HEAD)?;
         let mut from = Reader::new(head);
         let (mode, uid, gid) = (from.u32()?, from.u32()?, from.u32()?);
         let (levels, _, _) = (from.u8()?, from.u8()?, from.u16()?);
         let (rdev, size) = (from.u64()?, from.u64()?);
-        let mut moment = || {
-            let (sec, nsec) = (from.u64()? as i64, from.u32()?);
-            (nsec < 1_000_000_000).then_some(Moment { sec, nsec })
-        };
+        let mut moment = || Some(Moment { sec: from.u64()? as i64, nsec: from.u32()? });
         let (atime, mtime, ctime, btime) = (moment()?, moment()?, moment()?, moment()?);
         let (links, xattrs, data) = Default::default();
         #[rustfmt::skip]
         let inode = Inode { mode, uid, gid, rdev, size, atime, mtime, ctime, btime, links, xattrs, data };
-        if levels == 0 {
-            return inode.with_records(rest).map(Decoded::Whole);
-        }
+        Some((inode, levels, rest))
+    }
+
+    fn decode_outside(self, levels: u8, rest: &[u8]) -> Option<Decoded> {
         let mut from = Reader::new(rest);
         let (bytes, count, _) = (from.u64()?, from.u32()? as usize, from.u32()?);
         if levels > 2 || count > POINTERS {
             return None;
         }
         let pointers = pointers(&mut from, count)?;
-        Some(Decoded::Outside { inode, levels, bytes, pointers })
+        Some(Decoded::Outside { inode: self, levels, bytes, pointers })
     }
 
     /// The inode with its records. `None` where they make no sense.
     pub(crate) fn with_records(mut self, records: &[u8]) -> Option<Inode> {
         let mut from = Reader::new(records);
         while let Some(kind) = from.u8() {
-            let len = from.u16()? as usize;
-            let mut of = Reader::new(from.bytes(len)?);
-            match kind {
-                NAME => {
-                    let (parent, stamp) = (of.u64()?, of.u64()?);
-                    let name = of.bytes(len.checked_sub(16)?)?.to_vec();
-                    let sound = (1..=255).contains(&name.len())
-                        && stamp < NUMBERS
-                        && !name.iter().any(|byte| matches!(byte, b'/' | 0))
-                        && !matches!(&name[..], b"." | b"..");
-                    sound.then(|| self.links.push(Link { parent, stamp, name }))?;
-                }
-                XATTR => {
-                    let name = of.u8().and_then(|len| of.bytes(len.into()))?.to_vec();
-                    let value = of.bytes(len.checked_sub(1 + name.len())?)?.to_vec();
-                    self.xattrs.push((name, value));
-                }
-                INLINE_DATA if len <= INLINE && self.data == Data::Nothing => {
-                    self.data = Data::Inline(of.bytes(len)?.to_vec());
-                }
-                TARGET if (1..BLOCK).contains(&len) && self.data == Data::Nothing => {
-                    self.data = Data::Target(of.bytes(len)?.to_vec());
-                }
-                EXTENT if len == 0 && self.data == Data::Nothing => {
-                    self.data = Data::Extents(Vec::new());
-                }
-                EXTENT if len == 20 => {
-                    let extent = Extent { page: of.u64()?, block: of.u64()?, count: of.u32()? };
-                    let Data::Extents(extents) = &mut self.data else { return None };
-                    let after = extents.last().map_or(0, |last| last.page + u64::from(last.count));
-                    let ends = |at: u64| at.checked_add(u64::from(extent.count)).is_some();
-                    let sound = extent.page >= after && extent.count > 0;
-                    (sound && ends(extent.page) && ends(extent.block))
-                        .then(|| extents.push(extent))?;
-                }
-                _ => return None,
-            }
+            self.add_record(kind, &mut from)?;
         }
         Some(self)
+    }
+
+    /// The inode with its records up to the first that makes no sense: for the repair of damage.
+    pub(crate) fn with_readable_records(mut self, records: &[u8]) -> Inode {
+        let mut from = Reader::new(records);
+        while let Some(kind) = from.u8() {
+            if self.add_record(kind, &mut from).is_none() {
+                break;
+            }
+        }
+        self
+    }
+
+    fn add_record(&mut self, kind: u8, from: &mut Reader<'_>) -> Option<()> {
+        let len = from.u16()? as usize;
+        let mut of = Reader::new(from.bytes(len)?);
+        match kind {
+            NAME => {
+                let (parent, stamp) = (of.u64()?, of.u64()?);
+                let name = of.bytes(len.checked_sub(16)?)?.to_vec();
+                let sound = (1..=255).contains(&name.len())
+                    && stamp < NUMBERS
+                    && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+                    && !matches!(&name[..], b"." | b"..");
+                sound.then(|| self.links.push(Link { parent, stamp, name }))?;
+            }
+            XATTR => {
+                let name = of.u8().and_then(|len| of.bytes(len.into()))?.to_vec();
+                let value = of.bytes(len.checked_sub(1 + name.len())?)?.to_vec();
+                self.xattrs.push((name, value));
+            }
+            INLINE_DATA if len <= INLINE && self.data == Data::Nothing => {
+                self.data = Data::Inline(of.bytes(len)?.to_vec());
+            }
+            TARGET if (1..BLOCK).contains(&len) && self.data == Data::Nothing => {
+                self.data = Data::Target(of.bytes(len)?.to_vec());
+            }
+            EXTENT if len == 0 && self.data == Data::Nothing => {
+                self.data = Data::Extents(Vec::new());
+            }
+            EXTENT if len == 20 => {
+                let extent = Extent { page: of.u64()?, block: of.u64()?, count: of.u32()? };
+                let Data::Extents(extents) = &mut self.data else { return None };
+                let after = extents.last().map_or(0, |last| last.page + u64::from(last.count));
+                let ends = |at: u64| at.checked_add(u64::from(extent.count)).is_some();
+                let sound = extent.page >= after && extent.count > 0;
+                (sound && ends(extent.page) && ends(extent.block)).then(|| extents.push(extent))?;
+            }
+            _ => return None,
+        }
+        Some(())
     }
 }
 
@@ -261,8 +310,29 @@ fn pointers(from: &mut Reader<'_>, count: usize) -> Option<Vec<Pointer>> {
     (0..count).map(|_| Some(Pointer { block: from.u64()?, crc: from.u32()? })).collect()
 }
 
+/// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the
+/// levels and the pointers of the body; `None` for more records than a body can lead to.
+pub(crate) fn spill<E>(
+    records: &[u8],
+    mut place: impl FnMut([u8; BLOCK]) -> Result<Pointer, E>,
+) -> Result<Option<(u8, Vec<Pointer>)>, E> {
+    let mut write = |content: &[u8]| {
+        let mut bytes = [0; BLOCK];
+        bytes[..content.len()].copy_from_slice(content);
+        place(bytes)
+    };
+    let pointers: Vec<Pointer> = records.chunks(BLOCK).map(&mut write).collect::<Result<_, E>>()?;
+    if pointers.len() <= POINTERS {
+        return Ok(Some((1, pointers)));
+    }
+    let parts = pointers.chunks(POINTERS_OF_BLOCK);
+    let pointers: Vec<Pointer> =
+        parts.map(|part| write(&pointer_block(part))).collect::<Result<_, E>>()?;
+    Ok((pointers.len() <= POINTERS).then_some((2, pointers)))
+}
+
 /// A block of pointers.
-pub(crate) fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
+fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
     let mut out = Writer::default();
     for pointer in pointers {
         out.u64(pointer.block).u32(pointer.crc);
@@ -302,14 +372,6 @@ mod tests {
         }
     }
 
-    fn body(inode: &Inode) -> Vec<u8> {
-        let mut out = inode.begin();
-        inode.links.iter().for_each(|link| out.link(link.parent, link.stamp, &link.name));
-        inode.xattrs.iter().for_each(|(name, value)| out.xattr(name, value));
-        out.data(&inode.data);
-        out.finish()
-    }
-
     #[test]
     fn an_inode_is_read_as_it_was_written() {
         let data = [
@@ -321,7 +383,7 @@ mod tests {
         ];
         for data in data {
             let inode = Inode { data, ..inode() };
-            let body = body(&inode);
+            let body = inode.body();
             assert_eq!(Inode::decode(&body), Some(Decoded::Whole(inode)));
         }
     }
@@ -331,7 +393,7 @@ mod tests {
         let inode = inode();
         let pointers: Vec<Pointer> =
             (0..POINTERS as u64).map(|block| Pointer { block, crc: 4 }).collect();
-        let records = body(&inode)[HEAD..].to_vec();
+        let records = inode.body()[HEAD..].to_vec();
         let body = inode.body_outside(1, records.len() as u64, &pointers);
         assert!(body.len() <= BODY);
         let Some(Decoded::Outside { inode: bare, levels: 1, bytes, pointers: read }) =
@@ -348,7 +410,7 @@ mod tests {
     /// Checksums do not make bytes sound: anybody can bring an image.
     #[test]
     fn any_bytes_are_decoded_or_refused() {
-        let good = body(&inode());
+        let good = inode().body();
         let mut random = fastrand::Rng::with_seed(3);
         let (mut whole, mut refused) = (0, 0);
         for _ in 0..20_000 {
@@ -388,6 +450,6 @@ mod tests {
             ]),
             ..Inode::default()
         };
-        assert_eq!(Inode::default().with_records(&body(&overlap)[HEAD..]), None);
+        assert_eq!(Inode::default().with_records(&overlap.body()[HEAD..]), None);
     }
 }

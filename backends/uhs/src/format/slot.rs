@@ -153,6 +153,11 @@ pub(crate) fn body_of(slot: &[u8]) -> &[u8] {
     &slot[IDENTITY..][..len.min(BODY)]
 }
 
+/// The bytes that the body of `identity` has in a damaged slot.
+pub(crate) fn damaged_body<'a>(slot: &'a [u8], identity: &Identity) -> &'a [u8] {
+    &slot[IDENTITY..][..(identity.body_len as usize).min(BODY)]
+}
+
 /// Looks at the 4 KiB that lie at `place`.
 pub(crate) fn decode<'a>(bytes: &'a [u8], place: &Place) -> Found<'a> {
     let head = Identity::decode(&bytes[..IDENTITY], place);

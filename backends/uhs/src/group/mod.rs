@@ -9,8 +9,7 @@ use defuse_fs::{Errno, Result};
 use crate::commit::Change;
 use crate::content::{Bytes, Content, Pool};
 use crate::engine::lock;
-use crate::format::BLOCK;
-use crate::format::inode::{HEAD, Inode, POINTERS, POINTERS_OF_BLOCK, Pointer, pointer_block};
+use crate::format::inode::{HEAD, Inode, Pointer, spill};
 use crate::format::slot::BODY;
 use crate::names::{Encoded, Names};
 use crate::space::Run;
@@ -77,28 +76,15 @@ fn fit(
     }
     let records = &body[HEAD..];
     let mut blocks = Vec::new();
-    let mut write = |content: &[u8]| -> Result<Pointer> {
+    let spilled = spill(records, |bytes| -> Result<Pointer> {
         let near = blocks.last().map(|run: &Run| run.block);
         let run = pool.space().take(1, near, 0).ok_or(Errno::EIO)?;
         blocks.push(run);
-        let mut bytes = [0; BLOCK];
-        bytes[..content.len()].copy_from_slice(content);
         let crc = crc32c::crc32c(&bytes);
         batch.data.push((run.block, Arc::new(bytes)));
         Ok(Pointer { block: run.block, crc })
-    };
-    let leaves = records.chunks(BLOCK).map(&mut write);
-    let mut pointers = leaves.collect::<Result<Vec<Pointer>>>()?;
-    let mut levels = 1;
-    if pointers.len() > POINTERS {
-        levels = 2;
-        let parts = pointers.chunks(POINTERS_OF_BLOCK);
-        pointers =
-            parts.map(|part| write(&pointer_block(part))).collect::<Result<Vec<Pointer>>>()?;
-    }
+    });
     content.replace_records(pool, blocks);
-    if pointers.len() > POINTERS {
-        return Err(Errno::EIO);
-    }
+    let (levels, pointers) = spilled?.ok_or(Errno::EIO)?;
     Ok(inode.body_outside(levels, records.len() as u64, &pointers))
 }

@@ -240,7 +240,8 @@ impl Names {
     }
 }
 
-fn fits(kind: FileKind, inode: &Inode) -> bool {
+/// True where the data is that of an inode of this type.
+pub(crate) fn fits(kind: FileKind, inode: &Inode) -> bool {
     match (kind, &inode.data) {
         (FileKind::Regular, Data::Inline(bytes)) => bytes.len() as u64 == inode.size,
         (FileKind::Regular, Data::Extents(_)) => inode.size <= i64::MAX as u64,

@@ -47,8 +47,8 @@ use record::{Body, Changing, Directory, Extra, Live, Record, Time};
 use records::Records;
 
 pub(crate) use encode::Body as Encoded;
-pub(crate) use load::Loaded;
 pub use load::Problem;
+pub(crate) use load::{Loaded, fits};
 pub(crate) use make::Making;
 
 /// The root directory.

@@ -28,9 +28,9 @@ use defuse_block::{Blocking, Device, Errno, FRAME, Kind};
 
 use crate::commit::{Change, Groups, NoSlots, Rules};
 use crate::content::Bytes;
-use crate::format::UNIT_BLOCKS;
 use crate::format::slot::Place;
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
+use crate::format::{NUMBERS, UNIT_BLOCKS};
 
 use copies::write_superblock;
 pub(crate) use copies::{make, read_superblock};
@@ -195,7 +195,12 @@ impl Store {
         loop {
             let mut state = self.lock();
             self.check()?;
-            self.raise_next_ino(&mut state, &changes)?;
+            // Only a forged image comes near: a slot with such a number would be none.
+            let largest = changes.iter().map(Change::ino).max().unwrap_or(0);
+            if largest.max(state.groups.largest()) >= NUMBERS - (1 << 32) {
+                return Err(StoreError::Full);
+            }
+            self.raise_next_ino(&mut state, largest)?;
             let none = match state.groups.close(changes) {
                 Ok(Some(group)) => {
                     // A flush would cover earlier groups, too.
@@ -455,14 +460,12 @@ impl Store {
         Ok(())
     }
 
-    /// Says on the device that inode numbers up to those of `changes` are taken, in large steps: the slots
-    /// of inodes that are gone do not say it for ever.
-    fn raise_next_ino(&self, state: &mut State, changes: &[Change]) -> Result<(), StoreError> {
-        match changes.iter().map(Change::ino).max() {
-            Some(newest) if newest >= state.superblock.next_ino => {
-                self.update(state, |superblock| superblock.next_ino = newest + INO_STEP)
-            }
-            _ => Ok(()),
+    /// Says on the device that inode numbers up to `newest` are taken, in large steps: the slots of inodes
+    /// that are gone do not say it for ever.
+    fn raise_next_ino(&self, state: &mut State, newest: u64) -> Result<(), StoreError> {
+        match newest >= state.superblock.next_ino {
+            true => self.update(state, |superblock| superblock.next_ino = newest + INO_STEP),
+            false => Ok(()),
         }
     }
 

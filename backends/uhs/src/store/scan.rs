@@ -10,7 +10,7 @@ use super::error::{StoreError, failed};
 use super::slots;
 use crate::commit::{Recovered, Rules, Scanned, recover};
 use crate::format::slot::{self, Found, Place};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
 /// Blocks of one read: 1 MiB, and less where there is little to read.
@@ -76,7 +76,18 @@ pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreE
 }
 
 impl Survey {
-    /// The bodies of the inodes that count, by number. So the order does not depend on where they lie.
+    /// The place of the slot at `block`; `None` where no chunk has it.
+    pub(crate) fn place(&self, block: u64) -> Option<Place> {
+        let unit = block / UNIT_BLOCKS;
+        let holds = |chunk: &&Chunk| {
+            let first = u64::from(chunk.first_unit);
+            (first..first + u64::from(chunk.units)).contains(&unit)
+        };
+        let chunk = self.superblock.chunks.iter().find(holds)?;
+        Some(Place { uuid: self.superblock.uuid, key: chunk.key, block })
+    }
+
+    /// The bodies of the inodes that count, by number.
     pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
         let counts =
             |ino, block| self.found.live.get(&ino).is_some_and(|version| version.block == block);

@@ -48,7 +48,7 @@ fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_ag
         commit(&store, changes).unwrap();
         store.sync(store.newest()).unwrap();
         let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
-        assert!(found.found.damaged.is_empty() && !found.found.lost_removals, "{round}");
+        assert!(found.found.damaged.is_empty() && found.found.lost_removals.is_empty(), "{round}");
         assert_eq!(found.inodes().len(), if round < 9 { 9 } else { 8 });
         assert!(found.inodes().iter().all(|(ino, body)| *ino == 9 || body == &[round; 10]));
     }

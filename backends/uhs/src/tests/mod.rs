@@ -1,6 +1,7 @@
 //! The whole file system on simulated devices.
 
 mod crash;
+mod damage;
 mod faults;
 mod mounts;
 mod player;
@@ -66,7 +67,7 @@ struct Snapshot {
 }
 
 #[derive(Default)]
-struct Names(Vec<String>);
+struct Names(Vec<Vec<u8>>);
 
 impl DirSink for Names {
     fn wants_entries(&self) -> bool {
@@ -76,17 +77,23 @@ impl DirSink for Names {
         true
     }
     fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
-        self.0.push(String::from_utf8_lossy(item.name).into_owned());
+        self.0.push(item.name.to_vec());
     }
 }
 
 fn list(fs: &Uhs, dir: Ino) -> Vec<String> {
+    let text = |name: Vec<u8>| String::from_utf8_lossy(&name).into_owned();
+    list_bytes(fs, dir).into_iter().map(text).collect()
+}
+
+fn list_bytes(fs: &Uhs, dir: Ino) -> Vec<Vec<u8>> {
     let mut names = Names::default();
-    let opened = fs.opendir(&cx(), dir, OpenFlags(0)).unwrap();
+    // There may be no root.
+    let Ok(opened) = fs.opendir(&cx(), dir, OpenFlags(0)) else { return Vec::new() };
     let file = File { ino: dir, fh: opened.fh };
     fs.readdir(&cx(), file, 0, &mut DirBuf::new(&mut names)).unwrap();
     fs.releasedir(&cx(), file).unwrap();
-    names.0.retain(|name| name != "." && name != "..");
+    names.0.retain(|name| name != b"." && name != b"..");
     names.0
 }
 

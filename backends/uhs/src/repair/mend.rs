@@ -1,0 +1,323 @@
+//! Inodes that do not fit together, made to fit. Pure: nothing here does I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use defuse_fs::FileKind;
+
+use super::claims::Claims;
+use super::report::Repair;
+use crate::format::BLOCK;
+use crate::format::inode::{Data, Inode, Link, Moment};
+use crate::names::{ROOT, fits};
+use crate::space::Run;
+
+/// The directory for inodes without a name.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+
+/// An inode as it was read.
+#[derive(Clone, Debug)]
+pub(super) struct Patient {
+    pub(super) inode: Inode,
+    /// Grows with every slot that is written: of two owners of a block the newer one keeps it.
+    pub(super) stamp: u64,
+    /// Blocks with records.
+    pub(super) records: Vec<Run>,
+    /// All of it was read.
+    pub(super) whole: bool,
+}
+
+/// The inodes of a file system.
+pub(super) struct Mender {
+    pub(super) inodes: BTreeMap<u64, Patient>,
+    pub(super) claims: Claims,
+    /// Inodes that must be written.
+    pub(super) changed: BTreeSet<u64>,
+    pub(super) repairs: Vec<Repair>,
+    next_ino: u64,
+    /// The next position in listings.
+    next_position: u64,
+    now: Moment,
+}
+
+impl Mender {
+    /// `claims` has the blocks that no inode may have. No inode has the number `next_ino` or a higher one.
+    pub(super) fn new(
+        inodes: BTreeMap<u64, Patient>,
+        claims: Claims,
+        next_ino: u64,
+        now: Moment,
+    ) -> Self {
+        let links = inodes.values().flat_map(|patient| &patient.inode.links);
+        // 1 and 2 are the positions of `.` and `..`.
+        let next_position = links.map(|link| link.stamp + 1).max().unwrap_or(0).max(3);
+        let (changed, repairs) = (BTreeSet::new(), Vec::new());
+        Mender { inodes, claims, changed, repairs, next_ino, next_position, now }
+    }
+
+    /// Makes everything fit.
+    pub(super) fn mend(&mut self) {
+        self.mend_damaged();
+        self.mend_kinds();
+        self.mend_blocks();
+        self.mend_root();
+        self.mend_names();
+        self.mend_loops();
+        self.find_lost();
+    }
+
+    fn mend_damaged(&mut self) {
+        let damaged = self.inodes.iter().filter(|(_, patient)| !patient.whole);
+        let damaged: Vec<u64> = damaged.map(|(ino, _)| *ino).collect();
+        for ino in damaged {
+            self.note(ino, Repair::Salvaged { ino });
+        }
+    }
+
+    fn note(&mut self, ino: u64, repair: Repair) {
+        self.changed.insert(ino);
+        self.repairs.push(repair);
+    }
+
+    /// Adds an inode that nothing names yet.
+    fn add(&mut self, ino: u64, mut inode: Inode) {
+        inode.ctime = self.now;
+        self.changed.insert(ino);
+        let patient = Patient { inode, stamp: u64::MAX, records: Vec::new(), whole: true };
+        self.inodes.insert(ino, patient);
+    }
+
+    fn new_ino(&mut self) -> u64 {
+        self.next_ino += 1;
+        self.next_ino - 1
+    }
+
+    fn new_position(&mut self) -> u64 {
+        self.next_position += 1;
+        self.next_position - 1
+    }
+
+    fn directory(&self, perm: u32) -> Inode {
+        let (mode, now) = (FileKind::Directory.mode_bits() | perm, self.now);
+        Inode { mode, atime: now, mtime: now, ctime: now, btime: now, ..Inode::default() }
+    }
+
+    /// Makes types and sizes fit the data.
+    fn mend_kinds(&mut self) {
+        let wrong = |(ino, patient): (&u64, &Patient)| {
+            let kind = FileKind::from_mode(patient.inode.mode);
+            let is_sound = kind.is_some_and(|kind| fits(kind, &patient.inode))
+                && (*ino != ROOT || kind == Some(FileKind::Directory));
+            (!is_sound).then_some(*ino)
+        };
+        let wrong: Vec<u64> = self.inodes.iter().filter_map(wrong).collect();
+        for ino in wrong {
+            let Some(patient) = self.inodes.get_mut(&ino) else { continue };
+            let inode = &mut patient.inode;
+            let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Directory);
+            if ino != ROOT && !is_dir {
+                fit(inode);
+                self.note(ino, Repair::Kind { ino });
+                continue;
+            }
+            // Files may lie below it: it stays a directory, and another inode gets its data.
+            let mut file = inode.clone();
+            inode.data = Data::Nothing;
+            inode.size = 0;
+            if !is_dir {
+                inode.mode = FileKind::Directory.mode_bits() | 0o755;
+            }
+            self.note(ino, Repair::Kind { ino });
+            if file.data != Data::Nothing {
+                let stamp = patient_stamp(&self.inodes, ino);
+                file.mode = FileKind::Regular.mode_bits() | 0o600;
+                file.links.clear();
+                fit(&mut file);
+                let new = self.new_ino();
+                self.add(new, file);
+                if let Some(patient) = self.inodes.get_mut(&new) {
+                    patient.stamp = stamp;
+                }
+                self.repairs.push(Repair::Data { ino, file: new });
+            }
+        }
+    }
+
+    /// Gives every block one owner.
+    fn mend_blocks(&mut self) {
+        let mut order: Vec<(u64, u64)> =
+            self.inodes.iter().map(|(ino, patient)| (patient.stamp, *ino)).collect();
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, ino) in order {
+            let Some(patient) = self.inodes.get_mut(&ino) else { continue };
+            for run in &patient.records {
+                if self.claims.claim(run.block, run.count.into()).is_empty() {
+                    // They were read, and get other blocks.
+                    self.changed.insert(ino);
+                }
+            }
+            let Data::Extents(extents) = &mut patient.inode.data else { continue };
+            let (left, pages) = self.claims.claim_extents(extents);
+            if pages > 0 {
+                *extents = left;
+                self.note(ino, Repair::Blocks { ino, pages });
+            }
+        }
+    }
+
+    fn mend_root(&mut self) {
+        if !self.inodes.contains_key(&ROOT) {
+            self.add(ROOT, self.directory(0o755));
+            self.repairs.push(Repair::Root);
+        }
+        let root = self.inodes.get_mut(&ROOT).map(|root| &mut root.inode.links);
+        for link in root.map(std::mem::take).unwrap_or_default() {
+            self.give_up(ROOT, link);
+        }
+    }
+
+    fn give_up(&mut self, ino: u64, link: Link) {
+        let Link { parent, name, .. } = link;
+        self.note(ino, Repair::Name { ino, parent, name });
+    }
+
+    fn is_dir(&self, ino: u64) -> bool {
+        let kind = self.inodes.get(&ino).and_then(|found| FileKind::from_mode(found.inode.mode));
+        kind == Some(FileKind::Directory)
+    }
+
+    /// Leaves the names that lie in directories and that no other inode has there.
+    fn mend_names(&mut self) {
+        let mut links = Vec::new();
+        for (ino, patient) in &mut self.inodes {
+            let taken = std::mem::take(&mut patient.inode.links);
+            links.extend(taken.into_iter().map(|link| (!patient.whole, link, *ino)));
+        }
+        // What is whole comes first, and then what was first.
+        links.sort_by_key(|(damaged, link, ino)| (*damaged, link.stamp, *ino));
+        let (mut names, mut positions) = (HashSet::new(), HashSet::new());
+        for (_, mut link, ino) in links {
+            let has_one = self.is_dir(ino)
+                && self.inodes.get(&ino).is_some_and(|found| !found.inode.links.is_empty());
+            let good = !has_one
+                && self.is_dir(link.parent)
+                && names.insert((link.parent, link.name.clone()));
+            if !good {
+                self.give_up(ino, link);
+                continue;
+            }
+            if link.stamp < 3 || !positions.insert((link.parent, link.stamp)) {
+                link.stamp = self.new_position();
+                self.note(ino, Repair::Position { ino });
+            }
+            if let Some(patient) = self.inodes.get_mut(&ino) {
+                patient.inode.links.push(link);
+            }
+        }
+    }
+
+    /// Takes directories that are below themselves out of their parents.
+    fn mend_loops(&mut self) {
+        let mut good = HashSet::from([ROOT]);
+        let dirs: Vec<u64> = self.inodes.keys().copied().filter(|ino| self.is_dir(*ino)).collect();
+        for start in dirs {
+            let (mut path, mut at) = (HashSet::new(), start);
+            while !good.contains(&at) {
+                if !path.insert(at) {
+                    let links = self.inodes.get_mut(&at).map(|found| &mut found.inode.links);
+                    for link in links.map(std::mem::take).unwrap_or_default() {
+                        self.give_up(at, link);
+                    }
+                    break;
+                }
+                let links = self.inodes.get(&at).map(|found| &found.inode.links);
+                match links.and_then(|links| links.first()) {
+                    Some(link) => at = link.parent,
+                    None => break,
+                }
+            }
+            good.extend(path);
+        }
+    }
+
+    /// Gives names in lost+found to inodes that have none.
+    fn find_lost(&mut self) {
+        let lost = |(ino, patient): (&u64, &Patient)| {
+            (*ino != ROOT && patient.inode.links.is_empty()).then_some(*ino)
+        };
+        let lost: Vec<u64> = self.inodes.iter().filter_map(lost).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let place = self.lost_and_found();
+        let mut taken = self.names_in(place);
+        for ino in lost {
+            let name = free_name(format!("#{ino}").as_bytes(), &taken);
+            taken.insert(name.clone());
+            self.link(ino, place, name.clone());
+            self.note(ino, Repair::Found { ino, name });
+        }
+    }
+
+    fn link(&mut self, ino: u64, parent: u64, name: Vec<u8>) {
+        let stamp = self.new_position();
+        if let Some(patient) = self.inodes.get_mut(&ino) {
+            patient.inode.links.push(Link { parent, stamp, name });
+        }
+    }
+
+    /// The names in a directory.
+    fn names_in(&self, dir: u64) -> HashSet<Vec<u8>> {
+        let links = self.inodes.values().flat_map(|patient| &patient.inode.links);
+        links.filter(|link| link.parent == dir).map(|link| link.name.clone()).collect()
+    }
+
+    fn lost_and_found(&mut self) -> u64 {
+        let is_it = |link: &Link| link.parent == ROOT && link.name == LOST_AND_FOUND;
+        let mut named = self.inodes.iter().filter(|(_, p)| p.inode.links.iter().any(is_it));
+        match named.next().map(|(ino, _)| *ino).filter(|ino| self.is_dir(*ino)) {
+            Some(ino) => ino,
+            None => {
+                let name = free_name(LOST_AND_FOUND, &self.names_in(ROOT));
+                let ino = self.new_ino();
+                self.add(ino, self.directory(0o700));
+                self.link(ino, ROOT, name);
+                ino
+            }
+        }
+    }
+}
+
+fn patient_stamp(inodes: &BTreeMap<u64, Patient>, ino: u64) -> u64 {
+    inodes.get(&ino).map_or(0, |patient| patient.stamp)
+}
+
+/// Makes the type and the size of something that is no directory fit its data.
+fn fit(inode: &mut Inode) {
+    let regular = FileKind::Regular.mode_bits() | inode.mode & 0o7777;
+    match &inode.data {
+        Data::Inline(bytes) => (inode.mode, inode.size) = (regular, bytes.len() as u64),
+        Data::Extents(extents) => {
+            inode.mode = regular;
+            if inode.size > i64::MAX as u64 {
+                let end = extents.last().map_or(0, |last| last.page + u64::from(last.count));
+                inode.size = end.saturating_mul(BLOCK as u64).min(i64::MAX as u64);
+            }
+        }
+        Data::Target(target) => {
+            inode.mode = FileKind::Symlink.mode_bits() | 0o777;
+            inode.size = target.len() as u64;
+        }
+        Data::Nothing => {
+            (inode.mode, inode.size) = (regular, 0);
+            inode.data = Data::Inline(Vec::new());
+        }
+    }
+}
+
+/// `wanted`, with a number after it where it is taken.
+fn free_name(wanted: &[u8], taken: &HashSet<Vec<u8>>) -> Vec<u8> {
+    let numbered = (1_u64..).map(|number| [wanted, format!(".{number}").as_bytes()].concat());
+    let mut names = std::iter::once(wanted.to_vec()).chain(numbered);
+    // More names than are taken are tried at most.
+    names.find(|name| !taken.contains(name)).unwrap_or_default()
+}

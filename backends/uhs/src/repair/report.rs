@@ -1,0 +1,99 @@
+//! The report of a repair.
+
+use std::fmt;
+
+/// A change that a repair makes. Names are shown with escapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// A root directory was made.
+    Root,
+    /// The type of an inode, or its size, did not fit its data.
+    Kind {
+        /// The inode.
+        ino: u64,
+    },
+    /// The data of an inode that is no regular file became a file in lost+found.
+    Data {
+        /// The inode that had the data.
+        ino: u64,
+        /// The file.
+        file: u64,
+    },
+    /// Pages of a file were those of another one, or lay outside of the device: they are holes now.
+    Blocks {
+        /// The inode.
+        ino: u64,
+        /// Pages of 4 KiB.
+        pages: u64,
+    },
+    /// A name was given up: its directory does not exist, or another inode has the name there.
+    Name {
+        /// The inode.
+        ino: u64,
+        /// The directory.
+        parent: u64,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// A position in listings was that of another name.
+    Position {
+        /// The inode.
+        ino: u64,
+    },
+    /// An inode without a name got one in lost+found.
+    Found {
+        /// The inode.
+        ino: u64,
+        /// Its name there.
+        name: Vec<u8>,
+    },
+    /// A damaged inode was kept as far as it can be read.
+    Salvaged {
+        /// The inode.
+        ino: u64,
+    },
+    /// A damaged inode of which nothing can be read was removed.
+    Removed {
+        /// The inode.
+        ino: u64,
+    },
+    /// A slot that could not be read was written with zeros.
+    Slot {
+        /// The block.
+        block: u64,
+    },
+    /// Slots that a power failure had left half written were cleared.
+    Unfinished {
+        /// How many.
+        slots: usize,
+    },
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Repair::Root => f.write_str("made a root directory"),
+            Repair::Kind { ino } => write!(f, "inode {ino}: its type and size fit its data now"),
+            Repair::Data { ino, file } => {
+                write!(f, "inode {ino}: its data is file {file} in lost+found now")
+            }
+            Repair::Blocks { ino, pages } => {
+                write!(f, "inode {ino}: {pages} pages that were not its own are holes now")
+            }
+            Repair::Name { ino, parent, name } => {
+                let name = name.escape_ascii();
+                write!(f, "inode {ino}: gave up its name \"{name}\" in directory {parent}")
+            }
+            Repair::Position { ino } => write!(f, "inode {ino}: got another place in listings"),
+            Repair::Found { ino, name } => {
+                write!(f, "inode {ino}: is lost+found/{} now", name.escape_ascii())
+            }
+            Repair::Salvaged { ino } => {
+                write!(f, "inode {ino}: damaged, and kept as far as it can be read")
+            }
+            Repair::Removed { ino } => write!(f, "inode {ino}: cannot be read, and was removed"),
+            Repair::Slot { block } => write!(f, "block {block}: cleared a slot that has no sense"),
+            Repair::Unfinished { slots } => write!(f, "cleared {slots} half-written slots"),
+        }
+    }
+}
