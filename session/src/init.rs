@@ -1,5 +1,5 @@
-//! INIT: what this session and this kernel agree on. Every capability bit is decided here, each
-//! with a reason that can be printed.
+//! INIT: the negotiation with the kernel. This module decides on every capability bit, and gives a
+//! reason to print.
 
 use std::fmt;
 use std::thread::available_parallelism;
@@ -13,13 +13,13 @@ use defuse_wire::request::DecodeOptions;
 /// The decision about one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The kernel's name of it, without `FUSE_`.
+    /// The name in the kernel's header, without `FUSE_`.
     pub name: &'static str,
-    /// Its bit.
+    /// The bit.
     pub bit: u64,
-    /// True where it is in use.
+    /// True if it is used.
     pub used: bool,
-    /// Why, or why not.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -33,24 +33,24 @@ impl fmt::Display for Decision {
 /// The outcome of INIT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Minor version spoken: the smaller of the two sides'.
+    /// The minor version: the smaller one of both sides.
     pub minor: u32,
-    /// The bits in use.
+    /// The bits that are used.
     pub flags: u64,
-    /// Most bytes in one WRITE.
+    /// Maximum size of a WRITE in bytes.
     pub max_write: usize,
-    /// Most bytes in one READ.
+    /// Maximum size of a READ in bytes.
     pub max_read: usize,
-    /// Requests in the background, at most.
+    /// Maximum number of background requests.
     pub max_background: u16,
-    /// Worker threads, at most.
+    /// Maximum number of worker threads.
     pub max_workers: usize,
-    /// All bits, each with its reason.
+    /// The decision on each bit.
     pub decisions: Vec<Decision>,
 }
 
 impl Negotiated {
-    /// True where all bits of `flags` are in use.
+    /// True if all bits of `flags` are used.
     pub fn uses(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
@@ -61,7 +61,7 @@ impl Negotiated {
         (!decision.used).then_some(decision.reason)
     }
 
-    /// Takes the rings back, for `reason`.
+    /// Decides against rings, for `reason`.
     pub(crate) fn refuse_rings(&mut self, reason: &'static str) {
         self.flags &= !FUSE_OVER_IO_URING;
         let ring = self.decisions.iter_mut().find(|decision| decision.bit == FUSE_OVER_IO_URING);
@@ -70,30 +70,30 @@ impl Negotiated {
         }
     }
 
-    /// How requests are laid out from now on.
+    /// The layout of requests after INIT.
     pub(crate) fn decode_options(&self) -> DecodeOptions {
         DecodeOptions { setxattr_ext: self.uses(FUSE_SETXATTR_EXT), payload_in_pipe: false }
     }
 }
 
-/// The kernel's protocol cannot be spoken.
+/// The kernel's version of the protocol is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InitError {
-    /// Too old.
+    /// The kernel is too old.
     #[error("the kernel speaks FUSE {0}.{1}; at least 7.{MINOR_MIN} (Linux 5.4) is needed")]
     TooOld(u32, u32),
-    /// A later major version: the kernel repeats INIT after it is told ours.
+    /// The kernel has a later major version, and repeats INIT after the reply with ours.
     #[error("the kernel speaks FUSE {0}; it is asked for 7")]
     LaterMajor(u32),
 }
 
-/// The largest request and reply that any kernel allows without its administrator's help: 256 pages.
+/// The largest request and reply that kernels allow by default: 256 pages.
 pub(crate) const MAX_IO: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Worker threads that there may ever be.
+/// Maximum number of worker threads of any session.
 pub(crate) const WORKERS_MOST: usize = 1024;
 
-/// Decides what to answer to the kernel's INIT.
+/// Decides on the reply to the kernel's INIT.
 pub fn negotiate(
     kernel: &InitIn,
     caps: &Caps,
@@ -115,7 +115,7 @@ pub fn negotiate(
         .unwrap_or_else(|| (2 * max_workers).clamp(16, usize::from(u16::MAX)) as u16);
     let congestion = options.congestion_threshold.unwrap_or(max_background - max_background / 4);
     let minor = kernel.minor.min(FUSE_KERNEL_MINOR_VERSION);
-    // Without MAX_PAGES a request has 32 pages at most.
+    // Without MAX_PAGES a request has at most 32 pages.
     let pages = if flags & FUSE_MAX_PAGES != 0 { MAX_IO / PAGE } else { 32 };
     let pages = if options.max_write <= 32 * PAGE { 32 } else { pages };
     let out = InitOut {
@@ -145,14 +145,14 @@ fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
     asked.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
 }
 
-/// As many workers as can be busy: processors where handlers never sleep, plenty where they do.
+/// The maximum number of workers: that of processors if handlers never sleep, otherwise many.
 pub(crate) fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     let processors = available_parallelism().map_or(2, usize::from);
     let derived = if caps.blocking { (4 * processors).max(16) } else { processors.max(2) };
     options.workers.unwrap_or(derived).clamp(1, WORKERS_MOST)
 }
 
-/// True where the file system keeps the file locks, and not the kernel alone.
+/// True if the file system keeps the file locks, not only the kernel.
 pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
     caps.locks == LockSupport::FileSystem
         || options.forward_locks && caps.locks != LockSupport::Frontend
@@ -172,11 +172,11 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> 
     wishes.iter().map(decision).collect()
 }
 
-/// Why the kernel does not offer rings.
+/// The reason if the kernel does not offer rings.
 const ENABLE_IO_URING: &str = "the kernel does not offer it: with Linux 6.14, \
     `echo 1 > /sys/module/fuse/parameters/enable_uring` before mounting";
 
-/// For every bit whether we want it, and why (not).
+/// For every bit: its name, if this session wants it, and the reason.
 #[rustfmt::skip]
 fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
     let locks = takes_locks(caps, options);
@@ -184,54 +184,54 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
     let splice = options.splice != crate::SpliceLimits::NEVER;
     vec![
         ("ASYNC_READ", FUSE_ASYNC_READ, true, "handlers take reads of one file at the same time"),
-        ("POSIX_LOCKS", FUSE_POSIX_LOCKS, locks, "the kernel keeps record locks unless others share them"),
+        ("POSIX_LOCKS", FUSE_POSIX_LOCKS, locks, "the kernel keeps record locks unless other clients share them"),
         ("FILE_OPS", FUSE_FILE_OPS, false, "the kernel ignores it"),
         ("ATOMIC_O_TRUNC", FUSE_ATOMIC_O_TRUNC, caps.open_truncates && options.atomic_o_trunc,
-            "as the option says: it would empty files that are being executed"),
-        ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, options.answers_parents, "an inode number means nothing once it is forgotten"),
+            "by option, because it would truncate files that are being executed"),
+        ("EXPORT_SUPPORT", FUSE_EXPORT_SUPPORT, options.answers_parents, "an inode number is invalid once it is forgotten"),
         ("BIG_WRITES", FUSE_BIG_WRITES, true, "max_write is the only limit"),
-        ("DONT_MASK", FUSE_DONT_MASK, caps.posix_acl, "default ACLs take the place of the umask"),
-        ("SPLICE_WRITE", FUSE_SPLICE_WRITE, splice, "as the splice options say"),
-        ("SPLICE_MOVE", FUSE_SPLICE_MOVE, splice, "as the splice options say"),
-        ("SPLICE_READ", FUSE_SPLICE_READ, splice, "as the splice options say"),
-        ("FLOCK_LOCKS", FUSE_FLOCK_LOCKS, locks, "the kernel keeps flock locks unless others share them"),
-        ("HAS_IOCTL_DIR", FUSE_HAS_IOCTL_DIR, true, "ioctl is asked of directories as of files"),
-        ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "others may change the data"),
-        ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "as the file system says of its listings"),
-        ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes only where they are used"),
+        ("DONT_MASK", FUSE_DONT_MASK, caps.posix_acl, "default ACLs replace the umask"),
+        ("SPLICE_WRITE", FUSE_SPLICE_WRITE, splice, "by the splice options"),
+        ("SPLICE_MOVE", FUSE_SPLICE_MOVE, splice, "by the splice options"),
+        ("SPLICE_READ", FUSE_SPLICE_READ, splice, "by the splice options"),
+        ("FLOCK_LOCKS", FUSE_FLOCK_LOCKS, locks, "the kernel keeps flock locks unless other clients share them"),
+        ("HAS_IOCTL_DIR", FUSE_HAS_IOCTL_DIR, true, "directories have ioctl, too"),
+        ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "other clients may change the data"),
+        ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "if the listings of the file system have attributes"),
+        ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes are requested only if they are used"),
         // When such a write ends, the kernel does not drop the pages that a buffered read has filled
         // meanwhile (fuse_direct_IO of fs/fuse/file.c), so it is asked for only where it pays.
-        ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "several pieces of direct I/O of one thread pay where they sleep"),
-        ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "as the option says"),
+        ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "parallel parts of one direct I/O pay only if handlers sleep"),
+        ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "by option"),
         ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),
         ("PARALLEL_DIROPS", FUSE_PARALLEL_DIROPS, true, "lookups and listings of one directory run at once"),
         ("HANDLE_KILLPRIV", FUSE_HANDLE_KILLPRIV, false, "HANDLE_KILLPRIV_V2 replaces it"),
-        ("POSIX_ACL", FUSE_POSIX_ACL, acl, "needs a file system with ACLs, and the kernel's permission check"),
-        ("ABORT_ERROR", FUSE_ABORT_ERROR, true, "an abort is told from an unmount"),
+        ("POSIX_ACL", FUSE_POSIX_ACL, acl, "needs a file system with ACLs, and permission checks by the kernel"),
+        ("ABORT_ERROR", FUSE_ABORT_ERROR, true, "distinguishes an abort from an unmount"),
         ("MAX_PAGES", FUSE_MAX_PAGES, true, "requests of up to 1 MiB"),
-        ("CACHE_SYMLINKS", FUSE_CACHE_SYMLINKS, caps.exclusive, "only where nobody else replaces symbolic links"),
+        ("CACHE_SYMLINKS", FUSE_CACHE_SYMLINKS, caps.exclusive, "only if no other client replaces symbolic links"),
         ("NO_OPENDIR_SUPPORT", FUSE_NO_OPENDIR_SUPPORT, false, "opendir has a meaning in the contract"),
-        ("EXPLICIT_INVAL_DATA", FUSE_EXPLICIT_INVAL_DATA, caps.exclusive, "data is valid until the file system says otherwise"),
+        ("EXPLICIT_INVAL_DATA", FUSE_EXPLICIT_INVAL_DATA, caps.exclusive, "data is valid until the file system invalidates it"),
         ("MAP_ALIGNMENT", FUSE_MAP_ALIGNMENT, false, "DAX windows belong to virtual machines"),
         ("SUBMOUNTS", FUSE_SUBMOUNTS, false, "every inode of a mount has one device number"),
-        ("HANDLE_KILLPRIV_V2", FUSE_HANDLE_KILLPRIV_V2, caps.kill_suidgid, "without it every buffered write asks for security.capability first"),
-        ("SETXATTR_EXT", FUSE_SETXATTR_EXT, true, "ACLs clear set-group-id as they should"),
+        ("HANDLE_KILLPRIV_V2", FUSE_HANDLE_KILLPRIV_V2, caps.kill_suidgid, "without it every buffered write first reads security.capability"),
+        ("SETXATTR_EXT", FUSE_SETXATTR_EXT, true, "a new ACL clears set-group-id as POSIX requires"),
         ("INIT_EXT", FUSE_INIT_EXT, true, "capabilities beyond 32 bits"),
-        ("SECURITY_CTX", FUSE_SECURITY_CTX, caps.security_labels, "as the file system says of labels"),
+        ("SECURITY_CTX", FUSE_SECURITY_CTX, caps.security_labels, "if the file system keeps security labels"),
         ("HAS_INODE_DAX", FUSE_HAS_INODE_DAX, false, "DAX windows belong to virtual machines"),
         ("CREATE_SUPP_GROUP", FUSE_CREATE_SUPP_GROUP, true, "set-group-id directories need the caller's groups"),
         ("HAS_EXPIRE_ONLY", FUSE_HAS_EXPIRE_ONLY, true, "names can expire without being dropped"),
         ("DIRECT_IO_ALLOW_MMAP", FUSE_DIRECT_IO_ALLOW_MMAP, true, "mmap works on direct files"),
         ("PASSTHROUGH", FUSE_PASSTHROUGH, caps.backing_files && options.passthrough && !options.writeback,
-            "the kernel reads and writes backing files itself; not together with its write-back"),
+            "the kernel reads and writes backing files by itself; excludes write-back"),
         ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, !options.answers_parents, "see EXPORT_SUPPORT"),
         ("HAS_RESEND", FUSE_HAS_RESEND, false, "a session is not handed over to another process"),
-        ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would no longer tell who asks"),
+        ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would not contain the caller's ids"),
         ("OVER_IO_URING", FUSE_OVER_IO_URING, options.io_uring != IoUring::Off, match options.io_uring {
             IoUring::Off => "switched off by an option",
             _ => "one system call a request",
         }),
-        ("REQUEST_TIMEOUT", FUSE_REQUEST_TIMEOUT, options.request_timeout.is_some(), "as the option says"),
+        ("REQUEST_TIMEOUT", FUSE_REQUEST_TIMEOUT, options.request_timeout.is_some(), "by option"),
     ]
 }
 

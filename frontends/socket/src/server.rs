@@ -1,4 +1,4 @@
-//! The listening socket, admission of clients, and the life of each connection.
+//! The listening socket, the admission of clients, and the connections from beginning to end.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -21,43 +21,43 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 use crate::line::{self, MessageLine, errno};
 use crate::peer::{self, Peer};
 
-/// A socket cannot be served.
+/// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Somebody serves it already.
+    /// Another server has the socket.
     #[error("{0} is served by another process: end that one, or choose another path")]
     InUse(PathBuf),
-    /// It cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen at {path}: {errno}")]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         errno: Errno,
     },
 }
 
-/// The users that may connect. Root acts for anybody, as a kernel does that has the file system mounted.
-/// Any other user acts for itself, and the server checks its rights.
+/// The users that may connect. Root acts for all users, like a kernel with a mount. Every other user acts
+/// for itself, and the server checks its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
     /// The user of the server, and root.
     #[default]
     SameUser,
-    /// These users as well.
+    /// These users, too.
     Users(Vec<u32>),
 }
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Of each session.
+    /// Options of each session.
     pub session: SessionOptions,
     /// The users that may connect.
     pub admission: Admission,
-    /// Most connections at once; one more is closed at once.
+    /// Maximum number of connections. A further one is closed immediately.
     pub max_connections: usize,
-    /// Most connections of one user at once. A process that forks needs one for its child.
+    /// Maximum number of connections of a user. A process that forks needs one for its child.
     pub max_connections_of_user: usize,
     /// Limits of each connection.
     pub limits: Limits,
@@ -85,16 +85,16 @@ impl Default for ServerOptions {
 
 /// The time that a client has to send INIT.
 const INIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a client that is not admitted.
+/// The time that a client has that is not admitted.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
-/// The most clients that are not admitted at once.
+/// Maximum number of connected clients that are not admitted.
 const MOST_STRANGERS: usize = 64;
-/// The time that connections have to end when the server ends.
+/// The time for connections to end after the server begins to shut down.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The time that they have after that, when answers are no longer delivered.
+/// The additional time after replies are no longer delivered.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
-/// Limits warnings about refused clients: anybody may connect, at any rate.
+/// Limits the warnings about refused clients, since every user may connect at any rate.
 static LOG: Limited = Limited::new();
 /// The time that a request for a lock waits for connections whose clients have ended.
 const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ pub struct Server {
 
 struct Shared {
     listener: OwnedFd,
-    /// A socket in the file system, to be removed at the end.
+    /// The path of the socket, which is removed at the end.
     path: Option<PathBuf>,
     fs: Arc<dyn FileSystem>,
     options: ServerOptions,
@@ -115,32 +115,34 @@ struct Shared {
     clients: Mutex<Clients>,
     changed: Condvar,
     service: Arc<Service>,
-    /// Connections were left behind at the end.
+    /// Some connections did not end in time.
     left: AtomicBool,
 }
 
 struct Accepted {
     socket: Arc<OwnedFd>,
     uid: u32,
-    /// Once it has said INIT.
+    /// Known after INIT.
     statistics: Option<Statistics>,
 }
 
 #[derive(Default)]
 struct Clients {
-    /// By number.
+    /// Connections by number.
     connections: HashMap<u64, Accepted>,
-    /// By the number that a client chose: who it is, and what it has.
+    /// The user and the resources of each client, by the number that it chose.
     named: HashMap<Number, Arc<Peer>>,
-    /// How many have connected that are not admitted, and have yet to show the number of one who is.
+    /// Number of connected clients that are not admitted and have not yet sent the number of an
+    /// admitted one.
     strangers: usize,
-    /// The statistics of connections that have ended.
+    /// The statistics of ended connections.
     past: Option<Snapshot>,
 }
 
 impl Server {
-    /// Listens at `path`, where nothing may be but a socket whose server is gone; one that begins
-    /// with `@` is abstract. Only the user of this process may open it, unless others are admitted.
+    /// Listens at `path`, which must not exist, except as a socket whose server is gone. A path that
+    /// begins with `@` is abstract. Only the user of this process may open the socket, unless others
+    /// are admitted.
     pub fn bind(
         path: &Path,
         fs: Arc<dyn FileSystem>,
@@ -170,7 +172,7 @@ impl Server {
         Ok(Server::over(listener, path, fs, options))
     }
 
-    /// Takes over `listener`, a socket of type `SOCK_SEQPACKET` that listens.
+    /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
     pub fn inherited(
         listener: OwnedFd,
         fs: Arc<dyn FileSystem>,
@@ -192,7 +194,7 @@ impl Server {
         let fs = with_locks(fs);
         let mut options = options;
         if fs.caps().exclusive {
-            // Clients do not hear of each other's changes, so that nothing holds for any time.
+            // Clients are not notified of each other's changes, so that nothing may be cached.
             let session = &mut options.session;
             for timeout in [
                 &mut session.attr_timeout,
@@ -230,8 +232,8 @@ impl Server {
         Server { shared }
     }
 
-    /// Accepts connections until [`shut_down`](Server::shut_down), then waits until they have ended;
-    /// false where some have not after eight seconds, and are left behind.
+    /// Accepts connections until [`shut_down`](Server::shut_down), and then waits for their end. Returns
+    /// false if some have not ended after eight seconds.
     pub fn run(&self) -> bool {
         while !self.shared.ending.load(Ordering::SeqCst) {
             let mut fds = [PollFd::new(&self.shared.listener, PollFlags::IN)];
@@ -243,7 +245,7 @@ impl Server {
                 Err(error) => {
                     if !self.shared.ending.load(Ordering::SeqCst) {
                         log::warn!("a connection was not accepted: {error}");
-                        // Out of descriptors, for instance: not a reason to spin.
+                        // For example, no descriptor is free. Do not spin.
                         std::thread::sleep(Duration::from_millis(100));
                     }
                 }
@@ -252,19 +254,19 @@ impl Server {
         self.shared.end()
     }
 
-    /// Makes [`run`](Server::run) return: no connection is accepted any more, and those that there
-    /// are end when the requests in hand are answered.
+    /// Makes [`run`](Server::run) return. No connection is accepted any more, and the existing ones end
+    /// after the replies to their current requests.
     pub fn shut_down(&self) {
         self.shared.ending.store(true, Ordering::SeqCst);
         let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         lock(&self.shared.clients).connections.len()
     }
 
-    /// The statistics of all connections, past ones included.
+    /// The statistics of all connections, including ended ones.
     pub fn snapshot(&self) -> Snapshot {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
@@ -275,7 +277,7 @@ impl Server {
     }
 }
 
-/// Clients do not see each other, so that locks which each kept by itself would exclude nobody.
+/// Adds locks below all clients. Locks that each client kept by itself would not exclude others.
 fn with_locks(fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
     match fs.caps().locks {
         LockSupport::Frontend => Arc::new(Locking::new(fs)),
@@ -291,7 +293,7 @@ impl Drop for Server {
 }
 
 impl Shared {
-    /// Serves `socket` on threads of its own, if whoever is at its other end may be served.
+    /// Serves `socket` on separate threads, if its peer is admitted.
     fn admit(self: &Arc<Self>, socket: OwnedFd) {
         let credentials = match peer::credentials(&socket) {
             Ok(credentials) => credentials,
@@ -315,8 +317,8 @@ impl Shared {
                     || format!("process {pid}: user {uid} has {of_user} connections already");
                 return LOG.warn(text);
             }
-            // A process that has become another user since it connected makes a connection for its
-            // child: it knows the number of its own.
+            // A process that has changed its user since it connected makes a connection for its child,
+            // and identifies itself by the number of its own connection.
             if !admitted && clients.strangers >= MOST_STRANGERS {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
@@ -349,7 +351,7 @@ impl Shared {
         uid == own || uid == 0 || named
     }
 
-    /// Waits for INIT; returns who has connected, and the number by which the connection is known.
+    /// Waits for INIT. Returns the client, and the number of the connection.
     fn welcome(
         self: &Arc<Self>,
         socket: &OwnedFd,
@@ -366,7 +368,7 @@ impl Shared {
             return Err("has chosen a number that is taken");
         }
         let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
-            // Another program has the rights of the user that it begins with, and no more.
+            // A program has only the rights of the user that it begins with.
             Some(peer) if is_heir => peer.connection.heir(credentials),
             Some(peer) => match peer.connection.copy() {
                 Ok(connection) => connection,
@@ -411,12 +413,12 @@ impl Shared {
             }
             Err(error) => LOG.warn(|| format!("process {pid} is not served: {error}")),
         }
-        // From here on nobody begins as a copy of it.
+        // From now on no client can begin as its copy.
         lock(&self.clients).named.remove(&name);
         peer.connection.close();
     }
 
-    /// Waits until those connections have been taken back whose clients are gone.
+    /// Waits until the connections of ended clients are released.
     fn await_ended(&self) {
         let mut clients = lock(&self.clients);
         let is_gone = |socket: &OwnedFd| {
@@ -447,13 +449,13 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Ends all connections, and waits for that, but not for ever: a client that takes no answers, or a
-    /// file system that gives none, would hold it up.
+    /// Ends all connections, and waits for a limited time: a client may not take its replies, and a file
+    /// system may not answer.
     fn end(&self) -> bool {
-        // What is being answered still is; nothing more is received.
+        // Current requests are still answered, and no more are received.
         let mut clean = self.end_by(Shutdown::Read, END_PATIENCE);
         if !clean {
-            // Whoever waits for a client to take an answer waits no longer.
+            // Ends the waits for clients that take no replies.
             clean = self.end_by(Shutdown::Both, LAST_PATIENCE);
         }
         let left = lock(&self.clients).connections.len();
@@ -466,7 +468,7 @@ impl Shared {
         clean
     }
 
-    /// Shuts all connections down in one way, and waits until they have ended.
+    /// Shuts all connections down by `how`, and waits until they have ended.
     fn end_by(&self, how: Shutdown, patience: Duration) -> bool {
         let patience = if self.left.load(Ordering::SeqCst) { Duration::ZERO } else { patience };
         let deadline = Instant::now() + patience;
@@ -486,7 +488,7 @@ impl Shared {
     }
 }
 
-/// Waits until the first message is there.
+/// Waits for the first message.
 fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
@@ -505,7 +507,7 @@ fn peek_names(socket: &OwnedFd) -> Option<Names> {
     }
 }
 
-/// Removes a socket that nobody listens at any more.
+/// Removes a socket without a listener.
 fn clear_stale(path: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
@@ -527,7 +529,7 @@ fn connect(path: &Path) -> defuse_fs::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The address of a socket; that of `@name` is abstract, unix(7).
+/// The address of a socket. `@name` is an abstract address, unix(7).
 fn address(path: &Path) -> defuse_fs::Result<SocketAddrUnix> {
     match path.as_os_str().as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddrUnix::new_abstract_name(name).map_err(errno),

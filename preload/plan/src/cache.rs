@@ -1,6 +1,6 @@
-//! The results of analyses, kept for the next run.
+//! A cache of analysis results for later runs.
 //!
-//! One file for every object file, named by the build id, in a directory that belongs to the user.
+//! It has one file for each object file, named by the build id, in a directory that belongs to the user.
 //! All numbers are u64 in little-endian order:
 //!
 //! | what | length |
@@ -12,9 +12,9 @@
 //! | number of sites | 8 |
 //! | sites, as in the plan | 32 each |
 //!
-//! A cache is never needed. A file that cannot be read, has another version, is damaged, or describes an
-//! object file that has changed, is ignored and written anew. If anybody but root and the user could have
-//! written to the directory, it is neither read nor written.
+//! The cache is optional. A file is ignored and replaced if it cannot be read, has another version, is
+//! damaged, or describes an object file that has changed. If another user than root and the owner could
+//! have written to the directory, it is neither read nor written.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{Read, Write};
@@ -27,16 +27,16 @@ use rustix::fs::{Mode, OFlags};
 use crate::codec::{Malformed, Reader, Writer};
 use crate::plan::{Site, decode_sites, encode_sites};
 
-/// The first bytes of a file. The digit changes with the analysis.
+/// The first bytes of a file. The digit is the version of the analysis.
 const MAGIC: &[u8; 8] = b"dfsites2";
-/// Most files of the cache; beyond it the half that was written first goes.
+/// Maximum number of files. Beyond it, the older half is removed.
 const MOST_FILES: usize = 1024;
-/// Most bytes of a file that are read.
+/// Maximum size of a file that is read, in bytes.
 const MOST_BYTES: u64 = 16 << 20;
-/// Most bytes of a build id: linkers make 20.
+/// Maximum size of a build id in bytes. Linkers use 20.
 const MOST_ID: usize = 64;
 
-/// By what a changed object file differs from what it was.
+/// Size and time of an object file, by which a change is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     size: u64,
@@ -45,7 +45,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// That of a file.
+    /// The stamp of a file.
     pub fn of(meta: &Metadata) -> Self {
         Stamp { size: meta.size(), seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() }
     }
@@ -55,17 +55,17 @@ impl Stamp {
     }
 }
 
-/// A directory with what was found.
+/// The directory of the cache.
 #[derive(Clone, Debug)]
 pub struct Cache {
     directory: PathBuf,
 }
 
 impl Cache {
-    /// The user's: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. It is made if it is missing, but
-    /// for `$XDG_CACHE_HOME` and the home themselves: whoever has none gets none. `None` if neither
-    /// variable is an absolute path, where the directory cannot be made, or where others could have
-    /// written it.
+    /// The cache of the user: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. Creates missing
+    /// directories, except for `$XDG_CACHE_HOME` and the home directory themselves. Returns `None` if
+    /// neither variable is an absolute path, if the directory cannot be created, or if other users
+    /// could have written to it.
     pub fn of_user() -> Option<Self> {
         let variable = |name: &str| {
             let path = PathBuf::from(std::env::var_os(name)?);
@@ -77,18 +77,18 @@ impl Cache {
         }
     }
 
-    /// That of the user with this home, which is not made.
+    /// The cache of the user with this home directory, which is not created.
     fn in_home(home: &Path) -> Option<Self> {
         let base = home.join(".cache");
         let _ = DirBuilder::new().mode(0o700).create(&base);
         Self::at(&base.join("defuse"))
     }
 
-    /// The cache in `directory`, which is made where only its parent is there, as by
+    /// The cache in `directory`, which is created if its parent exists; otherwise like
     /// [`of_user`](Cache::of_user).
     pub fn at(directory: &Path) -> Option<Self> {
         let _ = DirBuilder::new().mode(0o700).create(directory);
-        // One that is there and cannot be written is still good to read.
+        // An existing one that is not writable can still be read.
         let meta = fs::symlink_metadata(directory).ok()?;
         let good = meta.is_dir() && is_trusted(&meta);
         good.then(|| Cache { directory: directory.to_owned() })
@@ -106,14 +106,14 @@ impl Cache {
         decode(&bytes, build_id, stamp).ok()
     }
 
-    /// Keeps the sites of an object file. Where that fails the next run looks for them again.
+    /// Stores the sites of an object file. After an error the next run analyses it again.
     pub fn keep(&self, build_id: &[u8], stamp: Stamp, sites: &[Site]) {
         let Some(path) = self.path(build_id) else { return };
         if fs::symlink_metadata(&path).is_ok_and(|meta| !is_trusted(&meta)) {
             return;
         }
         self.make_room();
-        // Whoever reads it sees all of it, or what was there before.
+        // A reader sees either the whole new file or the previous one.
         let new = self.directory.join(format!("new-{}", std::process::id()));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let _ = fs::remove_file(&new);
@@ -132,7 +132,7 @@ impl Cache {
         Some(self.directory.join(name))
     }
 
-    /// Whoever builds programs has a new build id each time: those of old ones go.
+    /// Removes old files: each build of a program has a new build id.
     fn make_room(&self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let entries: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -149,13 +149,13 @@ impl Cache {
     }
 }
 
-/// Opens a file to read, unless it is a symbolic link or would make us wait.
+/// Opens a file for reading, unless it is a symbolic link or opening it would block.
 fn open(path: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
 }
 
-/// True if only root and this user can have written it.
+/// True if only root and this user can have written to it.
 fn is_trusted(meta: &Metadata) -> bool {
     let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
     own && meta.mode() & 0o022 == 0
@@ -183,7 +183,7 @@ fn decode(bytes: &[u8], build_id: &[u8], stamp: Stamp) -> Result<Vec<Site>, Malf
     if from.bytes.is_empty() { Ok(sites) } else { Err(Malformed) }
 }
 
-/// FNV-1a of 64 bits: it detects damage, and is no protection against attackers.
+/// FNV-1a with 64 bits. It detects damage, and does not protect against attackers.
 fn digest(bytes: &[u8]) -> u64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
@@ -247,7 +247,7 @@ mod tests {
         }
         fs::write(&path, [&good[..], b"x"].concat()).unwrap();
         assert_eq!(cache.sites(ID, STAMP), None, "a byte too many");
-        // What another version writes is whole, and begins otherwise.
+        // The file of another version is valid, and begins differently.
         fs::write(&path, [b"dfsites0", &good[8..]].concat()).unwrap();
         assert_eq!(cache.sites(ID, STAMP), None);
         cache.keep(ID, STAMP, &sites());

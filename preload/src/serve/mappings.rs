@@ -1,15 +1,15 @@
 //! Mappings of files whose descriptor is a placeholder.
 //!
-//! A file that has a lower open file is mapped by that, and the mapping is the kernel's alone.
+//! If the file has a lower open file, the kernel maps that one, and this module does nothing more.
 //!
-//! Where another process serves the mount, it has one memory for all shared mappings of a file, in all
-//! processes, and sees to it that what is read and written is the same ([`Kind::Served`]).
+//! If another process serves the mount, it has one memory for all shared mappings of a file, in all
+//! processes. It keeps that memory and the results of read(2) and write(2) the same ([`Kind::Served`]).
 //!
-//! Otherwise a mapping is a copy, and there is a way back ([`Kind::Copy`]): where no other process can
-//! have the file system (`--fork deny`), or the file is not open for writing. Another mapping of the same
-//! part of the same file is the same memory once more, by mremap(2) of a length of 0. A shared mapping of
-//! a file that is open for writing, and that another process may have too, is refused (`ENODEV`): each
-//! would have a copy, and the last to write back would win.
+//! Otherwise a mapping is a copy that is written back ([`Kind::Copy`]). This requires that no other
+//! process can have the file system (`--fork deny`), or that the file is not open for writing. A further
+//! mapping of the same part of the file maps the same memory again, by mremap(2) with a length of 0. A
+//! shared mapping of a file that is open for writing, and that another process may have, too, fails with
+//! `ENODEV`: each process would have a copy, and the last one to write back would win.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,25 +29,25 @@ use crate::serve::call::{Call, Fail, Served, is_regular};
 struct Mapping {
     len: usize,
     offset: u64,
-    // Given up before the open file, by which the server knows who may map what.
+    // Dropped before the open file, by which the server knows the rights to map.
     kind: Kind,
     entry: Arc<Entry>,
     /// The file, by device and number.
     file: (u64, u64),
-    /// The memory may be written.
+    /// The memory is writable.
     writes: bool,
 }
 
 /// The memory of a mapping.
 #[derive(Clone)]
 enum Kind {
-    /// Memory of this process and its forked children, which is written back.
+    /// Memory of this process and its forked children. It is written back.
     Copy,
     /// Memory that all processes share.
     Served { _used: Arc<Use> },
 }
 
-/// A mapping that the server of the mount knows of, for as long as a part of it is there.
+/// A mapping that is registered with the server of the mount until its last part is unmapped.
 struct Use {
     relay: Arc<Relay>,
     ino: Ino,
@@ -60,7 +60,7 @@ impl Drop for Use {
 }
 
 impl Mapping {
-    /// Where `len` bytes from `offset` of `file` are in this mapping, which begins at `at`.
+    /// The address of `len` bytes from `offset` of `file` in this mapping, which begins at `at`.
     fn find(&self, at: u64, file: (u64, u64), offset: u64, len: usize) -> Option<u64> {
         let from = offset.checked_sub(self.offset)?;
         let is_copy = matches!(self.kind, Kind::Copy);
@@ -69,7 +69,7 @@ impl Mapping {
     }
 }
 
-/// The user of this thread, as a server knows it.
+/// The user of this thread, for the server.
 fn caller() -> Caller {
     let caller = state::get().map(|process| {
         let who = process.task().credentials();
@@ -107,7 +107,7 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     if shared && let Some(mapped) = map_served(call, entry)? {
         return Ok(mapped);
     }
-    // Also one that is not to be written yet, because mprotect(2) is not seen here.
+    // Also a mapping that is not writable yet, because mprotect(2) is not intercepted.
     if shared && access != 0 && !is_alone(call, entry) {
         return Err(Errno::ENODEV.into());
     }
@@ -118,9 +118,9 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     let at = match same {
         Some(from) => again(call, from, len)?,
         None => {
-            // Other mappings have a part of it: what was written there is to be seen here.
+            // Other mappings have a part of it, and their changes must be visible here.
             write_back(call, 0, u64::MAX, Some(file))?;
-            // Filled through a mapping that may be written, whatever the program asked for.
+            // Filled through a writable mapping, independent of the requested protection.
             let kind = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
             let kind = (flags & !libc::MAP_TYPE) | kind | libc::MAP_ANONYMOUS;
             let args = [call.args[0], len as u64, FIRST, kind as u64, u64::MAX, 0];
@@ -141,7 +141,7 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     Ok(at as i64)
 }
 
-/// A mapping of the lower open file, which this table does not list.
+/// Maps the lower open file. The table does not contain such a mapping.
 fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
     let (at, len) = (call.args[0], call.args[1]);
     if call.int(3) & libc::MAP_FIXED != 0 {
@@ -160,11 +160,11 @@ fn is_alone(call: &Call<'_>, entry: &Entry) -> bool {
     place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)
 }
 
-/// A shared mapping of a file whose mount is served by another process; `None` if that has no memory
-/// for it.
+/// Makes a shared mapping of a file whose mount another process serves. Returns `None` if that process
+/// has no memory for it.
 fn map_served(call: &Call<'_>, entry: &Arc<Entry>) -> Result<Option<i64>, Fail> {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
-    // A mapping that is not written yet may be made writable, where the file is open for it.
+    // A read-only mapping may become writable if the file is open for writing.
     let writes = entry.file().flags().0 & 3 == libc::O_RDWR as u32;
     let end = offset.checked_add(len as u64).ok_or(Errno::EOVERFLOW)?;
     let Some((used, memory)) = use_served(call, entry, offset..end, writes)? else {
@@ -194,7 +194,7 @@ fn note(at: u64, mapping: Mapping) {
     mappings().insert(at, mapping);
 }
 
-/// The memory of a file at the server of its mount, with `range` of the file in it.
+/// Requests the memory of a file, filled for `range`, from the server of its mount.
 fn use_served(
     call: &Call<'_>,
     entry: &Entry,
@@ -218,15 +218,15 @@ fn use_served(
     }
 }
 
-/// The protection of a mapping that is to be filled.
+/// The protection of a mapping while it is filled.
 const FIRST: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
-/// Maps the shared memory at `from` once more, where the program wants it.
+/// Maps the shared memory at `from` again, at the requested address.
 fn again(call: &Call<'_>, from: u64, len: usize) -> Result<u64, Fail> {
     let fixed = call.int(3) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let mut flags = libc::MREMAP_MAYMOVE;
     if fixed {
-        // What is there is replaced, or in the way, as of every mapping.
+        // An existing mapping there is replaced, or causes an error, as for every mapping.
         let kind = (call.int(3) & !libc::MAP_TYPE) | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let none = libc::PROT_NONE as u64;
         let args = [call.args[0], len as u64, none, kind as u64, u64::MAX, 0];
@@ -255,7 +255,7 @@ fn fill(call: &Call<'_>, entry: &Entry, at: u64, len: usize, offset: u64) -> Res
     Ok(())
 }
 
-/// munmap(2): what is unmapped is written back first.
+/// munmap(2). Writes the part back first.
 pub fn unmap(call: &Call<'_>) -> Served {
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     if mappings().is_empty() {
@@ -266,8 +266,7 @@ pub fn unmap(call: &Call<'_>) -> Served {
     Err(Fail::Pass)
 }
 
-/// mremap(2): what grows is mapped again, because memory of this kind has the length that it was made
-/// with.
+/// mremap(2). A mapping that grows is made again, because the length of such memory is fixed.
 pub fn remap(call: &Call<'_>) -> Served {
     let (from, old, new) = (call.args[0], call.args[1], call.args[2]);
     let known = match mappings().get(&from) {
@@ -300,7 +299,7 @@ pub fn remap(call: &Call<'_>) -> Served {
     Ok(moved)
 }
 
-/// Memory of a server is moved, cut and made longer by the kernel; what it grows by has to be in it.
+/// mremap(2) of a server's memory, by the kernel. The server must have filled the additional part.
 fn remap_served(call: &Call<'_>) -> Result<Option<i64>, Fail> {
     let (from, old, new) = (call.args[0], call.args[1], call.args[2]);
     let (entry, offset, file, writes) = match mappings().get(&from) {
@@ -314,7 +313,7 @@ fn remap_served(call: &Call<'_>) -> Result<Option<i64>, Fail> {
         return Ok(None);
     };
     let at = sys::check(sys::pass(call.number, call.args))? as u64;
-    // With an old length of 0 it is there twice.
+    // An old length of 0 duplicates the mapping.
     forget(from, from.saturating_add(old));
     forget(at, at.saturating_add(new));
     let len = (new as usize).next_multiple_of(PAGE as usize);
@@ -343,12 +342,12 @@ pub fn sync(call: &Call<'_>) -> Served {
     Err(Fail::Pass)
 }
 
-/// Writes back all that is mapped, at the end of the program.
+/// Writes back all mappings at the end of the program.
 pub fn write_back_all(call: &Call<'_>) {
     let _ = write_back(call, 0, u64::MAX, None);
 }
 
-/// Writes back what is mapped from `from` to `end`, of one file or of all.
+/// Writes back the mappings from `from` to `end`, of one file or of all.
 fn write_back(call: &Call<'_>, from: u64, end: u64, file: Option<(u64, u64)>) -> Result<(), Fail> {
     for (&at, mapping) in mappings().iter() {
         if !matches!(mapping.kind, Kind::Copy)
@@ -363,7 +362,7 @@ fn write_back(call: &Call<'_>, from: u64, end: u64, file: Option<(u64, u64)>) ->
         }
         let offset = mapping.offset + (first - at);
         let size = call.client().fstat(call.task(), mapping.entry.file())?.attr.size;
-        // Nothing beyond the end of the file is part of it.
+        // Bytes past the end of the file are not part of it.
         let len = (last - first).min(size.saturating_sub(offset)) as usize;
         let bytes = sys::bytes(first, len)?;
         call.client().pwrite(call.task(), mapping.entry.file(), bytes, offset)?;
@@ -371,9 +370,9 @@ fn write_back(call: &Call<'_>, from: u64, end: u64, file: Option<(u64, u64)>) ->
     Ok(())
 }
 
-/// Cuts `from..end` out of the mappings.
+/// Removes `from..end` from the mappings.
 fn forget(from: u64, end: u64) {
-    // Servers are told without the lock.
+    // Servers are notified after the lock is released.
     let mut gone = Vec::new();
     let mut all = mappings();
     let hit = |(&at, m): (&u64, &Mapping)| (at < end && at + m.len as u64 > from).then_some(at);

@@ -1,9 +1,9 @@
-//! Nodes of the kernel that stand for fifos, devices and sockets of mounts.
+//! Nodes in the kernel's name space for the fifos, devices and sockets of mounts.
 //!
-//! All processes of the run that are one user find a node under one name, in a directory of that user.
-//! The directory lies where everybody may make files. Its name has 128 random bits, and whoever uses it
-//! looks at what it has opened, not at what the name led to before: a directory, of this user, which
-//! nobody else may enter. Nodes are reached from that descriptor, and no link is followed.
+//! All processes of a run that have the same user find a node under the same name, in a directory of
+//! that user. Every user may create files beside that directory. Its name therefore has 128 random
+//! bits, and each process checks the directory that it has opened: it must belong to this user, and no
+//! other user may have access. Nodes are opened relative to that descriptor, without following links.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,8 +22,8 @@ use crate::serve::call::Call;
 pub struct Directory(HeldDescriptor);
 
 impl Directory {
-    /// Opens the directory, and makes it if it is missing. `EACCES` if somebody else has put something
-    /// there, which people are told; other errors of mkdir(2) and open(2).
+    /// Opens the directory, and creates it if it is missing. Fails with `EACCES`, and prints a message,
+    /// if another user has created something there, and with the errors of mkdir(2) and open(2).
     pub fn open(call: &Call<'_>) -> Result<Directory, Errno> {
         let uid = call.task().credentials().uid;
         let name = layout::node_directory(call.process.plan.token, uid);
@@ -50,8 +50,8 @@ impl Directory {
         }
     }
 
-    /// The path of the node for the file with these attributes, through the open directory. Nobody but
-    /// this user can put something else there.
+    /// The path of the node for the file with these attributes, through the open directory, which only
+    /// this user can change.
     pub fn path(&self, stat: &Stat) -> CString {
         let path = [self.0.path().as_bytes(), b"/", name(stat).as_bytes()].concat();
         CString::new(path).unwrap_or_default()
@@ -63,7 +63,7 @@ impl Directory {
         let _ = sys::plain(libc::SYS_unlinkat, self.0.as_raw_fd() as u64, name.as_ptr() as u64, 0);
     }
 
-    /// Makes the node for a fifo or device, if it is missing.
+    /// Creates the node for a fifo or device if it is missing.
     pub fn make(&self, stat: &Stat) -> Result<(), Errno> {
         let (name, mode) = (name(stat), stat.attr.kind.mode_bits() | 0o600);
         let args =
@@ -74,9 +74,9 @@ impl Directory {
         }
     }
 
-    /// The node for the file with these attributes, opened by `O_PATH`: what the kernel opens or
-    /// connects to by [`HeldDescriptor::path`] is what was checked here. `ENOENT` if there is none, `ENXIO`
-    /// where it is of another kind or user.
+    /// Opens the node for the file with these attributes by `O_PATH`, and checks it. The kernel then
+    /// opens or connects to this node by [`HeldDescriptor::path`]. Fails with `ENOENT` if it does not
+    /// exist, and with `ENXIO` if it has another type or owner.
     pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<HeldDescriptor, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = open_at(self.0.as_raw_fd(), &name(file), flags)?;
@@ -88,7 +88,7 @@ impl Directory {
     }
 }
 
-/// The node for a fifo or device of a mount, made at the first open.
+/// The node for a fifo or device of a mount, which the first open creates.
 pub fn node(call: &Call<'_>, stat: &Stat) -> Result<HeldDescriptor, Errno> {
     let directory = Directory::open(call)?;
     directory.make(stat)?;

@@ -1,13 +1,13 @@
-//! io_uring: rings act on descriptors alone.
+//! io_uring: rings only operate on descriptors.
 //!
-//! The kernel executes the operations of a ring, and its paths never lead into a mount. So every ring is set up
-//! disabled, restricted to operations that take no path, and enabled (`IORING_REGISTER_RESTRICTIONS`,
-//! Linux 5.10). The kernel keeps the restrictions for as long as the ring lives, in whatever process.
-//! Others fail with `EACCES`, and a probe says that they are not supported. Where the kernel cannot
-//! restrict a ring, there is none (`ENOSYS`).
+//! The kernel executes the operations of a ring, and a path there never leads into a mount. Every ring
+//! is therefore created disabled, restricted to operations without a path, and then enabled
+//! (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10). The restrictions last as long as the ring, in all
+//! processes. Other operations fail with `EACCES`, and a probe reports them as unsupported. If the
+//! kernel cannot restrict a ring, creating it fails with `ENOSYS`.
 //!
-//! A program that sets its ring up disabled restricts and enables it itself: its restrictions are
-//! registered without what is not allowed, and where it has none, ours are when it enables the ring.
+//! A program that creates its ring disabled restricts and enables it itself. Forbidden operations are
+//! removed from its restrictions. If it has none, ours are registered when it enables the ring.
 //!
 //! Source: io_uring_setup(2), io_uring_register(2), include/uapi/linux/io_uring.h, io_uring/register.c.
 
@@ -24,8 +24,8 @@ use crate::serve::data;
 
 const SETUP_R_DISABLED: u32 = 1 << 6;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
-/// Said by kernels from 5.13 on. Programs take it for the sign that a ring opens and looks at files, and
-/// if it is missing, they do that by system calls.
+/// A feature of kernels since 5.13. Programs take it as a sign that a ring can open and stat files.
+/// Without it they use system calls.
 const FEAT_RSRC_TAGS: u32 = 1 << 10;
 
 const REGISTER_PROBE: u32 = 8;
@@ -34,13 +34,13 @@ const REGISTER_ENABLE_RINGS: u32 = 12;
 const UNREGISTER_RING_FDS: u32 = 21;
 /// The descriptor is the index of a ring that the thread has registered.
 const REGISTER_USE_REGISTERED_RING: u32 = 1 << 31;
-/// The last operation of io_uring_register(2) that is known to take no path: `MEM_REGION`.
+/// The last operation of io_uring_register(2) that is known to have no path: `MEM_REGION`.
 const LAST_REGISTER: u32 = 34;
 
 /// Operations with a path or an address that may be one: CONNECT, OPENAT, STATX, OPENAT2, RENAMEAT,
 /// UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT, SETXATTR, GETXATTR and BIND.
 const WITH_PATH: [u8; 12] = [16, 18, 21, 28, 35, 36, 37, 38, 39, 42, 44, 56];
-/// The last operation that is known: `URING_CMD128`. What comes later may take a path.
+/// The last known operation: `URING_CMD128`. Later ones may have a path.
 const LAST_OP: u8 = 64;
 
 fn is_allowed(op: u8) -> bool {
@@ -58,13 +58,13 @@ fn restriction(kind: u64, value: u8) -> Restriction {
     [kind | u64::from(value) << 16, 0]
 }
 
-/// The operation that a restriction allows, where it allows one.
+/// The operation that a restriction allows, if any.
 fn op_of(restriction: &Restriction) -> Option<u8> {
     let is_op = restriction[0] & 0xffff == RESTRICTION_SQE_OP;
     is_op.then_some((restriction[0] >> 16) as u8)
 }
 
-/// Words of a `struct io_uring_params`: which are its flags and features.
+/// The places of flags and features in a `struct io_uring_params`, in words.
 type Params = [u32; 30];
 const FLAGS: usize = 2;
 const FEATURES: usize = 5;
@@ -90,10 +90,10 @@ impl Ring {
         Ok(probe[0] as u8)
     }
 
-    /// Registers what is allowed. `EBADFD` for a ring that is enabled, `EBUSY` for one that has
-    /// restrictions.
+    /// Registers the allowed operations. Fails with `EBADFD` for an enabled ring, and with `EBUSY` for
+    /// one that has restrictions.
     fn restrict(self) -> Result<(), Errno> {
-        /// The last operation of io_uring_register(2) that the kernel was found to know.
+        /// The last operation of io_uring_register(2) that this kernel knows, once found.
         static KNOWN: AtomicU32 = AtomicU32::new(LAST_REGISTER);
         let ops = (0..=self.last_op()?).filter(|op| is_allowed(*op));
         let mut all: Vec<_> = ops.map(|op| restriction(RESTRICTION_SQE_OP, op)).collect();
@@ -105,7 +105,7 @@ impl Ring {
             all.extend((0..=last as u8).map(|op| restriction(RESTRICTION_REGISTER_OP, op)));
             let done = self.register(REGISTER_RESTRICTIONS, all.as_ptr() as u64, all.len() as u64);
             match done {
-                // An older kernel knows fewer.
+                // An older kernel knows fewer operations.
                 Err(Errno::EINVAL) if last > 0 => last -= 1,
                 other => {
                     KNOWN.store(last, Ordering::Relaxed);
@@ -161,8 +161,8 @@ fn make(call: &Call<'_>, params: &mut Params) -> Result<u64, Errno> {
     Ok(sys::check(sys::pass(call.number, &[call.args[0], at, 0, 0, 0, 0]))? as u64)
 }
 
-/// The kernel has refused a disabled ring: `ENOSYS` if it would make an enabled one, and otherwise
-/// its own error.
+/// The error after the kernel has refused a disabled ring: `ENOSYS` if it creates an enabled one, and
+/// otherwise the kernel's error.
 fn why_not(call: &Call<'_>, mut params: Params) -> Errno {
     let is_index = params[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0;
     match make(call, &mut params) {
@@ -187,10 +187,10 @@ pub fn register(call: &Call<'_>) -> Served {
             }
             Ok(value)
         }
-        // Without a ring they are those of the thread, and hold beside the ring's own.
+        // Without a ring the restrictions belong to the thread, and apply in addition to the ring's.
         REGISTER_RESTRICTIONS if call.int(0) >= 0 => restrict_as_asked(call, ring),
         REGISTER_ENABLE_RINGS => match ring.restrict() {
-            // The kernel answers for what is no ring or is enabled.
+            // The kernel returns the error for other descriptors and for enabled rings.
             Ok(()) | Err(Errno::EBUSY | Errno::EBADF) => Err(Fail::Pass),
             Err(errno) if errno.raw() == libc::EBADFD => Err(Fail::Pass),
             Err(errno) => Err(errno.into()),
@@ -199,7 +199,7 @@ pub fn register(call: &Call<'_>) -> Served {
     }
 }
 
-/// Takes out of a `struct io_uring_probe` what is not allowed.
+/// Removes the forbidden operations from a `struct io_uring_probe`.
 fn hide(probe: u64) -> Result<(), Errno> {
     const SUPPORTED: u64 = 1 << 16;
     let head = sys::load::<u64>(probe)?;
@@ -213,9 +213,9 @@ fn hide(probe: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The program's restrictions, without the operations that are not allowed.
+/// The program's restrictions, without the forbidden operations.
 fn restrict_as_asked(call: &Call<'_>, ring: Ring) -> Served {
-    // More than the kernel takes.
+    // The kernel refuses more.
     const MOST: u64 = 1024;
     if call.args[3] > MOST || call.args[2] == 0 {
         return Err(Fail::Pass);
@@ -230,7 +230,7 @@ fn restrict_as_asked(call: &Call<'_>, ring: Ring) -> Served {
     Ok(ring.register(REGISTER_RESTRICTIONS, all.as_ptr() as u64, all.len() as u64)?)
 }
 
-/// This process has had a ring.
+/// True if this process has had a ring.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// True if descriptors may be closed without a call.
@@ -239,7 +239,7 @@ pub fn are_in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// A ring may have closed what a call names: its number is then another file's, or nobody's.
+/// Checks a descriptor, which a ring may have closed: its number may be free, or that of another file.
 #[cold]
 pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;
@@ -251,7 +251,7 @@ pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
     }
 }
 
-/// True if `fd` still is the descriptor of `entry`.
+/// True if `fd` is still the descriptor of `entry`.
 fn is_open_at(fd: i32, entry: &Entry) -> bool {
     if !entry.backed {
         let flags = sys::plain(libc::SYS_fcntl, fd as u64, libc::F_GETFL as u64, 0);

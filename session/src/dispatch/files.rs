@@ -1,4 +1,4 @@
-//! Open files, locks, and what is done to a file as a whole.
+//! Operations on open files, locks, and operations on a whole file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +38,8 @@ impl Dispatcher {
         Ok(Done::Sent)
     }
 
-    /// Creates, and never opens what is there: the kernel believes that the file is new, and asks
-    /// nobody whether the caller may open it (`fuse_create_open` of `fs/fuse/dir.c`).
+    /// Creates a file, and never opens an existing one. The kernel takes the file for new, and
+    /// checks no permission to open it (`fuse_create_open` in `fs/fuse/dir.c`).
     pub(super) fn create(
         &self,
         call: &Call<'_>,
@@ -87,9 +87,9 @@ impl Dispatcher {
         Ok(Done::Sent)
     }
 
-    /// Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by requests of its own, but not for
-    /// an open that truncates by itself: that is ours to see. Who has `CAP_FSETID` is not told
-    /// then, so root alone keeps the bits.
+    /// The arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by separate
+    /// requests, except for an open that truncates by itself. The request then does not say if the
+    /// caller has `CAP_FSETID`, so that only root keeps the bits.
     fn open_args(&self, call: &Call<'_>, flags: u32, open_flags: u32) -> OpenArgs {
         let flags = convert::open_flags(flags);
         let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
@@ -98,7 +98,7 @@ impl Dispatcher {
         OpenArgs { flags, kill_suidgid: asked }
     }
 
-    /// The answer for an open file or directory.
+    /// The reply for an open file or directory.
     fn open_out(&self, opened: &Opened) -> abi::OpenOut {
         let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
         let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
@@ -106,14 +106,14 @@ impl Dispatcher {
         set(abi::FOPEN_KEEP_CACHE, opened.cache == CacheMode::Keep);
         set(abi::FOPEN_NONSEEKABLE | abi::FOPEN_STREAM, opened.stream);
         set(abi::FOPEN_CACHE_DIR, opened.cache_dir);
-        // With locks of its own, the file system drops them when it is told of a close.
+        // A file system that keeps locks drops them at FLUSH.
         let locks = self.negotiated.uses(abi::FUSE_POSIX_LOCKS);
         set(abi::FOPEN_NOFLUSH, opened.no_flush && !locks);
         set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
         out
     }
 
-    /// Lets the kernel read and write the backing file of an open file, where there is one.
+    /// Lets the kernel read and write the backing file of an open file, if it has one.
     fn give_backing(&self, ino: Ino, opened: &Opened, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
         let only_reads = flags.access() == AccessMode::Read;
@@ -122,14 +122,14 @@ impl Dispatcher {
         out.backing_id = id;
         out.open_flags |= abi::FOPEN_PASSTHROUGH;
         out.open_flags &= !abi::FOPEN_KEEP_CACHE;
-        // The kernel takes an exclusive lock for every direct write to a backing file; the way
-        // through the file system lets several writers in.
+        // The kernel takes an exclusive lock for every direct write to a backing file. The file
+        // system permits several writers at once.
         if flags.has(OpenFlags::DIRECT) && !only_reads && opened.parallel_direct_writes {
             out.open_flags |= abi::FOPEN_DIRECT_IO;
         }
     }
 
-    /// Takes back an open whose answer nobody took.
+    /// Undoes an open whose reply was not delivered.
     fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
@@ -137,16 +137,16 @@ impl Dispatcher {
         let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
     }
 
-    /// Counts who has a file open for writing, of the kernel's mounts alone: see [`super::privileges`].
+    /// Counts an open file for writing, for kernel mounts only; see [`super::privileges`].
     fn note_writer(&self, ino: Ino, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
             self.writers.opened(ino);
         }
     }
 
-    /// How long the kernel may keep attributes of an inode. It does not learn when a store through a
-    /// mapping changes the times of a backing file, so it asks while such a file is open for writing,
-    /// whatever an option says: that is about changes from elsewhere.
+    /// The time for which the kernel may cache attributes of an inode: 0 while a file with a backing
+    /// file is open for writing, since the kernel does not see that a store through a mapping changes
+    /// the times. Options do not change this, because they concern changes by others.
     pub(super) fn timeouts_of(&self, ino: Ino) -> Timeouts {
         if self.backings.is_some() && self.writers.any(ino) {
             return Timeouts { attr: Some(Duration::ZERO), ..self.timeouts };
@@ -154,11 +154,11 @@ impl Dispatcher {
         self.timeouts
     }
 
-    /// Ends what the kernel was told of an inode before it was opened for writing, for the reason of
+    /// Invalidates attributes that the kernel cached before the inode was opened for writing; see
     /// [`timeouts_of`](Self::timeouts_of).
     fn forget_times(&self, ino: Ino, flags: OpenFlags) {
         if self.backings.is_some() && flags.writable() {
-            // Where the kernel does not know the inode any more, it keeps nothing of it.
+            // On an error the kernel no longer knows the inode, and caches nothing of it.
             let _ = self.notify.invalidate_inode(ino, None);
         }
     }
@@ -276,8 +276,8 @@ impl Dispatcher {
         done(self.fs.setlk(&call.cx, file, &request), reply)
     }
 
-    /// A lock that is waited for never holds a worker: all of them could end up waiting, and nobody
-    /// would be left to receive the unlock.
+    /// Waits for a lock without occupying a worker. If all workers waited, none could receive the
+    /// unlock.
     pub(super) fn setlkw(
         self: &Arc<Self>,
         call: &Call<'_>,
@@ -286,7 +286,7 @@ impl Dispatcher {
     ) -> Result<Done> {
         let lock = convert::lock_request(args, true)?;
         if lock.lock.typ == LockType::Unlock {
-            // flock(2) unlocks with the request that waits.
+            // flock(2) sends an unlock as SETLKW.
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
@@ -302,8 +302,8 @@ impl Dispatcher {
         data: &[u8],
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        // Unrestricted requests come from character devices only: there the caller's memory would
-        // have to be described to the kernel first.
+        // Only character devices (CUSE) send unrestricted requests, which need a description of the
+        // caller's memory.
         if args.flags & abi::FUSE_IOCTL_UNRESTRICTED != 0 {
             return Err(Errno::ENOSYS);
         }
@@ -360,7 +360,7 @@ impl Dispatcher {
         args: &abi::LseekIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        // SEEK_DATA and SEEK_HOLE of lseek(2); the kernel does the others itself.
+        // SEEK_DATA and SEEK_HOLE of lseek(2). The kernel handles the others.
         let whence = match args.whence {
             3 => Whence::Data,
             4 => Whence::Hole,
@@ -378,7 +378,7 @@ impl Dispatcher {
         wide: bool,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        // The older request has no room for the count of a longer copy.
+        // The reply to the older request has a 32-bit count.
         let longest = if wide { u64::MAX } else { u64::from(u32::MAX) & !0xfff };
         let copy = CopyRange {
             src: File { ino: call.ino, fh: Fh(args.fh_in) },
@@ -397,10 +397,9 @@ impl Dispatcher {
     }
 }
 
-/// The answer to a CREATE of `flags` that failed with `errno`. Where somebody else made the file since
-/// the kernel looked, and `O_EXCL` was not asked for, the kernel walks the path once more after
-/// `ESTALE` (`do_filp_open` of `fs/namei.c`, `LOOKUP_REVAL`): it finds the file, checks permissions as
-/// for every file, and opens it.
+/// The error of a CREATE with `flags` that failed with `errno`: `ESTALE` if the file exists by now and
+/// the caller did not set `O_EXCL`. The kernel then walks the path again (`LOOKUP_REVAL`,
+/// `do_filp_open` in `fs/namei.c`), finds the file, checks its permissions, and opens it.
 fn taken(errno: Errno, flags: OpenFlags) -> Errno {
     if errno == Errno::EEXIST && !flags.has(OpenFlags::EXCL) { Errno::ESTALE } else { errno }
 }

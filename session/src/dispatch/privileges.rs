@@ -1,15 +1,17 @@
-//! With `HANDLE_KILLPRIV_V2` the file system clears the bits while it handles WRITE, FALLOCATE or
-//! COPY_FILE_RANGE, and the kernel goes on with the mode that it knew: execve(2) looks at nothing
-//! else. But first, as file_remove_privs of `fs/inode.c` makes it, the kernel sends a SETATTR in
-//! which nothing is valid (fuse_setattr of `fs/fuse/dir.c` strikes the change of the mode out), and
-//! takes the mode of the answer for its own. The bits are cleared then, so that no moment is left
-//! in which the data is new and the mode that the kernel believes is old.
+//! Set-user-id and set-group-id before a change of data.
 //!
-//! chown(2) that changes neither owner nor group looks the same, and is refused to others than the
-//! owner. Where nobody has the file open for writing it can be nothing else ([`Writers`]). Otherwise the
-//! bits are cleared for the owner, root, and whoever may write to the file and could clear them anyway;
-//! for others the answer alone has no bits, and a write through a descriptor from elsewhere clears them
-//! itself.
+//! With `HANDLE_KILLPRIV_V2` the file system clears these bits during WRITE, FALLOCATE or
+//! COPY_FILE_RANGE. The kernel continues with its cached mode, the only one that execve(2) reads.
+//! Before the change, however, `file_remove_privs` (`fs/inode.c`) sends a SETATTR without any valid
+//! field (`fuse_setattr` in `fs/fuse/dir.c` removes the mode), and the kernel caches the mode of the
+//! reply. This module clears the bits at that request. The kernel thus never has new data with the old
+//! mode.
+//!
+//! chown(2) without a change of owner or group sends the same request, and only the owner may do that.
+//! If the file is not open for writing, the request is a chown ([`Writers`]). Otherwise the bits are
+//! cleared for the owner, for root, and for users with write permission, who could clear them anyway.
+//! For other users only the reply has no bits; the write itself, through a descriptor that was passed
+//! to them, clears them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,24 +26,20 @@ use defuse_wire::convert::has_set_id;
 const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
-/// True for a SETATTR that asks for [`clear`]: nothing in it is valid but the open file.
+/// True for a SETATTR that requests [`clear`]: it has no valid field, except for the open file.
 pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
     args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0 || is_chown(args)
 }
 
-/// True for a SETATTR that is certainly a chown(2): a kernel that keeps the times, with a write cache,
-/// sends the change time with it, and nothing else.
+/// True for a SETATTR that is certainly a chown(2). With write-back the kernel keeps the times, and
+/// sends only the change time.
 pub(super) fn is_chown(args: &abi::SetattrIn) -> bool {
     args.valid & !abi::FATTR_FH == abi::FATTR_CTIME
 }
 
-/// Decides if the kernel may remove the file capabilities of `ino` for a caller. It does so before a
-/// change of data, and at a chown(2).
-///
-/// # Errors
-///
-/// `EPERM` for a chown(2) by somebody who could not change the data either; what the file system answers
-/// to getattr.
+/// Checks if the kernel may remove the file capabilities of `ino` for a caller, which it does before a
+/// change of data and at a chown(2). Fails with `EPERM` for a chown(2) by a user without write
+/// permission, and with the errors of getattr.
 pub(super) fn may_lose_capabilities(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
@@ -57,14 +55,9 @@ pub(super) fn may_lose_capabilities(
     if refused { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Clears the bits of `ino` as far as the caller may, and returns the attributes that the kernel
-/// is to believe: without the bits in any case. `is_written` says that somebody has the file open for
-/// writing.
-///
-/// # Errors
-///
-/// `EPERM` for a chown(2) by somebody else than the owner, and what the file system answers to getattr
-/// and setattr.
+/// Clears the bits of `ino` if the caller has the right to, and returns the attributes for the kernel's
+/// cache, always without the bits. `is_written`: the file is open for writing. Fails with `EPERM` for a
+/// chown(2) by another user than the owner, and with the errors of getattr and setattr.
 pub(super) fn clear(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
@@ -84,8 +77,8 @@ pub(super) fn clear(
     if !may_clear(fs, cx, (ino, &attr), &user)? {
         return Ok(Attr { perm, ..attr });
     }
-    // Set-group-id without execution by the group goes or stays by the groups of the caller, which
-    // the file system does not know. All else is what it does at a change of owner, at once.
+    // Set-group-id without execution by the group depends on the groups of the caller, which the file
+    // system does not know. In all other cases it clears the bits at a change of owner, atomically.
     let by_group = attr.perm & (SGID | GROUP_EXEC) == SGID;
     let set = match by_group {
         true => SetAttr { perm: Some(perm), ..SetAttr::default() },
@@ -117,7 +110,7 @@ fn may_clear(
     Ok(posix::permits(user, attr, list.as_deref(), posix::WRITE))
 }
 
-/// The caller of a request, with the groups that can be found out.
+/// The caller of a request, with its known groups.
 struct Asking {
     uid: u32,
     groups: Vec<u32>,
@@ -141,10 +134,10 @@ impl posix::User for Asking {
     }
 }
 
-/// How often each inode is open for writing.
+/// The number of open files for writing of each inode.
 #[derive(Default)]
 pub(super) struct Writers {
-    /// All counts together: while nothing is open for writing, no shard is locked.
+    /// The sum of all counts. While it is 0, no shard is locked.
     total: AtomicUsize,
     shards: [Mutex<HashMap<Ino, u32>>; SHARDS],
 }

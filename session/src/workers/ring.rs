@@ -1,9 +1,10 @@
-//! The threads of a session with rings: see [`crate::transport::uring`].
+//! The threads of a session with rings; see [`crate::transport::uring`].
 //!
-//! Every queue has a worker from the start. More are added while all of a queue's workers are busy:
-//! by themselves, where requests pile up, and by the sentinel, where all of them sleep in handlers
-//! (nobody can see whether requests wait in a queue, so one worker more than sleep is kept). They
-//! stay: an entry cannot be taken back from the kernel, and one that idles costs nothing.
+//! Every queue has a worker from the start. If all workers of a queue are busy, another one is added:
+//! by a worker if requests arrive without a pause, and by the sentinel if all workers sleep in
+//! handlers. User space cannot see whether requests wait in a queue, so that one worker more than the
+//! sleeping ones is kept. Workers stay until the end, because the kernel does not return an entry, and
+//! an idle entry costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -28,32 +29,32 @@ use crate::transport::{Channel, Received};
 use defuse_wire::op::op_of;
 use defuse_wire::request::{Body, DecodeOptions};
 
-/// Workers of one queue that a mere backlog may call for.
+/// Maximum number of workers of a queue that a backlog adds.
 const PARALLEL: usize = 2;
-/// So many messages of the device in a row are a storm of FORGETs: the device is then left alone for
-/// a while after each, because a sleeper in read(2) would be woken for every single one. Not before,
-/// because the space of a removed file may be free only when it is forgotten.
+/// Number of consecutive messages of the device that count as a storm of FORGETs. The thread then pauses
+/// after each message, since every message would wake a thread that sleeps in read(2). It does not
+/// pause earlier, because FORGET may free the space of a removed file.
 const STORM: u32 = 64;
-/// The longest time between two messages in a row, in nanoseconds.
+/// Maximum time between two consecutive messages, in nanoseconds.
 const STORM_GAP_NS: u64 = 5_000_000;
-/// How long the device is left alone.
+/// Duration of the pause.
 const DEVICE_REST: Duration = Duration::from_millis(1);
 
-/// Looks of the sentinel after which a queue is nudged in which some handlers sleep.
+/// Number of checks by the sentinel after which it nudges a queue with sleeping handlers.
 const NUDGE_TICKS: u64 = 50;
 
 /// The queues of a session.
 pub(crate) struct Rings {
     device: Arc<OwnedFd>,
     queues: Box<[Queue]>,
-    /// Bytes of payload of an entry.
+    /// Size of the payload of an entry in bytes.
     payload: usize,
-    /// Threads that may wait on rings; the rest of the pool is for entries of deferred answers.
+    /// Maximum number of threads with rings. The others serve the entries of deferred replies.
     most: usize,
     answers: Arc<Answers>,
-    /// The file of the last OPEN, READ or WRITE; 0 before: see [`nudge`].
+    /// The file of the last OPEN, READ or WRITE, 0 before the first, for [`nudge`].
     file: AtomicU64,
-    /// Requests that came to the thread of the answers.
+    /// Requests that the thread of deferred replies received.
     handed: Mutex<VecDeque<Entry>>,
 }
 
@@ -62,12 +63,12 @@ pub(crate) struct Rings {
 #[repr(align(64))]
 struct Queue {
     threads: AtomicUsize,
-    /// Of these, waiting for a request.
+    /// The threads that wait for a request.
     idle: AtomicUsize,
     served: AtomicU64,
-    /// The value of `served` when the sentinel last looked.
+    /// The value of `served` at the sentinel's last check.
     seen: AtomicU64,
-    /// How often the sentinel has found it unchanged since.
+    /// Number of consecutive checks that found it unchanged.
     still: AtomicU64,
 }
 
@@ -79,7 +80,7 @@ impl Rings {
         caps: &Caps,
         defers: bool,
     ) -> Result<Self> {
-        // Where answers are finished later, a quarter handles what comes for their entries.
+        // With deferred replies, a quarter of the workers serves their entries.
         let helpers = if defers { (max_workers / 4).max(1) } else { 0 };
         Ok(Rings {
             device: Arc::clone(device),
@@ -96,14 +97,14 @@ impl Rings {
         self.handed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Drops what nobody will handle any more.
+    /// Drops the requests that no thread will handle.
     pub(crate) fn close(&self) {
         self.answers.close();
         self.handed().clear();
     }
 }
 
-/// Starts the threads of a session with rings. Returns when the kernel has an entry on every queue.
+/// Starts the threads of a session with rings. Returns when every queue has an entry in the kernel.
 pub(crate) fn start(shared: &Arc<Shared>, rings: &Rings) -> Result<()> {
     let (ready, reports) = channel();
     for qid in 0..rings.queues.len() {
@@ -137,13 +138,13 @@ fn spawn(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) ->
     started
 }
 
-/// Adds a worker to the queue `qid`, if there may be one.
+/// Adds a worker to the queue `qid`, within the limits.
 fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
     let waiting: usize = rings.queues.iter().map(|q| q.threads.load(Ordering::Relaxed)).sum();
     if waiting >= rings.most || shared.pool.grow_new() != Growth::Spawn {
         return;
     }
-    // Counted from now on, so that nobody adds another one before it runs.
+    // It counts from now on, so that no other thread adds one before it runs.
     rings.queues[qid].threads.fetch_add(1, Ordering::SeqCst);
     if let Err(errno) = spawn(shared, qid, None) {
         rings.queues[qid].threads.fetch_sub(1, Ordering::SeqCst);
@@ -151,7 +152,7 @@ fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
     }
 }
 
-/// The work of the sentinel for the queues.
+/// The sentinel's check of the queues.
 pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
     for (qid, queue) in rings.queues.iter().enumerate() {
         let served = queue.served.load(Ordering::Relaxed);
@@ -172,7 +173,7 @@ pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
     }
 }
 
-/// A worker's thread, until the session ends.
+/// The thread of a worker. Returns at the end of the session.
 fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
     let Some(rings) = &shared.rings else { return };
     bind(qid);
@@ -226,8 +227,8 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
     slot.release();
 }
 
-/// Runs the calling thread where the callers of its queue run: to switch to it there costs a
-/// fraction of waking another processor. Not where whoever started the program has ruled that out.
+/// Binds the calling thread to the processor of its queue. Switching to it there costs a fraction of
+/// waking another processor. Keeps to the processors that the program was started on.
 fn bind(qid: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     if qid < CpuSet::MAX_CPU && allowed.is_set(qid) {
@@ -237,9 +238,9 @@ fn bind(qid: usize) {
     }
 }
 
-/// Has something sent to the queue `qid`, so that whatever waits there is given out: the kernel gives
-/// waiting requests to an entry whose answer it takes, and never to one that is new. What can be sent
-/// is the answer to a RETRIEVE, which the kernel gives for regular files that it knows.
+/// Makes the kernel send a request to the queue `qid`, so that it also sends the waiting ones: it assigns
+/// them to an entry whose reply it takes, never to a new one. The request is the reply to a RETRIEVE,
+/// for a regular file that the kernel knows.
 fn nudge(shared: &Shared, rings: &Rings, qid: usize) {
     let file = rings.file.load(Ordering::Relaxed);
     if file == 0 {
@@ -264,11 +265,11 @@ struct Worker<'a> {
     slot: &'a Slot,
     cells: Cells,
     options: DecodeOptions,
-    /// When this worker last had something to do.
+    /// Time of this worker's last request.
     last: Moment,
-    /// Requests in a row that had been waiting.
+    /// Number of consecutive requests that had been waiting.
     backlog: u32,
-    /// The last request took so long that its handler must have slept.
+    /// The last request took so long that its handler probably slept.
     slept: bool,
 }
 
@@ -278,8 +279,7 @@ impl Worker<'_> {
             if self.shared.pool.exiting() {
                 return self.shared.pool.exit();
             }
-            // To look for requests instead of sleeping gains nothing where the caller runs on the
-            // same processor.
+            // Polling gains nothing, because the caller runs on the same processor.
             match self.channel.receive(false) {
                 Ok(Received::Request) => self.handle_received(),
                 Ok(Received::Nothing) => {}
@@ -319,7 +319,7 @@ impl Worker<'_> {
             self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
             if self.backlog >= BACKLOG_ROW {
                 self.backlog = 0;
-                // Beyond a few, more workers do more only where handlers sleep.
+                // Beyond a few, more workers help only if handlers sleep.
                 if self.slept || self.queue.threads.load(Ordering::Relaxed) < PARALLEL {
                     add_worker(self.shared, self.rings, self.qid);
                 }
@@ -334,16 +334,16 @@ impl Worker<'_> {
     }
 }
 
-/// A request has come to the thread of the answers: somebody else handles it.
+/// Passes a request that the thread of deferred replies received to another worker.
 fn hand(shared: &Arc<Shared>, entry: Entry) {
     let Some(rings) = &shared.rings else { return };
     rings.handed().push_back(entry);
     shared.add_worker();
-    // Where there may be no further worker, one that is about to rest has missed it.
+    // At the maximum number of workers, one that is about to park has missed it.
     shared.bell.ring();
 }
 
-/// A worker without a ring: handles what is handed to it.
+/// A worker without a ring, which handles the requests that other threads pass to it.
 pub(crate) fn run_helper(shared: &Arc<Shared>) {
     let (Some(rings), Some(slot)) = (&shared.rings, shared.slots.claim(signal::this_thread()))
     else {
@@ -378,7 +378,7 @@ pub(crate) fn run_helper(shared: &Arc<Shared>) {
     slot.release();
 }
 
-/// Reads what does not come over rings, until the session ends: FORGET and INTERRUPT.
+/// Reads the requests that do not come over rings, FORGET and INTERRUPT, until the session ends.
 fn read_device(shared: &Arc<Shared>) {
     let Some(slot) = shared.slots.claim(signal::this_thread()) else { return };
     let cells = shared.dispatcher.recorder.cells();
@@ -417,7 +417,7 @@ fn serve_device(
         Ok(request) if handled_at_once(shared, &request, reply) => {
             cells.record(op_of(request.opcode), started.elapsed_ns(), true);
         }
-        // The kernel sends none here once the queues are ready.
+        // When the queues are ready, the kernel sends no other requests here.
         Ok(request) => drop(handle(shared, &request, reply, slot, cells, started)),
         Err(error) => refuse(&error, reply),
     }
