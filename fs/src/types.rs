@@ -223,6 +223,30 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// The attributes of a new, empty inode with the number `ino` that `node` describes. All times are
+    /// the current one, and nothing may be cached. [`posix::new_inode`](crate::posix::new_inode)
+    /// changes permission bits and group by the directory.
+    pub fn of_new(ino: Ino, node: &NewNode<'_>) -> Self {
+        let now = Timestamp::now();
+        Attr {
+            st_ino: ino.0,
+            kind: node.kind,
+            perm: node.perm,
+            nlink: if node.kind == FileKind::Directory { 2 } else { 1 },
+            uid: node.uid,
+            gid: node.gid,
+            rdev: node.rdev,
+            size: 0,
+            blocks: 0,
+            blksize: 4096,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: Some(now),
+            valid_for: Duration::ZERO,
+        }
+    }
+
     /// `st_mode`: type and permission bits.
     pub const fn mode(&self) -> u32 {
         self.kind.mode_bits() | self.perm
@@ -271,6 +295,29 @@ pub struct SetAttr {
     /// Clear set-user-id, set-group-id (if group-executable) and `security.capability`, because a
     /// process without `CAP_FSETID` changes the data. A change of the owner always clears them.
     pub kill_suidgid: bool,
+}
+
+impl SetAttr {
+    /// Makes all changes to `attr` but that of the size, which also concerns the data. A file with a new
+    /// owner or group loses its set-id bits. The frontend has checked the permissions.
+    pub fn apply(&self, attr: &mut Attr) {
+        let now = Timestamp::now();
+        let drops_set_id = self.kill_suidgid || self.uid.or(self.gid).is_some();
+        if drops_set_id && attr.kind != FileKind::Directory {
+            attr.perm = crate::posix::without_set_id(attr.perm, true);
+        }
+        let time = |set, old| match set {
+            None => old,
+            Some(SetTime::Now) => now,
+            Some(SetTime::At(time)) => time,
+        };
+        attr.perm = self.perm.unwrap_or(attr.perm);
+        attr.uid = self.uid.unwrap_or(attr.uid);
+        attr.gid = self.gid.unwrap_or(attr.gid);
+        attr.atime = time(self.atime, attr.atime);
+        attr.mtime = time(self.mtime, attr.mtime);
+        attr.ctime = self.ctime.unwrap_or(now);
+    }
 }
 
 /// The attributes of a new inode.
@@ -841,6 +888,26 @@ mod tests {
         assert_eq!(Name::new(&[b'x'; 256]), Err(Errno::ENAMETOOLONG));
         assert!(Name::new(b"...").is_ok());
         assert!(Name::new(b"\xff\xfe").is_ok());
+    }
+
+    #[test]
+    fn changes_of_attributes_are_those_that_are_set() {
+        let node = NewNode::new(FileKind::Regular, 0o6755, crate::Caller::default());
+        let old = Attr { ctime: Timestamp::default(), ..Attr::of_new(Ino(7), &node) };
+        let apply = |set: SetAttr| {
+            let mut attr = old;
+            set.apply(&mut attr);
+            assert!(attr.ctime > old.ctime);
+            Attr { ctime: old.ctime, ..attr }
+        };
+        assert_eq!(apply(SetAttr::default()), old);
+        let time = Timestamp { secs: 5, nanos: 6 };
+        let set = SetAttr { mtime: Some(SetTime::At(time)), size: Some(9), ..SetAttr::default() };
+        assert_eq!(apply(set), Attr { mtime: time, ..old }, "the size is for the file system");
+        let set = SetAttr { gid: Some(3), ..SetAttr::default() };
+        assert_eq!(apply(set), Attr { gid: 3, perm: 0o755, ..old });
+        let set = SetAttr { perm: Some(0o4711), ..SetAttr::default() };
+        assert_eq!(apply(set), Attr { perm: 0o4711, ..old });
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A small file system: one directory of files in memory, behind one lock.
 //!
-//! What it is: the backend with which docs/writing-a-file-system.md explains the contract. It is tested like any
-//! other one, and `defuse` opens it as `example:`.
+//! docs/writing-a-file-system.md explains the contract with it. It is tested like every other backend, and
+//! `defuse` opens it as `example:`.
 //!
-//! What it is not: a file system to use. It has no directories below the root, no links, no rename and no
-//! extended attributes (`ENOSYS`), and no two operations run at the same time. `defuse-memory` has all that.
+//! It is not for use: it has no directories below the root, no links, no rename and no extended attributes
+//! (`ENOSYS`), and performs one operation at a time. `defuse-memory` has all of these.
 
 #![forbid(unsafe_code)]
 
@@ -14,47 +14,43 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_fs::posix::{Parent, new_inode, without_set_id};
-use defuse_fs::{
-    Attr, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name,
-    NewNode, OpenFlags, Push, ReadArgs, ReadBuf, Result, SetAttr, SetTime, Timestamp, WriteArgs,
-    WriteBuf,
-};
+use defuse_fs::posix::{Parent, new_inode};
+use defuse_fs::*;
 
 pub use kind::KIND;
 
-/// Most bytes in a file. A write may begin at any offset, and must not take all memory.
-const MOST_BYTES: u64 = 1 << 20;
+/// Maximum size of a file in bytes. A write may begin at any offset, and must not take all memory.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The file system.
 pub struct Example {
-    /// Most inodes, the root included.
-    most: usize,
+    /// Maximum number of inodes, including the root.
+    max_inodes: usize,
     state: Mutex<State>,
 }
 
 struct State {
     names: BTreeMap<Vec<u8>, Ino>,
     inodes: BTreeMap<Ino, Inode>,
-    /// The last inode number in use: no number is used twice.
+    /// The last inode number. No number is used twice.
     last: u64,
 }
 
 struct Inode {
     attr: Attr,
     bytes: Vec<u8>,
-    /// Lookups that frontends have and did not return.
+    /// Lookups that frontends hold.
     lookups: u64,
 }
 
 impl Example {
-    /// A file system for up to `most` inodes, the root included.
-    pub fn new(most: usize) -> Self {
-        let root = NewNode::new(FileKind::Directory, 0o1777, Default::default());
-        let root = Inode { attr: attr(Ino::ROOT, &root), bytes: Vec::new(), lookups: 0 };
+    /// A file system for up to `max_inodes` inodes, including the root.
+    pub fn new(max_inodes: usize) -> Self {
+        let node = NewNode::new(FileKind::Directory, 0o1777, Caller::default());
+        let root = Inode { attr: Attr::of_new(Ino::ROOT, &node), bytes: Vec::new(), lookups: 0 };
         let inodes = BTreeMap::from([(Ino::ROOT, root)]);
         let state = State { names: BTreeMap::new(), inodes, last: Ino::ROOT.0 };
-        Example { most, state: Mutex::new(state) }
+        Example { max_inodes, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -68,13 +64,12 @@ impl State {
     }
 
     fn find(&self, parent: Ino, name: Name<'_>) -> Result<Ino> {
-        if parent != Ino::ROOT {
-            return Err(Errno::ENOTDIR);
-        }
-        self.names.get(name.as_bytes()).copied().ok_or(Errno::ENOENT)
+        let is_root = parent == Ino::ROOT;
+        let found = is_root.then(|| self.names.get(name.as_bytes())).ok_or(Errno::ENOTDIR)?;
+        found.copied().ok_or(Errno::ENOENT)
     }
 
-    /// Every entry gives the frontend one lookup.
+    /// Returns the entry of an inode, and adds a lookup.
     fn entry(&mut self, ino: Ino) -> Result<Entry> {
         let inode = self.inode(ino)?;
         inode.lookups += 1;
@@ -94,11 +89,10 @@ impl Inode {
     fn resize(&mut self, size: u64) -> Result<()> {
         match self.attr.kind {
             FileKind::Directory => return Err(Errno::EISDIR),
-            _ if size > MOST_BYTES => return Err(Errno::EFBIG),
+            _ if size > MAX_BYTES => return Err(Errno::EFBIG),
             _ => self.bytes.resize(size as usize, 0),
         }
-        let now = Timestamp::now();
-        let blocks = size.div_ceil(512);
+        let (now, blocks) = (Timestamp::now(), size.div_ceil(512));
         self.attr = Attr { size, blocks, mtime: now, ctime: now, ..self.attr };
         Ok(())
     }
@@ -127,26 +121,9 @@ impl FileSystem for Example {
         let mut state = self.state();
         let inode = state.inode(ino)?;
         // First, because nothing else can fail.
-        if let Some(size) = set.size {
-            inode.resize(size)?;
-        }
-        let (attr, now) = (&mut inode.attr, Timestamp::now());
-        let drops_set_id = set.kill_suidgid || set.uid.or(set.gid).is_some();
-        if drops_set_id && attr.kind == FileKind::Regular {
-            attr.perm = without_set_id(attr.perm, true);
-        }
-        attr.perm = set.perm.unwrap_or(attr.perm);
-        attr.uid = set.uid.unwrap_or(attr.uid);
-        attr.gid = set.gid.unwrap_or(attr.gid);
-        let time = |set, old| match set {
-            None => old,
-            Some(SetTime::Now) => now,
-            Some(SetTime::At(time)) => time,
-        };
-        attr.atime = time(set.atime, attr.atime);
-        attr.mtime = time(set.mtime, attr.mtime);
-        attr.ctime = now;
-        Ok(*attr)
+        set.size.map_or(Ok(()), |size| inode.resize(size))?;
+        set.apply(&mut inode.attr);
+        Ok(inode.attr)
     }
 
     fn mknod(
@@ -158,23 +135,19 @@ impl FileSystem for Example {
     ) -> Result<Entry> {
         let state = &mut *self.state();
         match state.find(parent, name) {
-            Ok(_) => return Err(Errno::EEXIST),
-            Err(Errno::ENOENT) => {}
-            Err(errno) => return Err(errno),
+            Err(Errno::ENOENT) if node.kind != FileKind::Regular => return Err(Errno::EOPNOTSUPP),
+            Err(Errno::ENOENT) if state.inodes.len() >= self.max_inodes => {
+                return Err(Errno::ENOSPC);
+            }
+            Err(Errno::ENOENT) => state.last += 1,
+            found => return Err(found.err().unwrap_or(Errno::EEXIST)),
         }
-        if node.kind != FileKind::Regular {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if state.inodes.len() >= self.most {
-            return Err(Errno::ENOSPC);
-        }
-        state.last += 1;
         let ino = Ino(state.last);
         let root = &mut state.inode(Ino::ROOT)?.attr;
         (root.mtime, root.ctime) = (Timestamp::now(), Timestamp::now());
         let parent = Parent { perm: root.perm, gid: root.gid, default_acl: None };
         let made = new_inode(parent, node, cx.caller.uid == 0);
-        let attr = Attr { perm: made.perm, gid: made.gid, ..attr(ino, node) };
+        let attr = Attr { perm: made.perm, gid: made.gid, ..Attr::of_new(ino, node) };
         state.inodes.insert(ino, Inode { attr, bytes: Vec::new(), lookups: 0 });
         state.names.insert(name.as_bytes().to_vec(), ino);
         state.entry(ino)
@@ -220,16 +193,15 @@ impl FileSystem for Example {
         data.take(inode.bytes.get_mut(start as usize..end as usize).unwrap_or_default())
     }
 
-    /// The position after an entry is its inode number and one more. It stays right when other names come
-    /// and go.
+    /// The position after an entry is its inode number plus one, which other names do not change.
     fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         if dir.ino != Ino::ROOT {
             return Err(Errno::ENOTDIR);
         }
         let state = self.state();
         let mut entries: Vec<_> =
-            state.names.iter().map(|(name, ino)| (ino.0 + 1, name.as_slice())).collect();
-        entries.extend([(1, b".".as_slice()), (2, b"..")]);
+            state.names.iter().map(|(name, ino)| (ino.0 + 1, &name[..])).collect();
+        entries.extend([(1, &b"."[..]), (2, b"..")]);
         entries.sort_unstable();
         for (next, name) in entries.into_iter().filter(|(next, _)| *next > from) {
             let (ino, kind) = match next {
@@ -241,27 +213,5 @@ impl FileSystem for Example {
             }
         }
         Ok(())
-    }
-}
-
-/// The attributes of a new inode.
-fn attr(ino: Ino, node: &NewNode<'_>) -> Attr {
-    let now = Timestamp::now();
-    Attr {
-        st_ino: ino.0,
-        kind: node.kind,
-        perm: node.perm,
-        nlink: if node.kind == FileKind::Directory { 2 } else { 1 },
-        uid: node.uid,
-        gid: node.gid,
-        rdev: node.rdev,
-        size: 0,
-        blocks: 0,
-        blksize: 4096,
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: Some(now),
-        valid_for: Duration::ZERO,
     }
 }
