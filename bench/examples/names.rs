@@ -14,7 +14,8 @@ use std::time::Instant;
 
 use defuse_block::{Access, Device, File, Ram};
 use defuse_fs::{
-    Caller, Context, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, RenameFlags, SetAttr,
+    Caller, Context, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, NormalPath, RenameFlags,
+    SetAttr,
 };
 use defuse_uhs::Uhs;
 use rustix::time::{ClockId, clock_gettime};
@@ -80,41 +81,46 @@ impl Run {
         }
         let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
         self.phase("create", |dir, name| {
-            let entry = self.fs.mknod(&context(), dir, name, &node).expect("mknod");
+            let entry = self.fs.mknod(&context(), self.dirs[dir], name, &node).expect("mknod");
             self.fs.forget(entry.ino, 1);
         });
     }
 
     fn rest(&self) {
         self.phase("stat", |dir, name| {
-            let entry = self.fs.lookup(&context(), dir, name).expect("lookup");
+            let entry = self.fs.lookup(&context(), self.dirs[dir], name).expect("lookup");
             self.fs.forget(entry.ino, 1);
         });
+        self.phase("resolve", |dir, name| {
+            let path = format!("directory{dir}/{}", String::from_utf8_lossy(name.as_bytes()));
+            let path = NormalPath::new(path.as_bytes()).expect("a path");
+            self.fs.resolve(&context(), Ino::ROOT, path).expect("resolve");
+        });
         self.phase("chmod", |dir, name| {
-            let entry = self.fs.lookup(&context(), dir, name).expect("lookup");
+            let entry = self.fs.lookup(&context(), self.dirs[dir], name).expect("lookup");
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
             self.fs.setattr(&context(), entry.ino, None, &set).expect("setattr");
             self.fs.forget(entry.ino, 1);
         });
         self.phase("rename", |dir, old| {
             let text = format!("{}.new", String::from_utf8_lossy(old.as_bytes()));
-            let (from, to) = ((dir, old), (dir, name(&text)));
+            let (from, to) = ((self.dirs[dir], old), (self.dirs[dir], name(&text)));
             self.fs.rename(&context(), from, to, RenameFlags(0)).expect("rename");
         });
         self.phase("unlink", |dir, old| {
             let text = format!("{}.new", String::from_utf8_lossy(old.as_bytes()));
-            self.fs.unlink(&context(), dir, name(&text)).expect("unlink");
+            self.fs.unlink(&context(), self.dirs[dir], name(&text)).expect("unlink");
         });
     }
 
     /// Does something with all files, the threads in different directories.
-    fn phase(&self, what: &str, operation: impl Fn(Ino, Name<'_>) + Sync) {
+    fn phase(&self, what: &str, operation: impl Fn(usize, Name<'_>) + Sync) {
         let (start, cpu) = (Instant::now(), cpu_ns());
         let of_thread = |thread: usize| {
             for at in 0..self.files {
                 let dir = at % DIRECTORIES;
                 if dir % self.threads == thread {
-                    operation(self.dirs[dir], name(&format!("file{}", at / DIRECTORIES)));
+                    operation(dir, name(&format!("file{}", at / DIRECTORIES)));
                 }
             }
         };

@@ -10,9 +10,9 @@ use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
-    Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, Notify, OpenArgs,
-    OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, StatFs,
-    WriteArgs, WriteBuf,
+    Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, NormalPath,
+    Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved,
+    Result, SetAttr, StatFs, WriteArgs, WriteBuf,
 };
 
 use crate::commit::Rules;
@@ -155,6 +155,10 @@ impl FileSystem for Uhs {
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.engine.names().lookup(parent.0, name)
+    }
+
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.engine.names().resolve(from.0, path)
     }
 
     fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {

@@ -58,23 +58,32 @@ pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name
 
 impl Names {
     pub(crate) fn lookup(&self, parent: u64, name: Name<'_>) -> Result<Entry> {
-        let name = name.as_bytes();
-        let key = self.index.key(parent, name);
-        let part = self.index.read(key);
-        let mut entry = None;
-        part.find(key, |rid| {
-            let seen = self.records.see_at(rid, |record, extra| {
-                let found = has_link(record, extra, parent, name);
-                entry = found.then(|| self.entry(record, extra));
-                Ok(found)
-            });
-            seen == Ok(true)
-        });
-        drop(part);
+        let entry = self.look(parent, name, |record, extra| self.entry(record, extra));
         match entry {
             Some(entry) => Ok(entry),
             None => self.directory(parent).and(Err(Errno::ENOENT)),
         }
+    }
+
+    /// Looks at the inode with a name.
+    pub(super) fn look<T>(
+        &self,
+        parent: u64,
+        name: Name<'_>,
+        mut see: impl FnMut(&Record, Option<&Extra>) -> T,
+    ) -> Option<T> {
+        let name = name.as_bytes();
+        let key = self.index.key(parent, name);
+        let mut seen = None;
+        self.index.read(key).find(key, |rid| {
+            let found = self.records.see_at(rid, |record, extra| {
+                let found = has_link(record, extra, parent, name);
+                seen = found.then(|| see(record, extra));
+                Ok(found)
+            });
+            found == Ok(true)
+        });
+        seen
     }
 
     /// The inode with a name.

@@ -27,6 +27,7 @@ mod order;
 mod record;
 mod records;
 mod rename;
+mod resolve;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
