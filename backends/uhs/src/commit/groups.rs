@@ -45,7 +45,7 @@ pub(crate) struct Group {
 pub(crate) enum NoSlots {
     /// There will be enough when a superblock says that [`Groups::newest_durable`] is durable.
     UntilMentioned,
-    /// There will be enough when the groups that were closed are durable.
+    /// There may be enough when the groups that were closed are durable.
     UntilDurable,
     /// There are not so many slots at all: another chunk is needed.
     Full,
@@ -308,8 +308,9 @@ impl Groups {
         if self.slots.find(count, self.durable).len() == count {
             return Err(NoSlots::UntilMentioned);
         }
-        let all = self.slots.find(count, self.newest()).len() == count;
-        Err(if all { NoSlots::UntilDurable } else { NoSlots::Full })
+        // Slots that groups on their way have written and freed are free after them.
+        let all_durable = self.durable == self.newest();
+        Err(if all_durable { NoSlots::Full } else { NoSlots::UntilDurable })
     }
 
     /// Adds a slot to a group that is being closed. What lay there is overwritten.

@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 mod faults;
 mod mounts;
+mod names;
 mod player;
 mod threads;
 
