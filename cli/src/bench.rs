@@ -48,7 +48,7 @@ pub struct UhsArgs {
     /// full (a million files), quick, or tiny: everything once and small, as a test
     #[arg(long, value_parser = UhsScale::named, default_value = "quick")]
     scale: UhsScale,
-    /// Only these parts: names, sync, data, space, queues
+    /// Only these parts: names, sync, data, space, mounts, mounted, queues
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = Part::named)]
     only: Vec<Part>,
     /// The directory for mounts
@@ -122,7 +122,8 @@ fn run_uhs(args: &UhsArgs) -> Result {
         only => only.to_vec(),
     };
     let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
-    let options = defuse_bench_uhs::Options { scale, parts, rounds, work };
+    let program = Some(this_program()?);
+    let options = defuse_bench_uhs::Options { scale, parts, rounds, work, program };
     let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
     if args.json {
         let value = serde_json::to_value(&results).map_err(Failure::failed)?;

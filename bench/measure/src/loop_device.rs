@@ -32,6 +32,15 @@ impl LoopDevice {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
             .with_context(|| format!("no room for {} MiB at {}", bytes >> 20, image.display()))?;
         drop(file);
+        LoopDevice::attach(image, sector)
+    }
+
+    /// Makes a device on an image that is there. It goes with the device, too.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no loop device, or no program losetup(8).
+    pub fn attach(image: &Path, sector: u32) -> Result<LoopDevice> {
         let (name, sector) = (image.to_string_lossy().into_owned(), sector.to_string());
         let losetup = |how: &[&str]| {
             let fixed = ["--find", "--show", "--sector-size", &sector, &name];

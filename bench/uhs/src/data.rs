@@ -96,7 +96,7 @@ fn raw(stage: &Stage, scale: &Scale, results: &mut Results) -> Result<()> {
 }
 
 /// Makes operations (a write, at a block, of so many blocks), and flushes.
-fn operations(
+pub(crate) fn operations(
     device: &File,
     region: &Arc<Region>,
     kinds: &mut dyn Iterator<Item = (bool, u64, u32)>,

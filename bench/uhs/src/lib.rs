@@ -11,6 +11,8 @@
 
 mod data;
 mod files;
+mod mounted;
+mod mounts;
 mod names;
 pub mod queues;
 pub mod results;
@@ -96,17 +98,23 @@ pub enum Part {
     Data,
     /// Space on the device and in memory.
     Space,
+    /// Times of mounts.
+    Mounts,
+    /// Operations on names through a mount of the kernel.
+    Mounted,
     /// The separation of queues.
     Queues,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 5] = [
+    pub const ALL: [(&'static str, Part); 7] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
         ("space", Part::Space),
+        ("mounts", Part::Mounts),
+        ("mounted", Part::Mounted),
         ("queues", Part::Queues),
     ];
 
@@ -135,6 +143,8 @@ pub struct Options {
     pub rounds: u32,
     /// Directory for images and mounts.
     pub work: PathBuf,
+    /// The program `defuse`, for mounts of the kernel; without it they are left out.
+    pub program: Option<PathBuf>,
 }
 
 /// Measures. `say` gets a line for each step.
@@ -157,6 +167,8 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
                         Part::Names => names::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Sync => sync::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Data => data::measure(&mut stage, &options.scale, &mut results)?,
+                        Part::Mounts => mounts::measure(&mut stage, &options.scale, &mut results)?,
+                        Part::Mounted => mounted::measure(&mut stage, options, &mut results)?,
                         _ => space::measure(&mut stage, &options.scale, &mut results)?,
                     }
                 }

@@ -16,7 +16,7 @@ use crate::Options;
 use crate::files::{Files, Inside, Kernel, NAME};
 
 /// Bytes of a block and of a sector.
-const BLOCK: u32 = 4096;
+pub(crate) const BLOCK: u32 = 4096;
 
 /// The kinds of file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,8 @@ impl Stage {
         let bytes =
             (of_names + options.scale.data_bytes * 3 + (512 << 20)).next_multiple_of(1 << 21);
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        let size = std::ffi::CString::new(format!("size={}", bytes + (64 << 20)))?;
+        // The image, and a copy of the part that is in use.
+        let size = std::ffi::CString::new(format!("size={}", 2 * bytes))?;
         rustix::mount::mount("tmpfs", &ram, "tmpfs", flags, size.as_c_str())
             .context("cannot mount a tmpfs: be root")?;
         let mut stage = Stage { device: None, mountpoint, ram, _work: work };
@@ -81,7 +82,7 @@ impl Stage {
         Ok(stage)
     }
 
-    fn device(&self) -> Result<&LoopDevice> {
+    pub(crate) fn device(&self) -> Result<&LoopDevice> {
         self.device.as_ref().context("the device is gone")
     }
 
@@ -90,11 +91,14 @@ impl Stage {
         Ok(self.device()?.node())
     }
 
-    /// Bytes that were written to the device since it was made (Documentation/block/stat.rst of the kernel).
+    /// Where file systems are mounted.
+    pub(crate) fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Bytes that were written to the device since it was made.
     pub(crate) fn written(&self) -> Result<u64> {
-        let text = fs::read_to_string(format!("/sys/block/{}/stat", self.device()?.name()))?;
-        let sectors = text.split_whitespace().nth(6).context("stat has a field of sectors")?;
-        Ok(sectors.parse::<u64>()? * 512)
+        sectors(self.device()?, 6)
     }
 
     /// Makes an empty file system of a kind, and calls `work` with it mounted.
@@ -144,6 +148,13 @@ impl Stage {
         client.unmount(NAME, false)?;
         done
     }
+}
+
+/// Bytes in a field of sectors of a device (Documentation/block/stat.rst of the kernel).
+pub(crate) fn sectors(device: &LoopDevice, field: usize) -> Result<u64> {
+    let text = fs::read_to_string(format!("/sys/block/{}/stat", device.name()))?;
+    let sectors = text.split_whitespace().nth(field).context("stat has a field of sectors")?;
+    Ok(sectors.parse::<u64>()? * 512)
 }
 
 impl Drop for Stage {

@@ -14,6 +14,7 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         parts: Part::ALL.map(|(_, part)| part).to_vec(),
         rounds: 1,
         work: work.path().to_owned(),
+        program: None,
     };
     let results = run(&options, &mut |_| ()).unwrap();
     for name in ["create, one directory", "create, write 1 KiB, fsync; 16 threads"] {
@@ -37,6 +38,7 @@ fn the_separation_of_queues_is_the_same_every_time() {
             parts: vec![Part::Queues],
             rounds: 1,
             work: std::env::temp_dir(),
+            program: None,
         };
         run(&options, &mut |_| ()).unwrap().table()
     };

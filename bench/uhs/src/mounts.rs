@@ -1,0 +1,75 @@
+//! Times of mounts: after a power failure, after a clean end, and of reading the slots alone.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use defuse_block::{Access, Device, File, Region};
+use defuse_measure::command;
+use defuse_measure::loop_device::LoopDevice;
+use defuse_uhs::Uhs;
+
+use crate::Scale;
+use crate::data::operations;
+use crate::results::{Better, Results};
+use crate::targets::{BLOCK, Stage, Target, sectors};
+
+/// Blocks of a read: 1 MiB.
+const READ: u64 = 256;
+
+/// Files at most: the image is there twice.
+const MOST_FILES: usize = 500_000;
+
+/// One round.
+pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+    let files = scale.files.min(MOST_FILES);
+    let copy = stage.with(Target::Uhs, |stage, target| {
+        (0..scale.directories).try_for_each(|dir| target.mkdir(&format!("/d{dir:04}")))?;
+        for file in 0..files {
+            target.create(&format!("/d{:04}/file{file:07}", file % scale.directories))?;
+        }
+        target.sync()?;
+        // As a power failure finds it.
+        let image = stage.device()?.image();
+        let copy = image.with_extension("copy");
+        let paths = [image.as_os_str(), copy.as_os_str()];
+        command::output("cp", &[&["--sparse=always".as_ref()], &paths[..]].concat())?;
+        Ok(copy)
+    })?;
+    let crashed = LoopDevice::attach(&copy, BLOCK)?;
+    let mut add = |name: &str, unit: &'static str, figure: f64| {
+        results.add((name, unit, Better::Less, 0.0), "uhs", figure);
+    };
+    let slots = reading(&crashed, files as u64)?;
+    add("reading as many slots as there are files", "s", slots);
+    for (name, device) in [("a power failure", &crashed), ("a clean end", stage.device()?)] {
+        let before = sectors(device, 2)?;
+        let seconds = mounting(device)?;
+        let name = format!("mount after {name}");
+        add(&name, "s", seconds);
+        add(&name, "MB read", (sectors(device, 2)? - before) as f64 / 1e6);
+    }
+    Ok(())
+}
+
+fn mounting(device: &LoopDevice) -> Result<f64> {
+    let file = Arc::new(File::open(device.node(), Access::ReadWrite)?);
+    let begun = Instant::now();
+    let (uhs, problems) = Uhs::open(file, Default::default(), fastrand::Rng::new())?;
+    let seconds = begun.elapsed().as_secs_f64();
+    ensure!(problems.is_empty(), "the file system is damaged: {problems:?}");
+    drop(uhs);
+    Ok(seconds)
+}
+
+fn reading(device: &LoopDevice, blocks: u64) -> Result<f64> {
+    let file = File::open(device.node(), Access::Read)?;
+    let region = Region::new(READ as u32 * 32)?;
+    file.register(&region)?;
+    let blocks = blocks.min(file.facts().blocks);
+    let begun = Instant::now();
+    let reads = (0..blocks).step_by(READ as usize);
+    let length = |block| READ.min(blocks - block) as u32;
+    operations(&file, &region, &mut reads.map(|block| (false, block, length(block))))?;
+    Ok(begun.elapsed().as_secs_f64())
+}
