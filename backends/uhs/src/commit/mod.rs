@@ -10,6 +10,8 @@ mod recover;
 mod slots;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::crashes;
 
 pub(crate) use groups::Change;
 pub(crate) use groups::{Group, Groups, NoSlots};

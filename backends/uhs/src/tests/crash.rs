@@ -106,7 +106,12 @@ impl Run {
     }
 
     /// Judges states of all moments, about `wanted` of them.
-    fn judge_all(&self, wanted: usize, seed: u64, rules: Rules) -> Result<usize, String> {
+    pub(super) fn judge_all(
+        &self,
+        wanted: usize,
+        seed: u64,
+        rules: Rules,
+    ) -> Result<usize, String> {
         let mut random = fastrand::Rng::with_seed(seed);
         let share = wanted as f64 / (self.sim.events() + 1) as f64;
         let mut judged = 0;
@@ -164,4 +169,25 @@ fn each_sentence_about_data_is_needed() {
 #[test]
 fn the_suite_notices_a_device_that_lies_about_flushes() {
     assert!((0..50).any(|seed| play(seed, Rules::ALL, true).is_err()));
+}
+
+/// `cargo xtask crash`: seeds from `DEFUSE_SEED` on, until one fails or the run is stopped.
+#[test]
+#[ignore = "runs until it is stopped"]
+fn random_operations_and_power_failures_until_stopped() {
+    let first = std::env::var("DEFUSE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first = first.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    println!("from seed {first} on");
+    let (mut states, mut told) = (0, std::time::Instant::now());
+    for seed in first.. {
+        let judged = play(seed, Rules::ALL, false)
+            .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
+        states += judged.unwrap_or_else(|why| {
+            panic!("{why}\nto see it again: cargo xtask crash {seed}");
+        });
+        if told.elapsed().as_secs() >= 10 {
+            told = std::time::Instant::now();
+            println!("{states} states, seed {seed}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod faults;
 mod mounts;
 mod names;
 mod player;
+mod sequences;
 mod threads;
 
 use std::collections::BTreeMap;
