@@ -163,6 +163,12 @@ pub const STEPS: &[Step] = &[
         &[],
         &["test", "--package", "defuse-session", "--features", "shuttle", "--test", "shuttle"],
     ),
+    cargo(
+        "shuttle-uhs",
+        "the gate of groups of uhs under the schedules of shuttle",
+        &[],
+        &["test", "--package", "defuse-uhs", "--features", "shuttle", "--lib", "group::"],
+    ),
     Step {
         when: When::Always,
         ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(20))

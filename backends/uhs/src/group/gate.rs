@@ -1,11 +1,9 @@
 //! The handles of the running group: a lock that many hold at a time, each at a door of his own, so that
 //! their processors share no cache line.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::PoisonError;
 
-use crate::engine::lock;
+use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, number_of_thread};
 
 /// Doors. More threads share them.
 const DOORS: usize = 16;
@@ -68,7 +66,7 @@ impl Gate {
 
     /// Waits while a group is being closed.
     pub(crate) fn enter(&self) -> Handle<'_> {
-        let door = &self.doors[own_door()];
+        let door = &self.doors[number_of_thread() % DOORS];
         Handle {
             door,
             full: self.full,
@@ -127,14 +125,55 @@ impl Closed<'_> {
     }
 }
 
-/// The door of this thread.
-fn own_door() -> usize {
-    thread_local!(static DOOR: Cell<usize> = const { Cell::new(usize::MAX) });
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    DOOR.with(|door| {
-        if door.get() == usize::MAX {
-            door.set(NEXT.fetch_add(1, Ordering::Relaxed) % DOORS);
-        }
-        door.get()
-    })
+fn lock(changes: &Mutex<Changes>) -> MutexGuard<'_, Changes> {
+    changes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `cargo test -p defuse-uhs --features shuttle --lib group::`
+#[cfg(all(test, feature = "shuttle"))]
+mod tests {
+    use shuttle::sync::Arc;
+    use shuttle::thread;
+
+    use super::*;
+
+    /// An operation changes two things, with a handle. Whoever closes groups meanwhile sees both changes or
+    /// none, and those of exactly the operations that the groups until then list.
+    #[test]
+    fn a_closed_group_has_the_whole_of_the_operations_that_it_lists_and_nothing_of_others() {
+        shuttle::check_random(
+            || {
+                let shared = Arc::new((Gate::new(2), Mutex::new(0), Mutex::new(0)));
+                let operate = |thread: u64| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        let (gate, one, other) = &*shared;
+                        for number in 0..2 {
+                            let handle = gate.enter();
+                            *one.lock().unwrap() += 1;
+                            handle.changed(thread * 2 + number);
+                            *other.lock().unwrap() += 1;
+                        }
+                    })
+                };
+                let threads: Vec<_> = (0..3).map(operate).collect();
+                let mut listed = Vec::new();
+                let (gate, one, other) = &*shared;
+                let mut close = || {
+                    let closed = gate.close();
+                    listed.append(&mut closed.take().changed);
+                    let seen = (*one.lock().unwrap(), *other.lock().unwrap());
+                    assert_eq!(seen, (listed.len(), listed.len()));
+                };
+                close();
+                close();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                close();
+                listed.sort_unstable();
+                assert_eq!(listed, (0..6).collect::<Vec<u64>>());
+                assert!(!gate.has_changes());
+            },
+            1500,
+        );
+    }
 }

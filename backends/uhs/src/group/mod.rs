@@ -1,6 +1,7 @@
 //! The running group: who is changing something, and how a group closes.
 
 mod gate;
+mod sync;
 
 use std::sync::{Arc, Mutex};
 
