@@ -80,7 +80,7 @@ pub fn serve(
     path: &Path,
     statistics: Statistics,
     agreement: Agreement,
-    writable: Switch,
+    (writable, can_only_be_read): (Switch, bool),
 ) -> io::Result<()> {
     // A killed daemon may have left it.
     let _ = fs::remove_file(path);
@@ -90,11 +90,11 @@ pub fn serve(
         "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
         READ_WRITE | READ_ONLY => {
-            // Without the read-only layer, changes are allowed anyway.
+            // Without the read-only layer, changes are allowed anyway, or never.
             if let Some(writable) = &writable {
                 writable.store(question == READ_WRITE, Ordering::Release);
             }
-            Some("true".to_owned())
+            Some((question == READ_ONLY || !can_only_be_read).to_string())
         }
         _ => None,
     };
@@ -137,7 +137,13 @@ pub fn stat(found: &Found) -> Result<(Snapshot, String)> {
 /// read-only refuses changes independently of the kernel.
 pub fn set_writable(found: &Found, writable: bool) -> Result {
     let question = if writable { READ_WRITE } else { READ_ONLY };
-    parse::<bool>(found, question).map(drop)
+    match parse::<bool>(found, question)? {
+        (true, _) => Ok(()),
+        (false, _) => Err(Failure::Failed(format!(
+            "{}: its source was opened for reading: unmount it, and mount it without ro",
+            found.shown_mountpoint()
+        ))),
+    }
 }
 
 /// The result of INIT of a mount, parsed and as JSON.

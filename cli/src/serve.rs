@@ -118,6 +118,7 @@ fn serve(
     caught: Signals,
 ) -> Result<(Session, Companions)> {
     let Mounted { device, mountpoint, .. } = mounted;
+    let can_only_be_read = writable.is_none() && fs.caps().read_only;
     let session = Session::start(device, fs, &plan.settings.session).map_err(|error| {
         // The mount has no session.
         let _ = mount::unmount(&mountpoint, true);
@@ -126,6 +127,7 @@ fn serve(
     for decision in &session.negotiated().decisions {
         log::debug!("INIT: {decision}");
     }
+    let writable = (writable, can_only_be_read);
     let companions = Companions::start(plan, &session, (mountpoint, writable), caught);
     Ok((session, companions))
 }
@@ -140,7 +142,7 @@ impl Companions {
     fn start(
         plan: &Plan,
         session: &Session,
-        (mountpoint, writable): (PathBuf, Switch),
+        (mountpoint, writable): (PathBuf, (Switch, bool)),
         caught: Signals,
     ) -> Companions {
         let connection = connection_id(&mountpoint);
@@ -181,7 +183,7 @@ impl Companions {
     }
 }
 
-fn listen(socket: &Path, session: &Session, writable: Switch) {
+fn listen(socket: &Path, session: &Session, writable: (Switch, bool)) {
     let agreement = Agreement::from(session.negotiated());
     if let Err(error) = control::serve(socket, session.statistics(), agreement, writable) {
         log::warn!("no control socket {}: {error}", socket.display());

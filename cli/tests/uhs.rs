@@ -240,6 +240,40 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
     assert_eq!(out, "four\nthree\ntwo\n");
 }
 
+/// An image can be looked at without leaving a trace, by several at once.
+#[test]
+fn a_read_only_mount_writes_nothing_and_stays_read_only() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+    let file = File::create(place.path("mnt/file")).unwrap();
+    file.write_all_at(b"synced", 0).unwrap();
+    file.sync_all().unwrap();
+    fs::write(place.path("mnt/lost"), "x").unwrap();
+    place.signal(Signal::KILL);
+    drop(file);
+    place.ok(&["umount", "mnt"]);
+    let before = fs::read(place.path("img")).unwrap();
+    place.ok(&["mount", "uhs:img", "mnt", "-o", "ro"]);
+    let out = place.ok(&["run", "--mount", "/x=uhs:img,ro", "--", "cat", "/x/file"]);
+    assert_eq!(
+        (out.as_str(), &*fs::read(place.path("mnt/file")).unwrap()),
+        ("synced", &b"synced"[..])
+    );
+    let mnt = place.path("mnt");
+    let remount = |options: &str| {
+        let helper = place.path("mount.fuse.defuse");
+        let _ = symlink(common::PROGRAM, &helper);
+        let mut mount = place.command_of(&helper, &["uhs:img", mnt.to_str().unwrap()]);
+        said(mount.args(["-o", options]).output().unwrap())
+    };
+    let refused = remount("remount,rw");
+    assert!(refused.code != Some(0) && refused.err.contains("without ro"), "{}", refused.err);
+    assert_eq!(remount("remount,ro").code, Some(0));
+    assert!(fs::write(place.path("mnt/file"), "x").is_err());
+    place.ok(&["umount", "mnt"]);
+    assert!(fs::read(place.path("img")).unwrap() == before);
+}
+
 /// A damaged image must not be written, but what can be read of it is there.
 #[test]
 fn a_damaged_image_is_mounted_read_only_with_a_warning() {

@@ -170,12 +170,14 @@ impl Source {
     }
 
     /// [`open`](Source::open), with the switch of the layer that refuses changes ([`ReadOnly::switch`]),
-    /// if there is one.
+    /// if there is one. A file system that refuses them by itself ([`Caps::read_only`]) has none.
+    ///
+    /// [`Caps::read_only`]: defuse_fs::Caps::read_only
     pub fn open_with_switch(&self, settings: &Settings) -> Result<(Arc<dyn FileSystem>, Switch)> {
         let mut frontend = settings.frontend.clone();
         frontend.read_only |= settings.read_only;
         let fs = self.kind.open(&self.rest, &frontend, &settings.options)?;
-        if !settings.read_only {
+        if !settings.read_only || fs.caps().read_only {
             return Ok((fs, None));
         }
         let fs = ReadOnly::new(fs);

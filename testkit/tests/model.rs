@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use defuse_block::Ram;
 use defuse_example::Example;
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, Op, check, replay};
+use defuse_uhs::Uhs;
 
 #[test]
 fn memory_does_what_the_model_does() {
@@ -28,4 +30,23 @@ fn a_copy_that_lengthens_its_own_source_stops_at_the_old_end() {
 #[test]
 fn the_example_does_what_the_model_does() {
     check(Missing::Allowed, || Arc::new(Example::new(1024)));
+}
+
+/// Its caches are so small that most data is read from the device again, and most writes wait for it.
+#[test]
+fn uhs_does_what_the_model_does() {
+    let options = defuse_uhs::Options {
+        commit: None,
+        cache_pages: 64,
+        dirty_pages: 16,
+        ..Default::default()
+    };
+    check(Missing::Allowed, || {
+        let device = Arc::new(Ram::new(4096, 4096));
+        let mut random = fastrand::Rng::with_seed(1);
+        Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
+        let (fs, problems) = Uhs::open(device, options, random).unwrap();
+        assert_eq!(problems, []);
+        Arc::new(fs)
+    });
 }

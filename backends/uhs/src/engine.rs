@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use defuse_block::{Blocking, Device};
-use defuse_fs::{Entry, Errno, Name, Result};
+use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
 use crate::commit::Rules;
@@ -146,6 +146,25 @@ impl Engine {
         // An inode with several names keeps its content in memory: somebody has to know its records.
         let _content = self.content(ino)?;
         self.change(|names, handle| names.link(handle, ino, parent, name))
+    }
+
+    pub(crate) fn setxattr(
+        &self,
+        ino: u64,
+        attribute: (XattrName<'_>, &[u8]),
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        // An inode with attributes keeps its content in memory: somebody has to know its records.
+        let _content = self.content(ino)?;
+        self.change(|names, handle| names.setxattr(handle, ino, attribute, flags))
+    }
+
+    pub(crate) fn removexattr(&self, ino: u64, name: XattrName<'_>) -> Result<()> {
+        let content = self.content(ino)?;
+        let removed = self.change(|names, handle| names.removexattr(handle, ino, name));
+        drop(content);
+        self.is_idle(ino);
+        removed
     }
 
     /// A handle of the running group. `EROFS`.

@@ -12,7 +12,7 @@ use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
     Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, NormalPath,
     Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved,
-    Result, SetAttr, StatFs, WriteArgs, WriteBuf,
+    Result, SetAttr, SetXattrFlags, StatFs, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::commit::Rules;
@@ -135,7 +135,8 @@ impl FileSystem for Uhs {
             read_only: self.engine.is_read_only(),
             exclusive: true,
             readdir_entries: true,
-            xattrs: false,
+            posix_acl: true,
+            security_labels: true,
             kill_suidgid: true,
             open_truncates: true,
             locks: LockSupport::Either,
@@ -241,6 +242,35 @@ impl FileSystem for Uhs {
 
     fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         self.engine.setattr(ino.0, set)
+    }
+
+    fn setxattr(
+        &self,
+        _: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        self.engine.setxattr(ino.0, (name, value), flags)
+    }
+
+    fn getxattr(
+        &self,
+        _: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        self.engine.names().getxattr(ino.0, name, room)
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.engine.names().listxattr(ino.0, cx.caller.uid == 0, room)
+    }
+
+    fn removexattr(&self, _: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.engine.removexattr(ino.0, name)
     }
 
     fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {

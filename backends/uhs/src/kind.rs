@@ -23,7 +23,7 @@ pub static KIND: Description<Options> = Description {
         rings: true,
     },
     options: OPTIONS,
-    defaults: |_| Options::default(),
+    defaults: |frontend| Options { read_only: frontend.read_only, ..Options::default() },
     open,
     images: Some(&image::ImageFiles),
 };

@@ -63,7 +63,7 @@ impl Suite {
         match config.backend {
             // These need fallocate(2).
             Backend::Uhs | Backend::Run("uhs:IMAGE")
-                if matches!(self, Suite::File | Suite::Fsx | Suite::Programs) =>
+                if matches!(self, Suite::File | Suite::Fsx) =>
             {
                 false
             }

@@ -75,6 +75,8 @@ impl Content {
     pub(crate) fn facts(&self) -> Facts {
         let kept: u64 = match &self.data {
             Data::Extents(extents) => extents.iter().map(|extent| u64::from(extent.count)).sum(),
+            // Programs such as tar take a file without blocks for a hole.
+            Data::Inline(bytes) => u64::from(!bytes.is_empty()),
             _ => 0,
         };
         Facts { size: self.size, blocks: kept + self.promised, dirty: self.dirty > 0 }

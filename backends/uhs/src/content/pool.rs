@@ -72,6 +72,19 @@ impl Pool {
         has_space
     }
 
+    /// Sets blocks for records aside. `sure` takes them from those that are kept. False where too few are
+    /// left.
+    pub(crate) fn set_aside(&self, count: u64, sure: bool) -> bool {
+        let has_space = sure || self.free_blocks() >= count;
+        self.promised.fetch_add(if has_space { count } else { 0 }, Ordering::Relaxed);
+        has_space
+    }
+
+    /// Gives blocks back that were set aside.
+    pub(crate) fn give_back(&self, count: u64) {
+        self.promised.fetch_sub(count, Ordering::Relaxed);
+    }
+
     pub(super) fn page_is_new(&self) {
         self.cached.fetch_add(1, Ordering::Relaxed);
     }

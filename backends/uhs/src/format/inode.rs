@@ -21,6 +21,13 @@ const XATTR: u8 = 2;
 const TARGET: u8 = 3;
 const INLINE_DATA: u8 = 4;
 const EXTENT: u8 = 5;
+const XATTR_MORE: u8 = 6;
+
+/// Bytes of the value of an extended attribute at most.
+pub(crate) const VALUE_MAX: usize = 65536;
+
+/// Bytes of a value that lie in its first record at most, so that the name fits, too.
+const VALUE_PART: usize = 65_000;
 
 /// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -234,7 +241,13 @@ impl Inode {
             XATTR => {
                 let name = of.u8().and_then(|len| of.bytes(len.into()))?.to_vec();
                 let value = of.bytes(len.checked_sub(1 + name.len())?)?.to_vec();
-                self.xattrs.push((name, value));
+                let sound = !name.is_empty() && !name.contains(&0);
+                sound.then(|| self.xattrs.push((name, value)))?;
+            }
+            XATTR_MORE => {
+                let (_, value) = self.xattrs.last_mut()?;
+                value.extend_from_slice(of.bytes(len)?);
+                (value.len() <= VALUE_MAX).then_some(())?;
             }
             INLINE_DATA if len <= INLINE && self.data == Data::Nothing => {
                 self.data = Data::Inline(of.bytes(len)?.to_vec());
@@ -270,8 +283,13 @@ impl Records {
     }
 
     pub(crate) fn xattr(&mut self, name: &[u8], value: &[u8]) {
+        let (value, more) = value.split_at(value.len().min(VALUE_PART));
         record(&mut self.0, XATTR, 1 + name.len() + value.len());
         self.0.u8(name.len() as u8).bytes(name).bytes(value);
+        if !more.is_empty() {
+            record(&mut self.0, XATTR_MORE, more.len());
+            self.0.bytes(more);
+        }
     }
 
     pub(crate) fn data(&mut self, data: &Data) {

@@ -44,7 +44,8 @@ impl Images for ImageFiles {
 
 /// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
 pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
-    let device: Arc<dyn Device> = device(image, Access::ReadWrite)?;
+    let access = if options.read_only { Access::Read } else { Access::ReadWrite };
+    let device: Arc<dyn Device> = device(image, access)?;
     let opened = Uhs::open(Arc::clone(&device), options, random());
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();

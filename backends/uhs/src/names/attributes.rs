@@ -103,7 +103,7 @@ impl Names {
             settle(&mut changing, facts);
             changing.modified(now);
             if kill_suidgid {
-                changing.record.kill_suidgid();
+                changing.kill_suidgid();
             }
             match facts.dirty {
                 true => list(handle, changing.record),
@@ -120,9 +120,9 @@ fn set_owner_and_mode(changing: &mut Changing<'_>, set: &SetAttr) {
     record.uid = set.uid.unwrap_or(record.uid);
     record.gid = set.gid.unwrap_or(record.gid);
     if record.directory().is_none() && (owner || set.kill_suidgid) {
-        record.kill_suidgid();
+        changing.kill_suidgid();
     }
     if let Some(perm) = set.perm {
-        record.set_perm(perm);
+        changing.chmod(perm);
     }
 }

@@ -53,6 +53,9 @@ impl Names {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
             let named = changing.record.is_named();
+            if changing.record.has_extra {
+                changing.make_extra().xattrs.written();
+            }
             Ok(named.then(|| encode(changing.record, changing.extra(), data)))
         })
     }
@@ -79,7 +82,7 @@ fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> (Inode, Vec<u8
     for link in extra.iter().flat_map(|extra| &extra.links) {
         out.link(link.parent, link.stamp, &link.name);
     }
-    for (name, value) in extra.iter().flat_map(|extra| &extra.xattrs) {
+    for (name, value) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
         out.xattr(name, value);
     }
     out.data(data);

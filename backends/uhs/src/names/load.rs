@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use defuse_fs::FileKind;
 
 use super::record::{Body, Directory, Live, Record, Time};
+use super::xattrs::Xattrs;
 use super::{Names, ROOT};
 use crate::content::{Content, Pool};
 use crate::engine::lock;
@@ -179,7 +180,7 @@ impl Names {
                 changing.add_link(link.parent, link.stamp, &link.name);
             }
             if !xattrs.is_empty() {
-                changing.make_extra().xattrs = xattrs;
+                changing.make_extra().xattrs = Xattrs::loaded(&self.pool, xattrs);
             }
             Ok(())
         });

@@ -3,12 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::posix::{Parent, new_inode};
-use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, Timestamp};
+use defuse_fs::posix::acl::Acl;
+use defuse_fs::posix::{NewInode, Parent, new_inode};
+use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags, Timestamp};
 
 use super::index::{Key, Part};
 use super::order::{Order, Rid};
 use super::record::{Body, Changing, Directory, Extra, Live, Record, Time, Uses};
+use super::xattrs::{ACCESS, DEFAULT, default_acl};
 use super::{KEEP_SLOTS, LINK_MAX, Names, ROOT, list, touch};
 use crate::content::Content;
 use crate::engine::lock;
@@ -35,6 +37,7 @@ pub(super) struct Above {
     pub(super) dir: Arc<Directory>,
     perm: u32,
     gid: u32,
+    default_acl: Option<Acl>,
 }
 
 /// A directory with its lock, and the part of the index for a name in it.
@@ -110,9 +113,10 @@ impl Names {
     }
 
     pub(super) fn above(&self, parent: u64) -> Result<Above> {
-        self.records.see(parent, |record, _| {
+        self.records.see(parent, |record, extra| {
             let dir = record.directory().cloned().ok_or(Errno::ENOTDIR)?;
-            Ok(Above { dir, perm: record.perm(), gid: record.gid })
+            let default_acl = default_acl(extra);
+            Ok(Above { dir, perm: record.perm(), gid: record.gid, default_acl })
         })
     }
 
@@ -155,13 +159,13 @@ impl Names {
         if is_dir && place.dir.subdirs.load(Ordering::Relaxed) as usize >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
-        let mut record = self.new_record(above, making)?;
+        let (mut record, extra) = self.new_record(above, making)?;
         (record.parent, record.name) = (place.parent, place.name.into());
         record.stamp = self.take_stamp();
         let stamp = record.stamp;
         touch(handle, &mut record);
-        let entry = self.entry(&record, None);
-        let rid = self.records.insert(record);
+        let entry = self.entry(&record, extra.as_deref());
+        let rid = self.records.insert_with(record, extra);
         part.insert(place.key, rid);
         place.entries.push(stamp, rid);
         place.dir.count.fetch_add(1, Ordering::Relaxed);
@@ -184,20 +188,26 @@ impl Names {
         if above.dir.is_dead() {
             return Err(Errno::ENOENT);
         }
-        let mut record = self.new_record(&above, making)?;
+        let (mut record, extra) = self.new_record(&above, making)?;
         record.linkable = linkable;
-        let entry = self.entry(&record, None);
-        self.records.insert(record);
+        let entry = self.entry(&record, extra.as_deref());
+        self.records.insert_with(record, extra);
         Ok(entry)
     }
 
-    fn new_record(&self, above: &Above, making: Making<'_>) -> Result<Record> {
+    fn new_record(
+        &self,
+        above: &Above,
+        making: Making<'_>,
+    ) -> Result<(Record, Option<Box<Extra>>)> {
         if self.free_slots() < KEEP_SLOTS {
             return Err(Errno::ENOSPC);
         }
         let node = making.node;
-        let from = Parent { perm: above.perm, gid: above.gid, default_acl: None };
+        let from =
+            Parent { perm: above.perm, gid: above.gid, default_acl: above.default_acl.as_ref() };
         let made = new_inode(from, node, making.keeps_sgid);
+        let extra = self.inherited(&made, node)?;
         let body = match (node.kind, making.target) {
             (FileKind::Symlink, Some([])) => return Err(Errno::ENOENT),
             (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
@@ -210,6 +220,13 @@ impl Names {
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
             (FileKind::Directory, _) => Body::Directory(Arc::default()),
+            // Somebody has to know where the records lie.
+            (kind, _) if extra.is_some() => {
+                let is_file = kind == FileKind::Regular;
+                let data = if is_file { Data::Inline(Vec::new()) } else { Data::Nothing };
+                let content = Arc::new(Mutex::new(Content::new(data, 0, Vec::new())));
+                Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: node.rdev }))
+            }
             _ if node.rdev != 0 => Body::Device(node.rdev),
             _ => Body::Stored,
         };
@@ -225,7 +242,26 @@ impl Names {
         for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
             changing.set_time(time, now);
         }
-        Ok(record)
+        record.has_extra = extra.is_some();
+        Ok((record, extra))
+    }
+
+    /// The attributes that a new inode has from its directory and from its creator.
+    fn inherited(&self, made: &NewInode, node: &NewNode<'_>) -> Result<Option<Box<Extra>>> {
+        let mut extra: Option<Box<Extra>> = None;
+        let mut set = |name: &[u8], value: &[u8]| {
+            let xattrs = &mut extra.get_or_insert_default().xattrs;
+            xattrs.set(&self.pool, name, value, SetXattrFlags::default())
+        };
+        for (name, acl) in [(ACCESS, &made.access_acl), (DEFAULT, &made.default_acl)] {
+            if let Some(acl) = acl {
+                set(name, &acl.to_bytes())?;
+            }
+        }
+        if let Some((name, value)) = node.security {
+            set(name.as_bytes(), value)?;
+        }
+        Ok(extra)
     }
 
     /// Gives an inode another name. Its content is in memory.
@@ -242,7 +278,11 @@ impl Names {
             None if !record.is_named() && !record.linkable => Err(Errno::ENOENT),
             None => Ok(()),
         };
-        self.records.see(ino, |record, _| check(record))?;
+        // A name that is taken comes before a file that cannot be linked, as in the kernel.
+        self.records.see(ino, |record, _| match record.directory() {
+            Some(_) => Err(Errno::EPERM),
+            None => Ok(()),
+        })?;
         let dir = self.directory(parent)?;
         let mut entries = lock(&dir.entries);
         if dir.is_dead() {

@@ -28,6 +28,7 @@ mod record;
 mod records;
 mod rename;
 mod resolve;
+mod xattrs;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -174,7 +175,8 @@ impl Names {
                 nlink = if dir.is_dead() { 0 } else { 2 + dir.subdirs.load(Ordering::Relaxed) };
                 0
             }
-            Body::Stored | Body::Device(_) => 0,
+            Body::Stored => u64::from(size > 0 && record.kind() == FileKind::Regular),
+            Body::Device(_) => 0,
         };
         let time = |time| Timestamp::from(record.time(time, extra));
         Attr {

@@ -9,6 +9,7 @@ use defuse_fs::{FileKind, Timestamp};
 
 use super::ROOT;
 use super::order::Order;
+use super::xattrs::Xattrs;
 use crate::content::Content;
 use crate::format::inode::{Data, Link, Moment};
 use crate::space::Run;
@@ -46,7 +47,7 @@ pub(super) struct Record {
 pub(super) struct Extra {
     /// All links but the first.
     pub(super) links: Vec<Link>,
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(super) xattrs: Xattrs,
     /// Times that do not fit into 64-bit nanoseconds.
     times: [Option<Moment>; 4],
 }
@@ -274,11 +275,6 @@ impl Record {
         self.mode = self.mode & !0o7777 | (perm & 0o7777) as u16;
     }
 
-    /// Clears set-user-id and its kin, as a write without privilege and a change of owner do.
-    pub(super) fn kill_suidgid(&mut self) {
-        self.set_perm(without_set_id(self.perm(), true));
-    }
-
     pub(super) fn is_named(&self) -> bool {
         self.parent != 0 || self.ino == ROOT
     }
@@ -364,6 +360,23 @@ impl Changing<'_> {
     pub(super) fn modified(&mut self, now: Timestamp) {
         self.set_time(Time::Modification, now.into());
         self.set_time(Time::Change, now.into());
+    }
+
+    /// Clears set-user-id and its kin, as a write without privilege and a change of owner do.
+    pub(super) fn kill_suidgid(&mut self) {
+        self.record.set_perm(without_set_id(self.record.perm(), true));
+        if self.record.has_extra {
+            self.make_extra().xattrs.drop_capability();
+            self.tidy();
+        }
+    }
+
+    /// chmod(2), which changes the access ACL, too.
+    pub(super) fn chmod(&mut self, perm: u32) {
+        self.record.set_perm(perm);
+        if self.record.has_extra {
+            self.make_extra().xattrs.chmod(perm);
+        }
     }
 
     pub(super) fn links(&self) -> usize {

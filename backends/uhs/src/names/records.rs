@@ -121,6 +121,17 @@ impl Records {
         self.write(shard).insert(record, self.key) * SHARDS as u32 + shard as u32
     }
 
+    /// Adds an inode with an extra.
+    pub(super) fn insert_with(&self, record: Record, extra: Option<Box<Extra>>) -> Rid {
+        let Some(extra) = extra else { return self.insert(record) };
+        let shard = shard_of(record.ino);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut locked = self.write(shard);
+        let place = locked.insert(record, self.key);
+        locked.extras.insert(place, extra);
+        place * SHARDS as u32 + shard as u32
+    }
+
     /// The place of an inode. `ESTALE`.
     pub(super) fn place_of(&self, ino: u64) -> Result<Rid> {
         let shard = shard_of(ino);

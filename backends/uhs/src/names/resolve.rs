@@ -4,9 +4,7 @@ use defuse_fs::{Attr, Ino, NormalPath, Resolved, Result};
 
 use super::Names;
 use super::record::{Extra, Record};
-
-/// The attribute that has the access ACL of a directory.
-const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+use super::xattrs::ACCESS;
 
 /// A step on a path.
 struct Step {
@@ -45,7 +43,6 @@ impl Names {
 
 /// True if everyone may search the directory.
 fn is_open_to_all(record: &Record, extra: Option<&Extra>) -> bool {
-    let has_acl =
-        || extra.is_some_and(|extra| extra.xattrs.iter().any(|(name, _)| name == ACCESS_ACL));
+    let has_acl = || extra.is_some_and(|extra| extra.xattrs.get(ACCESS).is_some());
     record.perm() & 0o111 == 0o111 && !has_acl()
 }

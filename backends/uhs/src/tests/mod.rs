@@ -8,6 +8,7 @@ mod names;
 mod player;
 mod sequences;
 mod threads;
+mod xattrs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

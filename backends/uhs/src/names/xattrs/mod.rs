@@ -1,0 +1,143 @@
+//! The calls on extended attributes, xattr(7).
+
+mod list;
+
+use defuse_fs::posix::acl::Acl;
+use defuse_fs::{Errno, FileKind, Result, SetXattrFlags, Timestamp, Xattr, XattrName};
+
+use super::record::{Changing, Extra, Record, Time};
+use super::{Names, touch};
+use crate::group::Handle;
+pub(super) use list::{ACCESS, DEFAULT, Xattrs};
+
+/// Set-group-id.
+const SGID: u32 = 0o2000;
+
+/// Checks the name space of an attribute of `record`. `EOPNOTSUPP` for one that is not supported and for an
+/// ACL of a symbolic link, `EINVAL` for one without a name.
+fn check_name(record: &Record, name: &[u8]) -> Result<()> {
+    if name == ACCESS || name == DEFAULT {
+        return match record.kind() {
+            FileKind::Symlink => Err(Errno::EOPNOTSUPP),
+            _ => Ok(()),
+        };
+    }
+    for namespace in [&b"user."[..], b"trusted.", b"security."] {
+        match name.strip_prefix(namespace) {
+            Some([]) => return Err(Errno::EINVAL),
+            Some(_) => return Ok(()),
+            None => {}
+        }
+    }
+    Err(Errno::EOPNOTSUPP)
+}
+
+impl Names {
+    /// Sets an attribute of an inode whose content is in memory.
+    pub(crate) fn setxattr(
+        &self,
+        handle: &Handle<'_>,
+        ino: u64,
+        (name, value): (XattrName<'_>, &[u8]),
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let name = name.as_bytes();
+        self.records.change(ino, |mut changing| {
+            check_name(changing.record, name)?;
+            let kind = changing.record.kind();
+            let keeps = matches!(kind, FileKind::Regular | FileKind::Directory);
+            if name.starts_with(b"user.") && !keeps {
+                return Err(Errno::EPERM);
+            }
+            let done = match name {
+                ACCESS | DEFAULT => self.set_acl(&mut changing, (name, value), flags),
+                _ => changing.make_extra().xattrs.set(&self.pool, name, value, flags),
+            };
+            changing.tidy();
+            done?;
+            changed(handle, changing);
+            Ok(())
+        })
+    }
+
+    fn set_acl(
+        &self,
+        changing: &mut Changing<'_>,
+        (name, value): (&[u8], &[u8]),
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let acl = Acl::parse(value)?;
+        let is_dir = changing.record.directory().is_some();
+        if name == DEFAULT && !is_dir && acl.is_some() {
+            return Err(Errno::EACCES);
+        }
+        let xattrs = &mut changing.make_extra().xattrs;
+        list::check_flags(xattrs.get(name).is_some(), flags)?;
+        // An access ACL that says no more than the mode is not stored.
+        match acl.as_ref().filter(|acl| name == DEFAULT || !acl.is_minimal()) {
+            Some(acl) => xattrs.set(&self.pool, name, &acl.to_bytes(), SetXattrFlags::default())?,
+            None => drop(xattrs.remove(name)),
+        }
+        if let Some(acl) = acl.filter(|_| name == ACCESS) {
+            let record = &mut *changing.record;
+            let kept = if flags.clear_sgid { !(0o777 | SGID) } else { !0o777 };
+            record.set_perm(record.perm() & kept | acl.perm());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn getxattr(&self, ino: u64, name: XattrName<'_>, room: usize) -> Result<Xattr> {
+        self.records.see(ino, |record, extra| {
+            check_name(record, name.as_bytes())?;
+            let value = extra.and_then(|extra| extra.xattrs.get(name.as_bytes()));
+            Xattr::answer(value.ok_or(Errno::ENODATA)?.to_vec(), room)
+        })
+    }
+
+    /// `trusted` is true for a caller who sees names of that name space.
+    pub(crate) fn listxattr(&self, ino: u64, trusted: bool, room: usize) -> Result<Xattr> {
+        self.records.see(ino, |_, extra| {
+            let mut names = Vec::new();
+            for (name, _) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
+                if trusted || !name.starts_with(b"trusted.") {
+                    names.extend_from_slice(name);
+                    names.push(0);
+                }
+            }
+            Xattr::answer(names, room)
+        })
+    }
+
+    /// Removes an attribute of an inode whose content is in memory. An ACL that does not exist is removed
+    /// with success, as on every file system of Linux.
+    pub(crate) fn removexattr(
+        &self,
+        handle: &Handle<'_>,
+        ino: u64,
+        name: XattrName<'_>,
+    ) -> Result<()> {
+        let name = name.as_bytes();
+        self.records.change(ino, |mut changing| {
+            check_name(changing.record, name)?;
+            let there = changing.record.has_extra && changing.make_extra().xattrs.remove(name);
+            if !there && name != ACCESS && name != DEFAULT {
+                return Err(Errno::ENODATA);
+            }
+            changing.tidy();
+            changed(handle, changing);
+            Ok(())
+        })
+    }
+}
+
+/// The change time, and the running group.
+fn changed(handle: &Handle<'_>, mut changing: Changing<'_>) {
+    changing.settle_times();
+    changing.set_time(Time::Change, Timestamp::now().into());
+    touch(handle, changing.record);
+}
+
+/// The default ACL of a directory.
+pub(super) fn default_acl(extra: Option<&Extra>) -> Option<Acl> {
+    extra.and_then(|extra| extra.xattrs.acl(DEFAULT))
+}
