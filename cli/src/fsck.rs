@@ -12,21 +12,25 @@ use crate::sources::SOURCES;
 
 /// Exit codes of fsck(8).
 const CLEAN: u8 = 0;
+const REPAIRED: u8 = 1;
 const ERRORS: u8 = 4;
 const FAILED: u8 = 8;
 /// The exit code of fsck(8) for a wrong command line.
 pub const USAGE: u8 = 16;
 
-/// Check the file system in an image, and change nothing
+/// Check the file system in an image, and repair it
 ///
-/// Reads all of it but the data of files. The image must not be in use. The exit code is that of
-/// fsck(8): 0 without errors, 4 with errors, 8 if the image could not be checked, 16 for a wrong
-/// command line. Changes that a power failure has interrupted are no errors: the next mount removes
+/// Reads all of it but the data of files, and changes nothing without --repair. The image must not
+/// be in use. The exit code is that of fsck(8): 0 without errors, 1 if all errors were repaired, 4
+/// with errors, 8 if the image could not be checked, 16 for a wrong command line. Changes that a power failure has interrupted are no errors: the next mount removes
 /// them.
 #[derive(clap::Args)]
 pub struct FsckArgs {
     /// The file or block device
     image: PathBuf,
+    /// Repair all errors; nothing that can be read is deleted
+    #[arg(long)]
+    repair: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -35,12 +39,18 @@ pub struct FsckArgs {
 /// Checks the image, and prints the findings. Returns the exit code.
 pub fn run(args: &FsckArgs) -> Result<u8> {
     let image = paths::absolute(&args.image);
-    let checked = images(&image)?.check(&image)?;
+    let images = images(&image)?;
+    let repairs = if args.repair { images.repair(&image)? } else { Vec::new() };
+    let checked = images.check(&image)?;
     match args.json {
-        true => print(&format!("{:#}\n", as_json(&image, &checked)))?,
-        false => print(&text(&image, &checked))?,
+        true => print(&format!("{:#}\n", as_json(&image, &repairs, &checked)))?,
+        false => print(&text(&image, &repairs, &checked))?,
     }
-    Ok(if checked.problems.is_empty() { CLEAN } else { ERRORS })
+    Ok(match (checked.problems.is_empty(), repairs.is_empty()) {
+        (true, true) => CLEAN,
+        (true, false) => REPAIRED,
+        (false, _) => ERRORS,
+    })
 }
 
 /// Reports the outcome of [`run`], and returns the exit code.
@@ -73,25 +83,27 @@ fn images(image: &Path) -> Result<&'static dyn Images> {
     )))
 }
 
-fn text(image: &Path, checked: &Checked) -> String {
+fn text(image: &Path, repairs: &[String], checked: &Checked) -> String {
     let figures =
         checked.figures.iter().map(|(name, value)| format!("{value} {}", name.replace('_', " ")));
     let figures = figures.collect::<Vec<_>>().join(", ");
     let (shown, problems) = (image.display(), checked.problems.len());
+    let repaired: String = repairs.iter().map(|change| format!("  repaired: {change}\n")).collect();
     if problems == 0 {
-        return format!("{shown}: clean: {figures}\n");
+        return format!("{shown}: clean: {figures}\n{repaired}");
     }
     let lines: String = checked.problems.iter().map(|problem| format!("  {problem}\n")).collect();
-    format!("{shown}: {problems} problems: {figures}\n{lines}")
+    format!("{shown}: {problems} problems: {figures}\n{repaired}{lines}")
 }
 
-fn as_json(image: &Path, checked: &Checked) -> Value {
+fn as_json(image: &Path, repairs: &[String], checked: &Checked) -> Value {
     let figures: Map<String, Value> =
         checked.figures.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     json!({
         "image": image.to_string_lossy(),
         "clean": checked.problems.is_empty(),
         "problems": checked.problems,
+        "repairs": repairs,
         "figures": figures,
     })
 }

@@ -276,7 +276,7 @@ fn a_read_only_mount_writes_nothing_and_stays_read_only() {
 
 /// A damaged image must not be written, but what can be read of it is there.
 #[test]
-fn a_damaged_image_is_mounted_read_only_with_a_warning() {
+fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
     let Some(place) = with_image() else { return };
     place.ok(&["mount", "uhs:img", "mnt"]);
     for name in ["one", "two"] {
@@ -311,6 +311,18 @@ fn a_damaged_image_is_mounted_read_only_with_a_warning() {
     assert_eq!(fs::read_to_string(place.path("mnt/one")).unwrap(), "one");
     let refused = fs::write(place.path("mnt/one"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    place.ok(&["umount", "mnt"]);
+
+    let said = place.run(&["fsck", "--repair", "img"]);
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    assert!(said.out.contains("repaired: "), "{}", said.out);
+    clean(&place);
+    let json: serde_json::Value =
+        serde_json::from_str(&place.ok(&["fsck", "--repair", "--json", "img"])).unwrap();
+    assert_eq!(json["repairs"], serde_json::json!([]));
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    assert_eq!(fs::read_to_string(place.path("mnt/one")).unwrap(), "one");
+    fs::write(place.path("mnt/new"), "new").unwrap();
     place.ok(&["umount", "mnt"]);
 }
 

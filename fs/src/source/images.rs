@@ -30,6 +30,15 @@ pub trait Images: Sync {
     ///
     /// [`Error::Failed`](super::Error::Failed) and [`Error::Busy`](super::Error::Busy), if it cannot be read.
     fn check(&self, image: &Path) -> Result<Checked>;
+
+    /// Repairs what [`check`](Images::check) finds, and deletes nothing that can be read. Returns all changes, a
+    /// line each; none for an image without damage, which is not written to. May be interrupted, and run again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`](super::Error::Failed) and [`Error::Busy`](super::Error::Busy), if it cannot be read or
+    /// written.
+    fn repair(&self, image: &Path) -> Result<Vec<String>>;
 }
 
 /// The properties of a new file system.

@@ -12,7 +12,7 @@ use defuse_block::{Access, Device, Errno, File, OpenError};
 use defuse_fs::source::{Checked, Error, Images, NewImage, Result};
 
 use crate::format::superblock::Unusable;
-use crate::{Options, StoreError, Uhs, check};
+use crate::{Options, StoreError, Uhs, check, repair};
 
 /// The operations on images of this kind.
 pub(crate) struct ImageFiles;
@@ -40,6 +40,13 @@ impl Images for ImageFiles {
             ],
         })
     }
+
+    fn repair(&self, image: &Path) -> Result<Vec<String>> {
+        let device: Arc<dyn Device> = device(image, Access::ReadWrite)?;
+        let repairs = repair(&device, random());
+        let repairs = repairs.map_err(|error| unusable(image, &*device, &error))?;
+        Ok(repairs.iter().map(ToString::to_string).collect())
+    }
 }
 
 /// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
@@ -53,7 +60,9 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
         log::warn!("uhs:{shown}: {problem}");
     }
     if !problems.is_empty() {
-        log::warn!("uhs:{shown} is damaged, and read-only: see `defuse fsck {shown}`");
+        log::warn!(
+            "uhs:{shown} is damaged, and read-only: `defuse fsck --repair {shown}` repairs it"
+        );
     }
     Ok(fs)
 }
