@@ -6,6 +6,7 @@
 //! names does no I/O.
 
 mod commit;
+mod data;
 mod files;
 
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ use crate::Options;
 use crate::commit::Rules;
 use crate::content::Pool;
 use crate::group::{self, Gate, Handle};
+use crate::io::Io;
 use crate::load;
 use crate::names::{Names, Problem};
 use crate::store::{self, Frozen, Store, StoreError, survey};
@@ -46,6 +48,7 @@ pub(crate) struct Engine {
     writing: Mutex<()>,
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
+    io: Io,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
     /// Inodes with contents in memory that nobody uses, those unused for longest first.
@@ -93,7 +96,13 @@ impl Engine {
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
         let survey = survey(&*device, rules)?;
         let (names, pool, problems) = load::load(&*device, &survey)?;
-        pool.set_tails_move(rules.tails_move);
+        pool.set_rules(rules);
+        let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
+        memory.map_err(store::failed("reserve memory"))?;
+        if let Some(region) = pool.region() {
+            device.register(region).map_err(store::failed("register memory"))?;
+        }
+        let io = Io::new(Arc::clone(&device));
         let line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
         let writes = !options.read_only && problems.is_empty();
         let store = match writes {
@@ -108,6 +117,7 @@ impl Engine {
             writing: Mutex::default(),
             waiting: Mutex::default(),
             line: Mutex::new(line),
+            io,
             loads: Default::default(),
             idle: Mutex::default(),
             options,

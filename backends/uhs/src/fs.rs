@@ -9,10 +9,11 @@ use std::time::Duration;
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
-    Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, NormalPath,
-    Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved,
-    Result, SetAttr, SetXattrFlags, StatFs, WriteArgs, WriteBuf, Xattr, XattrName,
+    Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
+    FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
+    NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
+    Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
+    XattrName,
 };
 
 use crate::commit::Rules;
@@ -94,6 +95,11 @@ impl Uhs {
             Ok(started) => *thread = Some(started),
             Err(error) => log::error!("uhs: nothing is durable without a sync: no thread: {error}"),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     fn entry(
@@ -336,10 +342,23 @@ impl FileSystem for Uhs {
         let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         let mut taken = 0;
         while data.remaining() > 0 {
-            let mut bytes = vec![0; data.remaining().min(LARGEST_WRITE)];
-            let len = data.take(&mut bytes)?;
             let offset = (!append).then_some(args.offset + taken as u64);
-            match self.engine.write(file.ino.0, offset, &bytes[..len], args.kill_suidgid) {
+            let write = |bytes: &[u8]| {
+                (bytes.len(), self.engine.write(file.ino.0, offset, bytes, args.kill_suidgid))
+            };
+            let lent = data.borrow().map(|bytes| write(&bytes[..bytes.len().min(LARGEST_WRITE)]));
+            let (len, done) = match lent {
+                Some((len, done)) => {
+                    data.skip(*done.as_ref().unwrap_or(&0))?;
+                    (len, done)
+                }
+                None => {
+                    let mut bytes = vec![0; data.remaining().min(LARGEST_WRITE)];
+                    let len = data.take(&mut bytes)?;
+                    write(&bytes[..len])
+                }
+            };
+            match done {
                 Ok(more) => {
                     taken += more;
                     if more < len {
@@ -373,6 +392,14 @@ impl FileSystem for Uhs {
 
     fn fsync(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
         self.engine.commit(Extent::Changes)
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.engine.fallocate(file.ino.0, &range, cx.caller.uid != 0)
+    }
+
+    fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        self.engine.seek(file.ino.0, offset, whence)
     }
 
     fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
@@ -427,8 +454,7 @@ impl FileSystem for Uhs {
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
         let (files, more) = self.engine.names().count();
         let pool = self.engine.pool();
-        let blocks = pool.space().blocks();
-        let free = pool.free_blocks();
+        let (blocks, free) = pool.counts();
         Ok(StatFs {
             blocks,
             blocks_free: free,

@@ -18,6 +18,7 @@ mod fs;
 mod fuzzed;
 mod group;
 mod image;
+mod io;
 mod kind;
 mod load;
 mod names;

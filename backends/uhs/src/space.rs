@@ -171,6 +171,14 @@ impl Space {
         Some(Run { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
     }
 
+    /// Takes `count` blocks at the begin of a unit that nothing uses, if possible the next after `near`.
+    pub(crate) fn take_fresh(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<Run> {
+        let count = count.clamp(1, BLOCKS);
+        let unit = self.fresh(near.map_or(0, |block| (block / UNIT_BLOCKS) as usize), keep)?;
+        self.set((unit, 0, count), true);
+        Some(Run { block: unit as u64 * UNIT_BLOCKS, count })
+    }
+
     /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small blocks.
     fn beside(&self, block: u64, count: u32) -> Option<(usize, u32, u32)> {
         let (unit, at) = ((block / UNIT_BLOCKS) as usize, (block % UNIT_BLOCKS) as u32);

@@ -42,6 +42,8 @@ pub(crate) struct Rules {
     pub(crate) blocks_wait_for_group: bool,
     /// The end of a file that was cut becomes zeros in another block.
     pub(crate) tails_move: bool,
+    /// A block that a durable inode has at another page of the file is not overwritten.
+    pub(crate) shifted_blocks_move: bool,
     /// Inodes that one thread changes before it writes the group.
     pub(crate) full_group: usize,
     /// Slots that may be used: with few of them, each is used again soon.
@@ -61,6 +63,7 @@ impl Rules {
         data_is_first: true,
         blocks_wait_for_group: true,
         tails_move: true,
+        shifted_blocks_move: true,
         // Closing stops everybody for some tenths of a millisecond, and writes are long.
         full_group: 1024,
         usable: usize::MAX,

@@ -1,89 +1,320 @@
-//! Lists of extents: by page, without overlaps.
+//! The blocks of one file, by page. Pure, and fast with any number of extents.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
+use std::ops::Range;
 
 use crate::format::inode::Extent;
 use crate::space::Run;
 
-/// The block that holds `page`.
-pub(crate) fn block_of(extents: &[Extent], page: u64) -> Option<u64> {
-    let after = extents.partition_point(|extent| extent.page <= page);
-    let extent = &extents[after.checked_sub(1)?];
-    let at = page - extent.page;
-    (at < u64::from(extent.count)).then(|| extent.block + at)
+/// The extents of a file. They do not overlap, and neighbours that go on are one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extents {
+    /// By first page.
+    map: BTreeMap<u64, Piece>,
+    /// Blocks of all extents.
+    blocks: u64,
 }
 
-/// Takes the pages from `first` to before `end` out of the list. Returns their blocks.
-pub(crate) fn cut(extents: &mut Vec<Extent>, first: u64, end: u64) -> Vec<Run> {
-    let mut freed = Vec::new();
-    let mut kept = Vec::with_capacity(extents.len() + 1);
-    for extent in extents.drain(..) {
-        let (start, stop) = (extent.page, extent.page + u64::from(extent.count));
-        let (from, to) = (start.max(first), stop.min(end));
-        if from >= to {
-            kept.push(extent);
-            continue;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    block: u64,
+    count: u32,
+    unwritten: bool,
+}
+
+impl Piece {
+    fn at(self, page: u64) -> Extent {
+        let Piece { block, count, unwritten } = self;
+        Extent { page, block, count, unwritten }
+    }
+}
+
+/// The part of an extent that lies in `pages`, which touch it.
+fn part(extent: &Extent, pages: &Range<u64>) -> Extent {
+    let (from, to) = (extent.page.max(pages.start), extent.end().min(pages.end));
+    let block = extent.block + (from - extent.page);
+    Extent { page: from, block, count: (to - from) as u32, ..*extent }
+}
+
+impl FromIterator<Extent> for Extents {
+    fn from_iter<T: IntoIterator<Item = Extent>>(extents: T) -> Self {
+        let mut all = Extents::default();
+        extents.into_iter().for_each(|extent| all.add(extent));
+        all
+    }
+}
+
+impl Extents {
+    /// All extents, by page.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Extent> {
+        self.map.iter().map(|(page, piece)| piece.at(*page))
+    }
+
+    /// Blocks of all extents.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// How many extents there are.
+    pub(crate) fn count(&self) -> usize {
+        self.map.len()
+    }
+
+    /// The last extent that begins before `page`, up to there.
+    pub(crate) fn before(&self, page: u64) -> Option<Extent> {
+        let (first, piece) = self.map.range(..page).next_back()?;
+        Some(part(&piece.at(*first), &(0..page)))
+    }
+
+    /// The rest of the extent that holds `page`, from there on.
+    pub(crate) fn at(&self, page: u64) -> Option<Extent> {
+        let (first, piece) = self.map.range(..=page).next_back()?;
+        let extent = piece.at(*first);
+        (page < extent.end()).then(|| part(&extent, &(page..u64::MAX)))
+    }
+
+    /// The extents of `pages`, cut off at both ends.
+    pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = Extent> {
+        let before = self.map.range(..pages.start).next_back();
+        let before = before.map(|(page, piece)| piece.at(*page));
+        let from = self.map.range(pages.start..pages.end.max(pages.start));
+        let after = from.map(|(page, piece)| piece.at(*page));
+        let before = before.filter(move |extent| extent.end() > pages.start);
+        let pages = pages.clone();
+        before.into_iter().chain(after).map(move |extent| part(&extent, &pages))
+    }
+
+    /// The ranges of `pages` that no extent holds.
+    pub(crate) fn holes(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut holes = Vec::new();
+        let mut at = pages.start;
+        for extent in self.within(pages.clone()) {
+            if at < extent.page {
+                holes.push(at..extent.page);
+            }
+            at = extent.end();
         }
-        let part = |from: u64, to: u64| Extent {
-            page: from,
-            block: extent.block + (from - start),
-            count: (to - from) as u32,
-        };
-        kept.extend((start < from).then(|| part(start, from)));
-        freed.push(part(from, to).into());
-        kept.extend((to < stop).then(|| part(to, stop)));
+        if at < pages.end {
+            holes.push(at..pages.end);
+        }
+        holes
     }
-    *extents = kept;
-    freed
-}
 
-/// Adds an extent for pages that have none.
-pub(crate) fn add(extents: &mut Vec<Extent>, new: Extent) {
-    let at = extents.partition_point(|extent| extent.page < new.page);
-    let follows = |a: &Extent, b: &Extent| {
-        a.page + u64::from(a.count) == b.page
-            && a.block + u64::from(a.count) == b.block
-            && a.count.checked_add(b.count).is_some()
-    };
-    extents.insert(at, new);
-    if extents.get(at + 1).is_some_and(|next| follows(&extents[at], next)) {
-        extents[at].count += extents.remove(at + 1).count;
+    /// Takes the extents of `pages` out. Returns their blocks.
+    pub(crate) fn cut(&mut self, pages: Range<u64>) -> Vec<Run> {
+        self.remove(pages).into_iter().map(Run::from).collect()
     }
-    if at > 0 && follows(&extents[at - 1], &extents[at]) {
-        extents[at - 1].count += extents.remove(at).count;
+
+    fn remove(&mut self, pages: Range<u64>) -> Vec<Extent> {
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        self.split(pages.start);
+        self.split(pages.end);
+        let inside = self.map.range(pages).map(|(page, piece)| piece.at(*page));
+        let removed: Vec<Extent> = inside.collect();
+        for extent in &removed {
+            self.map.remove(&extent.page);
+            self.blocks -= u64::from(extent.count);
+        }
+        removed
+    }
+
+    /// Makes sure that no extent goes on from the page before `page` to `page`.
+    fn split(&mut self, page: u64) {
+        let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
+        let extent = piece.at(*first);
+        if page < extent.end() {
+            piece.count = (page - extent.page) as u32;
+            let Extent { block, count, unwritten, .. } = part(&extent, &(page..u64::MAX));
+            self.map.insert(page, Piece { block, count, unwritten });
+        }
+    }
+
+    /// Adds an extent for pages that have none.
+    pub(crate) fn add(&mut self, new: Extent) {
+        self.blocks += u64::from(new.count);
+        let Extent { page, block, count, unwritten } = new;
+        self.map.insert(page, Piece { block, count, unwritten });
+        self.join(new.end());
+        self.join(page);
+    }
+
+    /// Makes one extent of those before and from `page` on, where the second continues the first.
+    fn join(&mut self, page: u64) {
+        let Some(second) = self.map.get(&page).copied() else { return };
+        let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
+        let extent = piece.at(*first);
+        let goes_on = extent.end() == page
+            && extent.block + u64::from(extent.count) == second.block
+            && extent.unwritten == second.unwritten;
+        if let Some(count) = piece.count.checked_add(second.count).filter(|_| goes_on) {
+            piece.count = count;
+            self.map.remove(&page);
+        }
+    }
+
+    /// The blocks of `pages` hold data from now on.
+    pub(crate) fn written(&mut self, pages: Range<u64>) {
+        let unwritten = |extent: &Extent| extent.unwritten;
+        if !self.within(pages.clone()).any(|extent| unwritten(&extent)) {
+            return;
+        }
+        let extents = self.remove(pages);
+        extents.into_iter().for_each(|extent| self.add(Extent { unwritten: false, ..extent }));
+    }
+
+    /// Takes `pages` out, and moves all after them to their place. Returns the blocks that were taken out.
+    pub(crate) fn collapse(&mut self, pages: Range<u64>) -> Vec<Run> {
+        let freed = self.cut(pages.clone());
+        self.split(pages.end);
+        let by = pages.end - pages.start;
+        let moved = self.map.split_off(&pages.end);
+        self.map.extend(moved.into_iter().map(|(page, piece)| (page - by, piece)));
+        self.join(pages.start);
+        freed
+    }
+
+    /// Moves all from `page` on by `by` pages, which no extent holds then.
+    pub(crate) fn insert(&mut self, page: u64, by: u64) {
+        self.split(page);
+        let moved = self.map.split_off(&page);
+        self.map.extend(moved.into_iter().map(|(page, piece)| (page + by, piece)));
+    }
+
+    /// The first page from `page` on that lies in an extent with data.
+    pub(crate) fn next_data(&self, page: u64) -> Option<u64> {
+        let here = self.at(page).filter(|extent| !extent.unwritten);
+        let after = || self.map.range((Excluded(page), Included(u64::MAX)));
+        let next = || after().find(|(_, piece)| !piece.unwritten).map(|(page, _)| *page);
+        here.map(|_| page).or_else(next)
+    }
+
+    /// The first page from `page` on that lies in no extent with data.
+    pub(crate) fn next_hole(&self, page: u64) -> u64 {
+        let mut at = page;
+        while let Some(extent) = self.at(at).filter(|extent| !extent.unwritten) {
+            at = extent.end();
+        }
+        at
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
+
+    /// For each page its block, and whether it has data.
+    type Table = BTreeMap<u64, (u64, bool)>;
+
+    fn blocks(runs: &[Run]) -> Vec<u64> {
+        let all = runs.iter().flat_map(|run| run.block..run.block + u64::from(run.count));
+        let mut all: Vec<u64> = all.collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn taken(table: &mut Table, pages: &Range<u64>) -> Vec<u64> {
+        let out = pages.clone().filter_map(|page| table.remove(&page)).map(|(block, _)| block);
+        let mut out: Vec<u64> = out.collect();
+        out.sort_unstable();
+        out
+    }
+
+    fn moved(table: &Table, from: u64, by: impl Fn(u64) -> u64) -> Table {
+        table.iter().map(|(at, to)| (if *at >= from { by(*at) } else { *at }, *to)).collect()
+    }
+
+    fn compare(extents: &Extents, table: &Table) {
+        for page in 0..400 {
+            let here = extents.at(page);
+            let found = here.map(|extent| (extent.block, extent.unwritten));
+            assert_eq!(found, table.get(&page).copied(), "page {page}");
+            let data = |at: &u64| table.get(at).is_some_and(|(_, unwritten)| !unwritten);
+            assert_eq!(extents.next_data(page), (page..1000).find(data));
+            assert_eq!(Some(extents.next_hole(page)), (page..1000).find(|at| !data(at)));
+        }
+        assert_eq!(extents.blocks(), table.len() as u64);
+        let all: Vec<Extent> = extents.iter().collect();
+        for pair in all.windows(2) {
+            let one = pair[0].end() == pair[1].page
+                && pair[0].block + u64::from(pair[0].count) == pair[1].block
+                && pair[0].unwritten == pair[1].unwritten;
+            assert!(pair[0].end() <= pair[1].page && !one, "{pair:?}");
+        }
+    }
 
     #[test]
     fn extents_are_like_a_table_of_blocks() {
         let mut random = fastrand::Rng::with_seed(8);
-        let mut extents = Vec::new();
-        let mut table: BTreeMap<u64, u64> = BTreeMap::new();
+        let (mut extents, mut table) = (Extents::default(), Table::new());
         let mut next = 1;
-        for _ in 0..3000 {
-            let (page, count) = (random.u64(..200), random.u64(1..20));
-            let freed = cut(&mut extents, page, page + count);
-            let mut blocks: Vec<u64> =
-                freed.iter().flat_map(|run| run.block..run.block + u64::from(run.count)).collect();
-            let mut expected: Vec<u64> =
-                (page..page + count).filter_map(|page| table.remove(&page)).collect();
-            blocks.sort_unstable();
-            expected.sort_unstable();
-            assert_eq!(blocks, expected);
-            if random.bool() {
-                add(&mut extents, Extent { page, block: next, count: count as u32 });
-                table.extend((0..count).map(|at| (page + at, next + at)));
-                next += count + random.u64(..2);
+        for _ in 0..6000 {
+            let first = random.u64(..200);
+            let pages = first..first + random.u64(1..20);
+            let by = pages.end - pages.start;
+            match random.u8(..8) {
+                0 if table.keys().next_back().is_none_or(|last| last + by < 400) => {
+                    extents.insert(first, by);
+                    table = moved(&table, first, |page| page + by);
+                }
+                0 | 1 => {
+                    let freed = extents.collapse(pages.clone());
+                    assert_eq!(blocks(&freed), taken(&mut table, &pages));
+                    table = moved(&table, pages.end, |page| page - by);
+                }
+                2 => {
+                    extents.written(pages.clone());
+                    table.range_mut(pages).for_each(|(_, (_, unwritten))| *unwritten = false);
+                }
+                3 => {
+                    let parts =
+                        extents.within(pages.clone()).flat_map(|part| part.page..part.end());
+                    assert!(parts.eq(table.range(pages.clone()).map(|(page, _)| *page)));
+                    let holes = extents.holes(pages.clone()).into_iter().flatten();
+                    assert!(holes.eq(pages.filter(|page| !table.contains_key(page))));
+                }
+                4 => {
+                    let freed = extents.cut(pages.clone());
+                    assert_eq!(blocks(&freed), taken(&mut table, &pages));
+                }
+                _ => {
+                    let unwritten = random.u8(..3) == 0;
+                    for hole in extents.holes(pages) {
+                        let count = hole.end - hole.start;
+                        let (page, block) = (hole.start, next);
+                        extents.add(Extent { page, block, count: count as u32, unwritten });
+                        table.extend((0..count).map(|at| (page + at, (block + at, unwritten))));
+                        next += count + random.u64(..2);
+                    }
+                }
             }
-            assert!((0..230).all(|page| block_of(&extents, page) == table.get(&page).copied()));
-            let sorted = extents
-                .windows(2)
-                .all(|pair| pair[0].page + u64::from(pair[0].count) <= pair[1].page);
-            assert!(sorted);
+            compare(&extents, &table);
         }
+        assert_eq!(extents, extents.iter().collect());
+    }
+
+    #[test]
+    fn a_hundred_thousand_extents_take_no_longer_each() {
+        let time = |count: u64| {
+            let mut extents = Extents::default();
+            let start = std::time::Instant::now();
+            let mut random = fastrand::Rng::with_seed(1);
+            for block in 0..count {
+                // No two of them are neighbours, so that each is an extent of its own.
+                let page = random.u64(..1 << 24) * 2;
+                extents.cut(page..page + 1);
+                extents.add(Extent { page, block: block * 2, count: 1, unwritten: false });
+            }
+            (start.elapsed().as_nanos() as u64 / count, extents.iter().count())
+        };
+        let ((few, _), (many, count)) = (time(1000), time(100_000));
+        println!("{few} ns each of 1,000 extents, {many} of {count}");
+        assert!(count > 99_000);
     }
 }

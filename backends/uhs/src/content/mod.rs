@@ -9,40 +9,63 @@
 //!   works: [`Content::missing`] says what to read, [`Content::fill`] takes it in.
 //! - A method that changes a content is called with a handle of the running group (`Gate::enter`), and
 //!   returns without waiting for anything.
+//! - A change needs pages and frames ([`Need`]), which are read and taken while nothing is locked.
 //! - A closing group stops all handles and calls [`Content::place`] for each content with dirty pages:
-//!   pages get their blocks, and their bytes are *shared* with the group. A later write to a shared page
-//!   makes a copy ([`Arc::make_mut`]). So the group writes while everybody goes on.
+//!   pages get their blocks, and their frames are *shared* with the group. A later write to a shared page
+//!   takes another frame. So the group writes while everybody goes on.
 //! - [`Content::end`] is called once, when the inode has neither names nor users. Later calls of other
 //!   methods find an empty content.
 //! - Blocks that a content gives up go to [`Pool::give_up`]: they are free when the group that no
 //!   longer mentions them is durable.
 
 pub(crate) mod extents;
+mod frames;
 mod pages;
 mod place;
 pub(crate) mod pool;
+mod ranges;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::format::inode::{Data, Extent};
 use crate::space::Run;
-pub(crate) use pages::Bytes;
+use extents::Extents;
+pub(crate) use frames::{Frame, Supply, Wanted};
+pub(crate) use pages::Need;
 use pages::Page;
 pub(crate) use pool::Pool;
+
+/// A content that its inode and its users share.
+pub(crate) type Shared = Arc<Mutex<Content>>;
 
 /// The bytes of a file, the target of a symbolic link, or nothing.
 #[derive(Default)]
 pub(crate) struct Content {
+    /// All data but the extents.
     data: Data,
+    extents: Extents,
     size: u64,
     pages: BTreeMap<u64, Page>,
-    /// Pages that differ from the device, and those that a block is promised to.
-    dirty: u64,
-    promised: u64,
+    /// Pages that differ from the device.
+    dirty: BTreeSet<u64>,
+    /// Dirty pages that take a new block when they are written, which is set aside for them.
+    promised: BTreeSet<u64>,
     /// Blocks with records of the inode.
     records: Vec<Run>,
+    /// Blocks that are set aside for more records.
+    records_promised: u64,
+    /// From this page on blocks have moved since the last group: durable until this batch is, the inode
+    /// has them elsewhere.
+    shifted: Option<(u64, u64)>,
+    /// Changes with the blocks, and when dirty pages are written.
+    version: u64,
     /// The inode is gone.
     ended: bool,
+    me: Weak<Mutex<Content>>,
 }
 
 /// The facts about a content that its inode repeats.
@@ -52,14 +75,21 @@ pub(crate) struct Facts {
     pub(crate) size: u64,
     /// Blocks that it has, or that are promised to it.
     pub(crate) blocks: u64,
-    /// Pages wait to be written.
+    /// The next group has to place something.
     pub(crate) dirty: bool,
 }
 
 impl Content {
     /// The content of an inode as the device has it.
-    pub(crate) fn new(data: Data, size: u64, records: Vec<Run>) -> Self {
-        Content { data, size, records, ..Content::default() }
+    pub(crate) fn new(mut data: Data, size: u64, records: Vec<Run>) -> Shared {
+        let extents = match &mut data {
+            Data::Extents(extents) => std::mem::take(extents).into_iter().collect(),
+            _ => Extents::default(),
+        };
+        Arc::new_cyclic(|me| {
+            let me = Weak::clone(me);
+            Mutex::new(Content { data, extents, size, records, me, ..Content::default() })
+        })
     }
 
     /// Bytes of the file.
@@ -68,63 +98,63 @@ impl Content {
     }
 
     /// The data as the inode stores it.
-    pub(crate) fn data(&self) -> &Data {
-        &self.data
+    pub(crate) fn data(&self) -> Cow<'_, Data> {
+        match &self.data {
+            Data::Extents(_) => Cow::Owned(Data::Extents(self.extents.iter().collect())),
+            data => Cow::Borrowed(data),
+        }
+    }
+
+    fn is_inline(&self) -> bool {
+        matches!(self.data, Data::Inline(_))
     }
 
     pub(crate) fn facts(&self) -> Facts {
-        let kept: u64 = match &self.data {
-            Data::Extents(extents) => extents.iter().map(|extent| u64::from(extent.count)).sum(),
+        let kept = match &self.data {
             // Programs such as tar take a file without blocks for a hole.
             Data::Inline(bytes) => u64::from(!bytes.is_empty()),
-            _ => 0,
+            _ => self.extents.blocks(),
         };
-        Facts { size: self.size, blocks: kept + self.promised, dirty: self.dirty > 0 }
+        // A page that moves has a block and a promise.
+        let blocks = kept + self.promised.len() as u64;
+        let dirty = !self.dirty.is_empty() || self.is_shifting();
+        Facts { size: self.size, blocks, dirty }
     }
 
     /// Replaces the blocks with records. The old ones are free when the running group is durable.
     pub(crate) fn replace_records(&mut self, pool: &Pool, records: Vec<Run>) {
         pool.give_up(std::mem::replace(&mut self.records, records));
+        pool.unpromise(std::mem::take(&mut self.records_promised));
     }
 
     /// Gives everything up.
     pub(crate) fn end(&mut self, pool: &Pool) {
-        if let Data::Extents(extents) = std::mem::take(&mut self.data) {
-            pool.give_up(extents.into_iter().map(Run::from));
-        }
-        pool.give_up(std::mem::take(&mut self.records));
-        for page in std::mem::take(&mut self.pages).into_values() {
-            self.forget_page(pool, &page);
-        }
+        self.drop_pages(pool, 0..u64::MAX);
+        self.replace_records(pool, Vec::new());
+        self.data = Data::Nothing;
         self.size = 0;
         self.ended = true;
     }
 
     /// Drops everything that can be read again: pages, inline data, a target. Returns what is left to
-    /// remember, which is at most one extent; `None` where more is needed.
+    /// remember, which is at most one extent; `None` where more is needed, or the device does not have it
+    /// yet.
     pub(crate) fn retire(&mut self, pool: &Pool) -> Option<Data> {
-        if self.dirty + self.promised > 0 || !self.records.is_empty() {
+        let mut extents = self.extents.iter();
+        let left = match (&self.data, extents.next(), extents.next()) {
+            (Data::Nothing, ..) => Data::Nothing,
+            (Data::Inline(_) | Data::Target(_), ..) => Data::Inline(Vec::new()),
+            (Data::Extents(_), Some(only @ Extent { page: 0, unwritten: false, .. }), None) => {
+                Data::Extents(vec![only])
+            }
+            _ => return None,
+        };
+        let written = pool.written();
+        let waits = !self.dirty.is_empty() || self.shifted.is_some() || !self.records.is_empty();
+        if waits || self.pages.values().any(|page| page.batch > written) {
             return None;
         }
-        let left = match &self.data {
-            Data::Nothing => Data::Nothing,
-            Data::Inline(_) | Data::Target(_) => Data::Inline(Vec::new()),
-            Data::Extents(extents) => match extents[..] {
-                [Extent { page: 0, block, count }] => {
-                    Data::Extents(vec![Extent { page: 0, block, count }])
-                }
-                _ => return None,
-            },
-        };
-        for page in std::mem::take(&mut self.pages).into_values() {
-            self.forget_page(pool, &page);
-        }
+        self.pages.clear();
         Some(left)
-    }
-
-    fn forget_page(&mut self, pool: &Pool, page: &Page) {
-        self.dirty -= u64::from(page.dirty);
-        self.promised -= u64::from(page.promised);
-        pool.forget_page(page);
     }
 }

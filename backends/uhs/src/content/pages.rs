@@ -1,112 +1,176 @@
 //! Reading and writing in memory: inline, or pages of 4 KiB.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
+use defuse_block::{FRAME, Frames};
 use defuse_fs::{Errno, ReadBuf, Result};
 
-use super::extents::{block_of, cut};
+use super::frames::{Frame, Supply, Wanted};
 use super::{Content, Pool};
 use crate::format::BLOCK;
 use crate::format::inode::{Data, INLINE};
 
 /// The largest size of a file: 2^63 - 1, as off_t has it.
-const SIZE_MAX: u64 = i64::MAX as u64;
+pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 
-const PAGE: u64 = BLOCK as u64;
-
-/// The bytes of a page.
-pub(crate) type Bytes = [u8; BLOCK];
+pub(super) const PAGE: u64 = BLOCK as u64;
 
 /// A page. Its bytes past the end of the file are zeros.
 pub(super) struct Page {
-    /// Shared with a group that writes them.
-    pub(super) bytes: Arc<Bytes>,
-    pub(super) dirty: bool,
-    /// It takes a new block when it is written, which is set aside for it.
-    pub(super) promised: bool,
+    pub(super) frame: Frame,
+    /// Somebody has used it since the clock came by.
+    used: bool,
+    /// The batch that wrote it: the page stays until the batch is on the device.
+    pub(super) batch: u64,
+}
+
+impl Page {
+    fn new(frame: Frame) -> Self {
+        Page { frame, used: true, batch: 0 }
+    }
+}
+
+/// Everything that a change needs before it can be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Pages that are on the device and not in memory, each with its block.
+    pub(crate) missing: Vec<(u64, u64)>,
+    pub(crate) wanted: Wanted,
+}
+
+/// The pages that a range of bytes touches.
+fn touched(offset: u64, end: u64) -> Range<u64> {
+    offset / PAGE..end.div_ceil(PAGE)
 }
 
 impl Content {
-    /// The pages in a range of bytes that are on the device and not in memory, each with its block.
+    /// The pages of a range of bytes that are on the device and not in memory, each with its block.
     pub(crate) fn missing(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
-        let Data::Extents(extents) = &self.data else { return Vec::new() };
-        let end = offset.saturating_add(len).min(self.size).div_ceil(PAGE);
-        let pages = (offset / PAGE..end).filter(|page| !self.pages.contains_key(page));
-        pages.filter_map(|page| Some((page, block_of(extents, page)?))).collect()
-    }
-
-    /// Those that a write of the range needs: it changes only a part of them.
-    pub(crate) fn missing_edges(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
-        let end = offset.saturating_add(len);
+        let end = offset.saturating_add(len).min(self.size);
+        if offset >= end || self.extents.is_empty() {
+            return Vec::new();
+        }
+        let pages = touched(offset, end);
+        let mut cached = self.pages.range(pages.clone()).map(|(page, _)| *page).peekable();
         let mut missing = Vec::new();
-        if len > 0 && !offset.is_multiple_of(PAGE) {
-            missing = self.missing(offset, 1);
+        for extent in self.extents.within(pages).filter(|extent| !extent.unwritten) {
+            for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
+                while cached.next_if(|cached| *cached < page).is_some() {}
+                if cached.peek() != Some(&page) {
+                    missing.push((page, block));
+                }
+            }
         }
-        if len > 0 && !end.is_multiple_of(PAGE) {
-            missing.extend(self.missing(end - 1, 1));
-        }
-        missing.dedup();
         missing
     }
 
-    /// The page that stays in part when the file gets `size` bytes.
-    pub(crate) fn page_to_cut(&self, size: u64) -> Vec<(u64, u64)> {
-        match size.is_multiple_of(PAGE) {
-            true => Vec::new(),
-            false => self.missing(size - 1, 1),
+    /// The need of a change of the pages at the edges of a range.
+    pub(super) fn need_edges(&self, offset: u64, end: u64) -> Need {
+        let mut need = Need::default();
+        let edge = |at: u64| (offset < end && !at.is_multiple_of(PAGE)).then_some(at / PAGE);
+        let first = edge(offset);
+        for page in first.into_iter().chain(edge(end).filter(|last| Some(*last) != first)) {
+            need.missing.extend(self.missing(page * PAGE, PAGE));
+            need.wanted.single += usize::from(!self.can_change(page));
+        }
+        need
+    }
+
+    /// True if the page is in memory, and nobody shares it.
+    fn can_change(&self, page: u64) -> bool {
+        self.pages.get(&page).is_some_and(|page| page.frame.is_alone())
+    }
+
+    /// The need of a write of `len` bytes at `offset`.
+    pub(crate) fn need_write(&self, offset: u64, len: u64) -> Need {
+        let end = offset.saturating_add(len);
+        if self.is_inline() && end <= INLINE as u64 {
+            return Need::default();
+        }
+        let mut need = self.need_edges(offset, end);
+        need.wanted.whole = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize;
+        need.wanted.single += usize::from(self.is_inline());
+        need
+    }
+
+    /// The need of a change of the size to `size` bytes.
+    pub(crate) fn need_size(&self, size: u64) -> Need {
+        let mut need = Need::default();
+        if size < self.size && !size.is_multiple_of(PAGE) {
+            need.missing = self.missing(size - 1, 1);
+        }
+        need.wanted.single = 1;
+        need
+    }
+
+    /// A number that changes when bytes that are being read from the device may be old.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Takes in pages that were read from the device while the [`version`](Content::version) was the same.
+    pub(crate) fn fill(&mut self, pool: &Pool, first: u64, frames: &[Frame]) {
+        let mut new = false;
+        for (page, frame) in (first..).zip(frames) {
+            self.pages.entry(page).or_insert_with(|| {
+                new = true;
+                Page::new(frame.clone())
+            });
+        }
+        if new {
+            pool.remember(&self.me, first, frames.len() as u64);
         }
     }
 
-    /// Takes in a page that was read from `block`, if it still lies there and nobody was faster.
-    pub(crate) fn fill(&mut self, pool: &Pool, (page, block): (u64, u64), bytes: Arc<Bytes>) {
-        let Data::Extents(extents) = &self.data else { return };
-        if block_of(extents, page) == Some(block) && !self.pages.contains_key(&page) {
-            self.pages.insert(page, Page { bytes, dirty: false, promised: false });
-            pool.page_is_new();
-        }
-    }
-
-    /// Reads; all pages of the range must be in memory, or have no block.
+    /// Reads; all pages of the range must be in memory, or have no data.
     ///
     /// # Errors
     ///
     /// Those of `out`.
-    pub(crate) fn read(&self, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
+    pub(crate) fn read(&mut self, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
         let end = self.size.min(offset.saturating_add(out.remaining() as u64));
+        if offset >= end {
+            return Ok(());
+        }
         if let Data::Inline(bytes) = &self.data {
-            let from = (offset.min(end)) as usize;
-            let (kept, zeros) = (bytes.len().min(end as usize), end as usize);
-            out.put(bytes.get(from..kept).unwrap_or_default())?;
-            out.put_zeros(zeros.saturating_sub(from.max(kept)))?;
+            out.put(&bytes[offset as usize..end as usize])?;
             return Ok(());
         }
         let mut at = offset;
-        while at < end {
-            let (page, from) = (at / PAGE, (at % PAGE) as usize);
-            let len = (PAGE - from as u64).min(end - at) as usize;
-            match self.pages.get(&page) {
-                Some(page) => out.put(&page.bytes[from..from + len])?,
-                None => out.put_zeros(len)?,
-            };
-            at += len as u64;
+        for (page, cached) in self.pages.range_mut(touched(offset, end)) {
+            let start = page * PAGE;
+            put_zeros(out, start.saturating_sub(at))?;
+            at = at.max(start);
+            let (from, to) = ((at - start) as usize, (end - start).min(PAGE) as usize);
+            out.put(&cached.frame.bytes()[from..to])?;
+            cached.used = true;
+            at = start + to as u64;
         }
-        Ok(())
+        put_zeros(out, end.saturating_sub(at))
     }
 
-    /// Writes at `offset`; the edges must be in memory. Returns how many bytes were taken: fewer where
-    /// space has run out.
+    /// Writes at `offset`, with what [`need_write`](Content::need_write) says. Returns how many bytes
+    /// were taken: fewer where space has run out.
     ///
     /// # Errors
     ///
-    /// `EFBIG`, `ENOSPC`, `ESTALE`.
-    pub(crate) fn write(&mut self, pool: &Pool, offset: u64, data: &[u8]) -> Result<usize> {
-        self.check()?;
+    /// `EFBIG`, `ENOSPC`.
+    pub(crate) fn write(
+        &mut self,
+        pool: &Pool,
+        offset: u64,
+        data: &[u8],
+        supply: &mut Supply,
+    ) -> Result<usize> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::EFBIG)?;
         if data.is_empty() {
             return Ok(0);
         }
-        self.leave_inline(pool, end)?;
+        if end > INLINE as u64 {
+            self.leave_inline(pool, supply)?;
+        }
         let taken = match &mut self.data {
             Data::Inline(bytes) => {
                 if bytes.len() < end as usize {
@@ -115,127 +179,246 @@ impl Content {
                 bytes[offset as usize..end as usize].copy_from_slice(data);
                 data.len()
             }
-            _ => self.write_pages(pool, offset, data)?,
+            _ => self.write_pages(pool, offset, data, supply)?,
         };
         self.size = self.size.max(offset + taken as u64);
         Ok(taken)
     }
 
-    fn check(&self) -> Result<()> {
-        if self.ended { Err(Errno::ESTALE) } else { Ok(()) }
-    }
-
-    fn write_pages(&mut self, pool: &Pool, offset: u64, data: &[u8]) -> Result<usize> {
+    fn write_pages(
+        &mut self,
+        pool: &Pool,
+        offset: u64,
+        data: &[u8],
+        supply: &mut Supply,
+    ) -> Result<usize> {
         let mut taken = 0;
         while taken < data.len() {
-            let at = offset + taken as u64;
+            let (at, rest) = (offset + taken as u64, &data[taken..]);
             let (page, from) = (at / PAGE, (at % PAGE) as usize);
-            let len = (BLOCK - from).min(data.len() - taken);
-            match self.change_page(pool, page, false) {
-                Ok(bytes) => bytes[from..from + len].copy_from_slice(&data[taken..taken + len]),
-                Err(_) if taken > 0 => return Ok(taken),
+            let whole = if from == 0 { rest.len() / BLOCK } else { 0 };
+            let done = match whole {
+                0 => {
+                    let len = (BLOCK - from).min(rest.len());
+                    let bytes = self.change_page(pool, page, false, supply);
+                    bytes
+                        .map(|bytes| bytes[from..from + len].copy_from_slice(&rest[..len]))
+                        .map(|()| len)
+                }
+                whole => {
+                    // After a run that found less space than pages, none is left.
+                    let run = supply.whole(whole as u64).ok_or(Errno::ENOSPC);
+                    run.and_then(|run| self.replace_pages(pool, page, run, rest))
+                }
+            };
+            match done {
+                Ok(done) if done > 0 => taken += done,
+                Ok(_) | Err(_) if taken > 0 => break,
+                Ok(_) => return Err(Errno::ENOSPC),
                 Err(errno) => return Err(errno),
             }
-            taken += len;
         }
         Ok(taken)
     }
 
-    /// The bytes of a page that is about to change. `moves` says that the block must not be overwritten,
-    /// because a durable inode uses it. `ENOSPC`.
-    fn change_page(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<&mut Bytes> {
-        let block = match &self.data {
-            Data::Extents(extents) => block_of(extents, page),
-            _ => None,
-        };
-        let promised = self.pages.get(&page).is_some_and(|page| page.promised);
-        let promises = !promised && (moves || block.is_none());
-        if promises && !pool.promise(moves) {
-            return Err(Errno::ENOSPC);
-        }
-        let page = self.pages.entry(page).or_insert_with(|| {
-            pool.page_is_new();
-            Page { bytes: Arc::new([0; BLOCK]), dirty: false, promised: false }
-        });
-        if !page.dirty {
-            pool.page_is_dirty();
-        }
-        self.dirty += u64::from(!page.dirty);
-        self.promised += u64::from(promises);
-        page.promised |= promises;
-        page.dirty = true;
-        Ok(Arc::make_mut(&mut page.bytes))
-    }
-
-    /// Moves inline data to a page where the file gets too large for it.
-    fn leave_inline(&mut self, pool: &Pool, end: u64) -> Result<()> {
-        let Data::Inline(bytes) = &self.data else { return Ok(()) };
-        if end <= INLINE as u64 {
-            return Ok(());
-        }
-        let bytes = bytes.clone();
-        self.data = Data::Extents(Vec::new());
-        if !bytes.is_empty() {
-            match self.change_page(pool, 0, false) {
-                Ok(page) => page[..bytes.len()].copy_from_slice(&bytes),
-                Err(errno) => {
-                    self.data = Data::Inline(bytes);
+    /// Writes whole pages from `first` on: as many as the run has, or as there is space for.
+    fn replace_pages(
+        &mut self,
+        pool: &Pool,
+        first: u64,
+        mut run: Frames,
+        data: &[u8],
+    ) -> Result<usize> {
+        let pages = first..first + u64::from(run.count());
+        let mut end = pages.end;
+        for page in pages.clone() {
+            if let Err(errno) = self.promise(pool, page, false) {
+                if page == first {
                     return Err(errno);
                 }
+                end = page;
+                break;
             }
         }
+        let bytes = (end - first) as usize * FRAME;
+        run[..bytes].copy_from_slice(&data[..bytes]);
+        let mut new = false;
+        for (page, frame) in (first..end).zip(Frame::each(run)) {
+            new |= self.put(pool, page, frame);
+        }
+        if new {
+            pool.remember(&self.me, first, end - first);
+        }
+        Ok(bytes)
+    }
+
+    /// Makes sure that there will be a block for a page that is about to change. `moves` says that the
+    /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
+    fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
+        let promised = self.promised.contains(&page);
+        let moves = moves || self.is_shifted(pool, page);
+        if promised || !moves && self.extents.at(page).is_some() {
+            return Ok(());
+        }
+        if !self.promise_records(pool, 1) || !pool.promise(1, moves) {
+            return Err(Errno::ENOSPC);
+        }
+        self.promised.insert(page);
         Ok(())
     }
 
-    /// Makes the file longer or shorter. The last page that stays must be in memory
-    /// ([`page_to_cut`](Content::page_to_cut)).
+    /// Gives a page other bytes. It is dirty then. True where it was not in memory.
+    fn put(&mut self, pool: &Pool, page: u64, frame: Frame) -> bool {
+        self.set_dirty(pool, page);
+        let new = Page::new(frame);
+        self.pages.insert(page, new).is_none()
+    }
+
+    fn set_dirty(&mut self, pool: &Pool, page: u64) {
+        if self.dirty.insert(page) {
+            pool.page_is_dirty();
+        }
+    }
+
+    /// The bytes of a page that is about to change, and is in memory or has no data.
     ///
     /// # Errors
     ///
-    /// `EFBIG`, `ENOSPC`, `ESTALE`.
-    pub(crate) fn set_size(&mut self, pool: &Pool, size: u64) -> Result<()> {
-        self.check()?;
+    /// `ENOSPC`.
+    pub(super) fn change_page(
+        &mut self,
+        pool: &Pool,
+        page: u64,
+        moves: bool,
+        supply: &mut Supply,
+    ) -> Result<&mut [u8]> {
+        let fresh = match self.can_change(page) {
+            true => None,
+            false => Some(supply.single().ok_or(Errno::ENOMEM)?),
+        };
+        self.promise(pool, page, moves)?;
+        if let Some(mut fresh) = fresh {
+            match self.pages.get(&page) {
+                Some(old) => fresh.copy_from_slice(old.frame.bytes()),
+                None => fresh.fill(0),
+            }
+            for frame in Frame::each(fresh) {
+                if self.put(pool, page, frame) {
+                    pool.remember(&self.me, page, 1);
+                }
+            }
+        }
+        self.set_dirty(pool, page);
+        let cached = self.pages.get_mut(&page).ok_or(Errno::EIO)?;
+        cached.used = true;
+        cached.frame.bytes_mut().ok_or(Errno::EIO)
+    }
+
+    /// Moves inline data to a page. `ENOSPC`.
+    pub(super) fn leave_inline(&mut self, pool: &Pool, supply: &mut Supply) -> Result<()> {
+        let Data::Inline(bytes) = &mut self.data else { return Ok(()) };
+        let bytes = std::mem::take(bytes);
+        self.data = Data::Extents(Vec::new());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match self.change_page(pool, 0, false, supply) {
+            Ok(page) => page[..bytes.len()].copy_from_slice(&bytes),
+            Err(errno) => {
+                self.data = Data::Inline(bytes);
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the file longer or shorter, with what [`need_size`](Content::need_size) says.
+    ///
+    /// # Errors
+    ///
+    /// `EFBIG`, `ENOSPC`.
+    pub(crate) fn set_size(&mut self, pool: &Pool, size: u64, supply: &mut Supply) -> Result<()> {
         if size > SIZE_MAX {
             return Err(Errno::EFBIG);
         }
-        self.leave_inline(pool, size)?;
-        let old = std::mem::replace(&mut self.size, size);
+        if size > INLINE as u64 {
+            self.leave_inline(pool, supply)?;
+        }
         if let Data::Inline(bytes) = &mut self.data {
             bytes.resize(size as usize, 0);
-        } else if size < old {
-            self.cut_pages(pool, size)?;
+        } else if size < self.size {
+            self.cut_pages(pool, size, supply)?;
         }
+        self.size = size;
         Ok(())
     }
 
-    fn cut_pages(&mut self, pool: &Pool, size: u64) -> Result<()> {
-        let first = size.div_ceil(PAGE);
-        for page in self.pages.split_off(&first).into_values() {
-            self.forget_page(pool, &page);
+    fn cut_pages(&mut self, pool: &Pool, size: u64, supply: &mut Supply) -> Result<()> {
+        // The end of the last page becomes zeros, in another block: the old size may come back.
+        let last = size / PAGE;
+        if !size.is_multiple_of(PAGE) && self.has_data(last) {
+            let moves = pool.rules().tails_move;
+            self.change_page(pool, last, moves, supply)?[(size % PAGE) as usize..].fill(0);
         }
-        if let Data::Extents(extents) = &mut self.data {
-            pool.give_up(cut(extents, first, u64::MAX));
-        }
+        self.drop_pages(pool, size.div_ceil(PAGE)..u64::MAX);
         if size == 0 {
             self.data = Data::Inline(Vec::new());
-            return Ok(());
-        }
-        // The end of the last page becomes zeros, in another block: the old size may come back.
-        let last = (size - 1) / PAGE;
-        if self.pages.contains_key(&last) && !size.is_multiple_of(PAGE) {
-            let moves = pool.tails_move();
-            self.change_page(pool, last, moves)?[(size % PAGE) as usize..].fill(0);
         }
         Ok(())
     }
 
-    /// Drops pages that are on the device.
-    pub(crate) fn drop_clean(&mut self, pool: &Pool) {
-        self.pages.retain(|_, page| {
-            if !page.dirty {
-                pool.forget_page(page);
-            }
-            page.dirty
-        });
+    /// True if the page is in memory or has data on the device.
+    pub(super) fn has_data(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
+            || self.extents.at(page).is_some_and(|extent| !extent.unwritten)
     }
+
+    /// Takes pages and their blocks away.
+    pub(super) fn drop_pages(&mut self, pool: &Pool, pages: Range<u64>) {
+        self.forget_pages(pool, pages.clone());
+        pool.give_up(self.extents.cut(pages));
+        self.version += 1;
+    }
+
+    /// Takes pages out of memory, whatever they hold.
+    pub(super) fn forget_pages(&mut self, pool: &Pool, pages: Range<u64>) {
+        let cached = self.pages.range(pages.clone()).map(|(page, _)| *page);
+        for page in cached.collect::<Vec<u64>>() {
+            self.pages.remove(&page);
+        }
+        let dirty = take_out(&mut self.dirty, pages.clone());
+        let promised = take_out(&mut self.promised, pages);
+        pool.forget_pages(dirty, promised);
+    }
+
+    /// Drops those of these pages that are on the device, and that nobody has used since the last call.
+    /// Returns how many, and true if others stay.
+    pub(super) fn evict(&mut self, pool: &Pool, first: u64, count: u64) -> (usize, bool) {
+        let written = pool.written();
+        let (mut gone, mut kept) = (Vec::new(), false);
+        for (page, cached) in self.pages.range_mut(first..first.saturating_add(count)) {
+            let busy = cached.batch > written || self.dirty.contains(page);
+            if busy || std::mem::take(&mut cached.used) {
+                kept = true;
+            } else {
+                gone.push(*page);
+            }
+        }
+        gone.iter().for_each(|page| drop(self.pages.remove(page)));
+        (gone.len(), kept)
+    }
+}
+
+/// Takes a range out of a set. Returns how many members it had.
+pub(super) fn take_out(set: &mut BTreeSet<u64>, range: Range<u64>) -> usize {
+    let out: Vec<u64> = set.range(range).copied().collect();
+    for page in &out {
+        set.remove(page);
+    }
+    out.len()
+}
+
+/// Appends zeros, as many as fit.
+fn put_zeros(out: &mut ReadBuf<'_>, len: u64) -> Result<()> {
+    out.put_zeros(usize::try_from(len).unwrap_or(usize::MAX)).map(drop)
 }

@@ -1,9 +1,10 @@
 //! The blocks and the memory that all contents share. Its locks are leaves.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::pages::Page;
+use super::frames::Memory;
+use crate::commit::Rules;
 use crate::format::UNIT_BLOCKS;
 use crate::space::{Run, Space};
 
@@ -18,29 +19,46 @@ pub(crate) struct Pool {
     space: Mutex<Space>,
     /// Blocks that nothing uses once the running group is durable.
     given_up: Mutex<Vec<Run>>,
-    /// Blocks that pages without one will take.
+    /// Blocks that pages without one will take, and records.
     promised: AtomicU64,
-    /// How often blocks were given back.
-    releases: AtomicU64,
-    /// Pages in memory.
-    cached: AtomicUsize,
     /// Pages that differ from the device.
     dirty: AtomicUsize,
-    /// See [`Rules`](crate::commit::Rules).
-    tails_move: AtomicBool,
+    /// The newest batch, and the newest that is durable.
+    batch: AtomicU64,
+    durable: AtomicU64,
+    memory: OnceLock<Memory>,
+    rules: OnceLock<Rules>,
 }
 
 impl Pool {
+    /// The blocks of `space`, without memory for pages.
     pub(crate) fn new(space: Space) -> Self {
         Pool {
             space: Mutex::new(space),
             given_up: Mutex::default(),
             promised: AtomicU64::new(0),
-            releases: AtomicU64::new(0),
-            cached: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
-            tails_move: AtomicBool::new(true),
+            batch: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            memory: OnceLock::new(),
+            rules: OnceLock::new(),
         }
+    }
+
+    /// Adds memory for `cache` pages, and for `dirty` pages more that differ from the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Region::new`](defuse_block::Region::new).
+    pub(crate) fn add_memory(&self, cache: usize, dirty: usize) -> defuse_block::Result<()> {
+        let memory = Memory::new(cache, dirty)?;
+        let _ = self.memory.set(memory);
+        Ok(())
+    }
+
+    /// The memory of pages; none in a file system that is only looked at.
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.memory.get()
     }
 
     /// The blocks in use.
@@ -48,66 +66,78 @@ impl Pool {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets a rule that tests switch off.
-    pub(crate) fn set_tails_move(&self, tails_move: bool) {
-        self.tails_move.store(tails_move, Ordering::Relaxed);
+    /// Sets the rules that tests switch off.
+    pub(crate) fn set_rules(&self, rules: Rules) {
+        let _ = self.rules.set(rules);
     }
 
-    pub(super) fn tails_move(&self) -> bool {
-        self.tails_move.load(Ordering::Relaxed)
+    pub(super) fn rules(&self) -> Rules {
+        *self.rules.get().unwrap_or(&Rules::ALL)
     }
 
-    /// Blocks that files can still take.
-    pub(crate) fn free_blocks(&self) -> u64 {
+    /// All blocks, and those that files can still take.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let space = self.space();
+        (space.blocks(), self.free_of(&space))
+    }
+
+    fn free_of(&self, space: &Space) -> u64 {
         let kept = u64::from(KEEP_UNITS) * UNIT_BLOCKS + KEEP_BLOCKS;
         let kept = kept + self.promised.load(Ordering::Relaxed);
-        self.space().free_blocks().saturating_sub(kept)
+        space.free_blocks().saturating_sub(kept)
     }
 
-    /// Sets a block aside. `sure` takes it from those that are kept. False where none is left.
-    pub(super) fn promise(&self, sure: bool) -> bool {
-        // Two threads may count the same block as free: what is kept is enough for all of them.
-        let has_space = sure || self.free_blocks() > 0;
-        self.promised.fetch_add(u64::from(has_space), Ordering::Relaxed);
+    /// Sets blocks aside. `sure` takes them from those that are kept. False where too few are left.
+    pub(super) fn promise(&self, count: u64, sure: bool) -> bool {
+        let space = self.space();
+        let has_space = sure || self.free_of(&space) >= count;
+        self.promised.fetch_add(if has_space { count } else { 0 }, Ordering::Relaxed);
         has_space
     }
 
     /// Sets blocks for records aside. `sure` takes them from those that are kept. False where too few are
     /// left.
     pub(crate) fn set_aside(&self, count: u64, sure: bool) -> bool {
-        let has_space = sure || self.free_blocks() >= count;
-        self.promised.fetch_add(if has_space { count } else { 0 }, Ordering::Relaxed);
-        has_space
+        self.promise(count, sure)
     }
 
     /// Gives blocks back that were set aside.
     pub(crate) fn give_back(&self, count: u64) {
-        self.promised.fetch_sub(count, Ordering::Relaxed);
+        self.unpromise(count);
     }
 
-    pub(super) fn page_is_new(&self) {
-        self.cached.fetch_add(1, Ordering::Relaxed);
+    /// Blocks that were set aside are taken, or are not needed.
+    pub(super) fn unpromise(&self, count: u64) {
+        self.promised.fetch_sub(count, Ordering::Relaxed);
     }
 
     pub(super) fn page_is_dirty(&self) {
         self.dirty.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A page goes to the device, with a block of its own where one was promised.
-    pub(super) fn page_is_placed(&self, promised: bool) {
-        self.dirty.fetch_sub(1, Ordering::Relaxed);
-        self.promised.fetch_sub(u64::from(promised), Ordering::Relaxed);
+    /// Pages are gone, or go to the device: so many that are dirty, and so many that have a promise.
+    pub(super) fn forget_pages(&self, dirty: usize, promised: usize) {
+        self.dirty.fetch_sub(dirty, Ordering::Relaxed);
+        self.unpromise(promised as u64);
     }
 
-    pub(super) fn forget_page(&self, page: &Page) {
-        self.cached.fetch_sub(1, Ordering::Relaxed);
-        self.dirty.fetch_sub(usize::from(page.dirty), Ordering::Relaxed);
-        self.promised.fetch_sub(u64::from(page.promised), Ordering::Relaxed);
+    /// Pages that differ from the device.
+    pub(crate) fn dirty(&self) -> usize {
+        self.dirty.load(Ordering::Relaxed)
     }
 
-    /// Pages in memory, and those of them that differ from the device.
-    pub(crate) fn pages(&self) -> (usize, usize) {
-        (self.cached.load(Ordering::Relaxed), self.dirty.load(Ordering::Relaxed))
+    /// The number of the batch that begins.
+    pub(crate) fn next_batch(&self) -> u64 {
+        self.batch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The inodes of all batches up to this one are durable.
+    pub(crate) fn durable(&self, batch: u64) {
+        self.durable.fetch_max(batch, Ordering::Release);
+    }
+
+    pub(super) fn is_durable(&self, batch: u64) -> bool {
+        batch <= self.durable.load(Ordering::Acquire)
     }
 
     /// Nothing uses these blocks once the running group is durable.
@@ -124,13 +154,6 @@ impl Pool {
     /// Gives blocks back whose inodes are durable without them.
     pub(crate) fn release(&self, freed: &[Run]) {
         let mut space = self.space();
-        self.releases.fetch_add(u64::from(!freed.is_empty()), Ordering::Release);
         freed.iter().for_each(|run| space.free(*run));
-    }
-
-    /// How often blocks were given back. Bytes that were read from a block are those of its file as long
-    /// as this stays.
-    pub(crate) fn releases(&self) -> u64 {
-        self.releases.load(Ordering::Acquire)
     }
 }

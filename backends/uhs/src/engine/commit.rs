@@ -32,6 +32,8 @@ pub(super) struct Waiting(BTreeMap<u64, OfGroup>);
 struct OfGroup {
     /// Blocks that are free then.
     freed: Vec<Run>,
+    /// The newest of the batches of data.
+    batch: u64,
     /// Contents that may leave memory then.
     contents: Vec<(u64, Arc<Mutex<Content>>)>,
 }
@@ -69,16 +71,13 @@ impl Engine {
         let later = waiting.0.split_off(&(group + 1));
         let durable = std::mem::replace(&mut waiting.0, later);
         drop(waiting);
-        for OfGroup { freed, contents } in durable.into_values() {
+        for OfGroup { freed, batch, contents } in durable.into_values() {
+            self.pool.durable(batch);
             self.pool.release(&freed);
             for (ino, content) in contents {
                 drop(content);
                 self.is_idle(ino);
             }
-        }
-        if self.pool.pages().0 > self.options.cache_pages {
-            let contents = self.names.contents();
-            contents.iter().for_each(|content| lock(content).drop_clean(&self.pool));
         }
     }
 
@@ -120,8 +119,8 @@ impl Engine {
         let mut batch = batch.map_err(|_| StoreError::Full)?;
         let stored = self.add_stored(&mut batch)?;
         let units = &mut |wanted| self.take_units(wanted);
-        let written = store
-            .write_data(&batch.data)
+        let written = self
+            .write_data(store, &mut batch)
             .and_then(|()| store.commit(store.turn(), batch.changes, now, units));
         self.names.set_slots(store.slots());
         // What a group that failed was about waits for ever.
@@ -129,6 +128,7 @@ impl Engine {
         let mut waiting = lock(&self.waiting);
         let of_group = waiting.0.entry(group).or_default();
         of_group.freed.append(&mut batch.freed);
+        of_group.batch = of_group.batch.max(batch.number);
         of_group.contents.append(&mut batch.contents);
         drop(waiting);
         if written.is_err() {

@@ -22,12 +22,16 @@ const TARGET: u8 = 3;
 const INLINE_DATA: u8 = 4;
 const EXTENT: u8 = 5;
 const XATTR_MORE: u8 = 6;
+const UNWRITTEN: u8 = 7;
 
 /// Bytes of the value of an extended attribute at most.
 pub(crate) const VALUE_MAX: usize = 65536;
 
 /// Bytes of a value that lie in its first record at most, so that the name fits, too.
 const VALUE_PART: usize = 65_000;
+
+/// Bytes of the record of an extent.
+pub(crate) const EXTENT_BYTES: usize = 23;
 
 /// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +59,15 @@ pub(crate) struct Extent {
     /// The first block.
     pub(crate) block: u64,
     pub(crate) count: u32,
+    /// The blocks belong to the file, and their pages read as zeros.
+    pub(crate) unwritten: bool,
+}
+
+impl Extent {
+    /// The page after the last one.
+    pub(crate) fn end(&self) -> u64 {
+        self.page + u64::from(self.count)
+    }
 }
 
 /// The data of an inode.
@@ -258,10 +271,11 @@ impl Inode {
             EXTENT if len == 0 && self.data == Data::Nothing => {
                 self.data = Data::Extents(Vec::new());
             }
-            EXTENT if len == 20 => {
-                let extent = Extent { page: of.u64()?, block: of.u64()?, count: of.u32()? };
+            EXTENT | UNWRITTEN if len == 20 => {
+                let (page, block, count) = (of.u64()?, of.u64()?, of.u32()?);
+                let extent = Extent { page, block, count, unwritten: kind == UNWRITTEN };
                 let Data::Extents(extents) = &mut self.data else { return None };
-                let after = extents.last().map_or(0, |last| last.page + u64::from(last.count));
+                let after = extents.last().map_or(0, Extent::end);
                 let ends = |at: u64| at.checked_add(u64::from(extent.count)).is_some();
                 let sound = extent.page >= after && extent.count > 0;
                 (sound && ends(extent.page) && ends(extent.block)).then(|| extents.push(extent))?;
@@ -308,7 +322,7 @@ impl Records {
                 // An empty list is not the same as no data: a file that was made larger has one.
                 record(out, EXTENT, 0);
                 for extent in extents {
-                    record(out, EXTENT, 20);
+                    record(out, if extent.unwritten { UNWRITTEN } else { EXTENT }, 20);
                     out.u64(extent.page).u64(extent.block).u32(extent.count);
                 }
             }
@@ -384,8 +398,8 @@ mod tests {
             links: vec![link(9, b"a"), link(10, &[b'x'; 255])],
             xattrs: vec![(b"user.k".to_vec(), vec![7; 100]), (b"user.e".to_vec(), Vec::new())],
             data: Data::Extents(vec![
-                Extent { page: 0, block: 100, count: 5 },
-                Extent { page: 9, block: 7, count: 1 },
+                Extent { page: 0, block: 100, count: 5, unwritten: false },
+                Extent { page: 9, block: 7, count: 1, unwritten: true },
             ]),
         }
     }
@@ -463,8 +477,8 @@ mod tests {
         assert!(with(9, b"").is_none() && with(INLINE_DATA, &[0; INLINE + 1]).is_none());
         let overlap = Inode {
             data: Data::Extents(vec![
-                Extent { page: 4, block: 1, count: 2 },
-                Extent { page: 5, block: 9, count: 1 },
+                Extent { page: 4, block: 1, count: 2, unwritten: false },
+                Extent { page: 5, block: 9, count: 1, unwritten: false },
             ]),
             ..Inode::default()
         };

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use defuse_fs::{Errno, Result};
 
 use crate::commit::Change;
-use crate::content::{Bytes, Content, Pool};
+use crate::content::{Content, Frame, Pool};
 use crate::engine::lock;
+use crate::format::BLOCK;
 use crate::format::inode::{HEAD, Inode, Pointer, spill};
 use crate::format::slot::BODY;
 use crate::names::{Encoded, Names};
@@ -24,7 +25,9 @@ pub(crate) struct Batch {
     /// Those of the changes whose data is in the slot that counts until now, and is to be added.
     pub(crate) stored: Vec<usize>,
     /// Blocks that must be durable before the changes are written.
-    pub(crate) data: Vec<(u64, Arc<Bytes>)>,
+    pub(crate) data: Vec<(u64, Frame)>,
+    /// Its number among those that write data.
+    pub(crate) number: u64,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<Run>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
@@ -38,7 +41,8 @@ pub(crate) struct Batch {
 /// `EIO`: there is no space for what was promised.
 pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<Batch> {
     let changes = closed.take();
-    let mut batch = Batch::default();
+    let mut batch = Batch { number: pool.next_batch(), ..Batch::default() };
+    let mut outside = Vec::new();
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
     for ino in changes.changed {
         match names.take_changed(ino) {
@@ -49,9 +53,9 @@ pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<B
             }
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
-                held.place(pool, &mut batch.data)?;
-                if let Some(encoded) = names.encode(ino, held.facts(), held.data())? {
-                    let body = fit(encoded, &mut held, pool, &mut batch)?;
+                held.place(pool, batch.number, &mut batch.data)?;
+                if let Some(encoded) = names.encode(ino, held.facts(), &held.data())? {
+                    let body = fit(encoded, &mut held, pool, &mut outside)?;
                     batch.changes.push(Change::Write { ino, body });
                 }
                 drop(held);
@@ -60,6 +64,9 @@ pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<B
         }
     }
     batch.changes.extend(changes.gone.into_iter().map(|ino| Change::Remove { ino }));
+    let frames = Frame::copies(outside.iter().map(|(_, bytes)| &bytes[..]));
+    let frames = frames.map_err(|_| Errno::ENOMEM)?;
+    batch.data.extend(outside.iter().map(|(block, _)| *block).zip(frames));
     batch.freed = pool.take_given_up();
     Ok(batch)
 }
@@ -69,7 +76,7 @@ fn fit(
     (inode, body): (Inode, Vec<u8>),
     content: &mut Content,
     pool: &Pool,
-    batch: &mut Batch,
+    outside: &mut Vec<(u64, [u8; BLOCK])>,
 ) -> Result<Vec<u8>> {
     if body.len() <= BODY {
         content.replace_records(pool, Vec::new());
@@ -82,7 +89,7 @@ fn fit(
         let run = pool.space().take(1, near, 0).ok_or(Errno::EIO)?;
         blocks.push(run);
         let crc = crc32c::crc32c(&bytes);
-        batch.data.push((run.block, Arc::new(bytes)));
+        outside.push((run.block, bytes));
         Ok(Pointer { block: run.block, crc })
     });
     content.replace_records(pool, blocks);

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use defuse_fs::FileKind;
 
@@ -156,10 +156,11 @@ impl Names {
         let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
         let further = links.len() > 1 || !xattrs.is_empty();
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
-        let mut content = Content::new(data, size, records);
-        let short = if further || is_dir { None } else { content.retire(&self.pool) };
-        let blocks = AtomicU64::new(content.facts().blocks);
-        let content = Arc::new(Mutex::new(content));
+        let content = Content::new(data, size, records);
+        let mut held = lock(&content);
+        let short = if further || is_dir { None } else { held.retire(&self.pool) };
+        let blocks = AtomicU64::new(held.facts().blocks);
+        drop(held);
         let body = match short {
             _ if is_dir => Body::Directory(Arc::new(Directory { content, ..Directory::default() })),
             None => Body::Live(Arc::new(Live { content, blocks, rdev })),

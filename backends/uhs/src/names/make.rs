@@ -1,7 +1,7 @@
 //! Lookups, and operations that make inodes.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::{NewInode, Parent, new_inode};
@@ -215,7 +215,7 @@ impl Names {
             }
             (FileKind::Symlink, Some(target)) => {
                 let (data, size) = (Data::Target(target.to_vec()), target.len() as u64);
-                let content = Arc::new(Mutex::new(Content::new(data, size, Vec::new())));
+                let content = Content::new(data, size, Vec::new());
                 Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: 0 }))
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
@@ -224,7 +224,7 @@ impl Names {
             (kind, _) if extra.is_some() => {
                 let is_file = kind == FileKind::Regular;
                 let data = if is_file { Data::Inline(Vec::new()) } else { Data::Nothing };
-                let content = Arc::new(Mutex::new(Content::new(data, 0, Vec::new())));
+                let content = Content::new(data, 0, Vec::new());
                 Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: node.rdev }))
             }
             _ if node.rdev != 0 => Body::Device(node.rdev),

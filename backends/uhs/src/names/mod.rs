@@ -44,7 +44,6 @@ use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::group::Handle;
 use crate::space::Run;
 use index::Index;
-use order::Rid;
 use record::{Body, Changing, Directory, Extra, Live, Record, Time};
 use records::Records;
 
@@ -283,19 +282,6 @@ impl Names {
             _ => Ok(Kept::Stored),
         })
     }
-
-    /// All contents in memory.
-    pub(crate) fn contents(&self) -> Vec<Arc<Mutex<Content>>> {
-        let content = |(_, rid): (u64, Rid)| {
-            let seen = self.records.see_at(rid, |record, _| match &record.body {
-                Body::Live(live) => Ok(Some(Arc::clone(&live.content))),
-                _ => Ok(None),
-            });
-            seen.ok().flatten()
-        };
-        self.records.all().into_iter().filter_map(content).collect()
-    }
-
     /// Takes a content in that the slot of the inode holds; `stored` reads it where that is needed. Only
     /// one thread at a time reads for an inode.
     pub(crate) fn revive(
@@ -319,8 +305,7 @@ impl Names {
                 None => return Err(Errno::EIO),
             };
             let content = Content::new(data, record.size, Vec::new());
-            let blocks = AtomicU64::new(content.facts().blocks);
-            let content = Arc::new(Mutex::new(content));
+            let blocks = AtomicU64::new(lock(&content).facts().blocks);
             let live = Live { content: Arc::clone(&content), blocks, rdev };
             record.body = Body::Live(Arc::new(live));
             Ok(content)
@@ -337,10 +322,12 @@ impl Names {
                 return Ok(());
             }
             let rdev = live.rdev;
-            // Whoever else has the content got it under the lock of this shard.
-            let content = Arc::get_mut(live).and_then(|live| Arc::get_mut(&mut live.content));
-            let content = content.and_then(|content| content.get_mut().ok());
-            if let Some(data) = content.and_then(|content| content.retire(&self.pool)) {
+            // Whoever else has the content got it under the lock of this shard. The clock of the cache may
+            // look at it, which changes nothing.
+            let content = Arc::get_mut(live).map(|live| &live.content);
+            let content = content.filter(|content| Arc::strong_count(content) == 1);
+            let held = content.and_then(|content| content.try_lock().ok());
+            if let Some(data) = held.and_then(|mut held| held.retire(&self.pool)) {
                 record.body = Body::short(&data, rdev);
             }
             Ok(())
@@ -399,7 +386,7 @@ fn known_data(record: &Record) -> Option<Data> {
     match (&record.body, record.kind()) {
         (Body::Blocks(run), _) => {
             let Run { block, count } = (*run).into();
-            Some(Data::Extents(vec![Extent { page: 0, block, count }]))
+            Some(Data::Extents(vec![Extent { page: 0, block, count, unwritten: false }]))
         }
         (Body::Stored, FileKind::Regular) if record.size == 0 => Some(Data::Inline(Vec::new())),
         (Body::Stored, FileKind::Regular | FileKind::Symlink) => None,

@@ -197,18 +197,4 @@ impl Records {
         self.count.fetch_sub(1, Ordering::Relaxed);
         shard.remove(place, self.key)
     }
-
-    /// The numbers of all inodes, and their places.
-    pub(super) fn all(&self) -> Vec<(u64, Rid)> {
-        let mut all = Vec::new();
-        for at in 0..SHARDS {
-            let shard = self.read(at);
-            let places = (0..shard.chunks.len() * CHUNK).map(|place| place as u32);
-            all.extend(places.filter_map(|place| {
-                let (record, _) = shard.at(place)?;
-                Some((record.ino, place * SHARDS as u32 + at as u32))
-            }));
-        }
-        all
-    }
 }

@@ -58,7 +58,7 @@ impl Claims {
             for (start, end) in self.claim(extent.block, extent.count.into()) {
                 let page = extent.page + (start - extent.block);
                 lost -= end - start;
-                left.push(Extent { page, block: start, count: (end - start) as u32 });
+                left.push(Extent { page, block: start, count: (end - start) as u32, ..*extent });
             }
         }
         (left, lost)

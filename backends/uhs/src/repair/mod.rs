@@ -103,7 +103,7 @@ fn write(
             let spilled = spill(records, |bytes| -> Result<Pointer, StoreError> {
                 let run = space.take(1, None, 0).ok_or(StoreError::Full)?;
                 let crc = crc32c::crc32c(&bytes);
-                data.push((run.block, Arc::new(bytes)));
+                data.push((run.block, bytes));
                 Ok(Pointer { block: run.block, crc })
             })?;
             let (levels, pointers) = spilled.ok_or(StoreError::Full)?;
@@ -111,7 +111,7 @@ fn write(
         }
         changes.push(Change::Write { ino: *ino, body });
     }
-    store.write_data(&data)?;
+    store.write_blocks(&data)?;
     let units = &mut |wanted| {
         let (first, count) = space.find_units(wanted)?;
         space.reserve(first, count);

@@ -5,7 +5,7 @@
 //! share flushes. A group passes through these stages:
 //!
 //! 1. [`Store::turn`] fixes its place among the groups.
-//! 2. [`Store::write_data`] writes blocks to which its inodes will point, and makes them durable.
+//! 2. Blocks to which its inodes will point are written, and [`Store::flush`] makes them durable.
 //! 3. [`Store::commit`] gives it a number and slots, and writes them.
 //! 4. [`Store::sync`] returns once it survives a power failure.
 
@@ -27,7 +27,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use defuse_block::{Blocking, Device, Errno, FRAME, Kind};
 
 use crate::commit::{Change, Groups, NoSlots, Rules};
-use crate::content::Bytes;
 use crate::format::slot::Place;
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{NUMBERS, UNIT_BLOCKS};
@@ -347,18 +346,18 @@ impl Store {
         self.changed.notify_all();
     }
 
-    /// Writes blocks of data and makes them durable.
+    /// Writes blocks of records and makes them durable.
     ///
     /// # Errors
     ///
     /// A failure of the device. Where it comes from a write, nothing but these blocks is concerned.
-    pub(crate) fn write_data(&self, data: &[(u64, Arc<Bytes>)]) -> Result<(), StoreError> {
+    pub(crate) fn write_blocks(&self, data: &[(u64, [u8; FRAME])]) -> Result<(), StoreError> {
         self.check()?;
         if data.is_empty() {
             return Ok(());
         }
         let mut lane = self.lanes.take().map_err(failed("open a queue"))?;
-        let mut order: Vec<&(u64, Arc<Bytes>)> = data.iter().collect();
+        let mut order: Vec<&(u64, [u8; FRAME])> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
         let mut done = Vec::new();
         for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(GATHERED)) {

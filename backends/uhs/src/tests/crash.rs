@@ -154,10 +154,11 @@ fn after_a_power_failure_names_are_those_of_one_moment_and_data_is_what_was_writ
 
 #[test]
 fn each_sentence_about_data_is_needed() {
-    let without: [(&str, Rules); 3] = [
+    let without: [(&str, Rules); 4] = [
         ("data is first", Rules { data_is_first: false, ..Rules::ALL }),
         ("blocks wait for the group", Rules { blocks_wait_for_group: false, ..Rules::ALL }),
         ("tails move", Rules { tails_move: false, ..Rules::ALL }),
+        ("shifted blocks move", Rules { shifted_blocks_move: false, ..Rules::ALL }),
     ];
     for (name, rules) in without {
         let found = (0..400).find(|seed| play(*seed, rules, false).is_err());

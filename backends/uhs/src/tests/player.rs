@@ -1,8 +1,8 @@
 //! Random operations.
 
 use defuse_fs::{
-    Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name, ReleaseArgs, RenameFlags, SetAttr,
-    SliceSource, WriteArgs, WriteBuf,
+    Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Name, ReleaseArgs, RenameFlags,
+    SetAttr, SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{cx, name, node};
@@ -51,7 +51,7 @@ impl Player<'_> {
                 self.fs.forget(entry.ino, 1);
             }
         };
-        match self.random.u8(..18) {
+        match self.random.u8(..23) {
             0 | 1 => entered(self.fs.mknod(&cx, dir, from, &node(FileKind::Regular))),
             2 => entered(self.fs.mkdir(&cx, dir, from, &node(FileKind::Directory))),
             3 => entered(self.fs.symlink(&cx, dir, from, b"target", &node(FileKind::Symlink))),
@@ -69,12 +69,30 @@ impl Player<'_> {
                     self.fs.forget(entry.ino, 1);
                 }
             }
-            9..=12 => self.write(dir, from),
-            13 => self.set(dir, from),
-            14 => self.use_while_unlinked(dir, from),
+            operation @ 9..19 => {
+                let file = self.pick(dir, from);
+                match operation {
+                    9..13 => self.write(dir, file),
+                    13 | 14 => self.set(dir, file),
+                    15 => self.use_while_unlinked(dir, file),
+                    16 | 17 => self.allocate(dir, file),
+                    _ => self.empty(dir, file),
+                }
+            }
             _ => return self.fs.syncfs(&cx).is_ok(),
         }
         false
+    }
+
+    /// The name of a file in the directory: `at`, or another one.
+    fn pick(&mut self, dir: Ino, at: Name<'static>) -> Name<'static> {
+        let is_file = |at: &Name<'_>| {
+            let Ok(entry) = self.fs.lookup(&cx(), dir, *at) else { return false };
+            self.fs.forget(entry.ino, 1);
+            entry.attr.kind == FileKind::Regular
+        };
+        let names = [at, name("a"), name("b"), name("c"), name("d"), name("e")];
+        names.into_iter().find(is_file).unwrap_or(at)
     }
 
     fn with_file(&mut self, dir: Ino, at: Name<'_>, run: impl FnOnce(&mut Self, Ino, u64)) {
@@ -104,14 +122,51 @@ impl Player<'_> {
 
     fn set(&mut self, dir: Ino, at: Name<'_>) {
         self.with_file(dir, at, |player, ino, size| {
-            let sizes = [0, size / 2, size.saturating_sub(1), size + 1, size + 10_000, 4096];
-            let set = match player.random.bool() {
+            let sizes = [0, size / 2, size / 3, size.saturating_sub(1), size + 10_000, 4096];
+            let set = match player.random.u8(..4) == 0 {
                 true => SetAttr { perm: Some(player.random.u32(..0o1000)), ..SetAttr::default() },
                 false => {
                     let size = Some(sizes[player.random.usize(..6)]);
                     SetAttr { size, ..SetAttr::default() }
                 }
             };
+            let _ = player.fs.setattr(&cx(), ino, None, &set);
+        });
+    }
+
+    fn allocate(&mut self, dir: Ino, at: Name<'_>) {
+        self.with_file(dir, at, |player, ino, size| {
+            let modes = [
+                0,
+                Fallocate::KEEP_SIZE,
+                Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE,
+                Fallocate::ZERO_RANGE,
+                Fallocate::COLLAPSE_RANGE,
+                Fallocate::COLLAPSE_RANGE,
+                Fallocate::INSERT_RANGE,
+            ];
+            let mode = modes[player.random.usize(..7)];
+            let offset = player.random.u64(..=size);
+            let length = player.random.u64(1..9000);
+            let (mut range, mut shifts) = (Fallocate { mode, offset, length }, false);
+            if let Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE = mode {
+                range.offset = offset / 4096 * 4096;
+                range.length = length.div_ceil(4096) * 4096;
+                shifts = true;
+            }
+            let file = File { ino, fh: Fh(0) };
+            let _ = player.fs.fallocate(&cx(), file, range);
+            // What lies elsewhere now is overwritten at once.
+            if shifts && player.random.bool() {
+                player.write(dir, at);
+            }
+        });
+    }
+
+    /// Gives the blocks of a file up, for others to take.
+    fn empty(&mut self, dir: Ino, at: Name<'_>) {
+        self.with_file(dir, at, |player, ino, _| {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
             let _ = player.fs.setattr(&cx(), ino, None, &set);
         });
     }

@@ -1,0 +1,276 @@
+//! Memory of pages: frames of a region, and the clock that says which of them are given back.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use defuse_block::{FRAME, Frames, Region, Segments};
+
+use super::{Content, Pool};
+
+/// Frames of one run of new pages at most: 64 KiB, so that a page that stays keeps few others.
+pub(crate) const RUN: usize = 16;
+
+/// Frames that writes and reads have beside the cache.
+const SPARE: usize = 1024;
+
+/// Entries of the clock that are looked at to keep the cache small.
+const TURNS: usize = 64;
+
+/// The bytes of a page: a frame of a run that it shares with its neighbours, and with a group while that
+/// writes them.
+#[derive(Clone)]
+pub(crate) struct Frame {
+    run: Arc<Frames>,
+    at: u16,
+}
+
+impl Frame {
+    /// The frames of a run, each for a page.
+    pub(crate) fn each(run: Frames) -> impl Iterator<Item = Frame> {
+        let run = Arc::new(run);
+        (0..run.count() as u16).map(move |at| Frame { run: Arc::clone(&run), at })
+    }
+
+    /// Frames of their own memory with these blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Region::new`].
+    pub(crate) fn copies<'a>(
+        blocks: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) -> defuse_block::Result<Vec<Frame>> {
+        if blocks.len() == 0 {
+            return Ok(Vec::new());
+        }
+        let region = Region::new(blocks.len() as u32)?;
+        let copy = |block: &[u8]| {
+            let mut run = region.take(1).ok_or(defuse_block::Errno::NOMEM)?;
+            run.copy_from_slice(block);
+            Ok(Frame { run: Arc::new(run), at: 0 })
+        };
+        blocks.map(copy).collect()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.run[usize::from(self.at) * FRAME..][..FRAME]
+    }
+
+    /// The bytes, to be changed. `None` while anybody else has a frame of the run.
+    pub(super) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let at = usize::from(self.at) * FRAME;
+        Arc::get_mut(&mut self.run).map(|run| &mut run[at..][..FRAME])
+    }
+
+    /// True if nobody else has a frame of the run.
+    pub(super) fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.run) == 1
+    }
+
+    /// The memory of an operation that writes these frames one after the other.
+    pub(crate) fn segments<'a>(frames: impl IntoIterator<Item = &'a Frame>) -> Segments {
+        let mut pieces: Vec<defuse_block::Memory> = Vec::new();
+        let mut open: Option<(&Frame, usize)> = None;
+        let memory = |(first, count): (&Frame, usize)| {
+            let from = usize::from(first.at) * FRAME;
+            defuse_block::Memory::Shared(Arc::clone(&first.run), from..from + count * FRAME)
+        };
+        for frame in frames {
+            open = match open {
+                Some((first, count))
+                    if Arc::ptr_eq(&first.run, &frame.run)
+                        && usize::from(first.at) + count == usize::from(frame.at) =>
+                {
+                    Some((first, count + 1))
+                }
+                other => {
+                    pieces.extend(other.map(memory));
+                    Some((frame, 1))
+                }
+            };
+        }
+        match (pieces.is_empty(), open) {
+            (true, Some(only)) => Segments::One(memory(only)),
+            (_, last) => {
+                pieces.extend(last.map(memory));
+                Segments::Many(pieces)
+            }
+        }
+    }
+}
+
+/// Frames for a change of a content, taken while nothing is locked.
+#[derive(Default)]
+pub(crate) struct Supply {
+    /// For pages that are written whole, in order.
+    whole: VecDeque<Frames>,
+    /// For pages that are changed in part.
+    single: Vec<Frames>,
+}
+
+/// The frames that a change needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Neighbouring pages that are written whole.
+    pub(crate) whole: usize,
+    /// Pages that are changed in part.
+    pub(crate) single: usize,
+}
+
+impl Supply {
+    /// True if it has what is wanted.
+    pub(crate) fn has(&self, wanted: Wanted) -> bool {
+        let whole: u32 = self.whole.iter().map(Frames::count).sum();
+        whole as usize == wanted.whole && self.single.len() >= wanted.single
+    }
+
+    /// The next run, for at most `pages` pages.
+    pub(super) fn whole(&mut self, pages: u64) -> Option<Frames> {
+        let fits = self.whole.front().is_some_and(|run| u64::from(run.count()) <= pages);
+        fits.then(|| self.whole.pop_front()).flatten()
+    }
+
+    pub(super) fn single(&mut self) -> Option<Frames> {
+        self.single.pop()
+    }
+}
+
+/// Pages of a content that came into memory together.
+struct Entry {
+    content: Weak<Mutex<Content>>,
+    first: u64,
+    count: u64,
+}
+
+/// The frames of all contents.
+pub(crate) struct Memory {
+    region: Arc<Region>,
+    /// Frames in use, from which on pages that are on the device are dropped.
+    limit: usize,
+    clock: Mutex<VecDeque<Entry>>,
+    /// The newest batch that was written.
+    written: AtomicU64,
+}
+
+impl Memory {
+    /// Memory for `cache` pages, and `dirty` pages beside them.
+    pub(super) fn new(cache: usize, dirty: usize) -> defuse_block::Result<Self> {
+        let frames = cache.saturating_add(dirty).saturating_add(SPARE);
+        let region = Region::new(u32::try_from(frames).unwrap_or(u32::MAX))?;
+        let (clock, written) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Memory { region, limit: cache, clock, written })
+    }
+
+    fn in_use(&self) -> usize {
+        (self.region.frames() - self.region.free_frames()) as usize
+    }
+
+    fn clock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pool {
+    /// The region of the frames, so that devices can register it.
+    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+        self.memory().map(|memory| &memory.region)
+    }
+
+    /// Takes up to `count` neighbouring frames, at the cost of pages that are on the device. `None` where
+    /// all frames hold pages that are not, or that somebody uses.
+    pub(crate) fn frames(&self, count: usize) -> Option<Frames> {
+        let memory = self.memory()?;
+        while memory.in_use() + count > memory.limit && self.evict(memory, TURNS) > 0 {}
+        let mut count = count as u32;
+        loop {
+            if let Some(frames) = memory.region.take(count) {
+                return Some(frames);
+            }
+            // Only free frames that lie apart are left, or none.
+            if count > 1 {
+                count /= 2;
+            } else if self.evict(memory, usize::MAX) == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Adds what is wanted to a supply. False where there is no memory.
+    pub(crate) fn supply(&self, wanted: Wanted, supply: &mut Supply) -> bool {
+        supply.whole.clear();
+        let mut left = wanted.whole;
+        while left > 0 {
+            let Some(run) = self.frames(left.min(RUN)) else { return false };
+            left -= run.count() as usize;
+            supply.whole.push_back(run);
+        }
+        while supply.single.len() < wanted.single {
+            let Some(run) = self.frames(1) else { return false };
+            supply.single.push(run);
+        }
+        true
+    }
+
+    /// Pages are in memory that were not.
+    pub(super) fn remember(&self, content: &Weak<Mutex<Content>>, first: u64, count: u64) {
+        let Some(memory) = self.memory() else { return };
+        let mut clock = memory.clock();
+        clock.push_back(Entry { content: Weak::clone(content), first, count });
+        // Entries whose pages are gone do not pile up.
+        let most = 2 * memory.region.frames() as usize;
+        let old = if clock.len() > most { clock.drain(..8).collect() } else { Vec::new() };
+        drop(clock);
+        self.turn(memory, old);
+    }
+
+    /// Drops pages that nobody has used since the clock came by, if up to `most` entries show some.
+    /// Returns how many.
+    fn evict(&self, memory: &Memory, most: usize) -> usize {
+        let mut turns = memory.clock().len().saturating_mul(2).min(most);
+        while turns > 0 {
+            let mut clock = memory.clock();
+            let count = clock.len().min(8);
+            let some: Vec<Entry> = clock.drain(..count).collect();
+            drop(clock);
+            turns = turns.saturating_sub(count.max(1));
+            let dropped = self.turn(memory, some);
+            if dropped > 0 {
+                return dropped;
+            }
+        }
+        0
+    }
+
+    /// Looks at some entries. Those that keep pages go to the end of the clock.
+    fn turn(&self, memory: &Memory, entries: Vec<Entry>) -> usize {
+        let mut dropped = 0;
+        for entry in entries {
+            let Some(content) = entry.content.upgrade() else { continue };
+            // Whoever waits for memory may hold a content.
+            let keep = match content.try_lock() {
+                Ok(mut content) => {
+                    let (gone, kept) = content.evict(self, entry.first, entry.count);
+                    dropped += gone;
+                    kept
+                }
+                Err(_) => true,
+            };
+            if keep {
+                memory.clock().push_back(entry);
+            }
+        }
+        dropped
+    }
+
+    /// The number of the newest batch whose pages are on the device.
+    pub(super) fn written(&self) -> u64 {
+        self.memory().map_or(0, |memory| memory.written.load(Ordering::Acquire))
+    }
+
+    /// The pages of all batches up to `batch` are on the device.
+    pub(crate) fn wrote(&self, batch: u64) {
+        if let Some(memory) = self.memory() {
+            memory.written.fetch_max(batch, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Ranges of a file: fallocate(2), and the data and holes of lseek(2).
+
+use std::ops::Range;
+
+use defuse_fs::{Errno, Fallocate, Result, Whence};
+
+use super::frames::Supply;
+use super::pages::{Need, PAGE, SIZE_MAX, take_out};
+use super::{Content, Pool};
+
+/// The modes of fallocate(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Allocate,
+    Zero,
+    Punch,
+    Collapse,
+    Insert,
+}
+
+/// Reads the mode. `EOPNOTSUPP`.
+fn mode(range: &Fallocate) -> Result<Mode> {
+    const KEEP: u32 = Fallocate::KEEP_SIZE;
+    const PUNCH: u32 = Fallocate::PUNCH_HOLE | KEEP;
+    match range.mode {
+        PUNCH => Ok(Mode::Punch),
+        Fallocate::COLLAPSE_RANGE => Ok(Mode::Collapse),
+        Fallocate::INSERT_RANGE => Ok(Mode::Insert),
+        // No block has two owners, so that nothing is left to unshare.
+        mode if mode & !(KEEP | Fallocate::UNSHARE_RANGE) == 0 => Ok(Mode::Allocate),
+        mode if mode & !KEEP == Fallocate::ZERO_RANGE => Ok(Mode::Zero),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+impl Content {
+    /// The need of a [`fallocate`](Content::fallocate).
+    pub(crate) fn need_fallocate(&self, range: &Fallocate) -> Need {
+        let end = range.offset.saturating_add(range.length);
+        let mut need = match mode(range) {
+            Ok(Mode::Punch | Mode::Zero) => self.need_edges(range.offset, end),
+            _ => Need::default(),
+        };
+        need.wanted.single += 1;
+        need
+    }
+
+    /// Changes the blocks of a range, with what [`need_fallocate`](Content::need_fallocate) says.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for a mode that does not exist, `EINVAL` for a range that the mode does not allow,
+    /// `EFBIG`, `ENOSPC`.
+    pub(crate) fn fallocate(
+        &mut self,
+        pool: &Pool,
+        range: &Fallocate,
+        supply: &mut Supply,
+    ) -> Result<()> {
+        let mode = mode(range)?;
+        let end = range.offset.checked_add(range.length).filter(|end| *end <= SIZE_MAX);
+        let bytes = range.offset..end.ok_or(Errno::EFBIG)?;
+        match mode {
+            Mode::Punch => self.punch(pool, bytes.clone(), supply)?,
+            Mode::Collapse => return self.collapse(pool, bytes),
+            Mode::Insert => return self.insert(pool, bytes, supply),
+            Mode::Zero => {
+                self.leave_inline(pool, supply)?;
+                self.punch(pool, bytes.clone(), supply)?;
+                self.allocate(pool, &bytes)?;
+            }
+            Mode::Allocate => {
+                self.leave_inline(pool, supply)?;
+                self.allocate(pool, &bytes)?;
+            }
+        }
+        if matches!(mode, Mode::Allocate | Mode::Zero) && range.mode & Fallocate::KEEP_SIZE == 0 {
+            self.size = self.size.max(bytes.end);
+        }
+        Ok(())
+    }
+
+    /// Makes a hole: whole pages lose their blocks, and the edges become zeros.
+    fn punch(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+        let size = self.size;
+        let inside = |at: u64| at.min(size) as usize;
+        if let crate::format::inode::Data::Inline(data) = &mut self.data {
+            data[inside(bytes.start)..inside(bytes.end)].fill(0);
+            return Ok(());
+        }
+        let (first, last) = (bytes.start.div_ceil(PAGE), bytes.end / PAGE);
+        if first > last {
+            return self.zero_part(pool, bytes, supply);
+        }
+        self.zero_part(pool, bytes.start..first * PAGE, supply)?;
+        self.zero_part(pool, last * PAGE..bytes.end, supply)?;
+        self.drop_pages(pool, first..last);
+        Ok(())
+    }
+
+    /// Zeroes a part of a page.
+    fn zero_part(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+        let page = bytes.start / PAGE;
+        if bytes.is_empty() || !self.has_data(page) {
+            return Ok(());
+        }
+        let (from, to) = ((bytes.start - page * PAGE) as usize, (bytes.end - page * PAGE) as usize);
+        self.change_page(pool, page, false, supply)?[from..to].fill(0);
+        Ok(())
+    }
+
+    /// Gives blocks to all pages of the range. Nothing has changed after `ENOSPC`.
+    fn allocate(&mut self, pool: &Pool, bytes: &Range<u64>) -> Result<()> {
+        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
+        let holes = self.extents.holes(pages);
+        let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
+        if !self.promise_records(pool, holes.len()) || !pool.promise(blocks, false) {
+            return Err(Errno::ENOSPC);
+        }
+        for hole in holes {
+            // Pages that wait for a block get theirs now.
+            let promised = take_out(&mut self.promised, hole.clone()) as u64;
+            pool.unpromise(promised + hole.end - hole.start);
+            self.take_blocks(pool, hole, true)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a range out.
+    fn collapse(&mut self, pool: &Pool, bytes: Range<u64>) -> Result<()> {
+        let whole = bytes.start.is_multiple_of(PAGE) && bytes.end.is_multiple_of(PAGE);
+        if !whole || bytes.end >= self.size {
+            return Err(Errno::EINVAL);
+        }
+        let pages = bytes.start / PAGE..bytes.end / PAGE;
+        let by = pages.end - pages.start;
+        self.forget_pages(pool, pages.clone());
+        pool.give_up(self.extents.collapse(pages.clone()));
+        self.move_pages(pool, pages.end, |page| page - by);
+        self.has_shifted(pages.start);
+        self.size -= bytes.end - bytes.start;
+        Ok(())
+    }
+
+    /// Makes room for a hole.
+    fn insert(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+        let length = bytes.end - bytes.start;
+        let whole = bytes.start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
+        if !whole || bytes.start >= self.size {
+            return Err(Errno::EINVAL);
+        }
+        if length > SIZE_MAX - self.size {
+            return Err(Errno::EFBIG);
+        }
+        if !self.promise_records(pool, 1) {
+            return Err(Errno::ENOSPC);
+        }
+        self.leave_inline(pool, supply)?;
+        // Blocks past the end hold no data, and would move beyond the largest offset.
+        self.drop_pages(pool, self.size.div_ceil(PAGE)..u64::MAX);
+        let (first, by) = (bytes.start / PAGE, length / PAGE);
+        self.extents.insert(first, by);
+        self.move_pages(pool, first, |page| page + by);
+        self.has_shifted(first);
+        self.size += length;
+        Ok(())
+    }
+
+    /// Moves the pages in memory from `first` on.
+    fn move_pages(&mut self, pool: &Pool, first: u64, to: impl Fn(u64) -> u64) {
+        let moved = self.pages.split_off(&first);
+        if let Some((last, _)) = moved.last_key_value() {
+            pool.remember(&self.me, to(first), last - first + 1);
+        }
+        self.pages.extend(moved.into_iter().map(|(page, cached)| (to(page), cached)));
+        for set in [&mut self.dirty, &mut self.promised] {
+            let moved = set.split_off(&first);
+            set.extend(moved.into_iter().map(&to));
+        }
+    }
+
+    /// lseek(2) for `SEEK_DATA` and `SEEK_HOLE`.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` at or past the end, or where no data follows.
+    pub(crate) fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        if offset >= self.size {
+            return Err(Errno::ENXIO);
+        }
+        if self.is_inline() {
+            return Ok(if whence == Whence::Data { offset } else { self.size });
+        }
+        let page = offset / PAGE;
+        match whence {
+            Whence::Data => {
+                let dirty = self.dirty.range(page..).next().copied();
+                let next = self.extents.next_data(page).into_iter().chain(dirty).min();
+                let at = next.ok_or(Errno::ENXIO)?.saturating_mul(PAGE).max(offset);
+                if at < self.size { Ok(at) } else { Err(Errno::ENXIO) }
+            }
+            Whence::Hole => {
+                let mut at = page;
+                loop {
+                    at = self.extents.next_hole(at);
+                    if !self.dirty.contains(&at) {
+                        return Ok(at.saturating_mul(PAGE).max(offset).min(self.size));
+                    }
+                    at += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Reads and writes of data, several at a time. Each caller has a queue for himself meanwhile.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Queue, Result};
+
+use crate::content::Frame;
+use crate::format::BLOCK;
+
+/// Queues at most.
+const QUEUES: usize = 16;
+
+/// Operations in flight of one queue.
+const DEPTH: u32 = 32;
+
+/// Large writes in flight: more of them cost more CPU each.
+const WRITES: usize = 4;
+
+/// Blocks of one operation at most: 1 MiB.
+pub(crate) const GATHERED: usize = 256;
+
+/// The way to the blocks of files.
+pub(crate) struct Io {
+    device: Arc<dyn Device>,
+    queues: Mutex<Queues>,
+    free: Condvar,
+    gathered: usize,
+}
+
+#[derive(Default)]
+struct Queues {
+    idle: Vec<Box<dyn Queue>>,
+    open: usize,
+    /// The device has no more.
+    all: bool,
+}
+
+/// Blocks that could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// The first of the data.
+    pub(crate) from: usize,
+    /// How many.
+    pub(crate) count: usize,
+    pub(crate) errno: Errno,
+}
+
+impl Io {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        let facts = device.facts();
+        let gathered = (facts.max_transfer as usize / BLOCK).min(facts.max_segments);
+        let gathered = gathered.clamp(1, GATHERED);
+        Io { device, queues: Mutex::default(), free: Condvar::new(), gathered }
+    }
+
+    /// Reads runs of blocks, each into its frames. They come back in order.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of the device.
+    pub(crate) fn read(&self, runs: Vec<(u64, Frames)>) -> Result<Vec<Frames>> {
+        let mut read: Vec<Option<Frames>> = runs.iter().map(|_| None).collect();
+        let mut error = None;
+        let ops =
+            runs.into_iter().map(|(block, frames)| Kind::Read { block, memory: frames.into() });
+        self.run(ops, DEPTH as usize, &mut |done| match done.result {
+            Ok(()) => read[done.tag as usize] = done.memory.into_frames(),
+            Err(errno) => error = Some(errno),
+        })?;
+        error.map_or(Ok(()), Err)?;
+        read.into_iter().map(|frames| frames.ok_or(Errno::IO)).collect()
+    }
+
+    /// Writes pages, each to its block, neighbours together. `data` is in the order of blocks then. Returns
+    /// what failed.
+    ///
+    /// # Errors
+    ///
+    /// Without a queue nothing is written.
+    pub(crate) fn write(&self, data: &mut [(u64, Frame)]) -> Result<Vec<Failed>> {
+        data.sort_unstable_by_key(|(block, _)| *block);
+        let runs = data.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(self.gathered));
+        let runs: Vec<&[(u64, Frame)]> = runs.collect();
+        let ops = runs.iter().map(|run| {
+            let memory = Frame::segments(run.iter().map(|(_, frame)| frame));
+            Kind::Write { block: run[0].0, memory, fua: false }
+        });
+        let mut failed = Vec::new();
+        self.run(ops, WRITES, &mut |done| {
+            if let Err(errno) = done.result {
+                let before = runs[..done.tag as usize].iter();
+                let from = before.map(|run| run.len()).sum();
+                failed.push(Failed { from, count: runs[done.tag as usize].len(), errno });
+            }
+        })?;
+        Ok(failed)
+    }
+
+    /// Carries out operations, up to `depth` at a time. Their tags are their numbers.
+    fn run(
+        &self,
+        ops: impl Iterator<Item = Kind>,
+        depth: usize,
+        see: &mut dyn FnMut(Done),
+    ) -> Result<()> {
+        let mut queue = self.take()?;
+        let mut done = Vec::new();
+        let mut waiting: Option<Op> = None;
+        let mut ops = ops.enumerate().map(|(nth, kind)| Op { tag: nth as u64, kind });
+        loop {
+            while queue.in_flight() < depth.min(queue.depth()) {
+                let Some(op) = waiting.take().or_else(|| ops.next()) else { break };
+                if let Err(again) = queue.push(op) {
+                    waiting = Some(again);
+                    break;
+                }
+            }
+            if queue.in_flight() == 0 {
+                break;
+            }
+            queue.wait(None);
+            queue.reap(&mut done);
+            done.drain(..).for_each(&mut *see);
+        }
+        self.give_back(queue);
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An idle queue, or a new one, or the next that is given back.
+    fn take(&self) -> Result<Box<dyn Queue>> {
+        let mut queues = self.lock();
+        loop {
+            if let Some(queue) = queues.idle.pop() {
+                return Ok(queue);
+            }
+            if !queues.all && queues.open < QUEUES {
+                match self.device.queue(DEPTH) {
+                    Ok(queue) => {
+                        queues.open += 1;
+                        return Ok(queue);
+                    }
+                    Err(errno) if queues.open == 0 => return Err(errno),
+                    Err(_) => queues.all = true,
+                }
+            }
+            queues = self.free.wait(queues).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, queue: Box<dyn Queue>) {
+        self.lock().idle.push(queue);
+        self.free.notify_one();
+    }
+}
