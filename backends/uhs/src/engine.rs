@@ -227,6 +227,10 @@ impl Engine {
 
     /// Nobody uses the content of an inode. The ones that were unused for longest leave memory.
     fn is_idle(&self, ino: u64) {
+        // After a failure nobody knows what the slots hold that would have to be read again.
+        if self.is_read_only() && matches!(self.store, Slots::Store(_)) {
+            return;
+        }
         let mut idle = lock(&self.idle);
         idle.push_back(ino);
         let oldest = (idle.len() > self.options.cache_pages / 4).then(|| idle.pop_front());

@@ -36,6 +36,8 @@ struct OfGroup {
     batch: u64,
     /// Contents that may leave memory then.
     contents: Vec<(u64, Arc<Mutex<Content>>)>,
+    /// Inodes that are in slots alone, as they are in the slots before.
+    stored: Vec<(u64, Inode)>,
 }
 
 impl Engine {
@@ -71,7 +73,7 @@ impl Engine {
         let later = waiting.0.split_off(&(group + 1));
         let durable = std::mem::replace(&mut waiting.0, later);
         drop(waiting);
-        for OfGroup { freed, batch, contents } in durable.into_values() {
+        for OfGroup { freed, batch, contents, .. } in durable.into_values() {
             self.pool.durable(batch);
             self.pool.release(&freed);
             for (ino, content) in contents {
@@ -91,8 +93,20 @@ impl Engine {
         }
     }
 
+    /// Takes the data of inodes of groups that failed into memory: nobody knows what their slots hold.
+    fn revive_stored(&self) {
+        let mut waiting = lock(&self.waiting);
+        let stored: Vec<(u64, Inode)> =
+            waiting.0.values_mut().flat_map(|group| std::mem::take(&mut group.stored)).collect();
+        drop(waiting);
+        for (ino, inode) in stored {
+            let _ = self.names.revive(ino, || Ok(inode.data));
+        }
+    }
+
     fn fail(&self, error: &StoreError) -> Errno {
         self.read_only.store(true, Ordering::Relaxed);
+        self.revive_stored();
         log::error!("uhs: {error}: nothing is written any more");
         Errno::EIO
     }
@@ -117,7 +131,13 @@ impl Engine {
         }
         let batch = group::close(&self.gate.close(), &self.names, &self.pool);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
-        let stored = self.add_stored(&mut batch)?;
+        let stored = self.add_stored(&mut batch);
+        if stored.is_err() {
+            // The device does not have them.
+            let mut waiting = lock(&self.waiting);
+            waiting.0.entry(u64::MAX).or_default().contents.append(&mut batch.contents);
+        }
+        let stored = stored?;
         let units = &mut |wanted| self.take_units(wanted);
         let written = self
             .write_data(store, &mut batch)
@@ -130,13 +150,8 @@ impl Engine {
         of_group.freed.append(&mut batch.freed);
         of_group.batch = of_group.batch.max(batch.number);
         of_group.contents.append(&mut batch.contents);
+        of_group.stored.extend(stored);
         drop(waiting);
-        if written.is_err() {
-            // Nobody knows what their slots hold.
-            for (ino, inode) in stored {
-                let _ = self.names.revive(ino, || Ok(inode.data));
-            }
-        }
         written
     }
 
