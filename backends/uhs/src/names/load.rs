@@ -113,7 +113,7 @@ impl Names {
         names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
         let (mut problems, mut links, mut dirs) = (Vec::new(), Vec::new(), Vec::new());
         let mut space = pool.space();
-        for Loaded { ino, inode, records } in loaded {
+        for Loaded { ino, mut inode, records } in loaded {
             let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))
             else {
                 problems.push(Problem::Kind { ino });
@@ -132,6 +132,12 @@ impl Names {
             let is_dir = kind == FileKind::Directory;
             if (ino == ROOT) != (count == 0) || is_dir && count > 1 || ino == ROOT && !is_dir {
                 problems.push(Problem::Names { ino });
+            }
+            // With one name at most, and none of the root, no walk from the root meets a directory twice.
+            match (ino, is_dir) {
+                (ROOT, _) => inode.links.clear(),
+                (_, true) => inode.links.truncate(1),
+                _ => {}
             }
             links.extend(inode.links.iter().map(|link| (link.stamp, ino, link.clone())));
             dirs.extend(is_dir.then_some(ino));

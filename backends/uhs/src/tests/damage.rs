@@ -15,6 +15,7 @@ use super::{OPTIONS, cx, fresh, list_bytes, name, node, random};
 use crate::commit::Rules;
 use crate::format::superblock::COPIES;
 use crate::format::{BLOCK, NUMBERS};
+use crate::names::ROOT;
 use crate::store::survey;
 use crate::{Repair, StoreError, Uhs, check, repair};
 
@@ -102,7 +103,10 @@ fn seal_slot(slot: &mut [u8]) {
 fn stroll(fs: &Uhs) -> Walk {
     let mut found = BTreeMap::new();
     let mut dirs = vec![Ino::ROOT];
+    let mut visits = 0;
     while let Some(dir) = dirs.pop() {
+        visits += 1;
+        assert!(visits < 1000, "a walk meets a directory again and again");
         for child in list_bytes(fs, dir) {
             let child = Name::new(&child).unwrap();
             let Ok(entry) = fs.lookup(&cx(), dir, child) else { continue };
@@ -238,6 +242,27 @@ fn any_value_in_a_superblock_is_refused_or_harmless() {
         }
     }
     assert!(refused > 50 && used > 50, "{refused} {used}");
+}
+
+/// A directory whose slot says that it is the root was the root, below one of its own children: a walk had
+/// no end.
+#[test]
+fn no_walk_from_a_forged_root_meets_a_directory_twice() {
+    let ram = image();
+    let mut forgeries = 0;
+    for (block, bytes) in slots(&ram) {
+        let forged = ram.fork();
+        let mut bytes = bytes.clone();
+        for end in [0, TAIL] {
+            bytes[end + 40..][..8].copy_from_slice(&ROOT.to_le_bytes());
+            bytes[end + 48..][..8].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+        }
+        seal_slot(&mut bytes);
+        put(&forged, block, &bytes);
+        examine(&forged).unwrap();
+        forgeries += 1;
+    }
+    assert!(forgeries > 5, "{forgeries}");
 }
 
 #[test]
