@@ -195,6 +195,12 @@ impl Engine {
         }
     }
 
+    /// Nothing is written from now on.
+    #[cfg(test)]
+    pub(crate) fn abandon(&self) {
+        self.read_only.store(true, Ordering::Relaxed);
+    }
+
     /// True where nothing is written any more.
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only.load(Ordering::Relaxed)

@@ -97,6 +97,12 @@ impl Uhs {
         }
     }
 
+    /// Ends without writing anything, as with the power.
+    #[cfg(test)]
+    pub(crate) fn abandon(self) {
+        self.engine.abandon();
+    }
+
     #[cfg(test)]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine

@@ -51,7 +51,7 @@ impl Run {
             run.note(&fs, synced);
         }
         // The fall of the last one is no clean end.
-        std::mem::forget(fs);
+        fs.abandon();
         run
     }
 

@@ -159,7 +159,7 @@ fn play(ram: &Ram, sequence: &[(usize, usize)], wanted: usize, seed: u64) -> Res
     }
     // What nobody syncs is written, too, and may survive.
     let _ = fs.syncfs(&cx());
-    std::mem::forget(fs);
+    fs.abandon();
     run.judge_all(wanted, seed, Rules::ALL)
 }
 
@@ -227,7 +227,7 @@ fn program(
         let (fs, _) = open(sim.clone(), Rules::ALL);
         let mut acknowledged = Vec::new();
         steps(&fs, &mut || acknowledged.push(sim.events()));
-        std::mem::forget(fs);
+        fs.abandon();
         let mut random = fastrand::Rng::with_seed(seed);
         let mut cuts = sim.cuts();
         while let Some(cut) = cuts.next() {

@@ -180,7 +180,7 @@ fn run(seed: u64, rules: Rules) -> Result<usize, String> {
     });
     let now: Vec<State> = played.iter().map(|played| played.states[OPERATIONS].clone()).collect();
     assert_eq!(found(&fs), now);
-    std::mem::forget(fs);
+    fs.abandon();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judged = 0;
     let mut cuts = sim.cuts();
