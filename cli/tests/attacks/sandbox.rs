@@ -82,9 +82,12 @@ fn every_thread_of_a_server_has_a_filter_of_system_calls() {
             let server = all.iter().find(|row| row["socket"] == socket).unwrap();
             let pid = server["pid"].as_i64().unwrap() as i32;
             let filtered = is_filtered(pid);
+            let program = format!("/proc/{pid}/exe");
             let pid = rustix::process::Pid::from_raw(pid).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-            eventually("the end of the server", || !Path::new(socket).exists());
+            // Only then is an image free again: the socket goes before.
+            eventually("the end of the server", || fs::read_link(&program).is_err());
+            assert!(!Path::new(socket).exists());
             assert_eq!(filtered, sandboxed, "{source} {options}");
             assert!(!fs::read_to_string(log).unwrap().contains("seccomp"));
         }

@@ -61,12 +61,6 @@ impl Suite {
     /// True if it runs on `config`.
     pub fn runs_on(self, config: &Config) -> bool {
         match config.backend {
-            // These need fallocate(2).
-            Backend::Uhs | Backend::Run("uhs:IMAGE")
-                if matches!(self, Suite::File | Suite::Fsx) =>
-            {
-                false
-            }
             Backend::Run(_) if *config == SERVED => matches!(self, Suite::File | Suite::Tree),
             Backend::Run(_) => self.runs_in_process(),
             _ => true,
