@@ -41,9 +41,11 @@ pub struct BreakdownArgs {
 
 /// The name of an operation.
 pub fn operation(text: &str) -> std::result::Result<Op, String> {
-    Op::parse(text).filter(|op| *op != Op::UNKNOWN).ok_or_else(|| {
+    // What is no request has no place in a trace.
+    let is_request = |op: &Op| !matches!(*op, Op::UNKNOWN | Op::RESOLVE);
+    Op::parse(text).filter(is_request).ok_or_else(|| {
         let text = text.to_lowercase();
-        let named = Op::ALL.iter().filter(|op| **op != Op::UNKNOWN);
+        let named = Op::ALL.iter().filter(|op| is_request(op));
         let near = named
             .map(|op| op.name().to_lowercase())
             .map(|name| (strsim::jaro(&name, &text), name))
