@@ -1,12 +1,9 @@
-//! Space on the device, and memory of closed files.
+//! Space on the device. `--example names` of `defuse-bench` measures the memory of closed files, in a process of its own.
 
 use anyhow::Result;
-use defuse_direct::{Client, MountArgs};
-use defuse_memory::Memory;
-use std::sync::Arc;
 
 use crate::Scale;
-use crate::files::{Files, Inside, NAME};
+use crate::files::Files;
 use crate::results::{Better, Results};
 use crate::targets::{Stage, Target};
 
@@ -16,19 +13,6 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
         stage.with(target, |stage, files| small(stage, files, target, scale, results))?;
         stage.with(target, |_, files| large(files, target, scale, results))?;
     }
-    let resident = |files: &dyn Files, count: usize| -> Result<f64> {
-        let before = resident()?;
-        files.mkdir("/d")?;
-        (0..count).try_for_each(|file| files.create(&format!("/d/file{file:010}")))?;
-        files.sync()?;
-        Ok((self::resident()? as f64 - before as f64) / count as f64)
-    };
-    let row = ("memory of a closed file", "bytes", Better::Less, 3.0);
-    let bytes = stage.with(Target::Uhs, |_, files| resident(files, scale.files))?;
-    results.add(row, "uhs", bytes);
-    let client = Client::new(Default::default());
-    client.mount(NAME, Arc::new(Memory::new(Default::default())), &MountArgs::default())?;
-    results.add(row, "memory", resident(&Inside::new(&client)?, scale.files)?);
     Ok(())
 }
 
@@ -75,11 +59,4 @@ fn large(files: &dyn Files, target: Target, scale: &Scale, results: &mut Results
     let row = ("files with a mean of 256 KiB", "used/bytes", Better::Less, 0.0);
     results.add(row, target.name(), used as f64 / total as f64);
     Ok(())
-}
-
-/// Bytes of memory of this process, proc_pid_statm(5).
-fn resident() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm")?;
-    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    Ok(pages.unwrap_or(0) * 4096)
 }
