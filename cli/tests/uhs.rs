@@ -96,6 +96,11 @@ fn mkfs_destroys_data_only_by_force() {
     place.ok(&["mkfs", "uhs", "img", "--force", "--size", "20M"]);
     assert_eq!(place.path("img").metadata().unwrap().len(), 20 << 20);
 
+    // Shorter than a block, which was taken for an empty file.
+    fs::write(place.path("note"), "remember").unwrap();
+    place.fails(1, &["mkfs", "uhs", "note", "--size", "16M"], "note has data: nothing was changed");
+    assert_eq!(fs::read_to_string(place.path("note")).unwrap(), "remember");
+
     let ext4 = vec![0; 1080].into_iter().chain([0x53, 0xef]).chain(vec![0; 16 << 20]);
     for (bytes, name) in [
         (ext4.collect::<Vec<u8>>(), "an ext2, ext3 or ext4 file system"),

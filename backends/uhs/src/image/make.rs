@@ -36,8 +36,11 @@ pub(super) fn make(image: &Path, new: &NewImage) -> Result<()> {
             Err(needs_size(image))
         }
         Ok(meta) => {
-            if !meta.is_file() || meta.len() >= BLOCK as u64 {
-                refuse_contents(image, new)?;
+            match meta.is_file() && meta.len() < BLOCK as u64 {
+                // No device has so few bytes.
+                true if meta.len() > 0 && !new.force => return Err(has(image, "data")),
+                true => {}
+                false => refuse_contents(image, new)?,
             }
             if let Some(size) = new.size {
                 let file = OpenOptions::new().write(true).open(image);
@@ -70,15 +73,16 @@ fn refuse_contents(image: &Path, new: &NewImage) -> Result<()> {
     // Also for one that is to be overwritten: it must not be in use.
     let device = device(image, Access::ReadWrite)?;
     match contents::of(&*device) {
-        Some(found) if !new.force => {
-            let shown = image.display();
-            Err(Error::Failed(format!(
-                "{shown} has {found}: nothing was changed; take another file, or add --force to destroy \
-                 what it has"
-            )))
-        }
+        Some(found) if !new.force => Err(has(image, found.name())),
         _ => Ok(()),
     }
+}
+
+fn has(image: &Path, found: &str) -> Error {
+    let shown = image.display();
+    Error::Failed(format!(
+        "{shown} has {found}: nothing was changed; take another file, or add --force to destroy what it has"
+    ))
 }
 
 /// Gives a file its size, and its space unless it is to be sparse.
