@@ -88,7 +88,7 @@ impl Pool {
     }
 
     /// Sets blocks aside. `sure` takes them from those that are kept. False where too few are left.
-    pub(super) fn promise(&self, count: u64, sure: bool) -> bool {
+    pub(crate) fn promise(&self, count: u64, sure: bool) -> bool {
         if sure {
             // Whoever loads inodes has the space.
             self.promised.fetch_add(count, Ordering::Relaxed);
@@ -100,19 +100,8 @@ impl Pool {
         has_space
     }
 
-    /// Sets blocks for records aside. `sure` takes them from those that are kept. False where too few are
-    /// left.
-    pub(crate) fn set_aside(&self, count: u64, sure: bool) -> bool {
-        self.promise(count, sure)
-    }
-
-    /// Gives blocks back that were set aside.
-    pub(crate) fn give_back(&self, count: u64) {
-        self.unpromise(count);
-    }
-
     /// Blocks that were set aside are taken, or are not needed.
-    pub(super) fn unpromise(&self, count: u64) {
+    pub(crate) fn unpromise(&self, count: u64) {
         self.promised.fetch_sub(count, Ordering::Relaxed);
     }
 

@@ -48,7 +48,7 @@ struct Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
-            pool.give_back(self.blocks);
+            pool.unpromise(self.blocks);
         }
     }
 }
@@ -56,10 +56,10 @@ impl Drop for Aside {
 impl Aside {
     /// Sets so many blocks aside. `sure` takes them from those that are kept. `ENOSPC`.
     fn set(&mut self, pool: &Arc<Pool>, blocks: u64, sure: bool) -> Result<()> {
-        if blocks > self.blocks && !pool.set_aside(blocks - self.blocks, sure) {
+        if blocks > self.blocks && !pool.promise(blocks - self.blocks, sure) {
             return Err(Errno::ENOSPC);
         }
-        pool.give_back(self.blocks.saturating_sub(blocks));
+        pool.unpromise(self.blocks.saturating_sub(blocks));
         self.pool.get_or_insert_with(|| Arc::clone(pool));
         self.blocks = blocks;
         Ok(())
