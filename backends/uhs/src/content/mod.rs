@@ -2,10 +2,10 @@
 //!
 //! Nothing here knows a name, a permission or a time, and nothing does I/O. Others build on these rules:
 //!
-//! - A [`Content`] is the `Arc<Mutex<Content>>` of one inode. Names and attributes are in the tree, which
+//! - A [`Content`] is the `Arc<Mutex<Content>>` of one inode. Names and attributes are in `names/`, which
 //!   keeps copies of size and blocks ([`Facts`]), so that stat(2) needs no content. Whoever changes a
-//!   content takes the new [`Facts`] to the tree (`Tree::settle`) before it unlocks the content.
-//! - Lock order: handle of the running group, content, tree, [`Pool`]. No lock is held while a device
+//!   content takes the new [`Facts`] there (`Names::settle`) before it unlocks the content.
+//! - Lock order: handle of the running group, content, names, [`Pool`]. No lock is held while a device
 //!   works: [`Content::missing`] says what to read, [`Content::fill`] takes it in.
 //! - A method that changes a content is called with a handle of the running group (`Gate::enter`), and
 //!   returns without waiting for anything.
