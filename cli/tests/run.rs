@@ -414,6 +414,14 @@ fn calls_of_every_family_behave_as_natively() {
     same_c("families", include_str!("run/families.c"), everywhere);
 }
 
+// The entry wrote to our stack before the thread was on it. A signal in between was handled at once,
+// and a call of its handler overwrote what the interrupted call had written: the kernel got the
+// arguments of the handler.
+#[test]
+fn a_signal_may_interrupt_a_call_at_each_instruction() {
+    same_c("stepped", include_str!("run/stepped.c"), everywhere);
+}
+
 // Waiting for a lock set errno although the call succeeded. LMDB checks errno after fcntl(2), and
 // did not open its database.
 #[test]

@@ -103,8 +103,11 @@ std::arch::global_asm!(
     "sub rax, rsp",
     "cmp rax, {stack_len}",
     "jb 5f",
-    "mov [rcx - 8], rsp",
+    // The thread is on our stack before it writes there: until then the handler of a signal makes
+    // calls of its own, which use the same place.
+    "mov rax, rsp",
     "lea rsp, [rcx - 16]",
+    "mov [rsp + 8], rax",
     "call {serve}",
     "mov rsp, [rsp + 8]",
     "6:",
