@@ -36,7 +36,7 @@ mod waker;
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
 pub use device::{Device, Facts, Queue};
-pub use file::{Access, File, OpenError};
+pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, RawBuf, Segments};
 pub use model::Model;
 pub use op::{Done, Kind, Op};

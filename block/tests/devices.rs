@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::{
-    Access, Blocking, Device, Done, Errno, FRAME, File, Frames, Kind, Memory, Op, OpenError, Queue,
-    Ram, RawBuf, Region, Segments, Sim,
+    Access, Blocking, Device, Done, Errno, FRAME, File, Frames, Kind, Memory, Op, OpenError,
+    OpenFile, Queue, Ram, RawBuf, Region, Segments, Sim,
 };
 
 const BLOCKS: u64 = 2048;
@@ -266,6 +266,32 @@ fn a_device_has_one_user_and_its_name_is_in_the_error() {
     let mut line = Blocking::new(&readers[0]).unwrap();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::BADF));
     assert_eq!(line.read(0, &mut [0; 4096]), Ok(()));
+}
+
+/// A second look at the path would find whatever somebody has put there meanwhile.
+#[test]
+fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, away) = (image(dir.path()), dir.path().join("away"));
+    let open = OpenFile::open(&path, Access::ReadWrite).unwrap();
+    assert!(open.is_in_place() && open.is_regular());
+    std::fs::rename(&path, &away).unwrap();
+    std::fs::write(&path, "mine").unwrap();
+    assert!(!open.is_in_place());
+    open.resize(8192).unwrap();
+    open.allocate(BLOCKS * 4096).unwrap();
+    let device = open.device().unwrap();
+    assert_eq!((device.facts().blocks, open.bytes()), (BLOCKS, Ok(BLOCKS * 4096)));
+    Blocking::new(&device).unwrap().write(1, &[5; 4096]).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    assert_eq!(std::fs::read(&away).unwrap()[4096], 5);
+    // A device keeps the lock.
+    drop(open);
+    assert!(matches!(OpenFile::open(&away, Access::Read), Err(OpenError::Busy { .. })));
+    drop(device);
+    assert!(OpenFile::open(&away, Access::Read).is_ok());
+    let exists = OpenFile::create(&away).unwrap_err();
+    assert!(matches!(exists, OpenError::System { errno: Errno::EXIST, .. }), "{exists:?}");
 }
 
 #[test]

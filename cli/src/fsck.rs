@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use defuse_fs::source::{Checked, Images};
+use defuse_fs::source::Checked;
 use serde_json::{Map, Value, json};
 
 use crate::error::{self, Failure, Result, print};
-use crate::paths;
-use crate::sources::SOURCES;
+use crate::{images, paths};
 
 /// Exit codes of fsck(8).
 const CLEAN: u8 = 0;
@@ -39,9 +38,9 @@ pub struct FsckArgs {
 /// Checks the image, and prints the findings. Returns the exit code.
 pub fn run(args: &FsckArgs) -> Result<u8> {
     let image = paths::absolute(&args.image);
-    let images = images(&image)?;
-    let repairs = if args.repair { images.repair(&image)? } else { Vec::new() };
-    let checked = images.check(&image)?;
+    let opened = images::open(&image, args.repair)?;
+    let repairs = if args.repair { opened.repair()? } else { Vec::new() };
+    let checked = opened.check()?;
     match args.json {
         true => print(&format!("{:#}\n", as_json(&image, &repairs, &checked)))?,
         false => print(&text(&image, &repairs, &checked))?,
@@ -65,22 +64,6 @@ pub fn report(outcome: Result<u8>) -> ExitCode {
         }
     };
     ExitCode::from(code)
-}
-
-/// The operations on images of the type of `image`.
-fn images(image: &Path) -> Result<&'static dyn Images> {
-    let mut types = Vec::new();
-    for kind in SOURCES.kinds() {
-        let Some(images) = kind.images() else { continue };
-        if images.recognises(image)? {
-            return Ok(images);
-        }
-        types.push(kind.about().name);
-    }
-    let (shown, types) = (image.display(), types.join(" or "));
-    Err(Failure::Failed(format!(
-        "{shown} has no file system of the type {types}: `file -s` may know it"
-    )))
 }
 
 fn text(image: &Path, repairs: &[String], checked: &Checked) -> String {

@@ -14,8 +14,11 @@ mod breakdown;
 mod check;
 mod control;
 mod daemon;
+mod dump;
 mod error;
 mod fsck;
+mod grow;
+mod images;
 mod kernel;
 mod list;
 mod man;
@@ -72,6 +75,8 @@ enum Command {
     Check(check::CheckArgs),
     Mkfs(mkfs::MkfsArgs),
     Fsck(fsck::FsckArgs),
+    Grow(grow::GrowArgs),
+    Dump(dump::DumpArgs),
     #[command(hide = true)]
     Inside(run::InsideArgs),
     List(list::ListArgs),
@@ -129,6 +134,8 @@ fn run(command: Command) -> Result {
         Command::Check(args) => check::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
         Command::Fsck(args) => fsck::run(&args).map(drop),
+        Command::Grow(args) => grow::run(&args),
+        Command::Dump(args) => dump::run(&args),
         Command::Inside(args) => run::inside(&args).map(drop),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use defuse_fs::source::{Images, NewImage, bytes};
+use defuse_fs::source::{Images, NewImage};
 use rustix::process::{getegid, geteuid};
 
 use crate::error::{Failure, Result};
-use crate::paths;
 use crate::sources::SOURCES;
+use crate::{images, paths};
 
 /// Make an empty file system in an image
 ///
@@ -21,7 +21,7 @@ pub struct MkfsArgs {
     /// The file or block device
     image: PathBuf,
     /// The size of the file, such as 64M or 1G; a block device has its own
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = images::size)]
     size: Option<u64>,
     /// Do not allocate the space of the file now
     #[arg(long)]
@@ -29,10 +29,6 @@ pub struct MkfsArgs {
     /// Destroy the data that the image has
     #[arg(long)]
     force: bool,
-}
-
-fn size(text: &str) -> std::result::Result<u64, String> {
-    bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
 }
 
 /// Makes it.
@@ -45,11 +41,11 @@ pub fn run(args: &MkfsArgs) -> Result {
         root_uid: geteuid().as_raw(),
         root_gid: getegid().as_raw(),
     };
-    Ok(images(&args.kind)?.make(&paths::absolute(&args.image), &new)?)
+    Ok(kind(&args.kind)?.make(&paths::absolute(&args.image), &new)?)
 }
 
 /// The operations on images of the type `name`.
-fn images(name: &str) -> Result<&'static dyn Images> {
+fn kind(name: &str) -> Result<&'static dyn Images> {
     let named = SOURCES.kinds().find(|kind| kind.about().name == name);
     named.and_then(|kind| kind.images()).ok_or_else(|| {
         let known = SOURCES.kinds().filter(|kind| kind.images().is_some());

@@ -1,6 +1,8 @@
 //! uhs: images made, checked, mounted, served and used in a run by the program.
 
 mod common;
+#[path = "uhs/images.rs"]
+mod images;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};

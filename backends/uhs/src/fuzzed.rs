@@ -10,6 +10,7 @@ use defuse_fs::{
 
 use crate::format::superblock::COPIES;
 use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::image::tables;
 use crate::{Options, Uhs, check, repair};
 
 /// Bytes of an identity of a slot.
@@ -37,9 +38,14 @@ pub fn image(script: &[u8]) {
     let random = || fastrand::Rng::with_seed(1);
     let options = Options { commit: None, cache_pages: 256, dirty_pages: 64, read_only: true };
     let Ok(report) = check(&device) else {
+        // It shows the copies of the superblock, at least.
+        assert!(tables(&*device, None).is_ok(), "nothing is shown");
         assert!(repair(&device, random()).is_err(), "a repair of what cannot be checked");
         return;
     };
+    for ino in [None, Some(1), Some(2), Some(4)] {
+        assert!(tables(&*device, ino).is_ok(), "what can be checked can be shown");
+    }
     if let Ok((fs, problems)) = Uhs::open(Arc::clone(&device), options, random()) {
         assert_eq!(problems, report.problems);
         walk(&fs);

@@ -110,6 +110,22 @@ impl Space {
         self.free_units
     }
 
+    /// The classes of units: name, units, free blocks in them.
+    pub(crate) fn classes(&self) -> [(&'static str, u64, u64); 4] {
+        let mut classes = [("free", 0, 0), ("slots", 0, 0), ("full", 0, 0), ("small blocks", 0, 0)];
+        for (unit, room) in self.units.iter().zip(&self.room) {
+            let (at, free) = match *unit {
+                FREE => (0, u64::from(*room)),
+                SLOTS => (1, 0),
+                FULL => (2, 0),
+                _ => (3, u64::from(*room)),
+            };
+            classes[at].1 += 1;
+            classes[at].2 += free;
+        }
+        classes
+    }
+
     /// Marks `count` units from `first` on as those of slots.
     ///
     /// # Panics

@@ -62,7 +62,7 @@ impl FileQueue {
         // One more for the eventfd.
         let ring = IoUring::builder().dontfork().setup_clamp().build(depth + 1).map_err(errno)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        ring.submitter().register_files(&[open.fd.as_raw_fd()]).map_err(errno)?;
+        ring.submitter().register_files(&[open.locked.fd.as_raw_fd()]).map_err(errno)?;
         let regions = open.regions.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let buffers = register(&ring, &regions, depth);
         let depth = depth as usize;
@@ -82,7 +82,7 @@ impl FileQueue {
 
     fn refuse(&self, kind: &Kind) -> Result<()> {
         let reads = matches!(kind, Kind::Read { .. } | Kind::Flush);
-        if self.open.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
+        if self.open.locked.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
     }
 
     /// Copies memory that direct I/O cannot use into frames. `ENOMEM` where there are none.
@@ -95,7 +95,7 @@ impl FileQueue {
             (piece.start() as usize).is_multiple_of(alignment)
                 && piece.len().is_multiple_of(alignment)
         };
-        if !self.open.direct || memory.pieces().iter().all(usable) {
+        if !self.open.locked.direct || memory.pieces().iter().all(usable) {
             return Ok(None);
         }
         let frames = memory.bytes().div_ceil(FRAME) as u32;
@@ -192,7 +192,9 @@ impl FileQueue {
         };
         let again = match (&flight.kind, result) {
             (_, Err(Errno::INTR | Errno::AGAIN)) => true,
-            (Kind::Zero { .. }, Err(Errno::OPNOTSUPP)) if self.open.regular && !flight.punched => {
+            (Kind::Zero { .. }, Err(Errno::OPNOTSUPP))
+                if self.open.locked.is_regular() && !flight.punched =>
+            {
                 flight.punched = true;
                 true
             }

@@ -13,6 +13,9 @@ pub(crate) const COPIES: [u64; 3] = [0, 3 * UNIT_BLOCKS, 7 * UNIT_BLOCKS];
 /// The fewest units of an image.
 pub(crate) const FEWEST_UNITS: u64 = 8;
 
+/// The most units of an image: they have 32-bit numbers.
+pub(crate) const MOST_UNITS: u64 = u32::MAX as u64;
+
 /// Chunks that the superblock lists at most.
 pub(crate) const CHUNKS: usize = 220;
 
@@ -124,7 +127,7 @@ impl Superblock {
             .collect();
         ranges.sort_unstable();
         let apart = ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-        units >= FEWEST_UNITS
+        (FEWEST_UNITS..=MOST_UNITS).contains(&units)
             && self.next_ino > 0
             // Mounting adds a little to the largest numbers of slots.
             && self.next_ino.max(self.epoch).max(self.durable) < 2 * NUMBERS

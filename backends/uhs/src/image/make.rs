@@ -1,55 +1,70 @@
 //! An image with an empty file system.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 
-use defuse_block::{Access, Device};
+use defuse_block::{Access, Errno, OpenError, OpenFile};
 use defuse_fs::source::{Error, NewImage, Result};
-use rustix::fs::FallocateFlags;
 
-use super::{contents, device, random};
+use super::{cannot_open, contents, device, random};
 use crate::Uhs;
-use crate::format::superblock::FEWEST_UNITS;
+use crate::format::superblock::{FEWEST_UNITS, MOST_UNITS};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
 /// Bytes of the smallest image.
 const SMALLEST: u64 = FEWEST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 
+/// Bytes of the largest image.
+const LARGEST: u64 = MOST_UNITS * UNIT_BLOCKS * BLOCK as u64;
+
 /// Makes a file system in a file or a block device.
 pub(super) fn make(image: &Path, new: &NewImage) -> Result<()> {
-    let shown = image.display();
-    if let Some(size) = new.size.filter(|size| *size < SMALLEST) {
-        return Err(Error::Usage(format!(
-            "{shown}: {size} bytes are too few: the smallest file system has 16M"
-        )));
-    }
-    match std::fs::metadata(image) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => create(image, new),
-        Err(error) => Err(Error::Failed(format!("cannot examine {shown}: {error}"))),
-        Ok(meta) if meta.file_type().is_block_device() && new.size.is_some() => Err(Error::Usage(
-            format!("{shown} is a block device, which has a size: leave out --size"),
-        )),
-        Ok(meta) if meta.is_file() && meta.len() == 0 && new.size.is_none() => {
-            Err(needs_size(image))
-        }
-        Ok(meta) => {
-            match meta.is_file() && meta.len() < BLOCK as u64 {
-                // No device has so few bytes.
-                true if meta.len() > 0 && !new.force => return Err(has(image, "data")),
-                true => {}
-                false => refuse_contents(image, new)?,
-            }
-            if let Some(size) = new.size {
-                let file = OpenOptions::new().write(true).open(image);
-                resize(image, &file.map_err(failed("open", image))?, size, new.sparse)?;
-            }
-            write(image, new)
-        }
+    new.size.map_or(Ok(()), |size| fits(image, size))?;
+    match OpenFile::open(image, Access::ReadWrite) {
+        Ok(file) => fill(image, &file, new),
+        Err(OpenError::System { errno: Errno::NOENT, .. }) => create(image, new),
+        Err(error) => Err(cannot_open(error)),
     }
 }
+
+/// Fails with the limit if no file system can have so many bytes.
+pub(super) fn fits(image: &Path, bytes: u64) -> Result<()> {
+    let shown = image.display();
+    let text = match bytes {
+        0..SMALLEST => {
+            format!("{shown}: {bytes} bytes are too few: the smallest file system has 16M")
+        }
+        SMALLEST..=LARGEST => return Ok(()),
+        _ => format!("{shown}: {bytes} bytes are too many: the largest file system has {LARGEST}"),
+    };
+    Err(Error::Usage(text))
+}
+
+/// Makes a file system in a file that is there, or in a block device.
+fn fill(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
+    let shown = image.display();
+    if !file.is_regular() && new.size.is_some() {
+        return Err(Error::Usage(format!(
+            "{shown} is a block device, which has a size: leave out --size"
+        )));
+    }
+    match file.bytes().map_err(failed("examine", image))? {
+        0 if new.size.is_none() => return Err(needs_size(image)),
+        0 => {}
+        // No device has so few bytes.
+        1..SMALLEST_DEVICE if !new.force => return Err(has(image, "data")),
+        1..SMALLEST_DEVICE => {}
+        _ => refuse_contents(image, file, new)?,
+    }
+    if let Some(size) = new.size {
+        // Space that is there already keeps its place.
+        file.resize(size).map_err(failed("change the size of", image))?;
+        allocate(image, file, size, new.sparse)?;
+    }
+    write(image, file, new)
+}
+
+/// Bytes of the smallest device.
+const SMALLEST_DEVICE: u64 = BLOCK as u64;
 
 fn needs_size(image: &Path) -> Error {
     let shown = image.display();
@@ -60,19 +75,22 @@ fn needs_size(image: &Path) -> Error {
 /// only its owner may open it.
 fn create(image: &Path, new: &NewImage) -> Result<()> {
     let size = new.size.ok_or_else(|| needs_size(image))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(image);
-    let file = file.map_err(failed("create", image))?;
-    let made = resize(image, &file, size, new.sparse).and_then(|()| write(image, new));
-    made.inspect_err(|_| {
-        let _ = std::fs::remove_file(image);
+    let file = OpenFile::create(image).map_err(|error| match error {
+        OpenError::System { errno, .. } => failed("create", image)(errno),
+        error => cannot_open(error),
+    })?;
+    let made = file.resize(size).map_err(failed("change the size of", image));
+    let made = made.and_then(|()| allocate(image, &file, size, new.sparse));
+    made.and_then(|()| write(image, &file, new)).inspect_err(|_| {
+        if file.is_in_place() {
+            let _ = std::fs::remove_file(image);
+        }
     })
 }
 
 /// Fails if the image has data, unless the user insists.
-fn refuse_contents(image: &Path, new: &NewImage) -> Result<()> {
-    // Also for one that is to be overwritten: it must not be in use.
-    let device = device(image, Access::ReadWrite)?;
-    match contents::of(&*device) {
+fn refuse_contents(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
+    match contents::of(&*device(file, image)?) {
         Some(found) if !new.force => Err(has(image, found.name())),
         _ => Ok(()),
     }
@@ -85,31 +103,30 @@ fn has(image: &Path, found: &str) -> Error {
     ))
 }
 
-/// Gives a file its size, and its space unless it is to be sparse.
-fn resize(image: &Path, file: &File, size: u64, sparse: bool) -> Result<()> {
-    file.set_len(size).map_err(failed("change the size of", image))?;
+/// Gives a file its space unless it is to be sparse.
+pub(super) fn allocate(image: &Path, file: &OpenFile, bytes: u64, sparse: bool) -> Result<()> {
     if sparse {
         return Ok(());
     }
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size).map_err(|errno| {
+    file.allocate(bytes).map_err(|errno| {
         let shown = image.display();
         let next = match errno {
-            rustix::io::Errno::NOSPC => "take a smaller --size, or free space",
+            Errno::NOSPC => "take a smaller --size, or free space",
             _ => "with --sparse it gets space when it is used",
         };
-        Error::Failed(format!("cannot allocate {size} bytes for {shown}: {errno}; {next}"))
+        Error::Failed(format!("cannot allocate {bytes} bytes for {shown}: {errno}; {next}"))
     })
 }
 
-fn write(image: &Path, new: &NewImage) -> Result<()> {
-    let device: Arc<dyn Device> = device(image, Access::ReadWrite)?;
+fn write(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
     let root = (new.root_perm, new.root_uid, new.root_gid);
-    Uhs::make(device, root, &mut random()).map_err(|error| {
+    Uhs::make(device(file, image)?, root, &mut random()).map_err(|error| {
         let shown = image.display();
         Error::Failed(format!("cannot make a file system in {shown}: {error}"))
     })
 }
 
-fn failed(action: &'static str, image: &Path) -> impl FnOnce(io::Error) -> Error {
-    move |error| Error::Failed(format!("cannot {action} {}: {error}", image.display()))
+/// The error of a system call.
+pub(super) fn failed(action: &'static str, image: &Path) -> impl FnOnce(Errno) -> Error {
+    move |errno| Error::Failed(format!("cannot {action} {}: {errno}", image.display()))
 }

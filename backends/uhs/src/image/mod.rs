@@ -1,35 +1,59 @@
-//! File systems by the path of their image: opening, making and checking them, with errors for people.
+//! File systems by the path of their image: opening, making, checking, growing and showing them, with errors for
+//! people. Each follows the path once.
 
 mod contents;
+mod dump;
+mod grow;
 mod make;
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_block::{Access, Device, Errno, File, OpenError};
-use defuse_fs::source::{Checked, Error, Images, NewImage, Result};
+use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile};
+use defuse_fs::source::{Checked, Error, Grown, Growth, Image, Images, NewImage, Result, Table};
 
 use crate::format::superblock::Unusable;
 use crate::{Options, StoreError, Uhs, check, repair};
 
+pub(crate) use dump::tables;
+
 /// The operations on images of this kind.
 pub(crate) struct ImageFiles;
 
+/// An image that is open.
+struct Opened {
+    path: PathBuf,
+    file: OpenFile,
+    device: Arc<dyn Device>,
+}
+
 impl Images for ImageFiles {
-    fn recognises(&self, image: &Path) -> Result<bool> {
-        Ok(contents::of(&*device(image, Access::Read)?).is_some_and(|found| found.is_uhs()))
+    fn open(&self, image: &Path, writes: bool) -> Result<Option<Box<dyn Image>>> {
+        let access = if writes { Access::ReadWrite } else { Access::Read };
+        let file = OpenFile::open(image, access).map_err(cannot_open)?;
+        let device = device(&file, image)?;
+        let is_uhs = contents::of(&*device).is_some_and(|found| found.is_uhs());
+        let opened = || Box::new(Opened { path: image.to_owned(), file, device });
+        Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn Image>))
     }
 
     fn make(&self, image: &Path, new: &NewImage) -> Result<()> {
         make::make(image, new)
     }
+}
 
-    fn check(&self, image: &Path) -> Result<Checked> {
-        let device: Arc<dyn Device> = device(image, Access::Read)?;
-        let report = check(&device).map_err(|error| unusable(image, &*device, &error))?;
-        let block = u64::from(device.facts().block_size);
+impl Opened {
+    fn unusable(&self, error: &StoreError) -> Error {
+        unusable(&self.path, &*self.device, error)
+    }
+}
+
+impl Image for Opened {
+    fn check(&self) -> Result<Checked> {
+        let report = check(&self.device).map_err(|error| self.unusable(&error))?;
+        let block = u64::from(self.device.facts().block_size);
         Ok(Checked {
             problems: report.problems.iter().map(ToString::to_string).collect(),
             figures: vec![
@@ -41,18 +65,24 @@ impl Images for ImageFiles {
         })
     }
 
-    fn repair(&self, image: &Path) -> Result<Vec<String>> {
-        let device: Arc<dyn Device> = device(image, Access::ReadWrite)?;
-        let repairs = repair(&device, random());
-        let repairs = repairs.map_err(|error| unusable(image, &*device, &error))?;
+    fn repair(&self) -> Result<Vec<String>> {
+        let repairs = repair(&self.device, random()).map_err(|error| self.unusable(&error))?;
         Ok(repairs.iter().map(ToString::to_string).collect())
+    }
+
+    fn grow(&self, growth: &Growth) -> Result<Grown> {
+        grow::grow(self, growth)
+    }
+
+    fn dump(&self, ino: Option<u64>) -> Result<Vec<Table>> {
+        dump::dump(self, ino)
     }
 }
 
 /// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
 pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };
-    let device: Arc<dyn Device> = device(image, access)?;
+    let device = device(&OpenFile::open(image, access).map_err(cannot_open)?, image)?;
     let opened = Uhs::open(Arc::clone(&device), options, random());
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();
@@ -73,12 +103,13 @@ fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(RandomState::new().hash_one(0))
 }
 
-fn device(image: &Path, access: Access) -> Result<Arc<File>> {
-    let file = File::open(image, access).map_err(cannot_open)?;
-    if !file.is_direct() {
+/// The device in an open file, with the size that it has now.
+fn device(file: &OpenFile, image: &Path) -> Result<Arc<dyn Device>> {
+    let device: File = file.device().map_err(cannot_open)?;
+    if !device.is_direct() {
         log::info!("{}: no direct I/O here: it goes through the page cache", image.display());
     }
-    Ok(Arc::new(file))
+    Ok(Arc::new(device))
 }
 
 /// The error of a device that cannot be opened, with the next step.

@@ -66,6 +66,32 @@ pub(super) fn write_superblock(
     Ok(())
 }
 
+/// Gives a file system that nobody uses more blocks of its device. At every moment it has one size or the
+/// other.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub(crate) fn grow(device: &dyn Device, blocks: u64) -> Result<(), StoreError> {
+    let mut superblock = superblock(device)?;
+    debug_assert!(superblock.blocks <= blocks, "a file system does not shrink");
+    superblock.epoch += 1;
+    superblock.blocks = blocks;
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    write_superblock(&mut line, &superblock)?;
+    line.flush().map_err(failed("flush"))
+}
+
+/// The superblock of `device`.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub(crate) fn superblock(device: &dyn Device) -> Result<Superblock, StoreError> {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    read_superblock(&mut line, device.facts().blocks)
+}
+
 /// Reads the newest copy of the superblock.
 pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
     let mut best: Option<Superblock> = None;

@@ -32,14 +32,14 @@ use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{NUMBERS, UNIT_BLOCKS};
 
 use copies::write_superblock;
-pub(crate) use copies::{make, read_superblock};
+pub(crate) use copies::{grow, make, read_superblock, superblock};
 pub use error::StoreError;
 pub(crate) use error::failed;
 use flushes::Flushes;
 use lanes::Lanes;
 pub(crate) use places::Frozen;
 use places::Places;
-pub(crate) use scan::{Survey, survey};
+pub(crate) use scan::{Survey, survey, survey_and_see};
 pub(crate) use turns::Turn;
 use turns::Turns;
 pub(crate) use writing::Writing;

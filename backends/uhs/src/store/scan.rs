@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_block::{Blocking, Device, Done, Errno, FRAME, Kind, Op, Queue, Region};
 
-use super::copies::read_superblock;
+use super::copies::superblock;
 use super::error::{StoreError, failed};
 use super::slots;
 use crate::commit::{Recovered, Rules, Scanned, recover};
@@ -58,9 +58,20 @@ struct Piece {
 ///
 /// See [`StoreError`]. Slots that cannot be read or are damaged are none.
 pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreError> {
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
-    let superblock = read_superblock(&mut line, device.facts().blocks)?;
-    drop(line);
+    survey_and_see(device, rules, |_| {})
+}
+
+/// As [`survey`], and shows all slots by block.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub(crate) fn survey_and_see(
+    device: &dyn Device,
+    rules: Rules,
+    see: impl FnOnce(&[(u64, Scanned)]),
+) -> Result<Survey, StoreError> {
+    let superblock = superblock(device)?;
     let mut parts = scan(device, &superblock).map_err(failed("read the inodes"))?;
     let mut slots = Vec::new();
     let mut unreadable = Vec::new();
@@ -70,6 +81,7 @@ pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreE
     }
     slots.sort_unstable_by_key(|(block, _)| *block);
     unreadable.sort_unstable();
+    see(&slots);
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
     Ok(Survey { superblock, found, unreadable, parts })

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Blocking, Device, Sim};
+use defuse_block::{Blocking, Device, Ram, Sim};
 use defuse_fs::{Errno, FileKind, FileSystem, Ino};
 
-use super::{OPTIONS, cx, fresh, name, node, open, random};
+use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
 use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::{Options, Uhs, check, store};
 
 /// Reads of 96 slots were made in a region for two of them. A region gives runs out of blocks of a power of
 /// two, so the second one failed with ENOMEM, and with it the mount.
@@ -69,4 +69,32 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     assert!(!problems.is_empty());
     drop(fs);
     assert_eq!(damaged.events(), before);
+}
+
+#[test]
+fn a_power_failure_while_a_file_system_grows_leaves_one_of_both_sizes_and_all_files() {
+    let (small, large) = (fresh(), Ram::new(4096, 3 * BLOCKS));
+    let (fs, _) = open(small.clone(), Rules::ALL);
+    for text in ["a", "b"] {
+        fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
+    }
+    let before = snapshot(&fs);
+    drop(fs);
+    let mut bytes = vec![0; BLOCKS as usize * 4096];
+    Blocking::new(&small).unwrap().read(0, &mut bytes).unwrap();
+    Blocking::new(&large).unwrap().write(0, &bytes).unwrap();
+    let sim = Sim::from_ram(&large, 1);
+    store::grow(&sim, 2 * BLOCKS).unwrap();
+    let (mut cuts, mut sizes) = (sim.cuts(), Vec::new());
+    while let Some(cut) = cuts.next() {
+        for ram in cut.every() {
+            let report = check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap();
+            assert_eq!(report.problems, [], "event {}", cut.at());
+            sizes.push(report.blocks);
+            let (fs, problems) = open(ram, Rules::ALL);
+            assert!(problems.is_empty() && snapshot(&fs) == before, "event {}", cut.at());
+        }
+    }
+    assert_eq!((sizes.first(), sizes.last()), (Some(&BLOCKS), Some(&(2 * BLOCKS))));
+    assert!(sizes.iter().all(|size| [BLOCKS, 2 * BLOCKS].contains(size)), "{sizes:?}");
 }

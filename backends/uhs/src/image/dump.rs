@@ -1,0 +1,281 @@
+//! The structures of an image for people. What is damaged is shown as far as it can be read.
+
+use std::collections::HashSet;
+
+use defuse_block::{Blocking, Device};
+use defuse_fs::source::{self, Cell, Error, Table};
+
+use super::{Opened, unusable};
+use crate::commit::{Rules, Scanned};
+use crate::format::inode::{Data, Decoded, Inode};
+use crate::format::slot::{Identity, Kind};
+use crate::format::superblock::{COPIES, Superblock, Unusable};
+use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::load;
+use crate::store::{StoreError, Survey, failed, slots, survey_and_see};
+
+/// A row of cells.
+macro_rules! row {
+    ($($cell:expr),* $(,)?) => { vec![$(Cell::from($cell)),*] };
+}
+
+/// The tables of the whole image, or of one inode.
+pub(super) fn dump(image: &Opened, ino: Option<u64>) -> source::Result<Vec<Table>> {
+    let shown = image.path.display();
+    let tables = tables(&*image.device, ino);
+    match (tables.map_err(|error| unusable(&image.path, &*image.device, &error))?, ino) {
+        (Some(tables), _) => Ok(tables),
+        (None, ino) => Err(Error::Failed(format!(
+            "{shown} has no slot of inode {}: `ls -i` shows the numbers of files",
+            ino.unwrap_or_default()
+        ))),
+    }
+}
+
+/// The tables of the whole device, or of one inode; `None` if no slot is about it.
+pub(crate) fn tables(
+    device: &dyn Device,
+    ino: Option<u64>,
+) -> Result<Option<Vec<Table>>, StoreError> {
+    let mut scanned = Vec::new();
+    let survey = survey_and_see(device, Rules::ALL, |slots| scanned = slots.to_vec());
+    match (survey, ino) {
+        (Ok(survey), None) => whole(device, &survey, &scanned).map(Some),
+        (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
+        // The copies are what somebody wants to see who cannot open the image.
+        (Err(StoreError::Unusable(_) | StoreError::Short { .. }), None) => {
+            superblocks(device).map(|table| Some(vec![table]))
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+fn whole(
+    device: &dyn Device,
+    survey: &Survey,
+    scanned: &[(u64, Scanned)],
+) -> Result<Vec<Table>, StoreError> {
+    let (_, pool, problems) = load::load(device, survey)?;
+    let units = pool.space().classes();
+    let units = units.into_iter().map(|(class, units, free)| row![class, units, free]).collect();
+    let problems = problems.iter().map(|problem| row![problem.to_string()]).collect();
+    Ok(vec![
+        superblocks(device)?,
+        Table { name: "units", columns: &["class", "units", "free_blocks"], rows: units },
+        chunks(&survey.superblock),
+        slots_by_state(survey, scanned),
+        groups(survey, scanned),
+        Table { name: "problems", columns: &["problem"], rows: problems },
+    ])
+}
+
+fn superblocks(device: &dyn Device) -> Result<Table, StoreError> {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let copies = COPIES.map(|block| {
+        let mut bytes = vec![0; BLOCK];
+        let read = line.read(block, &mut bytes);
+        (block, read.map(|()| Superblock::decode(&bytes)))
+    });
+    let epochs = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()?.as_ref().ok());
+    let newest = epochs.map(|copy| copy.epoch).max();
+    let rows = copies.iter().map(|(block, copy)| {
+        let state = match copy {
+            Ok(Ok(copy)) if Some(copy.epoch) == newest => "newest".to_owned(),
+            Ok(Ok(_)) => "older".to_owned(),
+            Ok(Err(Unusable::Other)) => "none".to_owned(),
+            Ok(Err(Unusable::Damaged)) => "damaged".to_owned(),
+            Ok(Err(newer)) => newer.to_string(),
+            Err(errno) => format!("unreadable: {errno}"),
+        };
+        match copy {
+            Ok(Ok(copy)) => row![
+                *block,
+                state,
+                copy.epoch,
+                copy.blocks,
+                copy.durable,
+                copy.next_ino,
+                copy.chunks.len()
+            ],
+            _ => row![*block, state, "", "", "", "", ""],
+        }
+    });
+    let columns: &[&str] =
+        &["block", "state", "epoch", "blocks", "durable_group", "next_inode", "chunks"];
+    Ok(Table { name: "superblocks", columns, rows: rows.collect() })
+}
+
+/// The keys are left out: whoever knows them can write data that passes for slots.
+fn chunks(superblock: &Superblock) -> Table {
+    let rows = superblock.chunks.iter().map(|chunk| {
+        let units = u64::from(chunk.units);
+        row![chunk.first_unit, units, units * UNIT_BLOCKS]
+    });
+    Table { name: "chunks", columns: &["first_unit", "units", "slots"], rows: rows.collect() }
+}
+
+/// The identities that can be read in a slot.
+fn identities(scanned: &Scanned) -> impl Iterator<Item = &Identity> {
+    let (one, other) = match scanned {
+        Scanned::Whole(identity, _) => (identity, None),
+        Scanned::Broken(one, other) => (one, other.as_ref()),
+    };
+    std::iter::once(one).chain(other)
+}
+
+fn slots_by_state(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
+    const STATES: [&str; 6] = [COUNTS, OLDER, REMOVALS, UNFINISHED, DAMAGED, TORN];
+    let mut counts = [0_u64; STATES.len()];
+    for (block, slot) in scanned {
+        let state = state(survey, *block, slot);
+        let at = STATES.iter().position(|known| *known == state);
+        at.into_iter().for_each(|at| counts[at] += 1);
+    }
+    let unreadable = survey.unreadable.len() as u64;
+    let empty = slots(&survey.superblock) - scanned.len() as u64 - unreadable;
+    let others = [("unreadable", unreadable), ("empty", empty)];
+    let all = STATES.into_iter().zip(counts).chain(others);
+    let rows = all.map(|(state, slots)| row![state, slots]).collect();
+    Table { name: "slots", columns: &["state", "slots"], rows }
+}
+
+const COUNTS: &str = "counts";
+const OLDER: &str = "older";
+const REMOVALS: &str = "removals";
+const UNFINISHED: &str = "unfinished";
+const DAMAGED: &str = "damaged";
+const TORN: &str = "torn";
+
+fn state(survey: &Survey, block: u64, slot: &Scanned) -> &'static str {
+    let found = &survey.found;
+    if found.void.binary_search(&block).is_ok() {
+        return UNFINISHED;
+    }
+    let ino = identities(slot).max_by_key(|identity| identity.stamp).map_or(0, |newest| newest.ino);
+    match slot {
+        Scanned::Whole(Identity { kind: Kind::Removals, .. }, _) => REMOVALS,
+        _ if found.live.get(&ino).is_some_and(|version| version.block == block) => COUNTS,
+        _ if found.damaged.get(&ino).is_some_and(|version| version.block == block) => DAMAGED,
+        Scanned::Whole(..) => OLDER,
+        Scanned::Broken(..) => TORN,
+    }
+}
+
+fn groups(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
+    let found = &survey.found;
+    let beyond: HashSet<u64> = scanned
+        .iter()
+        .flat_map(|(_, slot)| identities(slot))
+        .filter_map(|identity| (identity.group > found.durable).then_some(identity.group))
+        .collect();
+    let rows = vec![
+        row!["newest durable", found.durable],
+        row!["durable by the superblock", survey.superblock.durable],
+        row!["unfinished", beyond.len()],
+        row!["next stamp", found.next_stamp],
+        row!["next inode", found.next_ino],
+    ];
+    Table { name: "groups", columns: &["figure", "value"], rows }
+}
+
+/// The tables of an inode; `None` if no slot is about it.
+fn inode(
+    device: &dyn Device,
+    survey: &Survey,
+    scanned: &[(u64, Scanned)],
+    ino: u64,
+) -> Result<Option<Vec<Table>>, StoreError> {
+    let about = |identity: &Identity, slot: &Scanned| {
+        let lists = matches!(slot, Scanned::Whole(_, list) if list.contains(&ino));
+        identity.ino == ino || identity.kind == Kind::Removals && lists
+    };
+    let rows: Vec<Vec<Cell>> = scanned
+        .iter()
+        .flat_map(|(block, slot)| identities(slot).map(move |identity| (*block, slot, identity)))
+        .filter(|(_, slot, identity)| about(identity, slot))
+        .map(|(block, slot, identity)| {
+            let state = state(survey, block, slot);
+            let Identity { stamp, group, index, count, body_len, .. } = *identity;
+            row![block, state, stamp, group, index, count, body_len]
+        })
+        .collect();
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let columns: &[&str] = &["block", "state", "stamp", "group", "index", "of", "bytes"];
+    let mut tables = vec![Table { name: "slots", columns, rows }];
+    let bodies = survey.inodes();
+    let body = bodies.iter().find(|(number, _)| *number == ino).map(|(_, body)| *body);
+    if let Some(decoded) = body.and_then(Inode::decode) {
+        tables.extend(contents(device, survey, decoded)?);
+    }
+    Ok(Some(tables))
+}
+
+/// Attributes, names and extents.
+fn contents(
+    device: &dyn Device,
+    survey: &Survey,
+    decoded: Decoded,
+) -> Result<Vec<Table>, StoreError> {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut seen = HashSet::new();
+    let blocks = survey.superblock.blocks;
+    let inode = match decoded {
+        Decoded::Whole(inode) => inode,
+        Decoded::Outside { inode, levels, bytes, pointers } => {
+            let claim = &mut |run: crate::space::Run| run.block < blocks && seen.insert(run.block);
+            let spilled = load::records(&mut line, claim, (levels, bytes), pointers);
+            inode.with_readable_records(&spilled.bytes)
+        }
+    };
+    let mut seen: Vec<u64> = seen.into_iter().collect();
+    seen.sort_unstable();
+    let attributes = vec![
+        row!["mode", format!("{:o}", inode.mode)],
+        row!["user", inode.uid],
+        row!["group", inode.gid],
+        row!["size", inode.size],
+        row!["device", inode.rdev],
+        row!["modified", format!("{}.{:09}", inode.mtime.sec, inode.mtime.nsec)],
+        row!["changed", format!("{}.{:09}", inode.ctime.sec, inode.ctime.nsec)],
+        row!["born", format!("{}.{:09}", inode.btime.sec, inode.btime.nsec)],
+    ];
+    let names = inode.links.iter();
+    let names = names.map(|link| row![link.parent, link.stamp, shown(&link.name)]);
+    let xattrs = inode.xattrs.iter().map(|(name, value)| row![shown(name), value.len()]);
+    let attributes = Table { name: "inode", columns: &["field", "value"], rows: attributes };
+    Ok(vec![
+        attributes,
+        Table { name: "names", columns: &["directory", "stamp", "name"], rows: names.collect() },
+        Table { name: "attributes", columns: &["name", "bytes"], rows: xattrs.collect() },
+        data(&inode.data),
+        Table {
+            name: "record_blocks",
+            columns: &["block"],
+            rows: seen.into_iter().map(|block| row![block]).collect(),
+        },
+    ])
+}
+
+fn data(data: &Data) -> Table {
+    let columns: &[&str] = &["page", "block", "blocks", "state"];
+    let rows = match data {
+        Data::Nothing => Vec::new(),
+        Data::Inline(bytes) => vec![row![0_u64, "", "", format!("{} bytes inline", bytes.len())]],
+        Data::Target(target) => vec![row![0_u64, "", "", format!("link to {}", shown(target))]],
+        Data::Extents(extents) => extents
+            .iter()
+            .map(|extent| {
+                let state = if extent.unwritten { "unwritten" } else { "written" };
+                row![extent.page, extent.block, extent.count, state]
+            })
+            .collect(),
+    };
+    Table { name: "data", columns, rows }
+}
+
+/// Bytes as text without control characters.
+fn shown(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}

@@ -1,0 +1,49 @@
+//! A larger size for a file system.
+
+use defuse_fs::source::{Error, Grown, Growth, Result};
+
+use super::make::{allocate, failed, fits};
+use super::{Opened, device};
+use crate::format::BLOCK;
+use crate::{StoreError, store};
+
+/// Gives the file system the bytes of `growth`, or those that its file or device has.
+pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
+    let (path, shown) = (&image.path, image.path.display());
+    let unusable = |error: StoreError| image.unusable(&error);
+    let superblock = store::superblock(&*image.device).map_err(unusable)?;
+    let before = superblock.blocks * BLOCK as u64;
+    let bytes = image.file.bytes().map_err(failed("examine", path))?;
+    let wanted = match growth.size {
+        Some(_) if !image.file.is_regular() => {
+            return Err(Error::Usage(format!(
+                "{shown} is a block device, which has a size: leave out --size"
+            )));
+        }
+        None if image.file.is_regular() && bytes / BLOCK as u64 <= superblock.blocks => {
+            return Err(Error::Usage(format!(
+                "{shown} has {bytes} bytes, which its file system uses: give a size, such as --size 2G"
+            )));
+        }
+        wanted => wanted.unwrap_or(bytes) / BLOCK as u64 * BLOCK as u64,
+    };
+    if wanted < before {
+        return Err(Error::Usage(format!(
+            "{shown} has a file system of {before} bytes, which cannot shrink to {wanted}: \
+             copy its files to a smaller one"
+        )));
+    }
+    fits(path, wanted)?;
+    if wanted > bytes {
+        image.file.resize(wanted).map_err(failed("change the size of", path))?;
+    }
+    if growth.size.is_some() {
+        allocate(path, &image.file, wanted, growth.sparse)?;
+        // A file system must not be larger than its file, whatever a power failure leaves.
+        image.file.sync().map_err(failed("sync", path))?;
+    }
+    if wanted > before {
+        store::grow(&*device(&image.file, path)?, wanted / BLOCK as u64).map_err(unusable)?;
+    }
+    Ok(Grown { before, now: wanted })
+}

@@ -1,0 +1,201 @@
+//! Opening: a path is followed once, and everything that is done afterwards is done to that open file.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
+
+use super::facts::{holder, is_alive};
+use super::{Access, File, OpenError};
+use crate::{Errno, Result};
+
+/// A file or block device that is open and locked. Its [`device`](OpenFile::device) has the facts and the I/O.
+///
+/// The path is followed once: whoever renames files or changes links meanwhile cannot make a decision apply to
+/// another file than the one that it was made about. The lock is an flock(2) on the open file that the
+/// operations use, so it ends with the process, whatever ends that. It is held as long as this, one of
+/// the devices, or a queue of them exists.
+#[derive(Clone)]
+pub struct OpenFile {
+    locked: Arc<Locked>,
+}
+
+/// The open file that devices share.
+pub(super) struct Locked {
+    pub(super) fd: OwnedFd,
+    pub(super) path: PathBuf,
+    pub(super) stat: Stat,
+    pub(super) access: Access,
+    /// Operations pass by the page cache.
+    pub(super) direct: bool,
+}
+
+impl OpenFile {
+    /// Opens `path` and locks it. Reads share their lock. Operations pass by the page cache if the file system
+    /// below has direct I/O ([`File::is_direct`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]. The device may be too small to be one: [`device`](OpenFile::device) says so.
+    pub fn open(path: &Path, access: Access) -> Result<OpenFile, OpenError> {
+        let flags = match access {
+            Access::Read => OFlags::RDONLY,
+            // A block device that is mounted is refused, and one that is open so cannot be mounted. open(2)
+            // ignores the flag for everything else.
+            Access::ReadWrite => OFlags::RDWR | OFlags::EXCL,
+        };
+        let open = || rustix::fs::open(path, flags | ALWAYS, Mode::empty());
+        let fd = patiently(Errno::BUSY, open, || true).map_err(|errno| match errno {
+            Errno::BUSY => OpenError::Busy { path: path.to_owned(), holder: None },
+            errno => OpenError::System { path: path.to_owned(), action: "open", errno },
+        })?;
+        OpenFile::of(fd, path, access)
+    }
+
+    /// Creates an empty file for its owner alone, to read and write.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](OpenFile::open), and `EEXIST`, also for a symbolic link.
+    pub fn create(path: &Path) -> Result<OpenFile, OpenError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | ALWAYS;
+        let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+            OpenError::System { path: path.to_owned(), action: "create", errno }
+        })?;
+        OpenFile::of(fd, path, Access::ReadWrite)
+    }
+
+    fn of(fd: OwnedFd, path: &Path, access: Access) -> Result<OpenFile, OpenError> {
+        let path = path.to_owned();
+        let stat = match rustix::fs::fstat(&fd) {
+            Ok(stat) => stat,
+            Err(errno) => return Err(OpenError::System { path, action: "examine", errno }),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
+            return Err(OpenError::WrongKind { path });
+        }
+        let gone = || holder(&stat).is_none_or(|pid| !is_alive(pid));
+        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), gone) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(OpenError::Busy { path, holder: holder(&stat) }),
+            Err(errno) => return Err(OpenError::System { path, action: "lock", errno }),
+        }
+        // Not a flag of open(2): where that refuses it, the path would have to be followed again.
+        let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();
+        Ok(OpenFile { locked: Arc::new(Locked { fd, path, stat, access, direct }) })
+    }
+
+    /// The device, with the size that the file has now.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::TooSmall`], and those of the system.
+    pub fn device(&self) -> Result<File, OpenError> {
+        File::new(&self.locked)
+    }
+
+    /// True for a regular file, false for a block device.
+    pub fn is_regular(&self) -> bool {
+        self.locked.is_regular()
+    }
+
+    /// The bytes that the file or the device has now.
+    ///
+    /// # Errors
+    ///
+    /// Those of lseek(2).
+    pub fn bytes(&self) -> Result<u64> {
+        rustix::fs::seek(&self.locked.fd, SeekFrom::End(0))
+    }
+
+    /// Gives a regular file another size.
+    ///
+    /// # Errors
+    ///
+    /// Those of ftruncate(2).
+    pub fn resize(&self, bytes: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.locked.fd, bytes)
+    }
+
+    /// Allocates the space of the first `bytes` bytes of a regular file, which becomes longer if need be.
+    ///
+    /// # Errors
+    ///
+    /// Those of fallocate(2).
+    pub fn allocate(&self, bytes: u64) -> Result<()> {
+        rustix::fs::fallocate(&self.locked.fd, FallocateFlags::empty(), 0, bytes)
+    }
+
+    /// Makes the size and the space of the file durable.
+    ///
+    /// # Errors
+    ///
+    /// Those of fsync(2).
+    pub fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.locked.fd)
+    }
+
+    /// True if its path leads to this very file now, and not to another one that took its place.
+    pub fn is_in_place(&self) -> bool {
+        let found =
+            rustix::fs::statat(rustix::fs::CWD, &self.locked.path, AtFlags::SYMLINK_NOFOLLOW);
+        let own = &self.locked.stat;
+        found.is_ok_and(|found| (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino))
+    }
+}
+
+impl Locked {
+    pub(super) fn is_regular(&self) -> bool {
+        FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile
+    }
+
+    /// The error of a step.
+    pub(super) fn failed(&self, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
+        let path = self.path.clone();
+        move |errno| OpenError::System { path, action, errno }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // The kernel closes what a ring has registered a moment after the ring.
+        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+impl fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenFile").field("path", &self.locked.path).finish_non_exhaustive()
+    }
+}
+
+/// Flags of every open: a FIFO does not wait for its other end, and a terminal is not taken over.
+const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
+
+/// Tries again for up to a second while `attempt` says `busy` and its holder may be `gone`: the kernel
+/// takes down the rings of a process that was killed, and with them its locks, after the process.
+fn patiently<T>(
+    busy: Errno,
+    attempt: impl Fn() -> Result<T>,
+    gone: impl Fn() -> bool,
+) -> Result<T> {
+    for _ in 0..100 {
+        match attempt() {
+            Err(errno) if errno == busy && gone() => std::thread::sleep(Duration::from_millis(10)),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+fn lock(fd: &OwnedFd, access: Access) -> Result<()> {
+    let operation = match access {
+        Access::Read => FlockOperation::NonBlockingLockShared,
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+    };
+    rustix::fs::flock(fd, operation)
+}
