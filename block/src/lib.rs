@@ -45,7 +45,7 @@ pub use region::{FRAME, Frames, Region};
 pub use rustix::io::Errno;
 pub use separation::{Separated, Separation};
 pub use sim::Sim;
-pub use waker::Waker;
+pub use waker::{Parker, Waker};
 
 /// The result of an operation; errors are those of errno(3).
 pub type Result<T, E = Errno> = std::result::Result<T, E>;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::Frames;
+use crate::{FRAME, Frames, Region};
 
 /// A piece of memory of an operation.
 pub enum Memory {
@@ -54,8 +54,8 @@ impl Memory {
         self.len() == 0
     }
 
-    /// The bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// The bytes, for a device that copies them.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Memory::Frames(frames) => frames,
             Memory::Shared(frames, range) => &frames[range.clone()],
@@ -64,8 +64,8 @@ impl Memory {
         }
     }
 
-    /// The bytes, to be filled; `None` where others read them.
-    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+    /// The bytes, to be filled by a device that copies; `None` where others read them.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match self {
             Memory::Frames(frames) => Some(frames),
             Memory::Shared(..) => None,
@@ -79,6 +79,17 @@ impl Memory {
             Memory::Frames(frames) => frames.start(),
             Memory::Shared(frames, range) => frames.start().wrapping_add(range.start),
             Memory::Raw(raw) => raw.start,
+        }
+    }
+
+    /// The region that holds it, if any, and the byte of the region at which it begins.
+    pub fn place(&self) -> Option<(&Arc<Region>, usize)> {
+        match self {
+            Memory::Frames(frames) => Some((frames.region(), frames.index() as usize * FRAME)),
+            Memory::Shared(frames, range) => {
+                Some((frames.region(), frames.index() as usize * FRAME + range.start))
+            }
+            Memory::Raw(_) => None,
         }
     }
 
@@ -125,7 +136,8 @@ impl Segments {
         }
     }
 
-    pub(crate) fn pieces_mut(&mut self) -> &mut [Memory] {
+    /// The pieces, to be filled.
+    pub fn pieces_mut(&mut self) -> &mut [Memory] {
         match self {
             Segments::None => &mut [],
             Segments::One(memory) => std::slice::from_mut(memory),

@@ -75,7 +75,11 @@ impl Kind {
 
     /// Checks the operation against the facts of its device: `EINVAL` for what is outside of it, empty,
     /// too large, not of whole blocks, or a read into shared memory; `EOPNOTSUPP` for what the device lacks.
-    pub(crate) fn check(&self, facts: &Facts) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn check(&self, facts: &Facts) -> Result<()> {
         let Some((block, blocks)) = self.range(facts.block_size) else { return Ok(()) };
         if blocks == 0 || !facts.holds(block, blocks) {
             return Err(Errno::INVAL);
@@ -101,7 +105,7 @@ impl Kind {
     }
 
     /// The memory, for the completion.
-    pub(crate) fn into_memory(self) -> Segments {
+    pub fn into_memory(self) -> Segments {
         match self {
             Kind::Read { memory, .. } | Kind::Write { memory, .. } => memory,
             _ => Segments::default(),

@@ -94,11 +94,14 @@ impl Region {
         self.id
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
+    /// The address of its first byte, for drivers that tell a device where it lies. The bytes belong to the
+    /// owners of the frames.
+    pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
         self.frames as usize * FRAME
     }
 

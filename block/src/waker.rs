@@ -27,15 +27,15 @@ impl fmt::Debug for Waker {
 }
 
 /// A bed for queues without a kernel object to sleep on.
-#[derive(Default)]
-pub(crate) struct Parker {
+#[derive(Debug, Default)]
+pub struct Parker {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Parker {
     /// Sleeps until [`unpark`](Parker::unpark) was called since the last time, or `timeout` is over.
-    pub(crate) fn park(&self, timeout: Option<Duration>) {
+    pub fn park(&self, timeout: Option<Duration>) {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut woken = match timeout {
             Some(timeout) => {
@@ -50,7 +50,8 @@ impl Parker {
         *woken = false;
     }
 
-    pub(crate) fn unpark(&self) {
+    /// Ends the present or the next sleep.
+    pub fn unpark(&self) {
         *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }

@@ -4,15 +4,15 @@ use std::fs::File as Plain;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::time::Duration;
 
-use defuse_block::{
-    Access, Blocking, Device, Done, Errno, FRAME, File, Frames, Kind, Memory, Op, OpenError,
-    OpenFile, Queue, Ram, RawBuf, Region, Segments, Sim,
-};
+use defuse_block::{Access, Blocking, Device, Errno, File, Kind, OpenError, OpenFile, Ram, Sim};
 
-const BLOCKS: u64 = 2048;
+#[path = "cases/mod.rs"]
+mod cases;
+
+use cases::BLOCKS;
+
+device_cases!(each);
 
 /// Runs `case` on each device that this machine can have.
 fn each(case: impl Fn(&str, &dyn Device)) {
@@ -58,149 +58,6 @@ impl Drop for Loop {
     }
 }
 
-fn finish(queue: &mut dyn Queue) -> Vec<Done> {
-    let mut done = Vec::new();
-    while queue.in_flight() > 0 {
-        queue.wait(None);
-        queue.reap(&mut done);
-    }
-    done
-}
-
-fn frames(region: &Arc<Region>, count: u32, fill: u8) -> Frames {
-    let mut frames = region.take(count).unwrap();
-    frames.fill(fill);
-    frames
-}
-
-fn read_back(device: &dyn Device, block: u64, blocks: usize) -> Vec<u8> {
-    let mut bytes = vec![0xee; blocks * 4096];
-    Blocking::new(device).unwrap().read(block, &mut bytes).unwrap();
-    bytes
-}
-
-#[test]
-fn what_was_written_from_any_kind_of_memory_is_read() {
-    each(|name, device| {
-        let region = Region::new(1024).unwrap();
-        device.register(&region).unwrap();
-        let mut queue = device.queue(16).unwrap();
-        let shared = Arc::new(frames(&region, 4, 2));
-        // An odd address, which direct I/O cannot use.
-        let mut odd = vec![3_u8; 2 * 4096 + 1];
-        // SAFETY: `odd` lives until `finish` has reaped the write, and nobody touches it.
-        let raw = unsafe { RawBuf::new(odd.as_mut_ptr().wrapping_add(1), 2 * 4096) };
-        let writes: [(u64, Segments); 4] = [
-            (0, frames(&region, 3, 1).into()),
-            (3, Segments::One(Memory::Shared(Arc::clone(&shared), 4096..8192))),
-            (4, raw.into()),
-            (
-                6,
-                vec![
-                    Memory::Frames(frames(&region, 1, 4)),
-                    Memory::Shared(shared, 0..8192),
-                    Memory::Frames(frames(&region, 1, 5)),
-                ]
-                .into(),
-            ),
-        ];
-        for (tag, (block, memory)) in (0..).zip(writes) {
-            let fua = tag % 2 == 0;
-            queue.push(Op { tag, kind: Kind::Write { block, memory, fua } }).unwrap();
-        }
-        for done in finish(&mut *queue) {
-            assert_eq!(done.result, Ok(()), "{name}: write {}", done.tag);
-        }
-        let expected: Vec<u8> =
-            [1, 1, 1, 2, 3, 3, 4, 2, 2, 5, 0].iter().flat_map(|fill| [*fill; 4096]).collect();
-        assert!(read_back(device, 0, 11) == expected, "{name}");
-
-        let memory =
-            vec![Memory::Frames(frames(&region, 2, 9)), Memory::Frames(frames(&region, 9, 9))];
-        let kind = Kind::Read { block: 0, memory: memory.into() };
-        queue.push(Op { tag: 7, kind }).unwrap();
-        let Segments::Many(memory) = finish(&mut *queue).remove(0).memory else {
-            panic!("{name}: another kind of memory came back");
-        };
-        let read: Vec<u8> = memory
-            .iter()
-            .flat_map(|piece| match piece {
-                Memory::Frames(frames) => frames.to_vec(),
-                other => panic!("{name}: {other:?}"),
-            })
-            .collect();
-        assert!(read == expected, "{name}");
-        drop(memory);
-        assert_eq!(region.free_frames(), 1024, "{name}: all memory came back");
-    });
-}
-
-#[test]
-fn a_full_queue_gives_the_operation_back() {
-    each(|name, device| {
-        let region = Region::new(8).unwrap();
-        let mut queue = device.queue(2).unwrap();
-        let depth = queue.depth() as u64;
-        let read = |tag| Op {
-            tag,
-            kind: Kind::Read { block: tag, memory: region.take(1).unwrap().into() },
-        };
-        for tag in 0..depth {
-            queue.push(read(tag)).unwrap();
-        }
-        assert_eq!(queue.push(read(depth)).unwrap_err().tag, depth, "{name}");
-        let mut tags: Vec<u64> = finish(&mut *queue).iter().map(|done| done.tag).collect();
-        tags.sort_unstable();
-        assert_eq!(tags, (0..depth).collect::<Vec<_>>(), "{name}: each exactly once");
-        queue.push(read(0)).unwrap();
-        finish(&mut *queue);
-    });
-}
-
-#[test]
-fn what_makes_no_sense_is_refused_and_the_memory_comes_back() {
-    each(|name, device| {
-        let region = Region::new(8).unwrap();
-        let mut queue = device.queue(8).unwrap();
-        let one = || Segments::from(region.take(1).unwrap());
-        let bad = [
-            Kind::Read { block: BLOCKS, memory: one() },
-            Kind::Write { block: u64::MAX, memory: one(), fua: false },
-            Kind::Read { block: 0, memory: Segments::None },
-            Kind::Write {
-                block: 0,
-                memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..100)),
-                fua: false,
-            },
-            Kind::Read {
-                block: 0,
-                memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..4096)),
-            },
-            Kind::Zero { block: BLOCKS - 1, blocks: 2 },
-            Kind::Discard { block: 0, blocks: 0 },
-        ];
-        for (tag, kind) in (0..).zip(bad) {
-            queue.push(Op { tag, kind }).unwrap();
-        }
-        for done in finish(&mut *queue) {
-            assert_eq!(done.result, Err(Errno::INVAL), "{name}: operation {}", done.tag);
-        }
-        assert_eq!(region.free_frames(), 8, "{name}");
-    });
-}
-
-#[test]
-fn zeroed_blocks_read_as_zeros_and_their_neighbours_stay() {
-    each(|name, device| {
-        let mut line = Blocking::new(device).unwrap();
-        line.write(0, &[7; 8 * 4096]).unwrap();
-        line.run(Kind::Zero { block: 2, blocks: 3 }).unwrap();
-        line.flush().unwrap();
-        let fills: Vec<u8> = read_back(device, 0, 8).chunks(4096).map(|block| block[9]).collect();
-        assert_eq!(fills, [7, 7, 0, 0, 0, 7, 7, 7], "{name}");
-    });
-}
-
 #[test]
 fn discarded_space_goes_back_to_the_file_system_below() {
     let dir = tempfile::tempdir().unwrap();
@@ -214,39 +71,6 @@ fn discarded_space_goes_back_to_the_file_system_below() {
     let left = path.metadata().unwrap().blocks();
     assert!(left < used, "{left} of {used} sectors");
     assert_eq!(path.metadata().unwrap().len(), BLOCKS * 4096, "the length stays");
-}
-
-#[test]
-fn another_thread_ends_a_wait() {
-    each(|name, device| {
-        let mut queue = device.queue(4).unwrap();
-        let waker = queue.waker();
-        let thread = std::thread::spawn(move || waker.wake());
-        queue.wait(None);
-        thread.join().unwrap();
-        let mut done = Vec::new();
-        queue.reap(&mut done);
-        // One wake ends one wait.
-        queue.wait(Some(Duration::from_millis(1)));
-        assert!(done.is_empty() && queue.in_flight() == 0, "{name}");
-    });
-}
-
-#[test]
-fn a_queue_that_is_dropped_waits_for_its_operations() {
-    each(|name, device| {
-        let region = Region::new(64).unwrap();
-        let mut queue = device.queue(64).unwrap();
-        for tag in 0..64 {
-            let memory = frames(&region, 1, tag as u8).into();
-            queue.push(Op { tag, kind: Kind::Write { block: tag, memory, fua: false } }).unwrap();
-        }
-        queue.kick();
-        drop(queue);
-        assert_eq!(region.free_frames(), 64, "{name}");
-        let fills: Vec<u8> = read_back(device, 0, 64).chunks(4096).map(|block| block[0]).collect();
-        assert_eq!(fills, (0..64).collect::<Vec<u8>>(), "{name}");
-    });
 }
 
 #[test]
@@ -306,22 +130,4 @@ fn what_is_no_device_is_refused() {
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     assert!(matches!(open(&fifo), OpenError::WrongKind { .. } | OpenError::System { .. }));
-}
-
-#[test]
-fn a_large_transfer_uses_frames_across_a_region() {
-    each(|name, device| {
-        let region = Region::new(1024).unwrap();
-        device.register(&region).unwrap();
-        let mut queue = device.queue(4).unwrap();
-        let mut run = region.take(512).unwrap();
-        for (at, frame) in run.chunks_mut(FRAME).enumerate() {
-            frame.fill(at as u8);
-        }
-        let kind = Kind::Write { block: 100, memory: run.into(), fua: true };
-        queue.push(Op { tag: 1, kind }).unwrap();
-        assert_eq!(finish(&mut *queue)[0].result, Ok(()), "{name}");
-        let read = read_back(device, 100, 512);
-        assert!(read.chunks(FRAME).enumerate().all(|(at, frame)| frame[5] == at as u8), "{name}");
-    });
 }

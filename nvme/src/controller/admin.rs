@@ -1,0 +1,198 @@
+//! The admin queue: commands with tickets, so that nobody has to wait for one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::{Errno, Result};
+
+use crate::ring::{Next, Ring};
+use crate::spec::{Capabilities, Command, Completion};
+use crate::{Dma, Transport};
+
+/// Entries of the admin queues.
+const ENTRIES: u16 = 32;
+
+/// Bits of a command's number that name its slot.
+const SLOT_BITS: u32 = 5;
+
+/// The claim to the answer of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    slot: usize,
+    serial: u16,
+}
+
+/// The answer to a command: a completion with any status, or `EIO` where a reset swallowed it.
+pub(crate) type Answer = Result<Completion>;
+
+pub(crate) struct Admin {
+    ring: Ring,
+    slots: Vec<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    state: State,
+    serial: u16,
+    /// The answer is wanted until then; never for an event.
+    deadline: Option<Duration>,
+    /// Memory that the controller may use until it has answered.
+    _keep: Option<Dma>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Free,
+    Sent(Wants),
+    Answered(Answer),
+}
+
+/// The use of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    Ticket,
+    Nothing,
+    Event,
+}
+
+/// The completions that were found at once.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// Results of Asynchronous Event Requests.
+    pub(crate) events: Vec<u32>,
+    /// There was a completion of no command.
+    pub(crate) invalid: bool,
+}
+
+impl Admin {
+    pub(crate) fn new(transport: &Arc<dyn Transport>, capabilities: Capabilities) -> Result<Self> {
+        let entries = u32::from(ENTRIES).min(capabilities.max_entries()).max(2) as u16;
+        let ring = Ring::new(transport, capabilities, 0, entries)?;
+        let slots = (0..usize::from(entries) - 1).map(|_| Slot::default()).collect();
+        Ok(Admin { ring, slots })
+    }
+
+    /// The register AQA, and addresses of both queues.
+    pub(crate) fn registers(&self) -> (u32, (u64, u64)) {
+        let last = u32::from(self.ring.entries()) - 1;
+        (last << 16 | last, self.ring.addresses())
+    }
+
+    /// Makes the queues empty, for a controller that is not enabled.
+    pub(crate) fn clear(&mut self) {
+        self.lose();
+        self.ring.clear();
+    }
+
+    /// Answers all commands with an error, when the controller will not.
+    pub(crate) fn lose(&mut self) {
+        for slot in &mut self.slots {
+            if let State::Sent(wants) = slot.state {
+                slot._keep = None;
+                slot.state = match wants {
+                    Wants::Ticket => State::Answered(Err(Errno::IO)),
+                    _ => State::Free,
+                };
+            }
+        }
+    }
+
+    /// Sends a command, with memory that it uses. `None` where the queue is full.
+    pub(crate) fn send(
+        &mut self,
+        command: Command,
+        keep: Option<Dma>,
+        deadline: Duration,
+    ) -> Option<Ticket> {
+        self.put(command, keep, Some(deadline), Wants::Ticket)
+    }
+
+    /// Sends a command whose answer nobody wants. False where the queue is full.
+    pub(crate) fn send_off(
+        &mut self,
+        command: Command,
+        keep: Option<Dma>,
+        deadline: Duration,
+    ) -> bool {
+        self.put(command, keep, Some(deadline), Wants::Nothing).is_some()
+    }
+
+    /// Sends a request for an event, which may take for ever.
+    pub(crate) fn send_event_request(&mut self, command: Command) -> bool {
+        self.put(command, None, None, Wants::Event).is_some()
+    }
+
+    fn put(
+        &mut self,
+        command: Command,
+        keep: Option<Dma>,
+        deadline: Option<Duration>,
+        wants: Wants,
+    ) -> Option<Ticket> {
+        let at = self.slots.iter().position(|slot| matches!(slot.state, State::Free))?;
+        let slot = &mut self.slots[at];
+        let serial = slot.serial.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
+        *slot = Slot { state: State::Sent(wants), serial, deadline, _keep: keep };
+        self.ring.put(&command.id(at as u16 | serial << SLOT_BITS));
+        self.ring.ring();
+        Some(Ticket { slot: at, serial })
+    }
+
+    /// Takes the completions that there are.
+    pub(crate) fn poll(&mut self) -> Found {
+        let mut found = Found::default();
+        for _ in 0..self.ring.entries() {
+            let completion = match self.ring.next() {
+                Next::Empty => break,
+                Next::Done(completion) => completion,
+                Next::Invalid => {
+                    found.invalid = true;
+                    continue;
+                }
+            };
+            let at = usize::from(completion.id & ((1 << SLOT_BITS) - 1));
+            let serial = completion.id >> SLOT_BITS;
+            let slot = self.slots.get_mut(at).filter(|slot| slot.serial == serial);
+            match slot {
+                Some(slot) if matches!(slot.state, State::Sent(_)) => {
+                    slot._keep = None;
+                    let was = std::mem::take(&mut slot.state);
+                    match was {
+                        State::Sent(Wants::Ticket) => slot.state = State::Answered(Ok(completion)),
+                        State::Sent(Wants::Event) if completion.status.is_ok() => {
+                            found.events.push(completion.result);
+                        }
+                        _ => {}
+                    }
+                }
+                _ => found.invalid = true,
+            }
+        }
+        self.ring.release();
+        found
+    }
+
+    /// True where a command has not been answered in time.
+    pub(crate) fn is_overdue(&self, now: Duration) -> bool {
+        self.slots.iter().any(|slot| {
+            matches!(slot.state, State::Sent(_)) && slot.deadline.is_some_and(|until| now > until)
+        })
+    }
+
+    /// Takes the answer to a command; `None` while there is none.
+    pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Answer> {
+        let slot = &mut self.slots[ticket.slot];
+        if slot.serial != ticket.serial {
+            return Some(Err(Errno::IO));
+        }
+        match std::mem::take(&mut slot.state) {
+            State::Answered(answer) => Some(answer),
+            State::Free => Some(Err(Errno::IO)),
+            sent => {
+                slot.state = sent;
+                None
+            }
+        }
+    }
+}

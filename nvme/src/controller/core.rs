@@ -1,0 +1,272 @@
+//! The life of a controller, in steps of which none waits: reset, enabling, work, and the end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::Result;
+
+use super::admin::{Admin, Ticket};
+use crate::spec::{Admin as Opcode, Capabilities, Command, PAGE, Pointer, register};
+use crate::{Dma, Transport};
+
+/// Resets within [`RESET_WINDOW`] at most. A controller that needs more is given up.
+const MAX_RESETS: usize = 4;
+
+/// See [`MAX_RESETS`].
+const RESET_WINDOW: Duration = Duration::from_secs(600);
+
+/// Requests for events at a time.
+const EVENT_REQUESTS: u32 = 4;
+
+/// Events that are kept for whoever asks.
+const MAX_EVENTS: usize = 64;
+
+/// The state of the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Until then it must not be ready any more.
+    Disabling(Duration),
+    /// Until then it must be ready.
+    Enabling(Duration),
+    /// It is asked for queues.
+    Settings(Ticket),
+    Running,
+    Dead,
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its type: 0 is an error, 1 a warning about health, 2 a notice.
+    pub kind: u8,
+    /// Further information, by type.
+    pub info: u8,
+    /// The log page that tells more.
+    pub log: u8,
+}
+
+pub(crate) struct Core {
+    pub(super) transport: Arc<dyn Transport>,
+    capabilities: Capabilities,
+    pub(super) admin: Admin,
+    pub(crate) phase: Phase,
+    /// Counts how often the controller began to work.
+    pub(super) generation: u64,
+    pub(super) resets: VecDeque<Duration>,
+    pub(super) events: VecDeque<Event>,
+    /// Events at all.
+    pub(super) events_seen: u64,
+    /// A page for log pages that are read to let their events go on.
+    scratch: Dma,
+    /// The limit of an admin command.
+    pub(super) limit: Duration,
+    wanted_queues: u16,
+    /// Pairs of I/O queues that it grants.
+    pub(super) granted: u16,
+    /// Numbers of queues that nobody has.
+    pub(super) free: Vec<u16>,
+    /// Requests for events that it takes at a time, once known.
+    pub(super) event_requests: u32,
+}
+
+impl Core {
+    pub(super) fn new(
+        transport: &Arc<dyn Transport>,
+        capabilities: Capabilities,
+        limit: Duration,
+        wanted_queues: u16,
+    ) -> Result<Self> {
+        Ok(Core {
+            admin: Admin::new(transport, capabilities)?,
+            scratch: transport.allocate(PAGE)?,
+            transport: Arc::clone(transport),
+            capabilities,
+            phase: Phase::Dead,
+            generation: 0,
+            resets: VecDeque::new(),
+            events: VecDeque::new(),
+            events_seen: 0,
+            limit,
+            wanted_queues,
+            granted: 0,
+            free: Vec::new(),
+            event_requests: 0,
+        })
+    }
+
+    /// Begins a reset; the first one begins the life of the controller.
+    pub(super) fn begin_reset(&mut self, why: &str) {
+        let now = self.transport.now();
+        if self.generation > 0 {
+            while self.resets.front().is_some_and(|at| now.saturating_sub(*at) > RESET_WINDOW) {
+                self.resets.pop_front();
+            }
+            if self.resets.len() == MAX_RESETS {
+                self.die(&format!("{why}, after {MAX_RESETS} resets"));
+                return;
+            }
+            self.resets.push_back(now);
+            log::warn!("{}: {why}: it is reset", self.transport.name());
+        }
+        self.admin.lose();
+        let configuration = self.transport.read32(register::CC);
+        if configuration == register::GONE {
+            self.die("it is gone");
+            return;
+        }
+        self.transport
+            .write32(register::CC, configuration & !(register::ENABLE | register::SHUTDOWN));
+        self.phase = Phase::Disabling(now + self.capabilities.timeout());
+    }
+
+    /// Gives the controller up. It reaches no memory afterwards.
+    pub(super) fn die(&mut self, why: &str) {
+        if self.phase != Phase::Dead || self.generation == 0 {
+            log::error!("{}: {why}: it is given up", self.transport.name());
+        }
+        self.transport.cut();
+        self.admin.lose();
+        self.phase = Phase::Dead;
+    }
+
+    /// Goes on as far as possible without waiting.
+    pub(super) fn advance(&mut self) {
+        match self.phase {
+            Phase::Disabling(until) => self.disable(until),
+            Phase::Enabling(until) => self.enable(until),
+            Phase::Settings(ticket) => {
+                self.work();
+                self.settle(ticket);
+            }
+            Phase::Running => self.work(),
+            Phase::Dead => {}
+        }
+    }
+
+    fn disable(&mut self, until: Duration) {
+        let status = self.transport.read32(register::CSTS);
+        if status == register::GONE {
+            self.die("it is gone");
+        } else if status & register::READY == 0 {
+            self.start();
+        } else if self.transport.now() > until {
+            self.die("it does not stop");
+        }
+    }
+
+    fn start(&mut self) {
+        self.admin.clear();
+        let (sizes, (submissions, completions)) = self.admin.registers();
+        let transport = &self.transport;
+        transport.write32(register::AQA, sizes);
+        transport.write64(register::ASQ, submissions);
+        transport.write64(register::ACQ, completions);
+        transport.write32(register::CC, register::SETTINGS | register::ENABLE);
+        self.phase = Phase::Enabling(transport.now() + self.capabilities.timeout());
+    }
+
+    fn enable(&mut self, until: Duration) {
+        let status = self.transport.read32(register::CSTS);
+        if status == register::GONE {
+            self.die("it is gone");
+        } else if status & register::FATAL != 0 {
+            self.die("it reports a fatal status");
+        } else if status & register::READY != 0 {
+            let queues = u32::from(self.wanted_queues) - 1;
+            let command = features(0x07, queues << 16 | queues);
+            match self.admin.send(command, None, self.transport.now() + self.limit) {
+                Some(ticket) => self.phase = Phase::Settings(ticket),
+                None => self.die("its admin queue has no room"),
+            }
+        } else if self.transport.now() > until {
+            self.die("it does not become ready");
+        }
+    }
+
+    fn settle(&mut self, ticket: Ticket) {
+        if !matches!(self.phase, Phase::Settings(_)) {
+            return;
+        }
+        match self.admin.take(ticket) {
+            None => {}
+            Some(Ok(completion)) if completion.status.is_ok() => {
+                let granted = |part: u32| (part & 0xffff) as u16;
+                let both = granted(completion.result).min(granted(completion.result >> 16));
+                let granted = both.saturating_add(1).min(self.wanted_queues);
+                if self.generation == 0 {
+                    self.granted = granted;
+                    self.free = (1..=granted).rev().collect();
+                }
+                self.generation += 1;
+                self.phase = Phase::Running;
+                // Errors, health, and namespaces that change.
+                let deadline = self.transport.now() + self.limit;
+                self.admin.send_off(features(0x0b, 0x11f), None, deadline);
+                self.ask_for_events();
+            }
+            Some(Ok(completion)) => {
+                self.die(&format!("it grants no queues: {}", completion.status));
+            }
+            Some(Err(_)) => self.die("it does not answer"),
+        }
+    }
+
+    pub(super) fn ask_for_events(&mut self) {
+        for _ in 0..self.event_requests.min(EVENT_REQUESTS) {
+            self.admin.send_event_request(Command::admin(Opcode::AsyncEvent, 0));
+        }
+    }
+
+    /// Takes completions of admin commands.
+    fn work(&mut self) {
+        let found = self.admin.poll();
+        for result in found.events {
+            self.note(Event {
+                kind: (result & 7) as u8,
+                info: (result >> 8) as u8,
+                log: (result >> 16) as u8,
+            });
+        }
+        let late = self.admin.is_overdue(self.transport.now());
+        let why = match (found.invalid, late) {
+            (true, _) => "its admin queue has a completion of no command",
+            (_, true) => "an admin command has no answer",
+            _ => return,
+        };
+        match self.phase {
+            Phase::Running => self.begin_reset(why),
+            _ => self.die(why),
+        }
+    }
+
+    /// Keeps an event, reads its log page, and asks for the next one.
+    fn note(&mut self, event: Event) {
+        self.events_seen += 1;
+        if self.events_seen <= MAX_EVENTS as u64 {
+            log::warn!("{}: event {event:?}", self.transport.name());
+        }
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+        if event.log != 0 {
+            let command =
+                log_page(event.log, 0xffff_ffff, 512).data(Pointer::Prp(self.scratch.bus(), 0));
+            let deadline = self.transport.now() + self.limit;
+            self.admin.send_off(command, Some(self.scratch.clone()), deadline);
+        }
+        self.admin.send_event_request(Command::admin(Opcode::AsyncEvent, 0));
+    }
+}
+
+fn features(feature: u32, value: u32) -> Command {
+    Command::admin(Opcode::SetFeatures, 0).dword(10, feature).dword(11, value)
+}
+
+/// The command that reads `bytes` bytes of a log page.
+pub(super) fn log_page(log: u8, namespace: u32, bytes: u32) -> Command {
+    let words = bytes / 4 - 1;
+    let command = Command::admin(Opcode::GetLogPage, namespace);
+    command.dword(10, u32::from(log) | (words & 0xffff) << 16).dword(11, words >> 16)
+}

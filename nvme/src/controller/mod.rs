@@ -1,0 +1,366 @@
+//! A controller: its life, its admin commands, and the numbers of its queues.
+
+mod admin;
+mod core;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_block::Errno;
+
+pub(crate) use self::admin::Ticket;
+pub use self::core::Event;
+use self::core::{Core, Phase, log_page};
+use crate::ring::Ring;
+use crate::spec::{
+    Admin as Opcode, Capabilities, Command, Completion, ControllerFacts, ErrorEntry, PAGE, Pointer,
+    Smart, Status, register,
+};
+use crate::{Error, Options, Transport};
+
+/// The time between two looks at what has no interrupt.
+const NAP: Duration = Duration::from_micros(100);
+
+/// The longest time that a controller may take to shut down.
+const SHUTDOWN: Duration = Duration::from_secs(10);
+
+/// The state of a controller as queues see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Life {
+    Running,
+    Resetting,
+    Dead,
+}
+
+/// An enabled controller. It is shut down when it is dropped, after its queues.
+pub struct Controller {
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) capabilities: Capabilities,
+    core: Mutex<Core>,
+    /// Copies of what the core says, for queues that do not lock it.
+    generation: AtomicU64,
+    life: AtomicU8,
+}
+
+impl Controller {
+    /// Resets and enables the controller.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub(crate) fn open(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
+        let capabilities = Capabilities(transport.read64(register::CAP));
+        let name = transport.name();
+        let unfit = |why: &str| Error::Unfit { name: name.clone(), why: why.to_owned() };
+        if capabilities.0 == u64::MAX {
+            return Err(unfit("does not answer: it is gone or without power"));
+        }
+        if !capabilities.has_nvm_commands() || !capabilities.has_small_pages() {
+            return Err(unfit("has no NVM commands or no pages of 4 KiB"));
+        }
+        if capabilities.max_entries() < 2 {
+            return Err(unfit("has queues of one entry"));
+        }
+        let room = |queue| {
+            u64::from(capabilities.completion_doorbell(queue)) + 4 <= transport.registers_len()
+        };
+        let vectors = match transport.vectors() {
+            0 => u16::MAX,
+            // The first one is that of the admin queue.
+            vectors => vectors - 1,
+        };
+        let queues = (1..=options.max_queues.min(vectors)).take_while(|queue| room(*queue)).count();
+        if queues == 0 {
+            return Err(unfit("has no doorbell for an I/O queue, or no interrupt"));
+        }
+        let failed = |errno| Error::System { name: name.clone(), action: "reach memory", errno };
+        let core = Core::new(&transport, capabilities, options.timeout, queues as u16);
+        let controller = Controller {
+            core: Mutex::new(core.map_err(failed)?),
+            transport,
+            capabilities,
+            generation: AtomicU64::new(0),
+            life: AtomicU8::new(Life::Resetting as u8),
+        };
+        controller.lock().begin_reset("it is opened");
+        while controller.life() == Life::Resetting {
+            controller.step();
+            controller.nap();
+        }
+        match controller.life() {
+            Life::Running => Ok(controller),
+            _ => Err(unfit("cannot be enabled: the log says why")),
+        }
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        match self.life.load(Ordering::Acquire) {
+            0 => Life::Running,
+            1 => Life::Resetting,
+            _ => Life::Dead,
+        }
+    }
+
+    /// Counts how often the controller began to work. When it changes, all queues are gone.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Goes on with what has to be done, without waiting.
+    pub(crate) fn step(&self) {
+        let mut core = self.lock();
+        core.advance();
+        self.publish(&core);
+    }
+
+    /// Tells queues what the core says. The controller was stopped, or cut off, before a change shows.
+    fn publish(&self, core: &Core) {
+        let life = match core.phase {
+            Phase::Running => Life::Running,
+            Phase::Dead => Life::Dead,
+            _ => Life::Resetting,
+        };
+        self.life.store(life as u8, Ordering::Release);
+        self.generation.store(core.generation, Ordering::Release);
+    }
+
+    /// Resets the controller, if it still is in `generation`.
+    pub(crate) fn reset(&self, generation: u64, why: &str) {
+        let mut core = self.lock();
+        if core.generation == generation && core.phase == Phase::Running {
+            core.begin_reset(why);
+            self.publish(&core);
+        }
+    }
+
+    /// Looks if the controller is there and well, and resets or ends it otherwise.
+    pub(crate) fn examine(&self, generation: u64) {
+        match self.transport.read32(register::CSTS) {
+            register::GONE => {
+                let mut core = self.lock();
+                core.die("it is gone");
+                self.publish(&core);
+            }
+            status if status & register::FATAL != 0 => {
+                self.reset(generation, "it reports a fatal status");
+            }
+            status if status & register::READY == 0 => {
+                self.reset(generation, "it has stopped by itself");
+            }
+            _ => self.step(),
+        }
+    }
+
+    /// Asks for the end of a command. Nobody waits for the answer.
+    pub(crate) fn abort(&self, queue: u16, command: u16) {
+        let which = u32::from(queue) | u32::from(command) << 16;
+        let mut core = self.lock();
+        let deadline = self.transport.now() + core.limit;
+        if core.phase == Phase::Running {
+            core.admin.send_off(Command::admin(Opcode::Abort, 0).dword(10, which), None, deadline);
+        }
+    }
+
+    /// Sends an admin command. `None` where the queue is full, or the controller does not work.
+    pub(crate) fn send(&self, command: Command) -> Option<Ticket> {
+        let mut core = self.lock();
+        let deadline = self.transport.now() + core.limit;
+        let running = core.phase == Phase::Running;
+        if running { core.admin.send(command, None, deadline) } else { None }
+    }
+
+    /// Takes the answer to a command, if there is one.
+    pub(crate) fn take(&self, ticket: Ticket) -> Option<defuse_block::Result<Completion>> {
+        let mut core = self.lock();
+        core.advance();
+        self.publish(&core);
+        core.admin.take(ticket)
+    }
+
+    /// Sends an admin command and waits for its completion.
+    pub(crate) fn run(&self, command: Command) -> Result<Completion, Failure> {
+        let ticket = loop {
+            if let Some(ticket) = self.send(command) {
+                break ticket;
+            }
+            if self.life() != Life::Running {
+                return Err(Failure::Lost);
+            }
+            self.step();
+            self.nap();
+        };
+        loop {
+            match self.take(ticket) {
+                Some(Ok(completion)) if completion.status.is_ok() => return Ok(completion),
+                Some(Ok(completion)) => return Err(Failure::Status(completion.status)),
+                Some(Err(_)) => return Err(Failure::Lost),
+                None => self.nap(),
+            }
+        }
+    }
+
+    /// Runs an admin command that fills memory, and returns its bytes.
+    fn fetch(&self, command: Command, bytes: usize) -> Result<Vec<u8>, Failure> {
+        let memory = self.transport.allocate(bytes.next_multiple_of(PAGE));
+        let memory = memory.map_err(Failure::Memory)?;
+        let second = if bytes > PAGE { memory.bus() + PAGE as u64 } else { 0 };
+        self.run(command.data(Pointer::Prp(memory.bus(), second)))?;
+        let mut copy = vec![0; bytes];
+        memory.copy_out(0, &mut copy);
+        Ok(copy)
+    }
+
+    /// A structure of Identify.
+    pub(crate) fn identify(&self, cns: u32, namespace: u32) -> Result<Vec<u8>, Failure> {
+        self.fetch(Command::admin(Opcode::Identify, namespace).dword(10, cns), PAGE)
+    }
+
+    /// The facts about the controller.
+    pub(crate) fn facts(&self) -> Result<ControllerFacts, Failure> {
+        Ok(ControllerFacts::parse(&self.identify(1, 0)?))
+    }
+
+    /// The SMART log page.
+    pub(crate) fn smart(&self) -> Result<Smart, Failure> {
+        let bytes = self.fetch(log_page(2, u32::MAX, Smart::BYTES as u32), Smart::BYTES)?;
+        Ok(Smart::parse(&bytes))
+    }
+
+    /// Entries of the error log, the newest first, up to 64.
+    pub(crate) fn errors(&self, entries: u32) -> Result<Vec<ErrorEntry>, Failure> {
+        let bytes = entries.clamp(1, 64) as usize * ErrorEntry::BYTES;
+        let bytes = self.fetch(log_page(1, u32::MAX, bytes as u32), bytes)?;
+        Ok(ErrorEntry::parse_all(&bytes))
+    }
+
+    /// Begins to ask for asynchronous events, `at_a_time` of them.
+    pub(crate) fn watch_events(&self, at_a_time: u32) {
+        let mut core = self.lock();
+        core.event_requests = at_a_time;
+        if core.phase == Phase::Running {
+            core.ask_for_events();
+        }
+    }
+
+    /// Takes the events that came.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.step();
+        self.lock().events.drain(..).collect()
+    }
+
+    /// How often the controller was reset in the last minutes.
+    pub(crate) fn resets(&self) -> usize {
+        self.lock().resets.len()
+    }
+
+    /// Pairs of I/O queues that the controller grants.
+    pub(crate) fn granted(&self) -> u16 {
+        self.lock().granted
+    }
+
+    /// Takes the number of a queue.
+    pub(crate) fn take_number(&self) -> Option<u16> {
+        self.lock().free.pop()
+    }
+
+    /// Gives the number of a queue back.
+    pub(crate) fn give_number(&self, number: u16) {
+        self.lock().free.push(number);
+    }
+
+    /// The commands that make a completion and a submission queue.
+    pub(crate) fn creation(&self, ring: &Ring, vector: Option<u16>) -> [Command; 2] {
+        let size = u32::from(ring.number()) | (u32::from(ring.entries()) - 1) << 16;
+        let interrupts = vector.map_or(0, |vector| 2 | u32::from(vector) << 16);
+        let (submissions, completions) = ring.addresses();
+        [
+            Command::admin(Opcode::CreateCompletionQueue, 0)
+                .data(Pointer::Prp(completions, 0))
+                .dword(10, size)
+                .dword(11, 1 | interrupts),
+            Command::admin(Opcode::CreateSubmissionQueue, 0)
+                .data(Pointer::Prp(submissions, 0))
+                .dword(10, size)
+                .dword(11, 1 | u32::from(ring.number()) << 16),
+        ]
+    }
+
+    /// Deletes a pair of queues.
+    pub(crate) fn delete(&self, number: u16) {
+        for opcode in [Opcode::DeleteSubmissionQueue, Opcode::DeleteCompletionQueue] {
+            let _ = self.run(Command::admin(opcode, 0).dword(10, u32::from(number)));
+        }
+    }
+
+    /// Waits a moment for an answer.
+    pub(crate) fn nap(&self) {
+        let pause = if self.transport.vectors() > 0 { 10 * NAP } else { NAP };
+        self.transport.sleep(0, Some(pause));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the status has `value` under `mask`. False where it never has.
+    fn reaches(&self, mask: u32, value: u32, limit: Duration) -> bool {
+        let until = self.transport.now() + limit;
+        loop {
+            let status = self.transport.read32(register::CSTS);
+            if status == register::GONE || self.transport.now() > until {
+                return false;
+            }
+            if status & mask == value {
+                return true;
+            }
+            self.nap();
+        }
+    }
+}
+
+impl Drop for Controller {
+    /// Tells the controller to write its caches, and stops it: it must not use memory any more.
+    fn drop(&mut self) {
+        if self.life() == Life::Running {
+            let settings = register::SETTINGS | register::ENABLE;
+            self.transport.write32(register::CC, settings | register::SHUTDOWN_NORMAL);
+            let done = (register::SHUTDOWN_STATE, register::SHUTDOWN_DONE);
+            if !self.reaches(done.0, done.1, SHUTDOWN) {
+                log::warn!("{}: it does not end its shutdown", self.transport.name());
+            }
+            self.transport.write32(register::CC, register::SETTINGS);
+            self.reaches(register::READY, 0, self.capabilities.timeout());
+        }
+        self.transport.cut();
+    }
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Controller({}, {:?})", self.transport.name(), self.life())
+    }
+}
+
+/// A failure of an admin command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The controller refused it.
+    Status(Status),
+    /// The controller was reset or given up meanwhile.
+    Lost,
+    /// There was no memory for its data.
+    Memory(Errno),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Status(status) => write!(f, "{status}"),
+            Failure::Lost => write!(f, "the controller was reset or is gone"),
+            Failure::Memory(errno) => write!(f, "no memory: {errno}"),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A namespace as a block device.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use defuse_block::{Device, Errno, Facts, Queue, Region, Result};
+
+use crate::Transport;
+use crate::controller::{Controller, Event, Failure};
+use crate::queue::{LIST, MAX_DEPTH, NvmeQueue, Regions};
+use crate::spec::{ControllerFacts, ErrorEntry, NamespaceFacts, PAGE, Smart, Unusable, u32_at};
+
+/// Blocks of a range of a command at most.
+const MAX_BLOCKS: u64 = 1 << 16;
+
+/// Bytes of the unit of erasing, where the device does not say.
+const ERASE_UNIT: u32 = 2 << 20;
+
+/// Settings of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The namespace.
+    pub namespace: u32,
+    /// The time after which a command is aborted.
+    pub timeout: Duration,
+    /// Pairs of I/O queues at most.
+    pub max_queues: u16,
+    /// The controller reaches no memory of callers: all data is copied. For controllers that are not trusted where
+    /// memory that was once used for I/O is used for other things later.
+    pub copy_all: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let timeout = Duration::from_secs(30);
+        Options { namespace: 1, timeout, max_queues: 64, copy_all: false }
+    }
+}
+
+/// A failure to open a controller or to ask it.
+#[derive(Debug)]
+pub enum Error {
+    /// The controller cannot be used, for a reason of its own.
+    Unfit {
+        /// The controller.
+        name: String,
+        /// The reason, as a verb and more.
+        why: String,
+    },
+    /// The namespace cannot be used.
+    Namespace {
+        /// The controller.
+        name: String,
+        /// The namespace.
+        id: u32,
+        /// The reason.
+        why: Unusable,
+    },
+    /// An admin command failed.
+    Command {
+        /// The controller.
+        name: String,
+        /// The purpose of the command, as a verb: "identify".
+        action: &'static str,
+        /// The reason.
+        failure: Failure,
+    },
+    /// A system call failed.
+    System {
+        /// The controller.
+        name: String,
+        /// The step that failed, as a verb.
+        action: &'static str,
+        /// The error.
+        errno: Errno,
+    },
+}
+
+/// An open namespace of a controller.
+pub struct Nvme {
+    controller: Arc<Controller>,
+    facts: ControllerFacts,
+    space: Arc<Space>,
+    copy_all: bool,
+    /// Regions that the controller reaches, with their addresses.
+    regions: Mutex<Vec<(Arc<Region>, u64)>>,
+}
+
+/// Facts about a namespace that queues need.
+pub(crate) struct Space {
+    pub(crate) id: u32,
+    pub(crate) facts: Facts,
+    pub(crate) sgl: bool,
+    pub(crate) writes_zeroes: bool,
+    /// Blocks of a Write Zeroes command at most.
+    pub(crate) max_zeroes: u64,
+    /// Blocks of a range that is deallocated at most.
+    pub(crate) max_discard: u64,
+    pub(crate) timeout: Duration,
+}
+
+impl Nvme {
+    /// Resets and enables the controller behind `transport`, and opens a namespace.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn open(transport: impl Transport + 'static, options: &Options) -> Result<Self, Error> {
+        Nvme::open_shared(Arc::new(transport), options)
+    }
+
+    /// As [`open`](Nvme::open), on a transport that others have, too.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn open_shared(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
+        let name = transport.name();
+        let failed = |action| {
+            let name = name.clone();
+            move |failure| Error::Command { name, action, failure }
+        };
+        let numa_node = transport.numa_node();
+        let controller = Controller::open(transport, options)?;
+        let facts = controller.facts().map_err(failed("identify the controller"))?;
+        let id = options.namespace;
+        let bytes = controller.identify(0, id).map_err(failed("identify the namespace"))?;
+        let namespace = NamespaceFacts::parse(id, &bytes).map_err(|why| Error::Namespace {
+            name: name.clone(),
+            id,
+            why,
+        })?;
+        // Limits of single commands: not every version has this structure.
+        let limits = controller.identify(6, id).unwrap_or_else(|_| vec![0; PAGE]);
+        controller.watch_events(facts.events);
+        let mut space = space(&name, &facts, &namespace, &limits, options);
+        space.facts.max_queues = u32::from(controller.granted());
+        space.facts.max_depth = MAX_DEPTH.min(controller.capabilities.max_entries() - 1);
+        space.facts.numa_node = numa_node;
+        Ok(Nvme {
+            controller: Arc::new(controller),
+            facts,
+            space: Arc::new(space),
+            copy_all: options.copy_all,
+            regions: Mutex::default(),
+        })
+    }
+
+    /// The facts about the controller.
+    pub fn controller_facts(&self) -> &ControllerFacts {
+        &self.facts
+    }
+
+    /// The SMART log page.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn smart(&self) -> Result<Smart, Error> {
+        self.controller.smart().map_err(|failure| self.failed("read the SMART log of", failure))
+    }
+
+    /// Entries of the error log, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn errors(&self) -> Result<Vec<ErrorEntry>, Error> {
+        let entries = self.controller.errors(self.facts.error_entries);
+        entries.map_err(|failure| self.failed("read the error log of", failure))
+    }
+
+    /// Takes the asynchronous events that came since the last call, the last 64 at most.
+    pub fn events(&self) -> Vec<Event> {
+        self.controller.events()
+    }
+
+    /// How often the controller was reset within the last ten minutes.
+    pub fn resets(&self) -> usize {
+        self.controller.resets()
+    }
+
+    fn failed(&self, action: &'static str, failure: Failure) -> Error {
+        Error::Command { name: self.controller.transport.name(), action, failure }
+    }
+}
+
+/// The facts about a namespace and its limits, by what the controller says.
+fn space(
+    name: &str,
+    controller: &ControllerFacts,
+    namespace: &NamespaceFacts,
+    limits: &[u8],
+    options: &Options,
+) -> Space {
+    let block_size = namespace.format.block_size;
+    let page = PAGE as u64;
+    // A list of one page, the limit of the controller, and the number of blocks in a command.
+    let pages = u64::from(controller.max_pages.unwrap_or(u32::MAX)).min(LIST as u64);
+    let max_transfer = (pages * page).min(MAX_BLOCKS * u64::from(block_size));
+    let of_transfer = max_transfer / u64::from(block_size);
+    let zeroes_shift = u32::from(limits[1]);
+    let max_zeroes = match zeroes_shift {
+        0 => of_transfer,
+        shift => page.checked_shl(shift).unwrap_or(u64::MAX) / u64::from(block_size),
+    };
+    let discard_limit = u32_at(limits, 4);
+    let max_discard = if discard_limit == 0 { u32::MAX } else { discard_limit };
+    let erase_unit = match namespace.deallocate_blocks {
+        0 => ERASE_UNIT,
+        blocks => blocks.saturating_mul(block_size).max(ERASE_UNIT),
+    };
+    let facts = Facts {
+        name: format!("{name}, namespace {}", namespace.id),
+        block_size,
+        blocks: namespace.blocks,
+        atomic_write: namespace.atomic_blocks.saturating_mul(block_size),
+        volatile_cache: controller.volatile_cache,
+        fua: true,
+        discard: controller.deallocates,
+        max_transfer: max_transfer.max(u64::from(block_size)) as u32,
+        max_segments: LIST,
+        max_queues: 1,
+        max_depth: 1,
+        erase_unit,
+        numa_node: None,
+    };
+    Space {
+        id: namespace.id,
+        facts,
+        sgl: controller.sgl,
+        writes_zeroes: controller.writes_zeroes,
+        max_zeroes: max_zeroes.clamp(1, MAX_BLOCKS),
+        max_discard: u64::from(max_discard),
+        timeout: options.timeout,
+    }
+}
+
+impl Device for Nvme {
+    fn facts(&self) -> &Facts {
+        &self.space.facts
+    }
+
+    fn register(&self, region: &Arc<Region>) -> Result<()> {
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.copy_all || regions.iter().any(|(known, _)| known.id() == region.id()) {
+            return Ok(());
+        }
+        if let Some(bus) = self.controller.transport.map(region)? {
+            regions.push((Arc::clone(region), bus));
+        }
+        Ok(())
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, self.space.facts.max_depth) as u16;
+        let known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = Regions(known.iter().map(|(region, bus)| (region.id(), *bus)).collect());
+        drop(known);
+        let number = self.controller.take_number().ok_or(Errno::BUSY)?;
+        let queue = NvmeQueue::new(&self.controller, &self.space, regions, number, depth);
+        match queue {
+            Ok(queue) => Ok(Box::new(queue)),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+impl fmt::Debug for Nvme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvme").field("facts", &self.space.facts).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Unfit { name, why } => write!(f, "{name} {why}"),
+            Error::Namespace { name, id, why } => write!(f, "namespace {id} of {name} {why}"),
+            Error::Command { name, action, failure } => {
+                write!(f, "cannot {action} {name}: {failure}")
+            }
+            Error::System { name, action, errno } => {
+                write!(f, "cannot {action} of {name}: {errno}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,229 @@
+//! Memory that a controller reads and writes at any time, whatever it has been told.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use defuse_block::{Errno, Region, Result};
+
+use crate::spec::PAGE;
+
+/// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the same memory. Nothing here hands
+/// out references to it, because the controller may change it at any time: words are atomic, and data is copied.
+#[derive(Clone)]
+pub struct Dma {
+    inner: Arc<Inner>,
+}
+
+/// Memory that may be gone.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakDma(Weak<Inner>);
+
+struct Inner {
+    start: *mut u8,
+    len: usize,
+    bus: u64,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory lives as long as the owner (`Dma::new`), and all access is atomic or a copy of raw bytes.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Dma {
+    /// The `len` bytes from `start` on, which the controller reaches from the address `bus` on.
+    ///
+    /// # Safety
+    ///
+    /// `start` is a multiple of 4096. The bytes stay mapped, readable and writable until `owner` is dropped, and no
+    /// reference of Rust leads to them while they are accessed through this value.
+    pub(crate) unsafe fn new(
+        start: *mut u8,
+        len: usize,
+        bus: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        assert!(start.addr().is_multiple_of(PAGE), "memory for a controller begins on a page");
+        Dma { inner: Arc::new(Inner { start, len, bus, _owner: owner }) }
+    }
+
+    /// Zeroed memory of the heap, of whole pages, for controllers that live in this process.
+    pub(crate) fn heap(bytes: usize, bus: u64) -> Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Errno::NOMEM)?;
+        if bytes == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        let owner = Box::new(Heap { start, layout });
+        // SAFETY: `Heap` keeps the allocation, which is aligned so, and nobody else knows it.
+        Ok(unsafe { Dma::new(start, bytes, bus, owner) })
+    }
+
+    /// All frames of `region`. The controller may access the frames of commands that it has been given, whose
+    /// owners wait for them.
+    pub(crate) fn region(region: &Arc<Region>, bus: u64) -> Self {
+        // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
+        // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
+        unsafe { Dma::new(region.start(), region.bytes(), bus, Box::new(Arc::clone(region))) }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// True where it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+
+    /// The address of its first byte for the controller.
+    pub fn bus(&self) -> u64 {
+        self.inner.bus
+    }
+
+    /// The word of 32 bits at `at`, a multiple of 4; what the controller wrote before it is seen, too.
+    pub fn read32(&self, at: usize) -> u32 {
+        u32::from_le(self.word32(at).load(Ordering::Acquire))
+    }
+
+    /// Sets the word of 32 bits at `at`.
+    pub fn write32(&self, at: usize, value: u32) {
+        self.word32(at).store(value.to_le(), Ordering::Release);
+    }
+
+    /// The word of 64 bits at `at`, a multiple of 8.
+    pub fn read64(&self, at: usize) -> u64 {
+        u64::from_le(self.word64(at).load(Ordering::Relaxed))
+    }
+
+    /// Sets the word of 64 bits at `at`.
+    pub fn write64(&self, at: usize, value: u64) {
+        self.word64(at).store(value.to_le(), Ordering::Relaxed);
+    }
+
+    /// Copies the bytes from `at` on to `out`.
+    pub fn copy_out(&self, at: usize, out: &mut [u8]) {
+        self.check(at, out.len());
+        // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no reference leads to
+        // this one (`Dma::new`). What the controller changes meanwhile makes the copy anything, but valid bytes.
+        unsafe {
+            let from = self.inner.start.add(at);
+            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+        }
+    }
+
+    /// Copies `data` to `at`.
+    pub fn copy_in(&self, at: usize, data: &[u8]) {
+        self.check(at, data.len());
+        // SAFETY: as in `copy_out`.
+        unsafe {
+            let to = self.inner.start.add(at);
+            std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
+        }
+    }
+
+    /// Fills all of it with zeros.
+    pub fn clear(&self) {
+        (0..self.inner.len).step_by(8).for_each(|at| self.write64(at, 0));
+    }
+
+    /// A handle that does not keep the memory.
+    pub(crate) fn weak(&self) -> WeakDma {
+        WeakDma(Arc::downgrade(&self.inner))
+    }
+
+    fn check(&self, at: usize, len: usize) {
+        let end = at.checked_add(len);
+        assert!(end.is_some_and(|end| end <= self.inner.len), "{len} bytes at {at} of {self:?}");
+    }
+
+    fn word32(&self, at: usize) -> &AtomicU32 {
+        self.check(at, 4);
+        assert!(at.is_multiple_of(4), "a word at {at}");
+        // SAFETY: the word lies within the memory, is aligned, and everybody's access to it is atomic.
+        unsafe { AtomicU32::from_ptr(self.inner.start.add(at).cast()) }
+    }
+
+    fn word64(&self, at: usize) -> &AtomicU64 {
+        self.check(at, 8);
+        assert!(at.is_multiple_of(8), "a word at {at}");
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU64::from_ptr(self.inner.start.add(at).cast()) }
+    }
+}
+
+impl WeakDma {
+    /// The memory, if its owner still has it.
+    pub(crate) fn get(&self) -> Option<Dma> {
+        self.0.upgrade().map(|inner| Dma { inner })
+    }
+}
+
+impl fmt::Debug for Dma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dma({} bytes at {:#x})", self.inner.len, self.inner.bus)
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.len, self.bus)
+    }
+}
+
+/// Memory of the heap.
+struct Heap {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: only the drop uses the pointer.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: the allocation of `Dma::heap`, with its layout.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_little_endian_and_lie_among_the_bytes() {
+        let dma = Dma::heap(100, 0x1000).unwrap();
+        assert_eq!((dma.len(), dma.bus()), (PAGE, 0x1000));
+        dma.write64(8, 0x0102_0304_0506_0708);
+        dma.write32(4, 0x0a0b_0c0d);
+        let mut bytes = [0; 16];
+        dma.copy_out(0, &mut bytes);
+        assert_eq!(bytes, [0, 0, 0, 0, 13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1]);
+        dma.copy_in(8, &[1; 4]);
+        assert_eq!((dma.read32(8), dma.read64(8)), (0x0101_0101, 0x0102_0304_0101_0101));
+        dma.clear();
+        assert_eq!(dma.read64(8), 0);
+        let weak = dma.weak();
+        assert!(weak.get().is_some());
+        drop(dma);
+        assert!(weak.get().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "4 bytes at 4094")]
+    fn nothing_outside_is_reached() {
+        Dma::heap(PAGE, 0).unwrap().copy_in(4094, &[0; 4]);
+    }
+}

@@ -1,0 +1,95 @@
+//! A controller that lies, for the fuzzer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Ram, Region, Result};
+
+use crate::model::Shape;
+use crate::{Model, Nvme, Options};
+
+/// Operations of a run.
+const OPERATIONS: u64 = 48;
+
+/// Runs operations on a controller whose registers and completions `script` falsifies, from the first register on or, for an
+/// odd first byte, from the first operation on.
+///
+/// # Panics
+///
+/// When an operation has not exactly one answer, memory does not come back, or a run does not end.
+pub fn controller(script: &[u8]) {
+    let shape = Shape { maps: false, queues: 2, entries: 64, ..Shape::default() };
+    let disk = Ram::new(4096, 256);
+    let Ok(model) = Model::with(&disk, 1, shape) else { return };
+    let from_the_start = script.first().is_none_or(|byte| byte % 2 == 0);
+    let script = script.get(1..).unwrap_or_default();
+    if from_the_start {
+        model.falsify(script);
+    }
+    let options = Options { timeout: Duration::from_secs(1), ..Options::default() };
+    let Ok(device) = Nvme::open(model.clone(), &options) else { return };
+    if !from_the_start {
+        model.falsify(script);
+    }
+    // Whatever it claims to be, its facts are in bounds.
+    let facts = device.facts();
+    assert!(facts.block_size >= 512 && facts.block_size.is_power_of_two(), "{facts:?}");
+    assert!(facts.max_transfer >= facts.block_size && facts.blocks > 0, "{facts:?}");
+    let Ok(region) = Region::new(OPERATIONS as u32 * 16) else { return };
+    run(&device, &region);
+    assert_eq!(region.free_frames(), region.frames(), "memory is missing");
+}
+
+/// Pushes operations of every kind, and checks that each is answered once.
+fn run(device: &Nvme, region: &Arc<Region>) {
+    let Ok(mut queue) = device.queue(8) else { return };
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut done, mut pushed, mut answers) = (Vec::new(), 0, vec![0; OPERATIONS as usize]);
+    while pushed < OPERATIONS || queue.in_flight() > 0 {
+        if pushed < OPERATIONS {
+            let kind = operation(device, region, &mut random);
+            pushed += u64::from(queue.push(Op { tag: pushed, kind }).is_ok());
+        }
+        queue.wait(None);
+        queue.reap(&mut done);
+        for Done { tag, result, .. } in done.drain(..) {
+            answers[tag as usize] += 1;
+            known(result);
+        }
+    }
+    drop(queue);
+    assert!(answers.iter().all(|answers| *answers == 1), "{answers:?}");
+    let _ = (device.smart(), device.errors(), device.events());
+}
+
+fn operation(device: &Nvme, region: &Arc<Region>, random: &mut fastrand::Rng) -> Kind {
+    let facts = device.facts();
+    let frame = u64::from(facts.block_size.max(4096));
+    let frames = (frame / 4096 * random.u64(1..4)).min(16) as u32;
+    let block = random.u64(..facts.blocks.min(200));
+    let memory = || region.take(frames).map(Frames::into);
+    match random.u8(..6) {
+        0 => Kind::Flush,
+        1 => Kind::Discard { block, blocks: 3 },
+        2 => Kind::Zero { block, blocks: 3 },
+        3 => Kind::Read { block, memory: memory().unwrap_or_default() },
+        fua => Kind::Write { block, memory: memory().unwrap_or_default(), fua: fua == 4 },
+    }
+}
+
+/// Checks that an error is one that operations of a device have.
+fn known(result: Result<()>) {
+    let Err(errno) = result else { return };
+    let all = [
+        Errno::IO,
+        Errno::INVAL,
+        Errno::TIMEDOUT,
+        Errno::OPNOTSUPP,
+        Errno::NOSPC,
+        Errno::ROFS,
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::NOMEM,
+    ];
+    assert!(all.contains(&errno), "{errno:?} is no error of a device");
+}

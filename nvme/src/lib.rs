@@ -1,0 +1,42 @@
+//! An NVMe driver in user space: a block device on the queues of a controller, without the kernel.
+//!
+//! [`Nvme`] is a [`Device`](defuse_block::Device) on a namespace. It reaches the controller through a [`Transport`], such as
+//! [`model`]: a controller that lives in this process and fails on demand.
+//!
+//! The controller is not trusted: completions of no command, registers that lie, and silence are errors, and each operation is answered exactly
+//! once. A command without an answer is aborted; then the controller is reset and what was innocent is sent again.
+//! Memory goes back to its owner when its command is complete, or when the controller was stopped or cut off.
+//!
+//! The crate has no management of namespaces, no fused commands, no metadata or protection information, and no priorities of queues.
+//!
+//! ```
+//! use defuse_block::{Blocking, Ram};
+//! use defuse_nvme::{Model, Nvme, Options};
+//!
+//! let model = Model::new(&Ram::new(4096, 256), 1)?;
+//! let disk = Nvme::open(model, &Options::default())?;
+//! let mut line = Blocking::new(&disk)?;
+//! line.write(7, &[1; 4096])?;
+//! line.flush()?;
+//! let mut block = vec![0; 4096];
+//! line.read(7, &mut block)?;
+//! assert_eq!(block, [1; 4096]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod controller;
+mod device;
+mod dma;
+mod fuzzed;
+pub mod model;
+mod queue;
+mod ring;
+pub mod spec;
+mod transport;
+
+pub use controller::{Controller, Event, Failure};
+pub use device::{Error, Nvme, Options};
+pub use dma::Dma;
+pub use fuzzed::controller as fuzz_controller;
+pub use model::Model;
+pub use transport::Transport;

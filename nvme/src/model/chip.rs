@@ -1,0 +1,323 @@
+//! The registers, the clock and the queues of the modelled controller.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::{Blocking, Device, Facts, Result};
+
+use super::Shape;
+use super::faults::{Fault, Faults, Victim};
+use super::memory::Memory;
+use crate::spec::{COMPLETION, Command, SUBMISSION, Status, register};
+
+/// The time from a change of CC.EN to that of CSTS.RDY.
+const READY_AFTER: Duration = Duration::from_millis(2);
+
+pub(super) struct Chip {
+    pub(super) shape: Arc<Shape>,
+    pub(super) memory: Memory,
+    pub(super) line: Blocking,
+    pub(super) facts: Facts,
+    pub(super) random: fastrand::Rng,
+    pub(super) faults: Faults,
+    pub(super) now: Duration,
+    /// The vectors of queues that have completions since they were delivered.
+    pub(super) interrupts: Vec<u16>,
+    pub(super) fetched: u64,
+    pub(super) enabled: u64,
+    pub(super) shut_down: u64,
+    configuration: u32,
+    status: u32,
+    admin_sizes: u32,
+    admin_addresses: [u64; 2],
+    is_gone: bool,
+    pub(super) submissions: BTreeMap<u16, Submissions>,
+    pub(super) completions: BTreeMap<u16, Completions>,
+    /// Work that is to be done, by its time.
+    agenda: BinaryHeap<Reverse<(Duration, u64)>>,
+    works: BTreeMap<u64, Work>,
+    serial: u64,
+    /// Commands that are never answered by themselves: (queue, number, can be aborted).
+    pub(super) ignored: Vec<(u16, u16, bool)>,
+    /// Numbers of requests for events.
+    pub(super) event_requests: Vec<u16>,
+}
+
+pub(super) struct Submissions {
+    pub(super) base: u64,
+    pub(super) entries: u16,
+    pub(super) head: u16,
+    pub(super) completions: u16,
+}
+
+pub(super) struct Completions {
+    pub(super) base: u64,
+    pub(super) entries: u16,
+    pub(super) tail: u16,
+    pub(super) phase: bool,
+    /// `None` without interrupts.
+    pub(super) vector: Option<u16>,
+}
+
+enum Work {
+    Ready(bool),
+    Command { queue: u16, command: Command, fault: Option<Fault> },
+}
+
+/// The outcome of a command: the result, or an error.
+pub(super) type Outcome = std::result::Result<u32, Status>;
+
+impl Chip {
+    pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<Shape>) -> Result<Self> {
+        Ok(Chip {
+            shape,
+            memory: Memory::default(),
+            line: Blocking::new(device)?,
+            facts: device.facts().clone(),
+            random: fastrand::Rng::with_seed(seed),
+            faults: Faults::default(),
+            now: Duration::ZERO,
+            interrupts: Vec::new(),
+            fetched: 0,
+            enabled: 0,
+            shut_down: 0,
+            configuration: 0,
+            status: 0,
+            admin_sizes: 0,
+            admin_addresses: [0; 2],
+            is_gone: false,
+            submissions: BTreeMap::new(),
+            completions: BTreeMap::new(),
+            agenda: BinaryHeap::new(),
+            works: BTreeMap::new(),
+            serial: 0,
+            ignored: Vec::new(),
+            event_requests: Vec::new(),
+        })
+    }
+
+    pub(super) fn read(&mut self, at: u32) -> u64 {
+        if self.is_gone {
+            return u64::MAX;
+        }
+        let value = match at {
+            // 2 s, contiguous queues, NVM commands, pages of 4 KiB.
+            register::CAP => u64::from(self.shape.entries - 1) | 1 << 16 | 4 << 24 | 1 << 37,
+            register::VS => 0x0001_0400,
+            register::CC => u64::from(self.configuration),
+            register::CSTS => u64::from(self.status),
+            register::AQA => u64::from(self.admin_sizes),
+            register::ASQ => self.admin_addresses[0],
+            register::ACQ => self.admin_addresses[1],
+            _ => 0,
+        };
+        self.faults.register(value)
+    }
+
+    pub(super) fn write(&mut self, at: u32, value: u64) {
+        if self.is_gone {
+            return;
+        }
+        match at {
+            register::CC => self.configure(value as u32),
+            register::AQA => self.admin_sizes = value as u32,
+            register::ASQ => self.admin_addresses[0] = value,
+            register::ACQ => self.admin_addresses[1] = value,
+            register::DOORBELLS.. => self.doorbell(at - register::DOORBELLS, value as u16),
+            _ => {}
+        }
+    }
+
+    fn configure(&mut self, value: u32) {
+        let before = std::mem::replace(&mut self.configuration, value);
+        let enable = value & register::ENABLE != 0;
+        if enable != (before & register::ENABLE != 0) {
+            if !enable {
+                self.stop();
+                self.status &= !register::FATAL;
+            }
+            self.schedule(READY_AFTER, Work::Ready(enable));
+        }
+        if value & register::SHUTDOWN == register::SHUTDOWN_NORMAL {
+            let done = self.line.flush().is_ok();
+            self.shut_down += u64::from(done);
+            self.status |= register::SHUTDOWN_DONE;
+        }
+    }
+
+    /// Forgets all queues and commands.
+    fn stop(&mut self) {
+        self.submissions.clear();
+        self.completions.clear();
+        self.agenda.clear();
+        self.works.clear();
+        self.ignored.clear();
+        self.event_requests.clear();
+    }
+
+    pub(super) fn unplug(&mut self) {
+        self.stop();
+        self.is_gone = true;
+    }
+
+    pub(super) fn cut(&mut self) {
+        self.stop();
+        self.memory.cut();
+    }
+
+    fn become_ready(&mut self, ready: bool) {
+        if !ready {
+            self.status &= !(register::READY | register::SHUTDOWN_STATE);
+            return;
+        }
+        let [submissions, completions] = self.admin_addresses;
+        let entries = |shift: u32| (self.admin_sizes >> shift & 0xfff) as u16 + 1;
+        let queue = Submissions { base: submissions, entries: entries(0), head: 0, completions: 0 };
+        self.submissions.insert(0, queue);
+        let vector = self.shape.interrupts.then_some(0);
+        let queue =
+            Completions { base: completions, entries: entries(16), tail: 0, phase: true, vector };
+        self.completions.insert(0, queue);
+        self.status |= register::READY;
+        self.enabled += 1;
+    }
+
+    fn schedule(&mut self, after: Duration, work: Work) {
+        self.serial += 1;
+        self.agenda.push(Reverse((self.now + after, self.serial)));
+        self.works.insert(self.serial, work);
+    }
+
+    /// Lets time pass, with all that happens in it.
+    pub(super) fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(Reverse((at, serial))) = self.agenda.peek().copied()
+            && at <= end
+        {
+            self.agenda.pop();
+            self.now = self.now.max(at);
+            self.happen(serial);
+        }
+        self.now = end;
+    }
+
+    /// Goes on to the next moment at which something happens, or to the end of `timeout`. False where nothing will
+    /// ever happen.
+    pub(super) fn advance(&mut self, timeout: Option<Duration>) -> bool {
+        let next = self.agenda.peek().map(|Reverse((at, _))| at.saturating_sub(self.now));
+        match (next, timeout) {
+            (Some(next), Some(timeout)) => self.pass(next.min(timeout)),
+            (Some(time), None) | (None, Some(time)) => self.pass(time),
+            (None, None) => return false,
+        }
+        true
+    }
+
+    fn happen(&mut self, serial: u64) {
+        match self.works.remove(&serial) {
+            Some(Work::Ready(ready)) => self.become_ready(ready),
+            Some(Work::Command { queue, command, fault }) => self.carry_out(queue, &command, fault),
+            None => {}
+        }
+    }
+
+    fn doorbell(&mut self, offset: u32, value: u16) {
+        let (queue, is_completion) = ((offset / 8) as u16, offset % 8 == 4);
+        if is_completion {
+            return;
+        }
+        while let Some(submissions) = self.submissions.get_mut(&queue)
+            && submissions.head != value
+            && value < submissions.entries
+        {
+            let at = submissions.base + u64::from(submissions.head) * SUBMISSION as u64;
+            submissions.head = (submissions.head + 1) % submissions.entries;
+            let mut command = Command::default();
+            for (number, word) in command.0.iter_mut().enumerate() {
+                let Some(read) = self.memory.read64(at + number as u64 * 8) else {
+                    self.status |= register::FATAL;
+                    return;
+                };
+                *word = read;
+            }
+            self.fetch(queue, command);
+        }
+    }
+
+    fn fetch(&mut self, queue: u16, command: Command) {
+        let mut fault = None;
+        if queue > 0 {
+            let (opcode, block) = (command.opcode(), command.0[5]);
+            fault = self.faults.ask(&Victim { number: self.fetched, queue, opcode, block });
+            self.fetched += 1;
+        }
+        match fault {
+            Some(Fault::Ignore | Fault::Forget) => {
+                let can_abort = fault == Some(Fault::Ignore);
+                self.ignored.push((queue, command.number(), can_abort));
+                return;
+            }
+            Some(Fault::Break) => {
+                self.stop();
+                self.status |= register::FATAL;
+                return;
+            }
+            Some(Fault::Unplug) => {
+                self.unplug();
+                return;
+            }
+            _ => {}
+        }
+        let (from, to) = self.shape.latency_us;
+        let after = Duration::from_micros(self.random.u64(from..=to));
+        self.schedule(after, Work::Command { queue, command, fault });
+    }
+
+    fn carry_out(&mut self, queue: u16, command: &Command, fault: Option<Fault>) {
+        let outcome = match fault {
+            Some(Fault::Refuse(status)) => Some(Err(status)),
+            _ if queue == 0 => self.admin(command),
+            _ => Some(self.io(command, fault)),
+        };
+        let Some(outcome) = outcome else { return };
+        let number = command.number();
+        let named = if fault == Some(Fault::NameOtherQueue) { queue + 1 } else { queue };
+        self.post(queue, named, number, outcome);
+        match fault {
+            Some(Fault::AnswerTwice) => self.post(queue, named, number, outcome),
+            Some(Fault::Invent) => self.post(queue, named, number ^ 0x155, outcome),
+            _ => {}
+        }
+    }
+
+    /// Writes a completion to the queue that belongs to the submission queue `queue`.
+    pub(super) fn post(&mut self, queue: u16, named: u16, number: u16, outcome: Outcome) {
+        let Some(submissions) = self.submissions.get(&queue) else { return };
+        let (head, to) = (submissions.head, submissions.completions);
+        let (result, status) = match outcome {
+            Ok(result) => (result, Status::SUCCESS),
+            Err(status) => (0, status),
+        };
+        let fields = u32::from(number) | u32::from(status.0) << 17;
+        let words = [result, 0, u32::from(head) | u32::from(named) << 16, fields];
+        let (words, times) = self.faults.completion(words);
+        for _ in 0..times {
+            let Some(completions) = self.completions.get_mut(&to) else { return };
+            let at = completions.base + u64::from(completions.tail) * COMPLETION as u64;
+            let last = words[3] ^ u32::from(completions.phase) << 16;
+            let words = [words[0], words[1], words[2], last];
+            completions.tail += 1;
+            if completions.tail == completions.entries {
+                (completions.tail, completions.phase) = (0, !completions.phase);
+            }
+            self.interrupts.extend(completions.vector);
+            for (number, word) in words.iter().enumerate() {
+                if self.memory.write32(at + number as u64 * 4, *word).is_none() {
+                    self.status |= register::FATAL;
+                }
+            }
+        }
+    }
+}

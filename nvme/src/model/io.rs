@@ -1,0 +1,111 @@
+//! The I/O commands of the modelled controller.
+
+use defuse_block::{Errno, FRAME, Kind, Region, Segments};
+
+use super::chip::{Chip, Outcome};
+use super::faults::Fault;
+use crate::spec::{Command, Status};
+
+/// The bit of FUA in double word 12.
+const FUA: u32 = 1 << 30;
+
+impl Chip {
+    pub(super) fn io(&mut self, command: &Command, fault: Option<Fault>) -> Outcome {
+        if command.namespace() != 1 {
+            return Err(Status(0x0b));
+        }
+        let (block, blocks) = (command.0[5], u64::from(command.get(12) & 0xffff) + 1);
+        match command.opcode() {
+            0x00 => self.line.flush().map_err(status)?,
+            0x01 => self.write_blocks(command, (block, blocks), fault)?,
+            0x02 => self.read_blocks(command, (block, blocks))?,
+            0x08 if self.shape.writes_zeroes => {
+                self.check((block, blocks))?;
+                self.line.run(Kind::Zero { block, blocks }).map_err(status)?;
+            }
+            0x09 if self.facts.discard => self.deallocate(command)?,
+            _ => return Err(Status::INVALID_OPCODE),
+        }
+        Ok(0)
+    }
+
+    fn check(&self, (block, blocks): (u64, u64)) -> Result<(), Status> {
+        if self.facts.holds(block, blocks) { Ok(()) } else { Err(Status::OUT_OF_RANGE) }
+    }
+
+    /// Bytes of a transfer that is allowed.
+    fn bytes(&self, range: (u64, u64)) -> Result<usize, Status> {
+        self.check(range)?;
+        let bytes = range.1 as usize * self.facts.block_size as usize;
+        let largest = FRAME << self.shape.mdts;
+        if self.shape.mdts > 0 && bytes > largest { Err(Status::INVALID_FIELD) } else { Ok(bytes) }
+    }
+
+    fn read_blocks(&mut self, command: &Command, range: (u64, u64)) -> Result<(), Status> {
+        let mut data = vec![0; self.bytes(range)?];
+        self.line.read(range.0, &mut data).map_err(status)?;
+        self.memory.put(command, &data).ok_or(Status::TRANSFER)
+    }
+
+    fn write_blocks(
+        &mut self,
+        command: &Command,
+        range: (u64, u64),
+        fault: Option<Fault>,
+    ) -> Result<(), Status> {
+        let bytes = self.bytes(range)?;
+        let mut data = self.memory.take(command, bytes).ok_or(Status::TRANSFER)?;
+        let block = match fault {
+            Some(Fault::Lose) => return Ok(()),
+            Some(Fault::Misdirect(block)) => block,
+            _ => range.0,
+        };
+        if fault == Some(Fault::Tear) {
+            let unit = self.facts.block_size as usize;
+            data.truncate(data.len() / unit / 2 * unit);
+            self.line.write(block, &data).map_err(status)?;
+            return Err(Status::WRITE_FAULT);
+        }
+        if command.get(12) & FUA == 0 {
+            return self.line.write(block, &data).map_err(status);
+        }
+        // Frames, so that the device below hears of FUA, too.
+        let frames = data.len().div_ceil(FRAME) as u32;
+        let region = Region::new(frames.next_power_of_two()).map_err(status)?;
+        let mut run = region.take(frames).ok_or(Status::INTERNAL)?;
+        run[..data.len()].copy_from_slice(&data);
+        let memory = match data.len() % FRAME {
+            0 => Segments::from(run),
+            _ => {
+                let part = defuse_block::Memory::Shared(std::sync::Arc::new(run), 0..data.len());
+                Segments::One(part)
+            }
+        };
+        self.line.run(Kind::Write { block, memory, fua: true }).map_err(status)
+    }
+
+    fn deallocate(&mut self, command: &Command) -> Result<(), Status> {
+        let ranges = (command.get(10) & 0xff) as usize + 1;
+        let bytes = self.memory.take(command, ranges * 16).ok_or(Status::TRANSFER)?;
+        if command.get(11) & 1 << 2 == 0 {
+            return Ok(());
+        }
+        for range in bytes.chunks_exact(16) {
+            let number = |from: usize, to: usize| {
+                range[from..to].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+            };
+            let (blocks, block) = (number(4, 8), number(8, 16));
+            self.check((block, blocks))?;
+            self.line.run(Kind::Discard { block, blocks }).map_err(status)?;
+        }
+        Ok(())
+    }
+}
+
+fn status(errno: Errno) -> Status {
+    match errno {
+        Errno::INVAL => Status::INVALID_FIELD,
+        Errno::NOSPC => Status(0x81),
+        _ => Status::INTERNAL,
+    }
+}

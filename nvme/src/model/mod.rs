@@ -1,0 +1,243 @@
+//! A model of a controller, in this process and in virtual time.
+//!
+//! It works on the real queues: it reads commands from the memory of the driver when a doorbell rings, follows PRP lists and SGLs, and
+//! writes completions with their phase. Its blocks are those of any device of `defuse-block`: over a simulation of power
+//! failures the states after a power cut are known. Its clock advances when somebody sleeps or looks at it, so that time-outs take no
+//! time, and a run is the same for the same seed if one thread uses it.
+
+mod admin;
+mod chip;
+mod faults;
+mod io;
+mod memory;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_block::{Device, Errno, Parker, Region, Result, Waker};
+
+use crate::{Dma, Transport};
+use chip::Chip;
+
+pub use faults::{Fault, Victim};
+
+/// Bytes of registers: doorbells of 1023 pairs of queues.
+const REGISTERS: u64 = 0x1000 + 8 * 1024;
+
+/// Virtual time that passes when somebody looks at the clock.
+const LOOK: Duration = Duration::from_micros(1);
+
+/// The properties of a modelled controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The largest transfer: 2 to this power pages. 0 is no limit.
+    pub mdts: u8,
+    /// Pairs of I/O queues.
+    pub queues: u16,
+    /// Entries of a queue.
+    pub entries: u16,
+    /// It has Write Zeroes.
+    pub writes_zeroes: bool,
+    /// It takes scatter gather lists.
+    pub sgl: bool,
+    /// It reaches the memory of callers. Otherwise all data is copied.
+    pub maps: bool,
+    /// It has interrupts.
+    pub interrupts: bool,
+    /// A command takes a time from this range, of microseconds, by chance: the order of completions is not that of the commands.
+    pub latency_us: (u64, u64),
+    /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
+    pub atomic: (u16, u16),
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Shape {
+            mdts: 5,
+            queues: 64,
+            entries: 1024,
+            writes_zeroes: true,
+            sgl: false,
+            maps: true,
+            interrupts: true,
+            latency_us: (5, 50),
+            atomic: (0, 0),
+        }
+    }
+}
+
+/// A modelled controller. Clones are the same one.
+#[derive(Clone)]
+pub struct Model {
+    chip: Arc<Mutex<Chip>>,
+    sleepers: Arc<Mutex<HashMap<u16, Arc<Parker>>>>,
+    shape: Arc<Shape>,
+}
+
+impl Model {
+    /// A controller whose only namespace is `device`. `seed` decides about times.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::queue`].
+    pub fn new(device: &dyn Device, seed: u64) -> Result<Self> {
+        Model::with(device, seed, Shape::default())
+    }
+
+    /// A controller of a certain shape.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Model::new).
+    pub fn with(device: &dyn Device, seed: u64, shape: Shape) -> Result<Self> {
+        let shape = Arc::new(shape);
+        let chip = Chip::new(device, seed, Arc::clone(&shape))?;
+        Ok(Model { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
+    }
+
+    /// Asks `fault` about every command from now on, when it is fetched.
+    pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Fault> + Send + 'static) {
+        self.lock().faults.hook = Some(Box::new(fault));
+    }
+
+    /// Ends the faults.
+    pub fn heal(&self) {
+        self.lock().faults.hook = None;
+    }
+
+    /// From now on `bytes`, until they are used up, falsify registers and completions.
+    pub fn falsify(&self, bytes: &[u8]) {
+        self.lock().faults.falsify(bytes);
+    }
+
+    /// Removes the controller from its slot: registers read all ones, and nothing is answered.
+    pub fn unplug(&self) {
+        self.lock().unplug();
+    }
+
+    /// Completes a request for an event, if there is one, with this result.
+    pub fn raise(&self, event: u32) {
+        self.lock().raise(event);
+        self.wake_all();
+    }
+
+    /// How many commands were fetched from I/O queues.
+    pub fn commands(&self) -> u64 {
+        self.lock().fetched
+    }
+
+    /// How often the controller was enabled, and how often it was shut down in order.
+    pub fn lives(&self) -> (u64, u64) {
+        let chip = self.lock();
+        (chip.enabled, chip.shut_down)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Chip> {
+        self.chip.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sleeper(&self, vector: u16) -> Arc<Parker> {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(sleepers.entry(vector).or_default())
+    }
+
+    /// Delivers the interrupts of `chip`.
+    fn interrupt(&self, mut chip: MutexGuard<'_, Chip>) {
+        let vectors = std::mem::take(&mut chip.interrupts);
+        drop(chip);
+        vectors.into_iter().for_each(|vector| self.sleeper(vector).unpark());
+    }
+
+    fn wake_all(&self) {
+        self.interrupt(self.lock());
+    }
+}
+
+impl Transport for Model {
+    fn name(&self) -> String {
+        "model of a controller".to_owned()
+    }
+
+    fn read32(&self, at: u32) -> u32 {
+        self.lock().read(at) as u32
+    }
+
+    fn read64(&self, at: u32) -> u64 {
+        self.lock().read(at)
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        self.lock().write(at, u64::from(value));
+    }
+
+    fn write64(&self, at: u32, value: u64) {
+        self.lock().write(at, value);
+    }
+
+    fn registers_len(&self) -> u64 {
+        REGISTERS
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Dma> {
+        if bytes > 64 << 20 {
+            return Err(Errno::NOMEM);
+        }
+        let mut chip = self.lock();
+        let bus = chip.memory.next(bytes);
+        let dma = Dma::heap(bytes, bus)?;
+        chip.memory.add(&dma);
+        Ok(dma)
+    }
+
+    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+        if !self.shape.maps {
+            return Ok(None);
+        }
+        let mut chip = self.lock();
+        let bus = chip.memory.next(region.bytes());
+        let dma = Dma::region(region, bus);
+        chip.memory.keep(dma);
+        Ok(Some(bus))
+    }
+
+    fn cut(&self) {
+        self.lock().cut();
+    }
+
+    fn vectors(&self) -> u16 {
+        if self.shape.interrupts { self.shape.queues + 1 } else { 0 }
+    }
+
+    fn sleep(&self, vector: u16, timeout: Option<Duration>) {
+        let sleeper = self.sleeper(vector);
+        let mut chip = self.lock();
+        let slept = chip.advance(timeout);
+        self.interrupt(chip);
+        if slept {
+            sleeper.park(Some(Duration::ZERO));
+        } else {
+            sleeper.park(None);
+        }
+    }
+
+    fn waker(&self, vector: u16) -> Waker {
+        let sleeper = self.sleeper(vector);
+        Waker::new(move || sleeper.unpark())
+    }
+
+    fn now(&self) -> Duration {
+        let mut chip = self.lock();
+        chip.pass(LOOK);
+        let now = chip.now;
+        self.interrupt(chip);
+        now
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Model({:?})", self.lock().now)
+    }
+}

@@ -1,0 +1,148 @@
+//! Operations in flight, and the commands that carry them out.
+
+use std::time::Duration;
+
+use defuse_block::{Errno, Kind, Op, Result};
+
+use super::data::{List, Range, prp};
+use super::{NvmeQueue, bounce::Bounce};
+use crate::spec::{Command, Io, PAGE, Pointer};
+
+/// The place of an operation.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) flight: Option<Flight>,
+    /// A part of the numbers of its commands, so that an answer to an old one is noticed.
+    pub(super) sequence: u16,
+    /// The controller has a command of it.
+    pub(super) sent: bool,
+    /// That command did not come back in time.
+    pub(super) late: bool,
+    pub(super) deadline: Duration,
+    pub(super) tries: u8,
+}
+
+pub(super) struct Flight {
+    pub(super) tag: u64,
+    pub(super) kind: Kind,
+    /// Pages that stand in for its memory.
+    pub(super) pages: Vec<u32>,
+    /// The first block that is not done, and how many: zeroing and discarding take several commands.
+    pub(super) block: u64,
+    pub(super) left: u64,
+    /// Blocks of the command that is in flight.
+    pub(super) step: u64,
+}
+
+/// A command that can be sent now, or not.
+pub(super) enum Ready {
+    Yes(Command),
+    /// Others have the pages that it needs.
+    Later,
+}
+
+impl Flight {
+    pub(super) fn new(op: Op, block_size: u32) -> Self {
+        let (block, left) = op.kind.range(block_size).unwrap_or_default();
+        Flight { tag: op.tag, kind: op.kind, pages: Vec::new(), block, left, step: 0 }
+    }
+
+    /// Notes that a command is done. True where the operation is, too.
+    pub(super) fn advance(&mut self) -> bool {
+        self.block += self.step;
+        self.left = self.left.saturating_sub(self.step);
+        self.left == 0
+    }
+}
+
+impl NvmeQueue {
+    /// The next command of the operation in `slot`.
+    #[inline]
+    pub(super) fn command(&mut self, slot: usize) -> Result<Ready> {
+        let Some(mut flight) = self.slots[slot].flight.take() else { return Ok(Ready::Later) };
+        let ready = self.command_of(slot, &mut flight);
+        self.slots[slot].flight = Some(flight);
+        ready
+    }
+
+    fn command_of(&mut self, slot: usize, flight: &mut Flight) -> Result<Ready> {
+        let space = &self.space;
+        let id = space.id;
+        let (block, left) = (flight.block, flight.left);
+        flight.step = left;
+        let (opcode, fua) = match &flight.kind {
+            Kind::Read { .. } => (Io::Read, false),
+            Kind::Write { fua, .. } => (Io::Write, *fua),
+            Kind::Flush => return Ok(Ready::Yes(Command::io(Io::Flush, id))),
+            Kind::Discard { .. } => {
+                flight.step = left.min(space.max_discard);
+                return Ok(Ready::Yes(self.deallocate(slot, block, flight.step as u32)));
+            }
+            Kind::Zero { .. } if space.writes_zeroes => {
+                flight.step = left.min(space.max_zeroes);
+                let command = Command::io(Io::WriteZeroes, id).range(block, flight.step as u32);
+                return Ok(Ready::Yes(command));
+            }
+            Kind::Zero { .. } => {
+                let largest = self.space.facts.max_transfer / self.space.facts.block_size;
+                flight.step = left.min(u64::from(largest));
+                return self.write_of_zeros(slot, block, flight.step as u32);
+            }
+        };
+        let Some(pointer) = self.pointer(slot, flight)? else { return Ok(Ready::Later) };
+        let command = Command::io(opcode, id).range(block, left as u32).data(pointer);
+        Ok(Ready::Yes(if fua { command.dword(12, command.get(12) | 1 << 30) } else { command }))
+    }
+
+    /// The pointer to the data of a read or write; `None` while others have the pages that it needs.
+    #[inline]
+    fn pointer(&mut self, slot: usize, flight: &mut Flight) -> Result<Option<Pointer>> {
+        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = &flight.kind else {
+            return Ok(None);
+        };
+        let list = List { memory: &self.lists, at: slot * PAGE };
+        if flight.pages.is_empty() {
+            let direct = self.regions.pointer(memory, list, self.space.sgl, &mut self.ranges);
+            if direct.is_some() {
+                return Ok(direct);
+            }
+        }
+        if self.bounce.is_none() {
+            self.bounce = Some(Bounce::new(&*self.controller.transport, self.bounce_pages)?);
+        }
+        let Some(bounce) = &mut self.bounce else { return Err(Errno::NOMEM) };
+        let bytes = memory.bytes();
+        if flight.pages.is_empty() {
+            let Some(pages) = bounce.take(bytes) else { return Ok(None) };
+            flight.pages = pages;
+        }
+        if let Kind::Write { memory, .. } = &flight.kind {
+            bounce.fill(&flight.pages, memory);
+        }
+        bounce.ranges(&flight.pages, bytes, &mut self.ranges);
+        Ok(Some(prp(&self.ranges, list)))
+    }
+
+    /// Dataset Management with one range, which lies in the page of the slot.
+    fn deallocate(&self, slot: usize, block: u64, blocks: u32) -> Command {
+        let list = List { memory: &self.lists, at: slot * PAGE };
+        list.memory.write64(list.at, u64::from(blocks) << 32);
+        list.memory.write64(list.at + 8, block);
+        let command = Command::io(Io::DatasetManagement, self.space.id);
+        command.data(Pointer::Prp(list.bus(), 0)).dword(11, 1 << 2)
+    }
+
+    /// A write all of whose pages are the same page of zeros.
+    fn write_of_zeros(&mut self, slot: usize, block: u64, blocks: u32) -> Result<Ready> {
+        if self.zeros.is_none() {
+            self.zeros = Some(self.controller.transport.allocate(PAGE)?);
+        }
+        let Some(zeros) = &self.zeros else { return Err(Errno::NOMEM) };
+        let bytes = blocks as usize * self.space.facts.block_size as usize;
+        self.ranges.clear();
+        let lens = (0..bytes).step_by(PAGE).map(|at| PAGE.min(bytes - at));
+        self.ranges.extend(lens.map(|len| -> Range { (zeros.bus(), len) }));
+        let pointer = prp(&self.ranges, List { memory: &self.lists, at: slot * PAGE });
+        Ok(Ready::Yes(Command::io(Io::Write, self.space.id).range(block, blocks).data(pointer)))
+    }
+}

@@ -1,0 +1,352 @@
+//! A pair of I/O queues.
+
+mod bounce;
+mod data;
+mod flight;
+mod recovery;
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::{Done, Errno, Kind, Op, Queue, Result, Waker};
+
+use crate::Dma;
+use crate::controller::{Controller, Life};
+use crate::device::Space;
+use crate::ring::{Next, Ring};
+use crate::spec::{Completion, PAGE, Status};
+use bounce::Bounce;
+use data::Range;
+pub(crate) use data::{LIST, Regions};
+use flight::{Flight, Ready, Slot};
+use recovery::Line;
+
+/// Bits of a command's number that name its slot.
+const SLOT_BITS: u32 = 10;
+
+/// Operations in flight of a queue at most.
+pub(crate) const MAX_DEPTH: u32 = 1 << SLOT_BITS;
+
+/// How often a command is sent that the controller did not refuse for good.
+const TRIES: u8 = 4;
+
+/// Below this time of waiting, a look is cheaper than sleeping.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// The longest sleep while something is in flight: then the controller is examined.
+const CHECK: Duration = Duration::from_millis(500);
+
+pub(crate) struct NvmeQueue {
+    controller: Arc<Controller>,
+    space: Arc<Space>,
+    ring: Ring,
+    line: Line,
+    /// The generation of the controller that knows the ring.
+    generation: u64,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Slots whose commands have not been written yet.
+    waiting: VecDeque<u16>,
+    /// Slots whose commands were written since the last look at the clock.
+    fresh: Vec<u16>,
+    done: Vec<Done>,
+    /// A page for each slot.
+    lists: Dma,
+    regions: Regions,
+    ranges: Vec<Range>,
+    bounce: Option<Bounce>,
+    bounce_pages: u32,
+    zeros: Option<Dma>,
+    vector: u16,
+    next_check: Duration,
+    /// A moving average of the time that an operation was waited for.
+    usual_wait: Duration,
+}
+
+impl NvmeQueue {
+    /// Makes queue `number`, for `depth` operations.
+    pub(crate) fn new(
+        controller: &Arc<Controller>,
+        space: &Arc<Space>,
+        regions: Regions,
+        number: u16,
+        depth: u16,
+    ) -> Result<Self> {
+        let transport = &controller.transport;
+        let memory = || {
+            let ring = Ring::new(transport, controller.capabilities, number, depth + 1)?;
+            Ok((ring, transport.allocate(usize::from(depth) * PAGE)?))
+        };
+        let (ring, lists) = memory().inspect_err(|_| controller.give_number(number))?;
+        let pages = space.facts.max_transfer.div_ceil(PAGE as u32);
+        let mut queue = NvmeQueue {
+            ring,
+            line: Line::Lost,
+            // Its ring is made when it finds that the controller is in another one.
+            generation: 0,
+            slots: (0..depth).map(|_| Slot::default()).collect(),
+            free: (0..depth).rev().collect(),
+            waiting: VecDeque::new(),
+            fresh: Vec::new(),
+            done: Vec::new(),
+            lists,
+            regions,
+            ranges: Vec::new(),
+            bounce: None,
+            bounce_pages: pages.max(u32::from(depth).min(256)),
+            zeros: None,
+            vector: if transport.vectors() > 0 { number } else { 0 },
+            next_check: Duration::ZERO,
+            usual_wait: LOOK,
+            controller: Arc::clone(controller),
+            space: Arc::clone(space),
+        };
+        while queue.line.is_growing() || queue.line == Line::Lost {
+            queue.recover();
+            controller.nap();
+        }
+        if queue.line == Line::Live { Ok(queue) } else { Err(Errno::BUSY) }
+    }
+
+    /// Writes commands that waited, as many as can be.
+    fn send_waiting(&mut self) {
+        while self.line == Line::Live
+            && let Some(slot) = self.waiting.pop_front()
+        {
+            if !self.send(slot) {
+                self.waiting.push_front(slot);
+                return;
+            }
+        }
+    }
+
+    /// Writes the next command of an operation, or answers it with an error. False where it must wait.
+    #[inline]
+    fn send(&mut self, slot: u16) -> bool {
+        match self.command(usize::from(slot)) {
+            Ok(Ready::Yes(command)) => {
+                let place = &mut self.slots[usize::from(slot)];
+                place.sequence = place.sequence.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
+                (place.sent, place.late) = (true, false);
+                // It has no time until the doorbell rings.
+                place.deadline = Duration::MAX;
+                self.ring.put(&command.id(slot | place.sequence << SLOT_BITS));
+                self.fresh.push(slot);
+                true
+            }
+            Ok(Ready::Later) => false,
+            Err(errno) => {
+                self.answer(slot, Err(errno));
+                true
+            }
+        }
+    }
+
+    /// Moves what is complete to `done`, and goes on with what is not.
+    fn gather(&mut self) {
+        let (life, generation) = (self.controller.life(), self.controller.generation());
+        let mut broken = false;
+        let mut some = false;
+        if self.line == Line::Live {
+            for _ in 0..self.ring.entries() {
+                match self.ring.next() {
+                    Next::Empty => break,
+                    Next::Done(completion) => broken |= !self.complete(completion),
+                    Next::Invalid => broken = true,
+                }
+                some = true;
+            }
+            if some && life == Life::Running && generation == self.generation {
+                self.ring.release();
+            }
+        }
+        if broken {
+            self.controller.reset(self.generation, "a queue has a completion of no command");
+        }
+        if life != Life::Running || generation != self.generation || self.line != Line::Live {
+            self.recover();
+        } else if !some && self.in_flight() > 0 {
+            self.look_after();
+        }
+        if some && !self.waiting.is_empty() {
+            self.send_waiting();
+            self.ring_doorbell();
+        }
+    }
+
+    /// Takes a completion. False where no command is in flight that it can belong to.
+    #[inline]
+    fn complete(&mut self, completion: Completion) -> bool {
+        let number = completion.id & ((1 << SLOT_BITS) - 1);
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else { return false };
+        if !slot.sent || slot.sequence != completion.id >> SLOT_BITS {
+            return false;
+        }
+        slot.sent = false;
+        let Some(flight) = &mut slot.flight else { return false };
+        if completion.status.is_ok() {
+            slot.tries = 0;
+            match flight.advance() {
+                true => self.answer(number, Ok(())),
+                false => self.waiting.push_back(number),
+            }
+            return true;
+        }
+        slot.tries += 1;
+        let errno = match (completion.status.code(), slot.late) {
+            (code, true) if code == Status::ABORTED.code() => Errno::TIMEDOUT,
+            _ if completion.status.is_retryable() && slot.tries < TRIES => {
+                self.waiting.push_back(number);
+                return true;
+            }
+            _ => completion.status.errno(),
+        };
+        log::warn!("{}: {:?} failed: {}", self.space.facts.name, flight.kind, completion.status);
+        self.answer(number, Err(errno));
+        true
+    }
+
+    /// Ends the operation of a slot. The controller uses its memory no more.
+    fn answer(&mut self, number: u16, result: Result<()>) {
+        let slot = &mut self.slots[usize::from(number)];
+        (slot.sent, slot.late, slot.tries) = (false, false, 0);
+        let Some(Flight { tag, mut kind, mut pages, .. }) = slot.flight.take() else { return };
+        if let Some(bounce) = &mut self.bounce
+            && !pages.is_empty()
+        {
+            if let (Kind::Read { memory, .. }, Ok(())) = (&mut kind, result) {
+                bounce.drain(&pages, memory);
+            }
+            bounce.give(&mut pages);
+        }
+        self.free.push(number);
+        self.done.push(Done { tag, result, memory: kind.into_memory() });
+    }
+
+    /// Tells the controller of written commands, which have their time from now on.
+    fn ring_doorbell(&mut self) {
+        if self.fresh.is_empty() {
+            return;
+        }
+        let now = self.controller.transport.now();
+        let deadline = now + self.space.timeout;
+        for slot in self.fresh.drain(..) {
+            self.slots[usize::from(slot)].deadline = deadline;
+        }
+        self.next_check = self.next_check.min(deadline).max(now);
+        self.ring.ring();
+    }
+
+    /// Looks for a while, if answers usually come that soon. True where one came.
+    fn looked(&mut self) -> bool {
+        let begin = self.controller.transport.now();
+        let budget = if self.usual_wait < LOOK { 2 * self.usual_wait } else { Duration::ZERO };
+        while self.controller.transport.now().saturating_sub(begin) < budget {
+            self.gather();
+            if !self.done.is_empty() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+}
+
+impl Queue for NvmeQueue {
+    #[inline]
+    fn push(&mut self, op: Op) -> Result<(), Op> {
+        if self.in_flight() == self.slots.len() {
+            return Err(op);
+        }
+        let facts = &self.space.facts;
+        let dead = self.line == Line::Dead;
+        let checked = op.kind.check(facts).and(if dead { Err(Errno::IO) } else { Ok(()) });
+        if let Err(errno) = checked {
+            self.done.push(Done { tag: op.tag, result: Err(errno), memory: op.kind.into_memory() });
+            return Ok(());
+        }
+        let Some(slot) = self.free.pop() else { return Err(op) };
+        self.slots[usize::from(slot)].flight = Some(Flight::new(op, facts.block_size));
+        let is_next = self.line == Line::Live && self.waiting.is_empty();
+        if !is_next || !self.send(slot) {
+            self.waiting.push_back(slot);
+        }
+        Ok(())
+    }
+
+    fn kick(&mut self) {
+        if self.controller.life() == Life::Running
+            && self.controller.generation() == self.generation
+        {
+            self.ring_doorbell();
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.gather();
+        done.append(&mut self.done);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.kick();
+        self.gather();
+        if !self.done.is_empty() {
+            return;
+        }
+        let transport = Arc::clone(&self.controller.transport);
+        let begin = transport.now();
+        let busy = self.in_flight() > 0;
+        if busy && self.looked() {
+            self.usual_wait = (self.usual_wait * 7 + (transport.now() - begin)) / 8;
+            return;
+        }
+        let limit = match (busy, self.line == Line::Live) {
+            (true, true) if transport.vectors() > 0 => {
+                let soon = self.next_check.saturating_sub(begin).max(Duration::from_micros(1));
+                Some(soon.min(CHECK))
+            }
+            (true, _) => Some(Duration::from_micros(100)),
+            (false, _) => None,
+        };
+        let limit = limit.map_or(timeout, |limit| Some(timeout.map_or(limit, |t| t.min(limit))));
+        transport.sleep(self.vector, limit);
+        self.gather();
+        if !self.done.is_empty() {
+            let waited = transport.now().saturating_sub(begin);
+            self.usual_wait = (self.usual_wait * 7 + waited) / 8;
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.controller.transport.waker(self.vector)
+    }
+
+    fn ready(&self) -> Option<BorrowedFd<'_>> {
+        self.controller.transport.ready(self.vector)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len() + self.done.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+impl Drop for NvmeQueue {
+    /// Waits for what is in flight. A time-out ends that in the worst case.
+    fn drop(&mut self) {
+        while self.free.len() < self.slots.len() {
+            self.wait(None);
+            self.done.clear();
+        }
+        let number = self.ring.number();
+        if self.controller.generation() == self.generation && self.line == Line::Live {
+            self.controller.delete(number);
+        }
+        self.controller.give_number(number);
+    }
+}

@@ -1,0 +1,159 @@
+//! Time-outs, resets and the end of a controller, as a queue lives through them.
+
+use std::time::Duration;
+
+use defuse_block::Errno;
+
+use super::{CHECK, NvmeQueue, TRIES};
+use crate::controller::{Life, Ticket};
+
+/// The state of a pair of queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// The controller forgot it, and is not ready.
+    Lost,
+    /// It is to be made: first the completion queue.
+    New,
+    /// The completion queue is being made.
+    Completions(Ticket),
+    /// The completion queue is there.
+    Half,
+    /// The submission queue is being made.
+    Submissions(Ticket),
+    Live,
+    /// It never works again.
+    Dead,
+}
+
+impl Line {
+    pub(super) fn is_growing(self) -> bool {
+        !matches!(self, Line::Lost | Line::Live | Line::Dead)
+    }
+}
+
+impl NvmeQueue {
+    /// Goes on with a reset, with making the queue anew, or with its end.
+    pub(super) fn recover(&mut self) {
+        if self.controller.life() == Life::Resetting {
+            self.controller.step();
+        }
+        match self.controller.life() {
+            Life::Running => {}
+            Life::Resetting => return,
+            Life::Dead => {
+                self.end();
+                return;
+            }
+        }
+        let generation = self.controller.generation();
+        if generation != self.generation && self.line != Line::Dead {
+            self.generation = generation;
+            self.begin_again();
+        }
+        self.grow();
+    }
+
+    /// The controller was stopped, so it uses no memory of commands: they are answered, or sent again.
+    fn begin_again(&mut self) {
+        self.ring.clear();
+        self.fresh.clear();
+        self.line = Line::New;
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
+            if !slot.sent {
+                continue;
+            }
+            slot.sent = false;
+            slot.tries += 1;
+            let late = slot.late;
+            if late || slot.tries >= TRIES {
+                self.answer(at as u16, Err(if late { Errno::TIMEDOUT } else { Errno::IO }));
+            } else {
+                self.waiting.push_back(at as u16);
+            }
+        }
+    }
+
+    /// Makes the pair of queues, step by step.
+    fn grow(&mut self) {
+        let vector = (self.controller.transport.vectors() > 0).then_some(self.vector);
+        let commands = self.controller.creation(&self.ring, vector);
+        match self.line {
+            Line::New => {
+                if let Some(ticket) = self.controller.send(commands[0]) {
+                    self.line = Line::Completions(ticket);
+                }
+            }
+            Line::Half => {
+                if let Some(ticket) = self.controller.send(commands[1]) {
+                    self.line = Line::Submissions(ticket);
+                }
+            }
+            Line::Completions(ticket) => self.grown(ticket, Line::Half),
+            Line::Submissions(ticket) => {
+                self.grown(ticket, Line::Live);
+                if self.line == Line::Live {
+                    self.send_waiting();
+                    self.ring_doorbell();
+                }
+            }
+            Line::Lost | Line::Live | Line::Dead => {}
+        }
+    }
+
+    fn grown(&mut self, ticket: Ticket, next: Line) {
+        match self.controller.take(ticket) {
+            None => {}
+            Some(Ok(completion)) if completion.status.is_ok() => self.line = next,
+            Some(Ok(completion)) => {
+                let (name, number) = (&self.space.facts.name, self.ring.number());
+                log::error!("{name}: it makes no queue {number}: {}", completion.status);
+                self.end();
+            }
+            // A reset came between; the next one begins anew.
+            Some(Err(_)) => self.line = Line::Lost,
+        }
+    }
+
+    /// Answers everything: the controller has been cut off, or has no queue of ours.
+    fn end(&mut self) {
+        self.line = Line::Dead;
+        self.waiting.clear();
+        self.fresh.clear();
+        for at in 0..self.slots.len() {
+            let late = self.slots[at].late;
+            self.answer(at as u16, Err(if late { Errno::TIMEDOUT } else { Errno::IO }));
+        }
+    }
+
+    /// Looks for commands that are late, and now and then at the controller.
+    pub(super) fn look_after(&mut self) {
+        let now = self.controller.transport.now();
+        if now < self.next_check {
+            return;
+        }
+        let mut next = now + CHECK;
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
+            if !slot.sent {
+                continue;
+            }
+            if now <= slot.deadline {
+                next = next.min(slot.deadline + Duration::from_micros(1));
+                continue;
+            }
+            let id = at as u16 | slot.sequence << super::SLOT_BITS;
+            if slot.late {
+                self.controller.reset(self.generation, "a command cannot be aborted");
+                break;
+            }
+            slot.late = true;
+            slot.deadline = now + self.space.timeout / 4;
+            next = next.min(slot.deadline + Duration::from_micros(1));
+            log::warn!("{}: command {id:#x} has no answer: it is aborted", self.space.facts.name);
+            self.controller.abort(self.ring.number(), id);
+        }
+        self.next_check = next;
+        self.controller.examine(self.generation);
+    }
+}

@@ -1,0 +1,139 @@
+//! A submission queue with its completion queue, in memory of the controller.
+
+use std::sync::Arc;
+
+use defuse_block::Result;
+
+use crate::spec::{COMPLETION, Capabilities, Command, Completion, PAGE, SUBMISSION, Status};
+use crate::{Dma, Transport};
+
+/// The pair of queues of one number.
+pub(crate) struct Ring {
+    transport: Arc<dyn Transport>,
+    submissions: Dma,
+    completions: Dma,
+    /// Entries of each queue. One remains unused.
+    entries: u16,
+    number: u16,
+    submission_doorbell: u32,
+    completion_doorbell: u32,
+    tail: u16,
+    /// The tail that the controller knows.
+    told: u16,
+    head: u16,
+    /// Completions were taken of which the controller does not know.
+    taken: bool,
+    phase: bool,
+}
+
+/// The next entry of a completion queue.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Nothing.
+    Empty,
+    /// A completion.
+    Done(Completion),
+    /// A completion that cannot be one of this queue.
+    Invalid,
+}
+
+impl Ring {
+    /// Queues of `entries` entries. The controller does not know them yet.
+    pub(crate) fn new(
+        transport: &Arc<dyn Transport>,
+        capabilities: Capabilities,
+        number: u16,
+        entries: u16,
+    ) -> Result<Self> {
+        let bytes = |size: usize| (usize::from(entries) * size).next_multiple_of(PAGE);
+        Ok(Ring {
+            submissions: transport.allocate(bytes(SUBMISSION))?,
+            completions: transport.allocate(bytes(COMPLETION))?,
+            transport: Arc::clone(transport),
+            entries,
+            number,
+            submission_doorbell: capabilities.submission_doorbell(number),
+            completion_doorbell: capabilities.completion_doorbell(number),
+            tail: 0,
+            told: 0,
+            head: 0,
+            taken: false,
+            phase: true,
+        })
+    }
+
+    /// Makes the queues empty, while the controller does not know them.
+    pub(crate) fn clear(&mut self) {
+        self.completions.clear();
+        (self.tail, self.told, self.head) = (0, 0, 0);
+        (self.phase, self.taken) = (true, false);
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries
+    }
+
+    /// Addresses of the submission and the completion queue.
+    pub(crate) fn addresses(&self) -> (u64, u64) {
+        (self.submissions.bus(), self.completions.bus())
+    }
+
+    /// Writes a command. The caller has fewer commands in flight than there are entries, less one.
+    #[inline]
+    pub(crate) fn put(&mut self, command: &Command) {
+        let at = usize::from(self.tail) * SUBMISSION;
+        for (number, word) in command.0.iter().enumerate() {
+            self.submissions.write64(at + number * 8, *word);
+        }
+        self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
+    }
+
+    /// Tells the controller of all commands that were written.
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        if self.told != self.tail {
+            self.told = self.tail;
+            self.transport.write32(self.submission_doorbell, u32::from(self.tail));
+        }
+    }
+
+    /// Takes the next completion.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Next {
+        let at = usize::from(self.head) * COMPLETION;
+        let last = self.completions.read32(at + 12);
+        if (last >> 16 & 1 == 1) != self.phase {
+            return Next::Empty;
+        }
+        let middle = self.completions.read32(at + 8);
+        let completion = Completion {
+            result: self.completions.read32(at),
+            head: middle as u16,
+            queue: (middle >> 16) as u16,
+            id: last as u16,
+            status: Status((last >> 17) as u16),
+        };
+        self.head += 1;
+        self.taken = true;
+        if self.head == self.entries {
+            (self.head, self.phase) = (0, !self.phase);
+        }
+        match completion.queue == self.number && completion.head < self.entries {
+            true => Next::Done(completion),
+            false => Next::Invalid,
+        }
+    }
+
+    /// Tells the controller which completions were taken.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        if self.taken {
+            self.taken = false;
+            self.transport.write32(self.completion_doorbell, u32::from(self.head));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Power cuts of a controller with a volatile cache: what was flushed survives, whatever else happens.
+
+use defuse_block::{Blocking, Device, Kind, Memory, Op, Queue, Region, Segments, Sim};
+use defuse_nvme::{Model, Nvme, Options};
+
+/// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA, and tells after how many events of the simulation it
+/// was durable.
+fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
+    let model = Model::new(sim, 5).unwrap();
+    let disk = Nvme::open(model, &Options::default()).unwrap();
+    let region = Region::new(8).unwrap();
+    disk.register(&region).unwrap();
+    let mut queue = disk.queue(4).unwrap();
+    let finish = |queue: &mut dyn Queue| {
+        let mut done = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.wait(None);
+            queue.reap(&mut done);
+        }
+        assert!(done.iter().all(|done| done.result.is_ok()));
+    };
+    let mut durable = Vec::new();
+    for round in 0..rounds {
+        let fua = round % 2 == 1;
+        let mut run = region.take(1).unwrap();
+        run.fill(round as u8 + 1);
+        let memory = Segments::One(Memory::Frames(run));
+        queue.push(Op { tag: 0, kind: Kind::Write { block: round, memory, fua } }).unwrap();
+        finish(&mut *queue);
+        if !fua {
+            queue.push(Op { tag: 1, kind: Kind::Flush }).unwrap();
+            finish(&mut *queue);
+        }
+        durable.push(sim.events());
+    }
+    durable
+}
+
+/// True where all rounds that were durable at a cut are there after it.
+fn holds(sim: &Sim, durable: &[usize]) -> bool {
+    let mut cuts = sim.cuts();
+    let mut holds = true;
+    while let Some(cut) = cuts.next() {
+        let rounds = durable.iter().filter(|events| **events <= cut.at()).count();
+        for state in cut.every() {
+            let mut bytes = vec![0; durable.len() * 4096];
+            Blocking::new(&state).unwrap().read(0, &mut bytes).unwrap();
+            let mut blocks = bytes.chunks(4096).enumerate().take(rounds);
+            holds &= blocks.all(|(at, block)| block.iter().all(|byte| *byte == at as u8 + 1));
+        }
+    }
+    holds
+}
+
+#[test]
+fn what_was_flushed_or_written_through_survives_a_power_cut() {
+    let sim = Sim::new(64, 3);
+    let durable = write(&sim, 12);
+    assert!(holds(&sim, &durable));
+}
+
+/// The other test can fail.
+#[test]
+fn a_controller_whose_flushes_lie_is_noticed() {
+    let sim = Sim::new(64, 3);
+    sim.lie_about_flushes();
+    let durable = write(&sim, 12);
+    assert!(!holds(&sim, &durable));
+}
