@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use defuse_block::{Errno, Region, Result};
+use defuse_block::{Errno, FRAME, Frames, Region, Result};
 
 use crate::spec::PAGE;
 
@@ -73,6 +73,16 @@ impl Dma {
         // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
         // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
         unsafe { Dma::new(region.start(), region.bytes(), bus, Box::new(Arc::clone(region))) }
+    }
+
+    /// The memory of `frames`, which belongs to the controller and the driver until it is dropped.
+    pub(crate) fn frames(frames: Frames, bus: u64) -> Self {
+        let at = frames.index() as usize * FRAME;
+        let (start, len) =
+            (frames.region().start().wrapping_add(at), frames.count() as usize * FRAME);
+        // SAFETY: the frames lie within the mapping of their region. Their owner is given away, and nobody makes
+        // a reference from it.
+        unsafe { Dma::new(start, len, bus, Box::new(frames)) }
     }
 
     /// Its length in bytes.

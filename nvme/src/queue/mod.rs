@@ -24,7 +24,7 @@ use flight::{Flight, Ready, Slot};
 use recovery::Line;
 
 /// Bits of a command's number that name its slot.
-const SLOT_BITS: u32 = 10;
+const SLOT_BITS: u32 = 9;
 
 /// Operations in flight of a queue at most.
 pub(crate) const MAX_DEPTH: u32 = 1 << SLOT_BITS;
@@ -97,7 +97,7 @@ impl NvmeQueue {
             bounce: None,
             bounce_pages: pages.max(u32::from(depth).min(256)),
             zeros: None,
-            vector: if transport.vectors() > 0 { number } else { 0 },
+            vector: number,
             next_check: Duration::ZERO,
             usual_wait: LOOK,
             controller: Arc::clone(controller),

@@ -98,6 +98,11 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("nodejs", "node", "a runtime that prefers rings, in a run"),
     Tool::package_for("git", "git", "git on a mount and in a run"),
     Tool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
+    Tool::package_for(
+        "qemu-system-x86",
+        "qemu-system-x86_64",
+        "the NVMe driver on the controller of QEMU",
+    ),
     Tool::package_for("make", "make", "make on a mount and in a run"),
     Tool::package_for("vim", "vim", "an editor in a run"),
     Tool::package_for("rsync", "rsync", "rsync on a mount"),

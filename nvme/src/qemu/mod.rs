@@ -1,0 +1,151 @@
+//! The controller that QEMU emulates, without a guest: an implementation that knows nothing of this driver, for tests and
+//! development.
+//!
+//! QEMU runs with a stopped processor. Registers are read and written over its test protocol, on a socket that has no name;
+//! the memory of the machine is a memfd that both processes map, so that data needs no copies in between. The image is handed over by
+//! its descriptor. It has no interrupts, and is slow: about 30 us for each access to a register.
+
+mod machine;
+mod protocol;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_block::{Clock, Errno, Monotonic, Parker, Region, Result, Waker};
+
+use crate::spec::PAGE;
+use crate::{Dma, Transport};
+use machine::Machine;
+
+/// Settings of the emulated machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuOptions {
+    /// The program.
+    pub program: String,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Bytes of the memory for queues and data, at least 8 MiB.
+    pub memory: u32,
+    /// More properties of the device `nvme`, such as `mdts=3`.
+    pub properties: Vec<String>,
+}
+
+impl Default for QemuOptions {
+    fn default() -> Self {
+        QemuOptions {
+            program: "qemu-system-x86_64".to_owned(),
+            block_size: 4096,
+            memory: 64 << 20,
+            properties: Vec::new(),
+        }
+    }
+}
+
+/// A controller in QEMU. It ends with the value.
+pub struct Qemu {
+    machine: Mutex<Machine>,
+    memory: Arc<Region>,
+    clock: Monotonic,
+    registers_len: u64,
+    sleepers: Mutex<HashMap<u16, Arc<Parker>>>,
+}
+
+impl Qemu {
+    /// Starts QEMU with a controller whose only namespace is `image`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` without the program; others with what QEMU says.
+    pub fn start(image: &File, options: &QemuOptions) -> io::Result<Qemu> {
+        let frames = (options.memory / PAGE as u32).max(2048);
+        let memory = Region::new(frames)?;
+        let (machine, registers_len) = Machine::start(image, &memory, options)?;
+        let qemu = Qemu {
+            machine: Mutex::new(machine),
+            memory,
+            clock: Monotonic::default(),
+            registers_len,
+            sleepers: Mutex::default(),
+        };
+        Ok(qemu)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sleeper(&self, vector: u16) -> Arc<Parker> {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(sleepers.entry(vector).or_default())
+    }
+}
+
+impl Transport for Qemu {
+    fn name(&self) -> String {
+        "controller of QEMU".to_owned()
+    }
+
+    fn read32(&self, at: u32) -> u32 {
+        self.lock().read(at, 4).map_or(u32::MAX, |value| value as u32)
+    }
+
+    fn read64(&self, at: u32) -> u64 {
+        self.lock().read(at, 8).unwrap_or(u64::MAX)
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        self.lock().write(at, 4, u64::from(value));
+    }
+
+    fn write64(&self, at: u32, value: u64) {
+        self.lock().write(at, 8, value);
+    }
+
+    fn registers_len(&self) -> u64 {
+        self.registers_len
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Dma> {
+        let frames = self.memory.take(bytes.div_ceil(PAGE) as u32).ok_or(Errno::NOMEM)?;
+        // The memory of the machine begins at the address 0.
+        let bus = u64::from(frames.index()) * PAGE as u64;
+        let dma = Dma::frames(frames, bus);
+        dma.clear();
+        Ok(dma)
+    }
+
+    fn map(&self, _: &Arc<Region>) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn cut(&self) {
+        self.lock().cut();
+    }
+
+    fn vectors(&self) -> u16 {
+        0
+    }
+
+    fn sleep(&self, vector: u16, timeout: Option<Duration>) {
+        self.sleeper(vector).park(timeout);
+    }
+
+    fn waker(&self, vector: u16) -> Waker {
+        let sleeper = self.sleeper(vector);
+        Waker::new(move || sleeper.unpark())
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+}
+
+impl fmt::Debug for Qemu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Qemu")
+    }
+}

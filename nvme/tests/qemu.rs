@@ -1,0 +1,115 @@
+//! The driver on the controller of QEMU, which was written by others: what it reads and writes is in the file underneath.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use defuse_block::{Blocking, Device, Done, Errno, Kind, Op, Queue, Region};
+use defuse_nvme::qemu::{Qemu, QemuOptions};
+use defuse_nvme::{Nvme, Options};
+
+const BYTES: u64 = 32 << 20;
+
+/// A namespace of QEMU on a new file; `None` without the program.
+fn open(options: &QemuOptions) -> Option<(File, Nvme)> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(BYTES).unwrap();
+    let qemu = match Qemu::start(&file, options) {
+        Ok(qemu) => qemu,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            println!("skipped: there is no {}", options.program);
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let options = Options { timeout: Duration::from_secs(5), ..Options::default() };
+    Some((file, Nvme::open(qemu, &options).unwrap()))
+}
+
+fn finish(queue: &mut dyn Queue) -> Vec<Done> {
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(None);
+        queue.reap(&mut done);
+    }
+    done
+}
+
+#[test]
+fn operations_at_depth_reach_the_file_below_another_controller() {
+    let Some((file, disk)) = open(&QemuOptions::default()) else { return };
+    let facts = disk.facts();
+    assert_eq!((facts.block_size, facts.bytes(), facts.volatile_cache), (4096, BYTES, true));
+    assert!(disk.controller_facts().model.starts_with("QEMU"), "{:?}", disk.controller_facts());
+    assert!(disk.smart().unwrap().temperature_k > 0);
+    let region = Region::new(2048).unwrap();
+    let mut queue = disk.queue(32).unwrap();
+    let frames = |count| region.take(count).unwrap();
+    // From one page to the largest transfer, which needs a list.
+    let largest = facts.max_transfer / 4096;
+    let sizes = [1, 2, 3, 17, largest, 1, 5, 64];
+    let mut expected = vec![0; BYTES as usize];
+    let mut block = 0;
+    for (tag, size) in (0..).zip(sizes.repeat(3)) {
+        let mut run = frames(size);
+        for (at, byte) in run.iter_mut().enumerate() {
+            *byte = (at / 512 + tag as usize) as u8 | 1;
+        }
+        expected[block * 4096..][..run.len()].copy_from_slice(&run);
+        let kind = Kind::Write { block: block as u64, memory: run.into(), fua: tag % 5 == 0 };
+        queue.push(Op { tag, kind }).unwrap();
+        block += size as usize + 3;
+    }
+    assert!(finish(&mut *queue).iter().all(|done| done.result == Ok(())));
+    let changes = [
+        Kind::Zero { block: 0, blocks: 2 },
+        Kind::Zero { block: 100, blocks: 4000 },
+        Kind::Discard { block: 6000, blocks: 2000 },
+        Kind::Flush,
+    ];
+    expected[..2 * 4096].fill(0);
+    expected[100 * 4096..4100 * 4096].fill(0);
+    for (tag, kind) in (0..).zip(changes) {
+        queue.push(Op { tag, kind }).unwrap();
+        assert_eq!(finish(&mut *queue)[0].result, Ok(()), "change {tag}");
+    }
+    let mut content = vec![0; BYTES as usize];
+    file.read_exact_at(&mut content, 0).unwrap();
+    let wrong = content.chunks(4096).zip(expected.chunks(4096)).position(|(is, must)| is != must);
+    assert_eq!(wrong, None, "the first block that differs");
+    for (tag, block) in (0..).zip((0..block as u64).step_by(7)).take(32) {
+        queue.push(Op { tag, kind: Kind::Read { block, memory: frames(2).into() } }).unwrap();
+    }
+    for Done { tag, result, memory } in finish(&mut *queue) {
+        let run = memory.into_frames().unwrap();
+        let must = &expected[tag as usize * 7 * 4096..][..run.len()];
+        assert!(result == Ok(()) && run[..] == *must, "read {tag}");
+    }
+    assert_eq!(disk.resets(), 0);
+}
+
+#[test]
+fn small_blocks_small_transfers_and_few_queues_of_another_controller() {
+    let properties = vec!["mdts=1".to_owned(), "max_ioqpairs=3".to_owned()];
+    let options = QemuOptions { block_size: 512, properties, ..QemuOptions::default() };
+    let Some((file, disk)) = open(&options) else { return };
+    let facts = disk.facts();
+    assert_eq!((facts.block_size, facts.max_transfer, facts.max_queues), (512, 8192, 3));
+    let mut line = Blocking::new(&disk).unwrap();
+    line.write(3, &[7; 40 * 512]).unwrap();
+    line.flush().unwrap();
+    let mut content = vec![0; 44 * 512];
+    file.read_exact_at(&mut content, 0).unwrap();
+    let right = content
+        .iter()
+        .enumerate()
+        .all(|(at, byte)| *byte == if (3 * 512..43 * 512).contains(&at) { 7 } else { 0 });
+    assert!(right);
+    let queues = [disk.queue(4).unwrap(), disk.queue(4).unwrap()];
+    assert_eq!(disk.queue(4).err(), Some(Errno::BUSY));
+    drop(queues);
+    // Its blocks are counted by the controller, too.
+    assert_eq!(line.read(BYTES / 512, &mut [0; 512]), Err(Errno::INVAL));
+    assert_eq!(line.read(BYTES / 512 - 1, &mut [0; 512]), Ok(()));
+}
