@@ -110,9 +110,9 @@ impl Engine {
             false => Slots::Frozen(Frozen::of(&survey)),
         };
         let engine = Engine {
+            gate: Gate::new(rules.full_group.min(names.most_changes())),
             names,
             pool,
-            gate: Gate::new(rules.full_group),
             store,
             writing: Mutex::default(),
             waiting: Mutex::default(),
@@ -140,22 +140,35 @@ impl Engine {
         &self.pool
     }
 
-    /// Changes names or attributes. `EROFS` where nothing is written any more.
-    pub(crate) fn change<T>(
-        &self,
-        change: impl FnOnce(&Names, &Handle<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let handle = self.enter()?;
-        let result = change(&self.names, &handle);
-        self.leave(handle);
-        result
+    /// Changes names or attributes; tries again where a commit makes space. `EROFS` where nothing is written any
+    /// more.
+    pub(crate) fn change<T>(&self, change: impl Fn(&Names, &Handle<'_>) -> Result<T>) -> Result<T> {
+        let once = || {
+            let handle = self.enter()?;
+            let result = change(&self.names, &handle);
+            self.leave(handle);
+            result
+        };
+        match once() {
+            Err(Errno::ENOSPC) if self.makes_space()? => once(),
+            result => result,
+        }
+    }
+
+    /// Commits where that may make space. False where it cannot.
+    fn makes_space(&self) -> Result<bool> {
+        let waits = self.pool.has_waiting();
+        if waits {
+            self.commit(Extent::Changes)?;
+        }
+        Ok(waits)
     }
 
     /// Gives an inode another name.
     pub(crate) fn link(&self, ino: u64, parent: u64, name: Name<'_>) -> Result<Entry> {
         // An inode with several names keeps its content in memory: somebody has to know its records.
-        let _content = self.content(ino)?;
-        self.change(|names, handle| names.link(handle, ino, parent, name))
+        let content = self.content(ino)?;
+        self.change(|names, handle| names.link(handle, (ino, &content), parent, name))
     }
 
     pub(crate) fn setxattr(
@@ -165,8 +178,10 @@ impl Engine {
         flags: SetXattrFlags,
     ) -> Result<()> {
         // An inode with attributes keeps its content in memory: somebody has to know its records.
-        let _content = self.content(ino)?;
-        self.change(|names, handle| names.setxattr(handle, ino, attribute, flags))
+        let content = self.content(ino)?;
+        self.change(|names, handle| {
+            names.setxattr(handle, (ino, &mut lock(&content)), attribute, flags)
+        })
     }
 
     pub(crate) fn removexattr(&self, ino: u64, name: XattrName<'_>) -> Result<()> {

@@ -117,7 +117,7 @@ impl Uhs {
         target: Option<&[u8]>,
     ) -> Result<Entry> {
         let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node, target, keeps_sgid, opens: false };
+        let making = Making { node, target, keeps_sgid, opens: false, sure: false };
         self.engine.change(|names, handle| names.make(handle, parent.0, name, making))
     }
 
@@ -306,7 +306,7 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node: &node, target: None, keeps_sgid, opens: true };
+        let making = Making { node: &node, target: None, keeps_sgid, opens: true, sure: false };
         let entry =
             self.engine.change(|names, handle| names.make(handle, parent.0, name, making))?;
         Ok((entry, self.opened()))
@@ -322,7 +322,7 @@ impl FileSystem for Uhs {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
         let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node: &node, target: None, keeps_sgid, opens: true };
+        let making = Making { node: &node, target: None, keeps_sgid, opens: true, sure: false };
         let entry =
             self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
         Ok((entry, self.opened()))

@@ -10,7 +10,7 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::names::{Loaded, Names, Problem};
 use crate::space::{Run, Space};
-use crate::store::{StoreError, Survey, failed, slots};
+use crate::store::{StoreError, Survey, chunks_left, failed, slots};
 
 /// Reads all inodes that count.
 ///
@@ -48,7 +48,7 @@ pub(crate) fn load(
     }
     let pool = Arc::new(Pool::new(space));
     let (names, more) = Names::load(Arc::clone(&pool), found.next_ino, loaded);
-    names.set_slots(slots(superblock));
+    pool.set_slots(slots(superblock), chunks_left(superblock));
     problems.extend(more);
     Ok((names, pool, problems))
 }

@@ -141,11 +141,23 @@ impl Space {
         self.free_blocks -= u64::from(count) * UNIT_BLOCKS;
     }
 
-    /// The first free unit and how many follow it, at most `wanted`.
+    /// The first `wanted` neighbouring units that are free, or else the most that there are: the first and
+    /// their number.
     pub(crate) fn find_units(&self, wanted: u32) -> Option<(u32, u32)> {
-        let first = self.free.next(0)?;
-        let count = (first..first + wanted as usize).take_while(|unit| self.free.contains(*unit));
-        Some((first as u32, count.count() as u32))
+        let mut longest: Option<(u32, u32)> = None;
+        let mut at = 0;
+        while let Some(first) = self.free.next(at) {
+            let run = first..first + wanted as usize;
+            let count = run.take_while(|unit| self.free.contains(*unit)).count();
+            if longest.is_none_or(|(_, longest)| count > longest as usize) {
+                longest = Some((first as u32, count as u32));
+            }
+            if count == wanted as usize {
+                break;
+            }
+            at = first + count.max(1);
+        }
+        longest
     }
 
     /// Marks blocks as used. False, with nothing changed, where one is in use already or does not exist.

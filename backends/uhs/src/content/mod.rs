@@ -24,6 +24,7 @@ mod pages;
 mod place;
 pub(crate) mod pool;
 mod ranges;
+mod records;
 #[cfg(test)]
 mod tests;
 
@@ -31,13 +32,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::format::inode::{Data, Extent};
-use crate::space::Run;
+use crate::format::inode::{Data, Extent, INLINE};
 use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
 pub(crate) use pages::Need;
 use pages::Page;
 pub(crate) use pool::Pool;
+use records::Outside;
 
 /// A content that its inode and its users share.
 pub(crate) type Shared = Arc<Mutex<Content>>;
@@ -54,10 +55,7 @@ pub(crate) struct Content {
     dirty: BTreeSet<u64>,
     /// Dirty pages that take a new block when they are written, which is set aside for them.
     promised: BTreeSet<u64>,
-    /// Blocks with records of the inode.
-    records: Vec<Run>,
-    /// Blocks that are set aside for more records.
-    records_promised: u64,
+    outside: Outside,
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
     /// has them elsewhere.
     shifted: Option<(u64, u64)>,
@@ -77,18 +75,20 @@ pub(crate) struct Facts {
     pub(crate) blocks: u64,
     /// The next group has to place something.
     pub(crate) dirty: bool,
+    /// Blocks that a copy of the records takes at most.
+    pub(crate) records: u64,
 }
 
 impl Content {
     /// The content of an inode as the device has it.
-    pub(crate) fn new(mut data: Data, size: u64, records: Vec<Run>) -> Shared {
+    pub(crate) fn new(mut data: Data, size: u64) -> Shared {
         let extents = match &mut data {
             Data::Extents(extents) => std::mem::take(extents).into_iter().collect(),
             _ => Extents::default(),
         };
         Arc::new_cyclic(|me| {
             let me = Weak::clone(me);
-            Mutex::new(Content { data, extents, size, records, me, ..Content::default() })
+            Mutex::new(Content { data, extents, size, me, ..Content::default() })
         })
     }
 
@@ -118,19 +118,13 @@ impl Content {
         // A page that moves has a block and a promise.
         let blocks = kept + self.promised.len() as u64;
         let dirty = !self.dirty.is_empty() || self.is_shifting();
-        Facts { size: self.size, blocks, dirty }
-    }
-
-    /// Replaces the blocks with records. The old ones are free when the running group is durable.
-    pub(crate) fn replace_records(&mut self, pool: &Pool, records: Vec<Run>) {
-        pool.give_up(std::mem::replace(&mut self.records, records));
-        pool.unpromise(std::mem::take(&mut self.records_promised));
+        Facts { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
     /// Gives everything up.
     pub(crate) fn end(&mut self, pool: &Pool) {
         self.drop_pages(pool, 0..u64::MAX);
-        self.replace_records(pool, Vec::new());
+        self.end_records(pool);
         self.data = Data::Nothing;
         self.size = 0;
         self.ended = true;
@@ -143,6 +137,8 @@ impl Content {
         let mut extents = self.extents.iter();
         let left = match (&self.data, extents.next(), extents.next()) {
             (Data::Nothing, ..) => Data::Nothing,
+            // With a longer one, another name may be more than the slot has room for.
+            (Data::Target(target), ..) if target.len() > INLINE => return None,
             (Data::Inline(_) | Data::Target(_), ..) => Data::Inline(Vec::new()),
             (Data::Extents(_), Some(only @ Extent { page: 0, unwritten: false, .. }), None) => {
                 Data::Extents(vec![only])
@@ -150,7 +146,7 @@ impl Content {
             _ => return None,
         };
         let written = pool.written();
-        let waits = !self.dirty.is_empty() || self.shifted.is_some() || !self.records.is_empty();
+        let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
         if waits || self.pages.values().any(|page| page.batch > written) {
             return None;
         }

@@ -171,6 +171,9 @@ impl Content {
         if end > INLINE as u64 {
             self.leave_inline(pool, supply)?;
         }
+        if self.is_inline() {
+            self.promise_inline(pool, self.size.max(end) as usize)?;
+        }
         let taken = match &mut self.data {
             Data::Inline(bytes) => {
                 if bytes.len() < end as usize {
@@ -257,14 +260,32 @@ impl Content {
     fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(&page);
         let moves = moves || self.is_shifted(pool, page);
-        if promised || !moves && self.extents.at(page).is_some() {
+        let extent = self.extents.at(page);
+        if promised || !moves && extent.is_some_and(|extent| !extent.unwritten) {
             return Ok(());
         }
-        if !self.promise_records(pool, 1) || !pool.promise(1, moves) {
+        if !moves && extent.is_some() {
+            // What is allocated can be written on a full device, too.
+            let splits = if self.is_beside_dirty(page) { 0 } else { 2 };
+            return self.promise_splits(pool, splits, true);
+        }
+        let splits = if extent.is_some() { 2 } else { 1 };
+        self.promise_extents(pool, splits, moves)?;
+        if !pool.promise(1, moves) {
             return Err(Errno::ENOSPC);
         }
+        self.promise_splits(pool, splits, moves)?;
         self.promised.insert(page);
         Ok(())
+    }
+
+    /// True if the page or a neighbour in the same extent is dirty, so that both are one extent when they are
+    /// written.
+    fn is_beside_dirty(&self, page: u64) -> bool {
+        let goes_on = |page: u64| self.extents.at(page).is_some_and(|extent| extent.count > 1);
+        let dirty = |page: u64| self.dirty.contains(&page);
+        let before = || page.checked_sub(1).is_some_and(|before| dirty(before) && goes_on(before));
+        dirty(page) || before() || dirty(page + 1) && goes_on(page)
     }
 
     /// Gives a page other bytes. It is dirty then. True where it was not in memory.
@@ -343,6 +364,9 @@ impl Content {
         }
         if size > INLINE as u64 {
             self.leave_inline(pool, supply)?;
+        }
+        if self.is_inline() && size > self.size {
+            self.promise_inline(pool, size as usize)?;
         }
         if let Data::Inline(bytes) = &mut self.data {
             bytes.resize(size as usize, 0);

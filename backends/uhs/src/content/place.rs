@@ -5,17 +5,10 @@ use std::ops::Range;
 use defuse_fs::{Errno, Result};
 
 use super::frames::Frame;
-use super::pool::KEEP_UNITS;
 use super::{Content, Pool};
-use crate::format::inode::{EXTENT_BYTES, Extent};
-use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::format::UNIT_BLOCKS;
+use crate::format::inode::Extent;
 use crate::space::Run;
-
-/// Extents of a file at most. Each change of it writes all of their records.
-const MOST_EXTENTS: usize = 1 << 20;
-
-/// Bytes of extents that find room in the slot beside other records, or in the blocks that are kept.
-const SMALL_RECORDS: usize = 2048;
 
 /// Blocks for which a large file begins another unit.
 const BEGINNING: u32 = 64;
@@ -45,7 +38,7 @@ impl Content {
         }
         let wanting: Vec<u64> = std::mem::take(&mut self.promised).into_iter().collect();
         for run in wanting.chunk_by(|a, b| a + 1 == *b) {
-            self.take_blocks(pool, run[0]..run[0] + run.len() as u64, false)?;
+            self.take_blocks(pool, run[0]..run[0] + run.len() as u64)?;
         }
         let dirty: Vec<u64> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut changed = !wanting.is_empty();
@@ -67,50 +60,39 @@ impl Content {
         Ok(changed)
     }
 
-    /// Gives new blocks to pages: whole units where whole units of pages are asked for, else blocks behind
-    /// those of the pages before.
-    pub(super) fn take_blocks(
-        &mut self,
-        pool: &Pool,
-        pages: Range<u64>,
-        unwritten: bool,
-    ) -> Result<()> {
+    /// Gives new blocks to pages, for which there is a promise.
+    fn take_blocks(&mut self, pool: &Pool, pages: Range<u64>) -> Result<()> {
         pool.give_up(self.extents.cut(pages.clone()));
+        let taken = self.find_blocks(pool, pages)?;
+        taken.into_iter().for_each(|extent| self.extents.add(extent));
+        Ok(())
+    }
+
+    /// Takes blocks for pages that have none: whole units where whole units of pages are asked for, else blocks
+    /// behind those of the pages before. `EIO` where the space was not promised.
+    pub(super) fn find_blocks(&self, pool: &Pool, pages: Range<u64>) -> Result<Vec<Extent>> {
+        let mut taken: Vec<Extent> = Vec::new();
         let mut page = pages.start;
         while page < pages.end {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
             let count = in_unit.min(pages.end - page) as u32;
-            let near =
-                self.extents.before(page).map(|extent| extent.block + u64::from(extent.count) - 1);
+            let before = taken.last().copied().or_else(|| self.extents.before(page));
+            let near = before.map(|extent| extent.block + u64::from(extent.count) - 1);
             let mut space = pool.space();
+            let keep = pool.kept_units(&space);
             // A large file goes on in a unit of its own.
             let begins = page >= UNIT_BLOCKS && in_unit == UNIT_BLOCKS && count >= BEGINNING;
-            let run = begins.then(|| space.take_fresh(count, near, KEEP_UNITS)).flatten();
-            let run = run.or_else(|| space.take(count, near, KEEP_UNITS));
-            let run = run.or_else(|| space.take(count, near, 0)).ok_or(Errno::EIO)?;
-            drop(space);
+            let run = begins.then(|| space.take_fresh(count, near, keep)).flatten();
+            let run = run.or_else(|| space.take(count, near, keep));
+            let Some(run) = run.or_else(|| space.take(count, near, 0)) else {
+                taken.into_iter().for_each(|extent| space.free(extent.into()));
+                return Err(Errno::EIO);
+            };
             let Run { block, count } = run;
-            self.extents.add(Extent { page, block, count, unwritten });
+            taken.push(Extent { page, block, count, unwritten: false });
             page += u64::from(count);
         }
-        Ok(())
-    }
-
-    /// Makes sure that there will be blocks for the records of so many more extents. False where there are
-    /// none.
-    pub(super) fn promise_records(&mut self, pool: &Pool, more: usize) -> bool {
-        let extents = self.extents.count() + self.promised.len() + more + 1;
-        let bytes = extents * EXTENT_BYTES;
-        let wanted = bytes.div_ceil(BLOCK) as u64;
-        if bytes <= SMALL_RECORDS || wanted < self.records_promised {
-            return true;
-        }
-        // More than now, so that not every page asks, with the blocks of pointers.
-        let wanted = wanted + wanted / 8 + 4;
-        let missing = wanted - self.records_promised;
-        let has_space = extents < MOST_EXTENTS && pool.promise(missing, false);
-        self.records_promised += if has_space { missing } else { 0 };
-        has_space
+        Ok(taken)
     }
 
     /// From `page` on, blocks are at other places than in the inode that is durable.

@@ -14,6 +14,9 @@ pub(crate) const KEEP_UNITS: u32 = 2;
 /// Blocks that the records of inodes may need beside the data.
 const KEEP_BLOCKS: u64 = 128;
 
+/// The part of the free blocks that may wait for groups to be durable.
+const WAITING: u64 = 8;
+
 /// Blocks in use, promises, and counts of pages.
 pub(crate) struct Pool {
     space: Mutex<Space>,
@@ -21,6 +24,12 @@ pub(crate) struct Pool {
     given_up: Mutex<Vec<Run>>,
     /// Blocks that pages without one will take, and records.
     promised: AtomicU64,
+    /// Blocks that are free once groups are durable.
+    waiting: AtomicU64,
+    /// Inodes, slots, and chunks of slots that there can still be.
+    inodes: AtomicU64,
+    slots: AtomicU64,
+    chunks: AtomicU64,
     /// Pages that differ from the device.
     dirty: AtomicUsize,
     /// The newest batch, and the newest that is durable.
@@ -37,6 +46,10 @@ impl Pool {
             space: Mutex::new(space),
             given_up: Mutex::default(),
             promised: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            inodes: AtomicU64::new(0),
+            slots: AtomicU64::new(0),
+            chunks: AtomicU64::new(0),
             dirty: AtomicUsize::new(0),
             batch: AtomicU64::new(0),
             durable: AtomicU64::new(0),
@@ -82,22 +95,94 @@ impl Pool {
     }
 
     fn free_of(&self, space: &Space) -> u64 {
-        let kept = u64::from(KEEP_UNITS) * UNIT_BLOCKS + KEEP_BLOCKS;
+        let kept = u64::from(self.kept_units(space)) * UNIT_BLOCKS + KEEP_BLOCKS;
         let kept = kept + self.promised.load(Ordering::Relaxed);
         space.free_blocks().saturating_sub(kept)
     }
 
-    /// Sets blocks aside. `sure` takes them from those that are kept. False where too few are left.
+    /// Units that data leaves to slots: those that inodes need which have none yet, and some more.
+    pub(super) fn kept_units(&self, _: &Space) -> u32 {
+        let slots = self.slots.load(Ordering::Relaxed);
+        let missing = self.inodes.load(Ordering::Relaxed).saturating_sub(slots);
+        KEEP_UNITS + u32::try_from(missing.div_ceil(UNIT_BLOCKS)).unwrap_or(u32::MAX / 2)
+    }
+
+    /// Free blocks without the units of slots.
+    fn free_for_blocks(&self, space: &Space) -> u64 {
+        let units = self.kept_units(space).min(space.free_units());
+        space.free_blocks() - u64::from(units) * UNIT_BLOCKS
+    }
+
+    /// Sets blocks aside. `sure` takes them from those that are kept for what must be possible on a full
+    /// device. False where too few are left.
     pub(crate) fn promise(&self, count: u64, sure: bool) -> bool {
-        if sure {
-            // Whoever loads inodes has the space.
-            self.promised.fetch_add(count, Ordering::Relaxed);
+        if count == 0 {
             return true;
         }
         let space = self.space();
-        let has_space = self.free_of(&space) >= count;
+        let promised = self.promised.load(Ordering::Relaxed);
+        let free = match sure {
+            true => self.free_for_blocks(&space).saturating_sub(promised),
+            false => self.free_of(&space),
+        };
+        let has_space = free >= count;
         self.promised.fetch_add(if has_space { count } else { 0 }, Ordering::Relaxed);
         has_space
+    }
+
+    /// Sets `new` blocks aside in the place of `old` ones. The caller knows that they are there.
+    pub(super) fn exchange(&self, old: u64, new: u64) {
+        self.promised.fetch_add(new, Ordering::Relaxed);
+        self.unpromise(old);
+    }
+
+    /// True where groups that are not durable have blocks of what was promised, or so many that others would
+    /// spread over more units.
+    pub(crate) fn needs_durable(&self) -> bool {
+        let space = self.space();
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.free_for_blocks(&space) < self.promised.load(Ordering::Relaxed)
+            || waiting > space.free_blocks() / WAITING
+    }
+
+    /// True where a commit may make space.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0 || self.dirty() > 0
+    }
+
+    /// The number of inodes.
+    pub(crate) fn inodes(&self) -> &AtomicU64 {
+        &self.inodes
+    }
+
+    /// Sets the number of slots, and of further chunks of slots that there can be.
+    pub(crate) fn set_slots(&self, slots: u64, chunks: u64) {
+        self.slots.store(slots, Ordering::Relaxed);
+        self.chunks.store(chunks, Ordering::Relaxed);
+    }
+
+    /// Slots that inodes do not have, as far as slots and free units go. With `surely`, a chunk may have no
+    /// more than a unit.
+    pub(crate) fn free_slots(&self, surely: bool) -> u64 {
+        let space = self.space();
+        let blocks = space.free_blocks().saturating_sub(self.promised.load(Ordering::Relaxed));
+        let units = u64::from(space.free_units()).min(blocks / UNIT_BLOCKS);
+        let most = if surely { self.chunks.load(Ordering::Relaxed) } else { u64::MAX };
+        let units = units.saturating_sub(KEEP_UNITS.into()).min(most);
+        let all = self.slots.load(Ordering::Relaxed) + units * UNIT_BLOCKS;
+        all.saturating_sub(self.inodes.load(Ordering::Relaxed))
+    }
+
+    /// Takes up to `wanted` units for slots, without those that were promised. Returns the first and their
+    /// number.
+    pub(crate) fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
+        let mut space = self.space();
+        let promised = self.promised.load(Ordering::Relaxed) + KEEP_BLOCKS;
+        let spare = space.free_blocks().saturating_sub(promised) / UNIT_BLOCKS;
+        let spare = u32::try_from(spare).unwrap_or(u32::MAX).max(self.kept_units(&space));
+        let (first, count) = space.find_units(wanted.min(spare))?;
+        space.reserve(first, count);
+        Some((first, count))
     }
 
     /// Blocks that were set aside are taken, or are not needed.
@@ -137,7 +222,10 @@ impl Pool {
     /// Nothing uses these blocks once the running group is durable.
     pub(crate) fn give_up(&self, runs: impl IntoIterator<Item = Run>) {
         let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = given_up.len();
         given_up.extend(runs);
+        let blocks = given_up[before..].iter().map(|run| u64::from(run.count)).sum();
+        self.waiting.fetch_add(blocks, Ordering::Relaxed);
     }
 
     /// The blocks that the closing group gives up.
@@ -149,5 +237,7 @@ impl Pool {
     pub(crate) fn release(&self, freed: &[Run]) {
         let mut space = self.space();
         freed.iter().for_each(|run| space.free(*run));
+        let blocks = freed.iter().map(|run| u64::from(run.count)).sum();
+        self.waiting.fetch_sub(blocks, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@ use defuse_fs::{Errno, Fallocate, Result, Whence};
 use super::frames::Supply;
 use super::pages::{Need, PAGE, SIZE_MAX, take_out};
 use super::{Content, Pool};
+use crate::format::inode::Extent;
 
 /// The modes of fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +89,8 @@ impl Content {
             data[inside(bytes.start)..inside(bytes.end)].fill(0);
             return Ok(());
         }
+        // An extent that loses its middle becomes two.
+        self.promise_extents(pool, 1, true)?;
         let (first, last) = (bytes.start.div_ceil(PAGE), bytes.end / PAGE);
         if first > last {
             return self.zero_part(pool, bytes, supply);
@@ -114,16 +117,42 @@ impl Content {
         let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
         let holes = self.extents.holes(pages);
         let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
-        if !self.promise_records(pool, holes.len()) || !pool.promise(blocks, false) {
+        if !pool.promise(blocks, false) {
             return Err(Errno::ENOSPC);
         }
-        for hole in holes {
-            // Pages that wait for a block get theirs now.
-            let promised = take_out(&mut self.promised, hole.clone()) as u64;
-            pool.unpromise(promised + hole.end - hole.start);
-            self.take_blocks(pool, hole, true)?;
+        let taken = self.find_all_blocks(pool, &holes);
+        // Nobody else may promise them meanwhile.
+        pool.unpromise(blocks);
+        for extent in taken? {
+            self.extents.add(Extent { unwritten: true, ..extent });
         }
+        // Pages that wait for a block have one now.
+        let promised = holes.into_iter().map(|hole| take_out(&mut self.promised, hole) as u64);
+        pool.unpromise(promised.sum());
         Ok(())
+    }
+
+    /// Takes blocks for all holes, if there is space for the records that they need. `ENOSPC`.
+    fn find_all_blocks(&mut self, pool: &Pool, holes: &[Range<u64>]) -> Result<Vec<Extent>> {
+        let mut taken = Vec::new();
+        let mut found = Ok(());
+        for hole in holes {
+            match self.find_blocks(pool, hole.clone()) {
+                Ok(mut more) => taken.append(&mut more),
+                Err(errno) => found = Err(errno),
+            }
+        }
+        // Pages that wait for a block split what is unwritten.
+        let waiting = |hole: &Range<u64>| self.promised.range(hole.clone()).count();
+        let splits: usize = holes.iter().map(waiting).sum();
+        let found = found.and_then(|()| self.promise_extents(pool, taken.len() + splits, false));
+        let found = found.and_then(|()| self.promise_splits(pool, splits, false));
+        if let Err(errno) = found {
+            let mut space = pool.space();
+            taken.into_iter().for_each(|extent| space.free(extent.into()));
+            return Err(errno);
+        }
+        Ok(taken)
     }
 
     /// Takes a range out.
@@ -134,6 +163,7 @@ impl Content {
         }
         let pages = bytes.start / PAGE..bytes.end / PAGE;
         let by = pages.end - pages.start;
+        self.promise_extents(pool, 2, true)?;
         self.forget_pages(pool, pages.clone());
         pool.give_up(self.extents.collapse(pages.clone()));
         self.move_pages(pool, pages.end, |page| page - by);
@@ -152,10 +182,8 @@ impl Content {
         if length > SIZE_MAX - self.size {
             return Err(Errno::EFBIG);
         }
-        if !self.promise_records(pool, 1) {
-            return Err(Errno::ENOSPC);
-        }
         self.leave_inline(pool, supply)?;
+        self.promise_extents(pool, 1, false)?;
         // Blocks past the end hold no data, and would move beyond the largest offset.
         self.drop_pages(pool, self.size.div_ceil(PAGE)..u64::MAX);
         let (first, by) = (bytes.start / PAGE, length / PAGE);

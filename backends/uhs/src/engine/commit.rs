@@ -51,8 +51,8 @@ impl Engine {
             return Err(Errno::EIO);
         }
         self.pending.store(false, Ordering::Relaxed);
-        if extent == Extent::Everything && self.names.has_waiting() {
-            self.names.write_times(&self.gate.enter());
+        if extent == Extent::Everything {
+            self.write_times(store)?;
         }
         let group = match self.gate.has_changes() {
             true => self.write_group(store, true),
@@ -64,6 +64,19 @@ impl Engine {
         drop(writing);
         store.sync(group).map_err(|error| self.fail(&error))?;
         self.release(group);
+        Ok(())
+    }
+
+    /// Adds all directories whose times wait to groups, none of which is larger than others.
+    fn write_times(&self, store: &Store) -> Result<()> {
+        let dirs = self.names.take_waiting();
+        let mut parts = dirs.chunks(self.gate.full()).peekable();
+        while let Some(part) = parts.next() {
+            self.names.write_times(&self.gate.enter(), part);
+            if parts.peek().is_some() {
+                self.write_group(store, false).map_err(|error| self.fail(&error))?;
+            }
+        }
         Ok(())
     }
 
@@ -129,6 +142,11 @@ impl Engine {
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
+        if self.pool.needs_durable() {
+            let newest = store.newest();
+            store.sync(newest)?;
+            self.release(newest);
+        }
         let batch = group::close(&self.gate.close(), &self.names, &self.pool);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
         let stored = self.add_stored(&mut batch);
@@ -138,11 +156,13 @@ impl Engine {
             waiting.0.entry(u64::MAX).or_default().contents.append(&mut batch.contents);
         }
         let stored = stored?;
-        let units = &mut |wanted| self.take_units(wanted);
+        let units = &mut |wanted| self.pool.take_units(wanted);
         let written = self
             .write_data(store, &mut batch)
             .and_then(|()| store.commit(store.turn(), batch.changes, now, units));
-        self.names.set_slots(store.slots());
+        let (slots, chunks) = store.slots();
+        self.pool.set_slots(slots, chunks);
+        self.gate.set_full(self.rules.full_group.min(self.names.most_changes()));
         // What a group that failed was about waits for ever.
         let group = written.as_ref().map_or(u64::MAX, |group| *group);
         let mut waiting = lock(&self.waiting);
@@ -168,13 +188,6 @@ impl Engine {
             }
         }
         Ok(inos.into_iter().zip(found).collect())
-    }
-
-    fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
-        let mut space = self.pool.space();
-        let (first, count) = space.find_units(wanted)?;
-        space.reserve(first, count);
-        Some((first, count))
     }
 
     /// Starts the thread that commits what nobody syncs.

@@ -168,7 +168,21 @@ impl Engine {
         &self,
         content: &Mutex<Content>,
         need: impl Fn(&Content) -> Need,
-        change: impl FnOnce(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
+        mut change: impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
+    ) -> Result<T> {
+        match self.try_change_content(content, &need, &mut change) {
+            Err(Errno::ENOSPC) if self.makes_space()? => {
+                self.try_change_content(content, &need, &mut change)
+            }
+            result => result,
+        }
+    }
+
+    fn try_change_content<T>(
+        &self,
+        content: &Mutex<Content>,
+        need: &impl Fn(&Content) -> Need,
+        change: &mut impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
     ) -> Result<T> {
         let (mut supply, mut fetched) = (Supply::default(), Fetched::default());
         loop {

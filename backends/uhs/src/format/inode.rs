@@ -33,6 +33,12 @@ const VALUE_PART: usize = 65_000;
 /// Bytes of the record of an extent.
 pub(crate) const EXTENT_BYTES: usize = 23;
 
+/// Bytes of the head of a record.
+pub(crate) const RECORD_BYTES: usize = 3;
+
+/// Bytes of the record of a name at most.
+pub(crate) const NAME_BYTES: usize = RECORD_BYTES + 16 + 255;
+
 /// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
@@ -129,7 +135,7 @@ pub(crate) enum Decoded {
 const POINTER: usize = 12;
 
 /// Pointers of a body, and of a block of pointers, at most.
-const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
+pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
 pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
 
 impl Inode {

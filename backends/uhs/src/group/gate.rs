@@ -2,6 +2,7 @@
 //! their processors share no cache line.
 
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, number_of_thread};
 
@@ -25,6 +26,8 @@ pub(crate) struct Changes {
     pub(crate) changed: Vec<u64>,
     /// Those that lost their last name.
     pub(crate) gone: Vec<u64>,
+    /// The changed ones, each by its weight.
+    weight: usize,
 }
 
 impl Changes {
@@ -33,7 +36,7 @@ impl Changes {
     }
 
     fn is_full(&self, full: usize) -> bool {
-        self.changed.len() + self.gone.len() / REMOVED >= full
+        self.weight + self.gone.len() / REMOVED >= full
     }
 }
 
@@ -41,7 +44,7 @@ impl Changes {
 pub(crate) struct Gate {
     doors: [Door; DOORS],
     /// Inodes of a door from which on the group is full.
-    full: usize,
+    full: AtomicUsize,
 }
 
 /// A share in the running group: it does not close meanwhile. Whoever has one takes no second one, and
@@ -61,7 +64,17 @@ pub(crate) struct Closed<'a> {
 impl Gate {
     /// A gate to groups that are full when a door has `full` inodes.
     pub(crate) fn new(full: usize) -> Self {
-        Gate { doors: Default::default(), full }
+        Gate { doors: Default::default(), full: AtomicUsize::new(full) }
+    }
+
+    /// From now on groups are full when a door has `full` inodes.
+    pub(crate) fn set_full(&self, full: usize) {
+        self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// Inodes of a door from which on the group is full.
+    pub(crate) fn full(&self) -> usize {
+        self.full.load(Ordering::Relaxed)
     }
 
     /// Waits while a group is being closed.
@@ -69,7 +82,7 @@ impl Gate {
         let door = &self.doors[number_of_thread() % DOORS];
         Handle {
             door,
-            full: self.full,
+            full: self.full(),
             _lock: door.lock.read().unwrap_or_else(PoisonError::into_inner),
         }
     }
@@ -88,14 +101,17 @@ impl Gate {
 
     /// True where the running group should be closed.
     pub(crate) fn is_full(&self) -> bool {
-        self.doors.iter().any(|door| lock(&door.changes).is_full(self.full))
+        self.doors.iter().any(|door| lock(&door.changes).is_full(self.full()))
     }
 }
 
 impl Handle<'_> {
-    /// The group writes an inode. The caller sees to it that it is listed once.
-    pub(crate) fn changed(&self, ino: u64) {
-        lock(&self.door.changes).changed.push(ino);
+    /// The group writes an inode, which counts as `weight` of them. The caller sees to it that it is listed
+    /// once.
+    pub(crate) fn changed(&self, ino: u64, weight: usize) {
+        let mut changes = lock(&self.door.changes);
+        changes.changed.push(ino);
+        changes.weight += weight;
     }
 
     /// The group removes an inode.
@@ -117,6 +133,7 @@ impl Closed<'_> {
             let mut changes = lock(&door.changes);
             all.changed.append(&mut changes.changed);
             all.gone.append(&mut changes.gone);
+            changes.weight = 0;
         }
         all.changed.sort_unstable();
         all.gone.sort_unstable();
@@ -151,7 +168,7 @@ mod tests {
                         for number in 0..2 {
                             let handle = gate.enter();
                             *one.lock().unwrap() += 1;
-                            handle.changed(thread * 2 + number);
+                            handle.changed(thread * 2 + number, 1);
                             *other.lock().unwrap() += 1;
                         }
                     })

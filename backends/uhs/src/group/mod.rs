@@ -11,9 +11,9 @@ use crate::commit::Change;
 use crate::content::{Content, Frame, Pool};
 use crate::engine::lock;
 use crate::format::BLOCK;
-use crate::format::inode::{HEAD, Inode, Pointer, spill};
+use crate::format::inode::{HEAD, Pointer, spill};
 use crate::format::slot::BODY;
-use crate::names::{Encoded, Names};
+use crate::names::{Encoded, Names, WithRecords};
 use crate::space::Run;
 
 pub(crate) use gate::{Closed, Gate, Handle};
@@ -54,9 +54,16 @@ pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<B
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
                 held.place(pool, batch.number, &mut batch.data)?;
-                if let Some(encoded) = names.encode(ino, held.facts(), &held.data())? {
-                    let body = fit(encoded, &mut held, pool, &mut outside)?;
-                    batch.changes.push(Change::Write { ino, body });
+                match names.encode(ino, &held)? {
+                    Some(encoded) => {
+                        let body = fit(encoded, &mut held, pool, &mut outside)?;
+                        batch.changes.push(Change::Write { ino, body });
+                    }
+                    // It may get a name again.
+                    None => {
+                        let others = held.others();
+                        held.replace_records(pool, Vec::new(), others);
+                    }
                 }
                 drop(held);
                 batch.contents.push((ino, content));
@@ -73,13 +80,13 @@ pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<B
 
 /// The body that fits into a slot. Records that do not fit go to new blocks.
 fn fit(
-    (inode, body): (Inode, Vec<u8>),
+    WithRecords { inode, body, others }: WithRecords,
     content: &mut Content,
     pool: &Pool,
     outside: &mut Vec<(u64, [u8; BLOCK])>,
 ) -> Result<Vec<u8>> {
     if body.len() <= BODY {
-        content.replace_records(pool, Vec::new());
+        content.replace_records(pool, Vec::new(), others);
         return Ok(body);
     }
     let records = &body[HEAD..];
@@ -92,7 +99,7 @@ fn fit(
         outside.push((run.block, bytes));
         Ok(Pointer { block: run.block, crc })
     });
-    content.replace_records(pool, blocks);
+    content.replace_records(pool, blocks, others);
     let (levels, pointers) = spilled?.ok_or(Errno::EIO)?;
     Ok(inode.body_outside(levels, records.len() as u64, &pointers))
 }

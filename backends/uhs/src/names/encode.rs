@@ -6,8 +6,18 @@ use defuse_fs::{FileKind, Result};
 
 use super::record::{Body as Of, Extra, Record, Time};
 use super::{Names, known_data, settle};
-use crate::content::{Content, Facts};
+use crate::content::Content;
 use crate::format::inode::{Data, Inode};
+
+/// An inode with its records.
+pub(crate) struct WithRecords {
+    /// The head.
+    pub(crate) inode: Inode,
+    /// All of it, which may be too large for a slot.
+    pub(crate) body: Vec<u8>,
+    /// Bytes of all names but the first, and of extended attributes.
+    pub(crate) others: usize,
+}
 
 /// An inode that the closing group looks at.
 pub(crate) enum Body {
@@ -34,7 +44,7 @@ impl Names {
                 _ => {
                     let data = known_data(record);
                     let data_is_stored = data.is_none();
-                    let (_, body) = encode(record, extra, &data.unwrap_or_default());
+                    let body = encode(record, extra, &data.unwrap_or_default()).body;
                     Some(Body::Whole { body, data_is_stored })
                 }
             })
@@ -42,26 +52,17 @@ impl Names {
         taken.ok().flatten()
     }
 
-    /// The head of an inode, and its whole body, which may be too large for a slot. `None` for an inode
-    /// without a name.
-    pub(crate) fn encode(
-        &self,
-        ino: u64,
-        facts: Facts,
-        data: &Data,
-    ) -> Result<Option<(Inode, Vec<u8>)>> {
+    /// An inode with its records. `None` for one without a name.
+    pub(crate) fn encode(&self, ino: u64, content: &Content) -> Result<Option<WithRecords>> {
         self.records.change(ino, |mut changing| {
-            settle(&mut changing, facts);
+            settle(&mut changing, content.facts());
             let named = changing.record.is_named();
-            if changing.record.has_extra {
-                changing.make_extra().xattrs.written();
-            }
-            Ok(named.then(|| encode(changing.record, changing.extra(), data)))
+            Ok(named.then(|| encode(changing.record, changing.extra(), &content.data())))
         })
     }
 }
 
-fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> (Inode, Vec<u8>) {
+fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> WithRecords {
     let is_dir = record.kind() == FileKind::Directory;
     let inode = Inode {
         mode: record.mode(),
@@ -85,6 +86,7 @@ fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> (Inode, Vec<u8
     for (name, value) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
         out.xattr(name, value);
     }
+    let others = extra.map_or(0, Extra::bytes);
     out.data(data);
-    (inode, out.finish())
+    WithRecords { inode, body: out.finish(), others }
 }

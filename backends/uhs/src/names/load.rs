@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use defuse_fs::FileKind;
 
-use super::record::{Body, Directory, Live, Record, Time};
-use super::xattrs::Xattrs;
-use super::{Names, ROOT};
+use super::record::{Body, Directory, Extra, Live, Record, Time};
+use super::{Names, ROOT, settle};
 use crate::content::{Content, Pool};
 use crate::engine::lock;
 use crate::format::inode::{Data, Extent, Inode, Link};
@@ -160,12 +159,14 @@ impl Names {
 
     fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
         let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
-        let further = links.len() > 1 || !xattrs.is_empty();
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
-        let content = Content::new(data, size, records);
+        let content = Content::new(data, size);
         let mut held = lock(&content);
-        let short = if further || is_dir { None } else { held.retire(&self.pool) };
-        let blocks = AtomicU64::new(held.facts().blocks);
+        let extra = Extra::loaded(&links, xattrs);
+        held.load_records(&self.pool, records, extra.bytes());
+        let short = if extra.may_be_large() || is_dir { None } else { held.retire(&self.pool) };
+        let facts = held.facts();
+        let blocks = AtomicU64::new(facts.blocks);
         drop(held);
         let body = match short {
             _ if is_dir => Body::Directory(Arc::new(Directory { content, ..Directory::default() })),
@@ -182,13 +183,14 @@ impl Names {
             (Time::Birth, inode.btime),
         ];
         let _ = self.records.change(ino, |mut changing| {
-            times.into_iter().for_each(|(time, moment)| changing.set_time(time, moment));
-            for link in &links {
+            settle(&mut changing, facts);
+            if let Some(link) = links.first() {
                 changing.add_link(link.parent, link.stamp, &link.name);
             }
-            if !xattrs.is_empty() {
-                changing.make_extra().xattrs = Xattrs::loaded(&self.pool, xattrs);
+            if extra.may_be_large() {
+                *changing.make_extra() = extra;
             }
+            times.into_iter().for_each(|(time, moment)| changing.set_time(time, moment));
             Ok(())
         });
     }

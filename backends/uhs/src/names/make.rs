@@ -1,7 +1,7 @@
 //! Lookups, and operations that make inodes.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::{NewInode, Parent, new_inode};
@@ -9,10 +9,10 @@ use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags, Ti
 
 use super::index::{Key, Part};
 use super::order::{Order, Rid};
-use super::record::{Body, Changing, Directory, Extra, Live, Record, Time, Uses};
+use super::record::{Body, Changing, Directory, Extra, Live, Record, Time, Uses, link_bytes};
 use super::xattrs::{ACCESS, DEFAULT, default_acl};
-use super::{KEEP_SLOTS, LINK_MAX, Names, ROOT, list, touch};
-use crate::content::Content;
+use super::{LINK_MAX, Names, ROOT, list, settle, touch};
+use crate::content::{Content, Shared};
 use crate::engine::lock;
 use crate::format::inode::Data;
 use crate::group::Handle;
@@ -30,6 +30,8 @@ pub(crate) struct Making<'a> {
     pub(crate) keeps_sgid: bool,
     /// The inode is opened, too.
     pub(crate) opens: bool,
+    /// There is a slot for it.
+    pub(crate) sure: bool,
 }
 
 /// A directory in which something is made.
@@ -37,7 +39,7 @@ pub(super) struct Above {
     pub(super) dir: Arc<Directory>,
     perm: u32,
     gid: u32,
-    default_acl: Option<Acl>,
+    pub(super) default_acl: Option<Acl>,
 }
 
 /// A directory with its lock, and the part of the index for a name in it.
@@ -159,6 +161,9 @@ impl Names {
         if is_dir && place.dir.subdirs.load(Ordering::Relaxed) as usize >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
+        if !making.sure {
+            self.check_slots()?;
+        }
         let (mut record, extra) = self.new_record(above, making)?;
         (record.parent, record.name) = (place.parent, place.name.into());
         record.stamp = self.take_stamp();
@@ -188,6 +193,7 @@ impl Names {
         if above.dir.is_dead() {
             return Err(Errno::ENOENT);
         }
+        self.check_slots()?;
         let (mut record, extra) = self.new_record(&above, making)?;
         record.linkable = linkable;
         let entry = self.entry(&record, extra.as_deref());
@@ -200,31 +206,37 @@ impl Names {
         above: &Above,
         making: Making<'_>,
     ) -> Result<(Record, Option<Box<Extra>>)> {
-        if self.free_slots() < KEEP_SLOTS {
-            return Err(Errno::ENOSPC);
-        }
         let node = making.node;
         let from =
             Parent { perm: above.perm, gid: above.gid, default_acl: above.default_acl.as_ref() };
         let made = new_inode(from, node, making.keeps_sgid);
         let extra = self.inherited(&made, node)?;
+        let size = making.target.map_or(0, |target| target.len() as u64);
+        let others = extra.as_ref().map_or(0, |extra| extra.bytes());
+        let content = |data| -> Result<Shared> {
+            let content = Content::new(data, size);
+            lock(&content).promise_others(&self.pool, others)?;
+            Ok(content)
+        };
         let body = match (node.kind, making.target) {
             (FileKind::Symlink, Some([])) => return Err(Errno::ENOENT),
             (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
                 return Err(Errno::ENAMETOOLONG);
             }
             (FileKind::Symlink, Some(target)) => {
-                let (data, size) = (Data::Target(target.to_vec()), target.len() as u64);
-                let content = Content::new(data, size, Vec::new());
+                let content = content(Data::Target(target.to_vec()))?;
                 Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: 0 }))
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
-            (FileKind::Directory, _) => Body::Directory(Arc::default()),
+            (FileKind::Directory, _) => {
+                let content = content(Data::Nothing)?;
+                Body::Directory(Arc::new(Directory { content, ..Directory::default() }))
+            }
             // Somebody has to know where the records lie.
             (kind, _) if extra.is_some() => {
                 let is_file = kind == FileKind::Regular;
                 let data = if is_file { Data::Inline(Vec::new()) } else { Data::Nothing };
-                let content = Content::new(data, 0, Vec::new());
+                let content = content(data)?;
                 Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: node.rdev }))
             }
             _ if node.rdev != 0 => Body::Device(node.rdev),
@@ -233,7 +245,7 @@ impl Names {
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         let mode = node.kind.mode_bits() | made.perm;
         let mut record = Record::new(ino, mode, (node.uid, made.gid), body);
-        record.size = making.target.map_or(0, |target| target.len() as u64);
+        record.size = size;
         record.opens = if making.opens { Uses::one() } else { Uses::default() };
         // The clock of today fits into a record without more.
         let changing =
@@ -251,7 +263,7 @@ impl Names {
         let mut extra: Option<Box<Extra>> = None;
         let mut set = |name: &[u8], value: &[u8]| {
             let xattrs = &mut extra.get_or_insert_default().xattrs;
-            xattrs.set(&self.pool, name, value, SetXattrFlags::default())
+            xattrs.set(name, value, SetXattrFlags::default(), |_| Ok(()))
         };
         for (name, acl) in [(ACCESS, &made.access_acl), (DEFAULT, &made.default_acl)] {
             if let Some(acl) = acl {
@@ -264,11 +276,11 @@ impl Names {
         Ok(extra)
     }
 
-    /// Gives an inode another name. Its content is in memory.
+    /// Gives an inode another name.
     pub(crate) fn link(
         &self,
         handle: &Handle<'_>,
-        ino: u64,
+        (ino, content): (u64, &Mutex<Content>),
         parent: u64,
         name: Name<'_>,
     ) -> Result<Entry> {
@@ -288,6 +300,7 @@ impl Names {
         if dir.is_dead() {
             return Err(Errno::ENOENT);
         }
+        let mut held = lock(content);
         let key = self.index.key(parent, name);
         let mut part = self.index.write(key);
         if self.find(&part, key, parent, name).is_some() {
@@ -300,6 +313,11 @@ impl Names {
             check(changing.record)?;
             if changing.links() >= LINK_MAX {
                 return Err(Errno::EMLINK);
+            }
+            if changing.record.is_named() {
+                let others = held.others() + link_bytes(name);
+                held.promise_others(&self.pool, others)?;
+                settle(&mut changing, held.facts());
             }
             changing.add_link(parent, stamp, name);
             changing.record.linkable = false;

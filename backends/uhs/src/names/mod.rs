@@ -36,18 +36,17 @@ use std::time::Duration;
 
 use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
-use crate::content::pool::KEEP_UNITS;
 use crate::content::{Content, Facts, Pool};
 use crate::engine::lock;
+use crate::format::BLOCK;
 use crate::format::inode::{Data, Extent, Moment};
-use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::group::Handle;
 use crate::space::Run;
 use index::Index;
 use record::{Body, Changing, Directory, Extra, Live, Record, Time};
 use records::Records;
 
-pub(crate) use encode::Body as Encoded;
+pub(crate) use encode::{Body as Encoded, WithRecords};
 pub use load::Problem;
 pub(crate) use load::{Loaded, fits};
 pub(crate) use make::Making;
@@ -58,8 +57,15 @@ pub(crate) const ROOT: u64 = 1;
 /// Names of an inode at most.
 pub(crate) const LINK_MAX: usize = 65_000;
 
-/// Slots that new inodes leave to changes and removals.
+/// Slots that new inodes leave to changes and removals. About half of them may be those of removals.
 const KEEP_SLOTS: u64 = 1024;
+
+/// The share of the free slots that one thread may have in a group.
+const SHARE: u64 = 64;
+
+/// Blocks of records that count as much as [`HEAVY`] inodes, so that a group is no larger than memory.
+const RECORDS: u64 = 32;
+const HEAVY: usize = 8;
 
 /// Only this process changes the file system, so answers hold until it says otherwise.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
@@ -72,8 +78,6 @@ pub(crate) struct Names {
     renames: Mutex<()>,
     next_ino: AtomicU64,
     next_stamp: AtomicU64,
-    /// Slots of all chunks.
-    slots: AtomicU64,
     /// Directories whose times are newer than their slots.
     waiting: Mutex<Vec<u64>>,
     /// Frontends; from the second on nothing that is told stays valid.
@@ -102,14 +106,13 @@ impl From<Moment> for Timestamp {
 impl Names {
     fn new(pool: Arc<Pool>) -> Self {
         Names {
+            records: Records::new(Arc::clone(&pool)),
             pool,
-            records: Records::new(),
             index: Index::new(),
             renames: Mutex::default(),
             next_ino: AtomicU64::new(ROOT + 1),
             // 1 and 2 are the positions of `.` and `..`.
             next_stamp: AtomicU64::new(3),
-            slots: AtomicU64::new(0),
             waiting: Mutex::default(),
             frontends: AtomicUsize::new(0),
         }
@@ -134,11 +137,6 @@ impl Names {
             Ok(())
         })?;
         Ok(names)
-    }
-
-    /// Sets the number of slots of all chunks.
-    pub(crate) fn set_slots(&self, slots: u64) {
-        self.slots.store(slots, Ordering::Relaxed);
     }
 
     pub(crate) fn attach(&self) {
@@ -256,9 +254,15 @@ impl Names {
         }
     }
 
-    /// Adds the directories whose times wait to the running group.
-    pub(crate) fn write_times(&self, handle: &Handle<'_>) {
-        for ino in std::mem::take(&mut *lock(&self.waiting)) {
+    /// Takes the directories whose times wait, which the caller gives to
+    /// [`write_times`](Names::write_times).
+    pub(crate) fn take_waiting(&self) -> Vec<u64> {
+        std::mem::take(&mut *lock(&self.waiting))
+    }
+
+    /// Adds directories to the running group, with their times.
+    pub(crate) fn write_times(&self, handle: &Handle<'_>, dirs: &[u64]) {
+        for ino in dirs.iter().copied() {
             let _ = self.records.change(ino, |changing| {
                 if let Some(dir) = changing.record.directory() {
                     dir.waits.store(false, Ordering::Release);
@@ -267,11 +271,6 @@ impl Names {
                 Ok(())
             });
         }
-    }
-
-    /// True where times of directories wait.
-    pub(crate) fn has_waiting(&self) -> bool {
-        !lock(&self.waiting).is_empty()
     }
 
     /// The content of an inode of any kind.
@@ -304,7 +303,7 @@ impl Names {
                 // It became one that must be read: nobody but us may do that.
                 None => return Err(Errno::EIO),
             };
-            let content = Content::new(data, record.size, Vec::new());
+            let content = Content::new(data, record.size);
             let blocks = AtomicU64::new(lock(&content).facts().blocks);
             let live = Live { content: Arc::clone(&content), blocks, rdev };
             record.body = Body::Live(Arc::new(live));
@@ -345,21 +344,29 @@ impl Names {
         })
     }
 
-    /// Slots that inodes do not need, as far as slots and free units go.
-    fn free_slots(&self) -> u64 {
-        let units = self.pool.space().free_units().saturating_sub(KEEP_UNITS);
-        let all = self.slots.load(Ordering::Relaxed) + u64::from(units) * UNIT_BLOCKS;
-        all.saturating_sub(self.records.count())
+    /// `ENOSPC` where another inode would take a slot that is left to changes.
+    fn check_slots(&self) -> Result<()> {
+        match self.pool.free_slots(true) < KEEP_SLOTS {
+            true => Err(Errno::ENOSPC),
+            false => Ok(()),
+        }
     }
 
     /// Inodes, and how many more there can be.
     pub(crate) fn count(&self) -> (u64, u64) {
-        (self.records.count(), self.free_slots().saturating_sub(KEEP_SLOTS))
+        let free = self.pool.free_slots(false).saturating_sub(KEEP_SLOTS);
+        (self.pool.inodes().load(Ordering::Relaxed), free)
+    }
+
+    /// Inodes that one thread may change in a group: with those of all others they find slots.
+    pub(crate) fn most_changes(&self) -> usize {
+        usize::try_from(self.pool.free_slots(true) / SHARE).unwrap_or(usize::MAX).max(1)
     }
 }
 
 /// Copies what a content says of itself.
 fn settle(changing: &mut Changing<'_>, facts: Facts) {
+    changing.record.weight = u8::try_from(facts.records / RECORDS).unwrap_or(u8::MAX);
     if let Body::Live(live) = &changing.record.body {
         live.blocks.store(facts.blocks, Ordering::Relaxed);
         changing.record.size = facts.size;
@@ -370,7 +377,7 @@ fn settle(changing: &mut Changing<'_>, facts: Facts) {
 fn list(handle: &Handle<'_>, record: &mut Record) {
     if !record.dirty {
         record.dirty = true;
-        handle.changed(record.ino);
+        handle.changed(record.ino, 1 + HEAVY * usize::from(record.weight));
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::without_set_id;
-use defuse_fs::{FileKind, Timestamp};
+use defuse_fs::{FileKind, NAME_MAX, Timestamp};
 
 use super::ROOT;
 use super::order::Order;
 use super::xattrs::Xattrs;
 use crate::content::Content;
-use crate::format::inode::{Data, Link, Moment};
+use crate::format::inode::{Data, Link, Moment, NAME_BYTES};
 use crate::space::Run;
 
 /// Lookups and opens from which on they are not counted back: the inode stays until the next mount.
@@ -39,6 +39,8 @@ pub(super) struct Record {
     pub(super) linkable: bool,
     /// There is an [`Extra`] of it.
     pub(super) has_extra: bool,
+    /// Blocks of its records, in units of [`RECORDS`](super::RECORDS).
+    pub(super) weight: u8,
 }
 
 /// The parts of an inode that most do not have. An inode with further links or extended attributes is
@@ -53,16 +55,37 @@ pub(super) struct Extra {
 }
 
 impl Extra {
+    /// An extra that was read from a device.
+    pub(super) fn loaded(links: &[Link], xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
+        let (links, xattrs) = (links.get(1..).unwrap_or_default().to_vec(), Xattrs::loaded(xattrs));
+        Extra { links, xattrs, times: [None; 4] }
+    }
+
     pub(super) fn is_needed(&self) -> bool {
         !self.links.is_empty()
             || !self.xattrs.is_empty()
             || self.times.iter().any(|time| time.is_some())
     }
 
+    /// Bytes of the records of all names but the first, and of extended attributes.
+    pub(super) fn bytes(&self) -> usize {
+        self.link_bytes() + self.xattrs.record_bytes()
+    }
+
+    /// Bytes of the records of all names but the first.
+    pub(super) fn link_bytes(&self) -> usize {
+        self.links.iter().map(|link| link_bytes(&link.name)).sum()
+    }
+
     /// True where records may lie outside of the slot, so that somebody has to know where.
     pub(super) fn may_be_large(&self) -> bool {
         !self.links.is_empty() || !self.xattrs.is_empty()
     }
+}
+
+/// Bytes of the record of a name.
+pub(super) fn link_bytes(name: &[u8]) -> usize {
+    NAME_BYTES - NAME_MAX + name.len()
 }
 
 /// The records with an [`Extra`], by their place in the shard.
@@ -256,6 +279,7 @@ impl Record {
             dirty: false,
             linkable: false,
             has_extra: false,
+            weight: 0,
         }
     }
 

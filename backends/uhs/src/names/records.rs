@@ -1,13 +1,14 @@
 //! All inodes, by number and by place, in shards with a lock each.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{Errno, Result};
 use hashbrown::HashTable;
 
 use super::order::Rid;
 use super::record::{Changing, Extra, Extras, Record};
+use crate::content::Pool;
 
 const SHARDS: usize = 64;
 
@@ -27,7 +28,7 @@ pub(super) struct Shard {
 
 pub(super) struct Records {
     shards: [RwLock<Shard>; SHARDS],
-    count: AtomicU64,
+    pool: Arc<Pool>,
     /// An odd random number, by which numbers of inodes are hashed.
     key: u64,
 }
@@ -98,13 +99,9 @@ fn hash(ino: u64, key: u64) -> u64 {
 }
 
 impl Records {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(pool: Arc<Pool>) -> Self {
         let shards = std::array::from_fn(|_| RwLock::default());
-        Records { shards, count: AtomicU64::new(0), key: fastrand::u64(..) | 1 }
-    }
-
-    pub(super) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        Records { shards, pool, key: fastrand::u64(..) | 1 }
     }
 
     fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
@@ -117,7 +114,7 @@ impl Records {
 
     pub(super) fn insert(&self, record: Record) -> Rid {
         let shard = shard_of(record.ino);
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.pool.inodes().fetch_add(1, Ordering::Relaxed);
         self.write(shard).insert(record, self.key) * SHARDS as u32 + shard as u32
     }
 
@@ -125,7 +122,7 @@ impl Records {
     pub(super) fn insert_with(&self, record: Record, extra: Option<Box<Extra>>) -> Rid {
         let Some(extra) = extra else { return self.insert(record) };
         let shard = shard_of(record.ino);
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.pool.inodes().fetch_add(1, Ordering::Relaxed);
         let mut locked = self.write(shard);
         let place = locked.insert(record, self.key);
         locked.extras.insert(place, extra);
@@ -194,7 +191,7 @@ impl Records {
 
     fn take_unused(&self, shard: &mut Shard, place: u32) -> Option<Record> {
         shard.at(place).filter(|(record, _)| record.is_unused())?;
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.pool.inodes().fetch_sub(1, Ordering::Relaxed);
         shard.remove(place, self.key)
     }
 }

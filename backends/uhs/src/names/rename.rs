@@ -9,8 +9,9 @@ use defuse_fs::{Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timest
 use super::index::{Key, Two};
 use super::make::{Making, Place};
 use super::order::{Order, Rid};
-use super::record::{Directory, Record, Time};
-use super::{LINK_MAX, Names, list};
+use super::record::{Directory, Record, Time, link_bytes};
+use super::{Kept, LINK_MAX, Names, list};
+use crate::content::Shared;
 use crate::engine::lock;
 use crate::group::Handle;
 
@@ -112,6 +113,15 @@ impl Names {
         if target.as_ref().is_some_and(|target| target.ino == source.ino) {
             return Ok(Some(Vec::new()));
         }
+        let moved =
+            [Some((&source, to)), target.as_ref().filter(|_| exchange).map(|to| (to, from))];
+        let contents = self.contents_of_linked(moved.into_iter().flatten());
+        let mut held: Vec<_> =
+            contents.iter().map(|(content, name)| (lock(content), *name)).collect();
+        for (content, name) in &mut held {
+            let others = content.others() + link_bytes(name);
+            content.promise_others(&self.pool, others)?;
+        }
         let (now, mut gone) = (Timestamp::now(), Vec::new());
         let mut parts = self.index.write_two(from.key, to.key);
         match &target {
@@ -141,6 +151,27 @@ impl Names {
         self.names_changed(from.parent, &from.dir, now);
         self.names_changed(to.parent, &to.dir, now);
         Ok(Some(gone))
+    }
+
+    /// The contents of those of the inodes that have several names, each with the new name, in the order in which
+    /// they are locked. The records of such an inode may grow.
+    fn contents_of_linked<'a>(
+        &self,
+        moved: impl Iterator<Item = (&'a Named, &'a Side<'a>)>,
+    ) -> Vec<(Shared, &'a [u8])> {
+        let mut linked: Vec<(u64, Shared, &[u8])> = Vec::new();
+        for (named, side) in moved {
+            let several = self.records.see_at(named.rid, |_, extra| {
+                Ok(extra.is_some_and(|extra| !extra.links.is_empty()))
+            });
+            if several == Ok(true)
+                && let Ok(Kept::Here(content)) = self.content(named.ino)
+            {
+                linked.push((named.ino, content, side.name));
+            }
+        }
+        linked.sort_unstable_by_key(|(ino, ..)| *ino);
+        linked.into_iter().map(|(_, content, name)| (content, name)).collect()
     }
 
     /// Everything that can fail, before anything changes. Returns the source.
@@ -183,8 +214,8 @@ impl Names {
                 }
             }
         }
-        if flags.has(RenameFlags::WHITEOUT) && self.free_slots() < super::KEEP_SLOTS {
-            return Err(Errno::ENOSPC);
+        if flags.has(RenameFlags::WHITEOUT) {
+            self.check_slots()?;
         }
         Ok(source)
     }
@@ -243,11 +274,13 @@ impl Names {
         whiteout: &NewNode<'_>,
     ) -> Result<()> {
         let node = &NewNode { kind: FileKind::CharDevice, rdev: 0, ..*whiteout };
-        let making = Making { node, target: None, keeps_sgid: true, opens: false };
+        let making = Making { node, target: None, keeps_sgid: true, opens: false, sure: true };
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = Place { parent, name, dir, entries, key };
-        let above = self.above(parent)?;
+        // Nobody opens a whiteout. Without attributes it needs a slot and nothing more.
+        let mut above = self.above(parent)?;
+        above.default_acl = None;
         let made = self.make_at(handle, place, parts.part(key), &above, making)?;
         self.forget(made.ino.0, 1);
         Ok(())

@@ -402,9 +402,10 @@ impl Store {
         self.lock().groups.newest_durable()
     }
 
-    /// Slots of all chunks.
-    pub(crate) fn slots(&self) -> u64 {
-        slots(&self.lock().superblock)
+    /// Slots of all chunks, and the chunks that there can still be.
+    pub(crate) fn slots(&self) -> (u64, u64) {
+        let superblock = &self.lock().superblock;
+        (slots(superblock), chunks_left(superblock))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -482,6 +483,11 @@ impl Store {
         state.superblock = superblock;
         Ok(())
     }
+}
+
+/// Chunks that there can still be.
+pub(crate) fn chunks_left(superblock: &Superblock) -> u64 {
+    (CHUNKS - superblock.chunks.len()) as u64
 }
 
 /// Slots of all chunks.

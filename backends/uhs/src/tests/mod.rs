@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod faults;
+mod full;
 mod mounts;
 mod names;
 mod player;

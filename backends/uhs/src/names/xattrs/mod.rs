@@ -6,7 +6,8 @@ use defuse_fs::posix::acl::Acl;
 use defuse_fs::{Errno, FileKind, Result, SetXattrFlags, Timestamp, Xattr, XattrName};
 
 use super::record::{Changing, Extra, Record, Time};
-use super::{Names, touch};
+use super::{Names, settle, touch};
+use crate::content::Content;
 use crate::group::Handle;
 pub(super) use list::{ACCESS, DEFAULT, Xattrs};
 
@@ -33,11 +34,11 @@ fn check_name(record: &Record, name: &[u8]) -> Result<()> {
 }
 
 impl Names {
-    /// Sets an attribute of an inode whose content is in memory.
+    /// Sets an attribute of an inode with its content.
     pub(crate) fn setxattr(
         &self,
         handle: &Handle<'_>,
-        ino: u64,
+        (ino, content): (u64, &mut Content),
         (name, value): (XattrName<'_>, &[u8]),
         flags: SetXattrFlags,
     ) -> Result<()> {
@@ -49,41 +50,18 @@ impl Names {
             if name.starts_with(b"user.") && !keeps {
                 return Err(Errno::EPERM);
             }
+            let links = changing.extra().map_or(0, Extra::link_bytes);
+            let promise = |bytes| content.promise_others(&self.pool, links + bytes);
             let done = match name {
-                ACCESS | DEFAULT => self.set_acl(&mut changing, (name, value), flags),
-                _ => changing.make_extra().xattrs.set(&self.pool, name, value, flags),
+                ACCESS | DEFAULT => set_acl(&mut changing, (name, value), flags, promise),
+                _ => changing.make_extra().xattrs.set(name, value, flags, promise),
             };
             changing.tidy();
             done?;
+            settle(&mut changing, content.facts());
             changed(handle, changing);
             Ok(())
         })
-    }
-
-    fn set_acl(
-        &self,
-        changing: &mut Changing<'_>,
-        (name, value): (&[u8], &[u8]),
-        flags: SetXattrFlags,
-    ) -> Result<()> {
-        let acl = Acl::parse(value)?;
-        let is_dir = changing.record.directory().is_some();
-        if name == DEFAULT && !is_dir && acl.is_some() {
-            return Err(Errno::EACCES);
-        }
-        let xattrs = &mut changing.make_extra().xattrs;
-        list::check_flags(xattrs.get(name).is_some(), flags)?;
-        // An access ACL that says no more than the mode is not stored.
-        match acl.as_ref().filter(|acl| name == DEFAULT || !acl.is_minimal()) {
-            Some(acl) => xattrs.set(&self.pool, name, &acl.to_bytes(), SetXattrFlags::default())?,
-            None => drop(xattrs.remove(name)),
-        }
-        if let Some(acl) = acl.filter(|_| name == ACCESS) {
-            let record = &mut *changing.record;
-            let kept = if flags.clear_sgid { !(0o777 | SGID) } else { !0o777 };
-            record.set_perm(record.perm() & kept | acl.perm());
-        }
-        Ok(())
     }
 
     pub(crate) fn getxattr(&self, ino: u64, name: XattrName<'_>, room: usize) -> Result<Xattr> {
@@ -128,6 +106,32 @@ impl Names {
             Ok(())
         })
     }
+}
+
+fn set_acl(
+    changing: &mut Changing<'_>,
+    (name, value): (&[u8], &[u8]),
+    flags: SetXattrFlags,
+    promise: impl FnOnce(usize) -> Result<()>,
+) -> Result<()> {
+    let acl = Acl::parse(value)?;
+    let is_dir = changing.record.directory().is_some();
+    if name == DEFAULT && !is_dir && acl.is_some() {
+        return Err(Errno::EACCES);
+    }
+    let xattrs = &mut changing.make_extra().xattrs;
+    list::check_flags(xattrs.get(name).is_some(), flags)?;
+    // An access ACL that says no more than the mode is not stored.
+    match acl.as_ref().filter(|acl| name == DEFAULT || !acl.is_minimal()) {
+        Some(acl) => xattrs.set(name, &acl.to_bytes(), SetXattrFlags::default(), promise)?,
+        None => drop(xattrs.remove(name)),
+    }
+    if let Some(acl) = acl.filter(|_| name == ACCESS) {
+        let record = &mut *changing.record;
+        let kept = if flags.clear_sgid { !(0o777 | SGID) } else { !0o777 };
+        record.set_perm(record.perm() & kept | acl.perm());
+    }
+    Ok(())
 }
 
 /// The change time, and the running group.

@@ -1,0 +1,168 @@
+//! Space for the records of an inode that do not fit into its slot.
+//!
+//! Every change of such an inode writes all of them anew, while the old ones are in use. So there is a
+//! promise of blocks for the next copy as long as the inode exists, and it is made when the records grow: there
+//! is ENOSPC, and never at a commit. Let a copy need n blocks, and the one that was written last have w. The
+//! next group takes n blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
+
+use defuse_fs::{Errno, Result};
+
+use super::{Content, Pool};
+use crate::format::BLOCK;
+use crate::format::inode::{
+    Data, EXTENT_BYTES, HEAD, NAME_BYTES, POINTERS, POINTERS_OF_BLOCK, RECORD_BYTES,
+};
+use crate::format::slot::BODY;
+use crate::space::Run;
+
+/// Extents of a file at most. Each change of it writes all of their records.
+const MOST_EXTENTS: usize = 1 << 20;
+
+/// The records of an inode outside of its slot.
+#[derive(Default)]
+pub(super) struct Outside {
+    /// Blocks with the copy that was written last.
+    runs: Vec<Run>,
+    /// Blocks that are set aside.
+    aside: u64,
+    /// Bytes of records for which they suffice.
+    enough: usize,
+    /// Bytes of all names but the first, and of extended attributes.
+    others: usize,
+    /// Extents that the pages which wait for the next group may add.
+    splits: usize,
+}
+
+impl Outside {
+    fn in_use(&self) -> u64 {
+        self.runs.iter().map(|run| u64::from(run.count)).sum()
+    }
+
+    /// Blocks to be set aside for records of so many bytes.
+    fn wanted(&self, bytes: usize) -> u64 {
+        let copy = copy_blocks(bytes);
+        copy.max((2 * copy).saturating_sub(self.in_use()))
+    }
+
+    /// Blocks that the next copy takes at most.
+    pub(super) fn copy_blocks(&self) -> u64 {
+        self.in_use().max(self.aside)
+    }
+
+    /// True where somebody has to know them.
+    pub(super) fn is_used(&self) -> bool {
+        !self.runs.is_empty() || self.aside > 0
+    }
+}
+
+/// Blocks of one copy of records of so many bytes, with those of pointers; 0 where the slot has room.
+fn copy_blocks(bytes: usize) -> u64 {
+    if HEAD + bytes <= BODY {
+        return 0;
+    }
+    let leaves = bytes.div_ceil(BLOCK);
+    let pointers = if leaves > POINTERS { leaves.div_ceil(POINTERS_OF_BLOCK) } else { 0 };
+    (leaves + pointers) as u64
+}
+
+impl Content {
+    /// Bytes of the records with data of so many bytes. The first name may become the longest that there is.
+    fn bytes_with(&self, data: usize) -> usize {
+        NAME_BYTES + self.outside.others + RECORD_BYTES + data
+    }
+
+    /// Bytes of the records when so many extents more are there.
+    fn record_bytes(&self, more: usize) -> usize {
+        self.bytes_with(match &self.data {
+            Data::Nothing => 0,
+            Data::Inline(bytes) | Data::Target(bytes) => bytes.len(),
+            Data::Extents(_) => EXTENT_BYTES * (self.extents.count() + self.outside.splits + more),
+        })
+    }
+
+    /// Sets blocks aside for records of so many bytes. False where there are none.
+    fn cover(&mut self, pool: &Pool, bytes: usize, sure: bool) -> bool {
+        if bytes <= self.outside.enough {
+            return true;
+        }
+        // More than now, so that not every page asks.
+        let ample = if copy_blocks(bytes) > 0 { bytes + bytes / 8 } else { bytes };
+        for bytes in [ample, bytes] {
+            let missing = self.outside.wanted(bytes).saturating_sub(self.outside.aside);
+            if pool.promise(missing, sure) {
+                self.outside.aside += missing;
+                self.outside.enough = bytes;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Makes sure that there is space for the records of so many more extents. `sure` takes it from what is
+    /// kept. `ENOSPC`.
+    pub(super) fn promise_extents(&mut self, pool: &Pool, more: usize, sure: bool) -> Result<()> {
+        let bytes = self.record_bytes(more);
+        let few = self.extents.count() + self.outside.splits + more < MOST_EXTENTS;
+        if few && self.cover(pool, bytes, sure) { Ok(()) } else { Err(Errno::ENOSPC) }
+    }
+
+    /// So many extents more may be there after the next group. `ENOSPC`.
+    pub(super) fn promise_splits(&mut self, pool: &Pool, more: usize, sure: bool) -> Result<()> {
+        self.promise_extents(pool, more, sure)?;
+        self.outside.splits += more;
+        Ok(())
+    }
+
+    /// Makes sure that there is space for the records with inline data of so many bytes. `ENOSPC`.
+    pub(super) fn promise_inline(&mut self, pool: &Pool, len: usize) -> Result<()> {
+        let bytes = self.bytes_with(len);
+        if self.cover(pool, bytes, false) { Ok(()) } else { Err(Errno::ENOSPC) }
+    }
+
+    /// Makes sure that there is space for the records when all names but the first, and attributes, have so
+    /// many bytes. `ENOSPC`.
+    pub(crate) fn promise_others(&mut self, pool: &Pool, others: usize) -> Result<()> {
+        let bytes = self.record_bytes(0) - self.outside.others + others;
+        if !self.cover(pool, bytes, false) {
+            return Err(Errno::ENOSPC);
+        }
+        self.outside.others = others;
+        Ok(())
+    }
+
+    /// Bytes of all names but the first, and of attributes, for which there is space.
+    pub(crate) fn others(&self) -> usize {
+        self.outside.others
+    }
+
+    /// Replaces the blocks with records by those that a group writes. The old ones are free when the group is
+    /// durable. `others` are the bytes of all names but the first, and of attributes.
+    pub(crate) fn replace_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
+        pool.give_up(std::mem::replace(&mut self.outside.runs, runs));
+        self.outside.others = others;
+        self.outside.splits = 0;
+        let enough = self.record_bytes(0);
+        self.set_aside(pool, enough);
+    }
+
+    /// Takes in the blocks with records that the device has.
+    pub(crate) fn load_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
+        (self.outside.runs, self.outside.others) = (runs, others);
+        let enough = self.record_bytes(0);
+        self.set_aside(pool, enough);
+    }
+
+    /// Sets as much aside as records of `enough` bytes want. There is space: see the beginning.
+    fn set_aside(&mut self, pool: &Pool, enough: usize) {
+        let wanted = self.outside.wanted(enough);
+        pool.exchange(self.outside.aside, wanted);
+        (self.outside.aside, self.outside.enough) = (wanted, enough);
+    }
+
+    /// Gives all blocks with records up, and the promise.
+    pub(super) fn end_records(&mut self, pool: &Pool) {
+        let old = std::mem::take(&mut self.outside);
+        pool.give_up(old.runs);
+        pool.unpromise(old.aside);
+    }
+}

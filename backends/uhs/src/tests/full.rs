@@ -1,0 +1,235 @@
+//! A device without space: what was promised is there, and what is asked for is refused at once.
+
+use std::sync::Arc;
+
+use defuse_block::{Device, Ram};
+use defuse_fs::{
+    Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, RenameFlags, Result, SetAttr,
+    SliceSource, WriteArgs, WriteBuf,
+};
+
+use super::{OPTIONS, cx, name, node, random};
+use crate::commit::Rules;
+use crate::{Options, Uhs, check};
+
+/// Groups are closed after so many changes, and nobody makes them durable but a sync.
+const RULES: Rules = Rules { full_group: 4, ..Rules::ALL };
+
+const PAGE: u64 = 4096;
+
+struct Full {
+    ram: Ram,
+    fs: Uhs,
+}
+
+impl Full {
+    fn new(units: u64, rules: Rules) -> Full {
+        let ram = Ram::new(4096, units * 512);
+        Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+        let options = Options { dirty_pages: 4096, ..OPTIONS };
+        let opened = Uhs::open_by(Arc::new(ram.clone()), options, rules, random());
+        Full { ram, fs: opened.unwrap().0 }
+    }
+
+    fn make(&self, text: &str) -> Ino {
+        let node = node(FileKind::Regular);
+        self.fs.mknod(&cx(), Ino::ROOT, name(text), &node).unwrap().ino
+    }
+
+    fn write(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let mut source = SliceSource::new(bytes);
+        let args = WriteArgs { offset, ..WriteArgs::default() };
+        self.fs.write(&cx(), File { ino, fh: Fh(0) }, args, &mut WriteBuf::new(&mut source))
+    }
+
+    /// Takes all space that files can have.
+    fn fill(&self) -> Ino {
+        let ino = self.make("filler");
+        let mut offset = 0;
+        for len in [1 << 20, 1 << 16, PAGE as usize] {
+            let bytes = vec![7; len];
+            while let Ok(written) = self.write(ino, offset, &bytes) {
+                offset += written as u64;
+            }
+        }
+        assert_eq!(self.write(ino, offset, &[7; 4096]), Err(Errno::ENOSPC));
+        ino
+    }
+
+    fn chmod(&self, ino: Ino, perm: u32) -> Result<()> {
+        let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+        self.fs.setattr(&cx(), ino, None, &set).map(drop)
+    }
+
+    fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.fs.setattr(&cx(), ino, None, &set).map(drop)
+    }
+
+    /// Changes all of these inodes again and again, with nothing durable meanwhile.
+    fn change_all(&self, inos: &[Ino], rounds: u32) {
+        for round in 0..rounds {
+            for ino in inos {
+                assert_eq!(self.chmod(*ino, 0o600 | round & 7), Ok(()), "{ino:?}, round {round}");
+            }
+        }
+        assert_eq!(self.fs.syncfs(&cx()), Ok(()));
+    }
+
+    /// Ends the file system and checks it. Nothing was lost.
+    fn end(self) {
+        assert_eq!(self.fs.syncfs(&cx()), Ok(()));
+        let names = super::snapshot(&self.fs).names;
+        drop(self.fs);
+        let report = check(&(Arc::new(self.ram.clone()) as Arc<dyn Device>)).unwrap();
+        assert_eq!(report.problems, []);
+        let (fs, problems) = Uhs::open(Arc::new(self.ram), OPTIONS, random()).unwrap();
+        assert_eq!((problems, super::snapshot(&fs).names == names), (Vec::new(), true));
+    }
+}
+
+/// Every change of a file writes the records of all of its extents, names and attributes anew. Whoever may write to
+/// a few such files could make the file system read-only: there was no space for the second copy.
+#[test]
+fn files_with_many_extents_change_any_number_of_times_on_a_full_device() {
+    let full = Full::new(48, RULES);
+    let inos: Vec<Ino> = (0..8).map(|n| full.make(&n.to_string())).collect();
+    for page in 0..1000 {
+        // Neighbours belong to different files.
+        for ino in &inos {
+            full.write(*ino, page * 2 * PAGE, &page.to_le_bytes()).unwrap();
+        }
+    }
+    full.fill();
+    full.change_all(&inos, 40);
+    for ino in &inos {
+        assert_eq!(full.truncate(*ino, 1001), Ok(()));
+    }
+    full.end();
+}
+
+#[test]
+fn a_file_with_many_names_changes_any_number_of_times_on_a_full_device() {
+    let full = Full::new(24, RULES);
+    let inos: Vec<Ino> = (0..4).map(|n| full.make(&n.to_string())).collect();
+    let long = "n".repeat(240);
+    let link = |ino: Ino, n: u32| {
+        full.fs.link(&cx(), ino, Ino::ROOT, name(&format!("{long}{}-{n}", ino.0))).map(drop)
+    };
+    for n in 0..600 {
+        inos.iter().for_each(|ino| link(*ino, n).unwrap());
+    }
+    let filler = full.fill();
+    full.change_all(&inos, 40);
+    // More names need more space, and get none.
+    assert_eq!((600..700).find_map(|n| link(inos[0], n).err()), Some(Errno::ENOSPC));
+    full.truncate(filler, 0).unwrap();
+    assert_eq!(link(inos[0], 1000), Ok(()), "space that only waits for a group is found");
+    // A longer name in the place of a shorter one is more, too.
+    full.fs.link(&cx(), inos[1], Ino::ROOT, name("short")).unwrap();
+    full.fs
+        .rename(&cx(), (Ino::ROOT, name("short")), (Ino::ROOT, name(&long)), RenameFlags::default())
+        .unwrap();
+    full.end();
+}
+
+#[test]
+fn long_symbolic_links_have_space_when_they_are_made_and_renamed() {
+    let full = Full::new(10, Rules::ALL);
+    full.fill();
+    let target = vec![b't'; 4000];
+    let link = |n: u32| {
+        let node = node(FileKind::Symlink);
+        full.fs.symlink(&cx(), Ino::ROOT, name(&n.to_string()), &target, &node)
+    };
+    let refused = (0..2000).find_map(|n| link(n).err());
+    assert_eq!(refused, Some(Errno::ENOSPC));
+    assert_eq!(full.fs.syncfs(&cx()), Ok(()));
+    full.end();
+    // With a short name it fits into its slot.
+    let full = Full::new(10, Rules::ALL);
+    let node = node(FileKind::Symlink);
+    for n in 0..20 {
+        full.fs.symlink(&cx(), Ino::ROOT, name(&n.to_string()), &target[..3700], &node).unwrap();
+        full.fs.syncfs(&cx()).unwrap();
+        let ino = full.fs.lookup(&cx(), Ino::ROOT, name(&n.to_string())).unwrap().ino;
+        assert_eq!(full.fs.readlink(&cx(), ino).unwrap(), &target[..3700]);
+    }
+    let long = (Ino::ROOT, name(std::str::from_utf8(&target[..255]).unwrap()));
+    full.fs.rename(&cx(), (Ino::ROOT, name("0")), long, RenameFlags::default()).unwrap();
+    full.end();
+}
+
+/// Blocks that fallocate(2) allocates are one extent, until somebody writes to every other of them.
+#[test]
+fn extents_that_are_cut_into_pieces_have_space_for_their_records() {
+    let full = Full::new(40, RULES);
+    let ino = full.make("file");
+    let file = File { ino, fh: Fh(0) };
+    let pages = 12_000;
+    full.fs.fallocate(&cx(), file, Fallocate { mode: 0, offset: 0, length: pages * PAGE }).unwrap();
+    full.fs.syncfs(&cx()).unwrap();
+    full.fill();
+    let mut written = 0;
+    for page in (0..pages).step_by(2) {
+        match full.write(ino, page * PAGE, b"x") {
+            Ok(_) => written += 1,
+            Err(errno) => assert_eq!(errno, Errno::ENOSPC),
+        }
+    }
+    println!("{written} of {}", pages / 2);
+    full.change_all(&[ino], 10);
+    let hole = |page: u64| Fallocate {
+        mode: Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE,
+        offset: page * PAGE,
+        length: PAGE,
+    };
+    for page in (1..pages).step_by(2) {
+        let done = full.fs.fallocate(&cx(), file, hole(page));
+        assert!(matches!(done, Ok(()) | Err(Errno::ENOSPC)), "{done:?}");
+    }
+    full.change_all(&[ino], 10);
+    full.end();
+}
+
+/// A file that is cut within a page needs a block for the page, while the old one is in use.
+#[test]
+fn any_number_of_files_is_cut_and_removed_on_a_full_device() {
+    let full = Full::new(32, Rules::ALL);
+    let inos: Vec<Ino> = (0..2000).map(|n| full.make(&n.to_string())).collect();
+    for ino in &inos {
+        full.write(*ino, 0, &[1; 5000]).unwrap();
+    }
+    full.fill();
+    for ino in &inos {
+        assert_eq!(full.truncate(*ino, 4500), Ok(()));
+    }
+    assert_eq!(full.fs.syncfs(&cx()), Ok(()));
+    for n in 0..2000 {
+        full.fs.unlink(&cx(), Ino::ROOT, name(&n.to_string())).unwrap();
+    }
+    full.end();
+}
+
+/// Each of them has new times, which need a slot. There are not so many free slots at once.
+#[test]
+fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use() {
+    let full = Full::new(12, Rules::ALL);
+    let dirs: Vec<Ino> = (0..)
+        .map_while(|n: u32| {
+            let text = n.to_string();
+            let dir = full.fs.mkdir(&cx(), Ino::ROOT, name(&text), &node(FileKind::Directory));
+            let made = dir.and_then(|dir| {
+                full.fs.mknod(&cx(), dir.ino, name("file"), &node(FileKind::Regular)).map(|_| dir)
+            });
+            made.ok().map(|dir| dir.ino)
+        })
+        .collect();
+    assert!(dirs.len() > 1000, "{}", dirs.len());
+    for dir in &dirs {
+        let (from, to) = ((*dir, name("file")), (*dir, name("other")));
+        full.fs.rename(&cx(), from, to, RenameFlags::default()).unwrap();
+    }
+    full.change_all(&dirs, 3);
+    full.end();
+}
