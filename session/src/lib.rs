@@ -37,7 +37,7 @@ pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{IoUring, SessionOptions};
 pub use session::{Ended, Session, StartError, Statistics};
 pub use transport::dev::SpliceLimits;
-pub use transport::{Line, Port, ReplyPort};
+pub use transport::{Line, Lines, Port, ReplyPort};
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]

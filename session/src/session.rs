@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Caps, Errno, FileSystem, Notify, Result};
 use defuse_probe::Snapshot;
 use defuse_probe::clock::{self, Moment};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
@@ -342,10 +341,7 @@ impl Shared {
 
     /// True where a request waits to be received.
     pub(crate) fn is_readable(&self) -> bool {
-        let fd = self.port.fd();
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        self.port.is_readable()
     }
 
     /// An INTERRUPT of the request `unique`. Nobody has it where it has just ended, or where its

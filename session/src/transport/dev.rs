@@ -205,6 +205,11 @@ impl DevChannel {
         self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
     }
 
+    /// As [`Port::has_more`].
+    pub(crate) fn has_more(&self) -> Option<bool> {
+        self.port.has_more()
+    }
+
     /// Reads a request, looking for it first if `spin` says that nobody else would take it.
     fn receive_plain(&mut self, spin: bool) -> Result<usize> {
         let room = self.request.message_mut(self.capacity);

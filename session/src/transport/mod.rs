@@ -14,6 +14,7 @@ use std::sync::Arc;
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
 pub(crate) use buffer::AlignedBuf;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use defuse_wire::request::{DecodeError, DecodeOptions, Request};
 
@@ -72,6 +73,20 @@ pub trait Port: ReplyPort {
 
     /// The descriptor, for poll(2) and splice(2).
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// True if another request waits, where that can be seen without a system call. Otherwise `None`, and
+    /// the time between two requests has to tell.
+    fn has_more(&self) -> Option<bool> {
+        None
+    }
+
+    /// True where a request waits to be received.
+    fn is_readable(&self) -> bool {
+        let fd = self.fd();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// The source of the requests of a session.
@@ -86,6 +101,16 @@ pub trait Line: Send + Sync {
     ///
     /// Those of the system calls that make it.
     fn port_without_waiting(&self) -> Result<Arc<dyn Port>>;
+}
+
+/// Adds a transport to the messages of a client: requests then come by both.
+pub trait Lines: Send + Sync + std::fmt::Debug {
+    /// The line of a client of the user `uid`, whose socket `messages` is. Called before INIT.
+    ///
+    /// # Errors
+    ///
+    /// Those of the system calls that make it. The client is then not served.
+    fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>>;
 }
 
 /// The reply to the request that a worker has just received. Exactly one of the sending methods is

@@ -83,7 +83,7 @@ impl Worker<'_> {
             let spin = self.shared.pool.idle() == 1;
             match self.channel.receive(spin) {
                 Ok(Received::Request) => self.handle_received(),
-                Ok(Received::Nothing) => continue,
+                Ok(Received::Nothing) => self.woke_for_nothing(),
                 Ok(Received::Unmounted) => self.shared.finish(),
                 Err(errno) => {
                     log::error!("reading /dev/fuse: {errno}; the session ends");
@@ -101,11 +101,22 @@ impl Worker<'_> {
         }
     }
 
+    /// Woken by a signal, or by a request that another worker has taken.
+    fn woke_for_nothing(&mut self) {
+        self.last = clock::now();
+        if self.shared.pool.idle() < 2 {
+            self.surplus_since = None;
+        } else {
+            self.surplus_since.get_or_insert(self.last);
+        }
+    }
+
     fn handle_received(&mut self) {
         let started = clock::now();
         let waited_ns = self.last.ns_until(started);
         let options =
             DecodeOptions { payload_in_pipe: self.channel.payload_in_pipe(), ..self.options };
+        let more = self.channel.has_more();
         let (message, reply) = self.channel.exchange();
         let request = match message.parse(&options) {
             Ok(request) => request,
@@ -123,7 +134,8 @@ impl Worker<'_> {
         }
         if self.shared.pool.begin() {
             self.shared.bell.ring();
-            self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
+            let had_waited = more.unwrap_or(waited_ns < BACKLOG_NS);
+            self.backlog = if had_waited { self.backlog + 1 } else { 0 };
             if self.backlog >= BACKLOG_ROW {
                 self.backlog = 0;
                 self.shared.saw_backlog(started);
