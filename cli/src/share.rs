@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use defuse_compose::Source;
 use defuse_fs::source::Locks;
+use defuse_shared::Rings;
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -33,6 +34,9 @@ pub struct ServeArgs {
     /// Options of the session and of the source, as for a mount
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
+    /// Offer shared memory to clients, too (source shared:PATH)
+    #[arg(long)]
+    shared: bool,
     /// Also admit this user, with that user's permissions; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
@@ -61,6 +65,7 @@ impl ServeArgs {
     fn to_command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = vec!["serve".into(), "--daemon".into()];
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
+        line.extend(self.shared.then(|| "--shared".into()));
         line.extend(self.admit.iter().map(|uid| format!("--admit={uid}").into()));
         line.push(format!("--max-connections={}", self.max_connections).into());
         line.extend(
@@ -127,6 +132,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         admission,
         max_connections,
         max_connections_of_user,
+        lines: args.shared.then(|| Arc::new(Rings::default()) as _),
         ..ServerOptions::default()
     };
     let mut caught = signals::catch().map_err(Failure::failed)?;

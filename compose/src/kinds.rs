@@ -12,6 +12,7 @@ pub static IN_PROCESS: &[&dyn Kind] = &[
     &defuse_passthrough::KIND,
     &defuse_memory::KIND,
     &defuse_remote::SOCKET,
+    &defuse_remote::SHARED,
     &defuse_remote::PROGRAM,
 ];
 

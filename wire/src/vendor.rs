@@ -38,6 +38,24 @@ impl TakeOver {
     pub const SETTLE: u64 = 4;
 }
 
+/// The code of the notification that offers lanes in shared memory, with [`Offer`] and a descriptor. It comes
+/// before the reply to INIT. Clients without such lanes ignore it.
+pub const OFFER: i32 = 1 << 16;
+
+/// The body of the notification [`OFFER`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Offer {
+    /// The version of the format of the memory.
+    pub version: u32,
+    /// Number of lanes; 0 and no descriptor if this connection gets none.
+    pub lanes: u32,
+    /// Bytes of the memory.
+    pub bytes: u64,
+}
+
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
 /// Position of the field that makes the connection an heir instead of a copy.

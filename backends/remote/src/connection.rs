@@ -8,7 +8,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, Result};
@@ -20,21 +20,23 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::lanes::{Lanes, Offered};
 use super::slots::{Claim, Done, Slots, Waited};
 use crate::sys::errno;
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
+use defuse_wire::vendor;
 
 /// The maximum length of a message from a server.
 pub(super) const MESSAGE_MAX: usize = (1 << 20) + (64 << 10);
 /// The interval at which a waiting thread checks for an interrupt. A signal is noticed at once: a
 /// receive with a timeout is never restarted, signal(7).
-const TICK: Duration = Duration::from_millis(25);
+pub(super) const TICK: Duration = Duration::from_millis(25);
 
 /// The time for which a thread polls for a reply before it sleeps, in nanoseconds.
-const SPIN_NS: u64 = 50_000;
+pub(super) const SPIN_NS: u64 = 50_000;
 /// After this many late replies in sequence, threads no longer poll.
-const HOPE: u32 = 8;
+pub(super) const HOPE: u32 = 8;
 
 /// A received message, as seen by the thread that waits for `Mine`.
 pub(super) enum Event {
@@ -79,6 +81,9 @@ pub(super) struct Connection {
     passed: Mutex<Vec<(u64, OwnedFd)>>,
     /// True if the server can run while a thread polls for its reply.
     may_spin: bool,
+    /// Lanes in shared memory, if the server has offered them and they are used.
+    lanes: OnceLock<Lanes>,
+    offered: Offered,
     /// The number of further late replies after which threads no longer poll.
     hope: AtomicU32,
 }
@@ -106,6 +111,8 @@ impl Connection {
             no_interrupt: AtomicBool::new(false),
             passed: Mutex::default(),
             may_spin,
+            lanes: OnceLock::new(),
+            offered: Offered::default(),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
         })
     }
@@ -137,9 +144,37 @@ impl Connection {
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
+        if let Some(lanes) = self.lanes.get() {
+            self.usable()?;
+            if let Some(seat) = lanes.seat(head.len() + data.len()) {
+                return self.exchange((lanes, seat), cx, head, data, decode);
+            }
+        }
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, data)?;
         self.wait(claim, cx, self.timeout, decode)
+    }
+
+    /// Uses the lanes that the server has offered, from now on. Returns false if it has offered none.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the memory is not as agreed, and those of mmap(2).
+    pub(super) fn use_lanes(&self) -> Result<bool> {
+        let Some(offer) = self.offered.take() else { return Ok(false) };
+        // Without a descriptor, all lanes of the server are taken: messages do the same.
+        if let Some(fd) = offer {
+            let _ = self.lanes.set(Lanes::of(fd)?);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.get()
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     /// Like [`ask`](Connection::ask), for a request without data whose reply has a descriptor.
@@ -205,7 +240,7 @@ impl Connection {
                         self.finish(claim);
                         return body.and_then(|body| decode(&body));
                     }
-                    self.look_around(claim, cx, &mut waiting);
+                    self.look_around(claim.unique, cx, &mut waiting);
                 }
             }
         }
@@ -239,7 +274,8 @@ impl Connection {
         let header = InHeader {
             len: (size_of::<InHeader>() + size_of::<abi::InterruptIn>()) as u32,
             opcode: Opcode::Interrupt as u32,
-            unique: unique | 1,
+            // The number of the message itself names no lane.
+            unique: unique << 16 >> 16 | 1,
             ..InHeader::default()
         };
         let _ = self.try_tell(header.as_bytes(), args.as_bytes());
@@ -384,7 +420,7 @@ impl Connection {
                     return Some(Led::Notification(code, incoming.body(len).to_vec()));
                 }
                 Event::Other => {}
-                Event::Nothing => self.look_around(claim, cx, waiting),
+                Event::Nothing => self.look_around(claim.unique, cx, waiting),
             }
             if self.is_dead() {
                 let body = self.slots.take(claim).unwrap_or(Err(Errno::ENOTCONN));
@@ -437,10 +473,10 @@ impl Connection {
     }
 
     /// Sends an interrupt to the server, and ends the connection after a timeout.
-    fn look_around(&self, claim: Claim, cx: &Context<'_>, waiting: &mut Waiting) {
+    pub(super) fn look_around(&self, unique: u64, cx: &Context<'_>, waiting: &mut Waiting) {
         if !waiting.interrupted && cx.interrupted() {
             waiting.interrupted = true;
-            self.interrupt(claim.unique);
+            self.interrupt(unique);
         }
         if waiting.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.end("a request was not answered in time");
@@ -483,7 +519,11 @@ impl Connection {
             self.end(&format!("a message of {len} bytes exceeds the maximum"));
             return Event::Nothing;
         }
-        if let Some(fd) = fd {
+        if header.unique == 0 && header.error == vendor::OFFER {
+            self.offered.put(fd);
+            return Event::Other;
+        }
+        if let Some(fd) = fd.filter(|_| header.unique != 0) {
             let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             passed.truncate(MOST_PASSED - 1);
             passed.push((header.unique, fd));
@@ -504,15 +544,7 @@ impl Connection {
             }
             return Event::Other;
         }
-        let result = match header.error {
-            0 => Ok(body),
-            // The range that the kernel accepts (fuse_dev_do_write). An error has no body.
-            error @ -511..=-1 if body == 0 => Err(Errno::from_raw(-error)),
-            error => {
-                log::warn!("a reply with the error {error} and {body} bytes is treated as EIO");
-                Err(Errno::EIO)
-            }
-        };
+        let result = Self::outcome(header, body);
         if claim.is_some_and(|claim| claim.unique == header.unique) {
             return Event::Mine(result);
         }
@@ -520,6 +552,19 @@ impl Connection {
             log::debug!("an unexpected reply to request {}", header.unique);
         }
         Event::Other
+    }
+
+    /// The result that a reply with `body` bytes says.
+    pub(super) fn outcome(header: &OutHeader, body: usize) -> Result<usize> {
+        match header.error {
+            0 => Ok(body),
+            // The range that the kernel accepts (fuse_dev_do_write). An error has no body.
+            error @ -511..=-1 if body == 0 => Err(Errno::from_raw(-error)),
+            error => {
+                log::warn!("a reply with the error {error} and {body} bytes is treated as EIO");
+                Err(Errno::EIO)
+            }
+        }
     }
 }
 
@@ -533,9 +578,9 @@ enum Led {
     Notification(i32, Vec<u8>),
 }
 
-struct Waiting {
-    deadline: Option<Instant>,
-    interrupted: bool,
+pub(super) struct Waiting {
+    pub(super) deadline: Option<Instant>,
+    pub(super) interrupted: bool,
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -1,4 +1,4 @@
-//! The kinds of source `socket` and `fuse`.
+//! The kinds of source `socket`, `shared` and `fuse`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use defuse_fs::FileSystem;
 use defuse_fs::source::{About, Description, Error, Rest, Result, Sharing};
 
-use crate::{Program, Remote, RemoteOptions};
+use crate::{LaneUse, Program, Remote, RemoteOptions};
 
 /// `socket:PATH`.
 pub static SOCKET: Description<RemoteOptions> = Description {
@@ -21,6 +21,22 @@ pub static SOCKET: Description<RemoteOptions> = Description {
     },
     options: &[],
     defaults: |_| RemoteOptions::default(),
+    open: open_socket,
+    images: None,
+};
+
+/// `shared:PATH`.
+pub static SHARED: Description<RemoteOptions> = Description {
+    about: About {
+        name: "shared",
+        form: "shared:PATH",
+        help: "as socket:PATH, but through shared memory (defuse serve --shared)",
+        rest: Rest::Path,
+        sharing: Sharing::Remote,
+        rings: false,
+    },
+    options: &[],
+    defaults: |_| RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() },
     open: open_socket,
     images: None,
 };

@@ -18,6 +18,7 @@ mod fs;
 mod fuzzed;
 mod init;
 mod kind;
+mod lanes;
 mod notices;
 mod program;
 mod slots;
@@ -44,7 +45,8 @@ use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
 use init::Agreement;
-pub use kind::{PROGRAM, SOCKET};
+pub use kind::{PROGRAM, SHARED, SOCKET};
+pub use lanes::LaneCounts;
 use notices::Notices;
 pub use program::{Program, ProgramError};
 
@@ -82,6 +84,12 @@ pub enum RemoteError {
     /// The server speaks another version.
     #[error("the server speaks FUSE {0}.{1}; 7.{oldest} or later is needed", oldest = init::OLDEST_MINOR)]
     Version(u32, u32),
+    /// The server offers no shared memory.
+    #[error("the server offers no shared memory: serve with --shared, or use socket:PATH")]
+    NoLanes,
+    /// The memory that the server has offered cannot be used.
+    #[error("the memory that the server shares cannot be used: {0}")]
+    Lanes(Errno),
     /// The client does not know the path of its server.
     #[error("the connection was passed as an open socket: cannot connect again")]
     NoPath,
@@ -96,6 +104,21 @@ pub struct RemoteOptions {
     /// The lowest number for the descriptor of the socket, if possible: an in-process frontend
     /// reserves lower ones for its program. With 0, the default, any number is used.
     pub descriptors_from: u16,
+    /// The use of shared memory for requests.
+    pub lanes: LaneUse,
+}
+
+/// The use of shared memory for requests (`defuse serve --shared`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaneUse {
+    /// Messages only.
+    #[default]
+    Never,
+    /// Where the server offers it.
+    IfOffered,
+    /// The server must offer it ([`RemoteError::NoLanes`]). It may still have none left for this connection,
+    /// which then uses messages.
+    Required,
 }
 
 /// An open file or directory that an executed program inherits, see [`Remote::take_over`].
@@ -362,6 +385,12 @@ impl Remote {
         let (connection, notices) =
             Remote::connection(socket, options).map_err(RemoteError::Socket)?;
         let agreement = introduce(&connection, names)?;
+        if options.lanes != LaneUse::Never {
+            let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
+            if !offered && options.lanes == LaneUse::Required {
+                return Err(RemoteError::NoLanes);
+            }
+        }
         log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
         let path = path.as_deref();
         Ok(Remote::with((connection, notices), agreement, options, path, names, program))
@@ -404,6 +433,11 @@ impl Remote {
     /// more. The socket becomes readable when there are some.
     pub fn deliver(&self) {
         self.shared.connection.drain();
+    }
+
+    /// The counts of requests through shared memory; `None` if there is none.
+    pub fn lane_counts(&self) -> Option<LaneCounts> {
+        self.shared.connection.lanes().map(|lanes| lanes.counts.now())
     }
 
     /// True after the server has ended or was given up.

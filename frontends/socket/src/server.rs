@@ -13,7 +13,7 @@ use defuse_connection::{Connection, Credentials, Limits, Quotas, Service};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
-use defuse_session::{Client, Line, Session, SessionOptions, SharedMemory, Statistics};
+use defuse_session::{Client, Line, Lines, Session, SessionOptions, SharedMemory, Statistics};
 use defuse_wire::vendor::{Names, Number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -65,6 +65,8 @@ pub struct ServerOptions {
     pub user_limits: Limits,
     /// Maximum memory for mapped files of all users, in bytes.
     pub mapped_bytes: u64,
+    /// A transport beside messages, if clients are offered one.
+    pub lines: Option<Arc<dyn Lines>>,
 }
 
 impl Default for ServerOptions {
@@ -79,6 +81,7 @@ impl Default for ServerOptions {
             limits: connection,
             user_limits: user,
             mapped_bytes,
+            lines: None,
         }
     }
 }
@@ -396,7 +399,10 @@ impl Shared {
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
             let groups = Arc::new(peer.connection.credentials().clone());
             let client = Client { memory, groups: Some(groups) };
-            let line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+            let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+            if let Some(lines) = &self.options.lines {
+                line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
+            }
             let options = line::options(&self.options.session);
             Session::over(line, fs, &options, client).map_err(|e| e.to_string())
         });

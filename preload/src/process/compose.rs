@@ -13,7 +13,7 @@ use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
 use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{Remote, RemoteOptions};
+use defuse_remote::{LaneUse, Remote, RemoteOptions};
 
 use crate::machine::descriptors::close;
 
@@ -76,7 +76,8 @@ impl Relay {
         own: Option<InheritedConnection>,
     ) -> Result<Arc<Self>, String> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
-        let options = RemoteOptions { descriptors_from: floor, ..RemoteOptions::default() };
+        let lanes = LaneUse::IfOffered;
+        let options = RemoteOptions { descriptors_from: floor, lanes, ..RemoteOptions::default() };
         let path = Path::new(path);
         let own = own.and_then(|own| Remote::from_text(own.fd, &own.known, path, options));
         let client = match own {

@@ -9,7 +9,8 @@ use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Place,
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
-use defuse_remote::{Remote, RemoteOptions};
+use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_shared::Rings;
 use defuse_socket::{Server, ServerOptions};
 
 const RDWR: u32 = libc::O_RDWR as u32;
@@ -49,7 +50,7 @@ impl Open {
 }
 
 /// Runs `test` on `/file` of a file system that `make` makes, through each frontend: the in-process
-/// client, the socket with that client in front of it, and the kernel mount over both transports.
+/// client, the socket and the lanes with that client in front of them, and the kernel mount over both transports.
 pub fn each<F: FileSystem + 'static>(
     make: impl Fn() -> Arc<F>,
     test: impl Fn(&str, &Arc<F>, &dyn Fn() -> Open),
@@ -57,7 +58,9 @@ pub fn each<F: FileSystem + 'static>(
     let fs = make();
     in_process(fs.clone(), |open| test("direct", &fs, open));
     let fs = make();
-    over_a_socket(fs.clone(), |open| test("socket", &fs, open));
+    over_a_socket(fs.clone(), LaneUse::Never, |open| test("socket", &fs, open));
+    let fs = make();
+    over_a_socket(fs.clone(), LaneUse::Required, |open| test("shared", &fs, open));
     for transport in [IoUring::Off, IoUring::Auto] {
         let fs = make();
         mounted(fs.clone(), transport, |open| test("kernel", &fs, open));
@@ -77,13 +80,16 @@ fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
     client.unmount(b"a:", false).unwrap();
 }
 
-fn over_a_socket(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
+fn over_a_socket(fs: Arc<dyn FileSystem>, lanes: LaneUse, test: impl FnOnce(&dyn Fn() -> Open)) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let server = Server::bind(&path, fs, ServerOptions::default()).unwrap();
+    let lines = Some(Arc::new(Rings::default()) as _);
+    let options = ServerOptions { lines, ..ServerOptions::default() };
+    let server = Server::bind(&path, fs, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let remote = Remote::connect(&path, RemoteOptions::default()).unwrap();
+        let remote =
+            Remote::connect(&path, RemoteOptions { lanes, ..RemoteOptions::default() }).unwrap();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             in_process(Arc::new(remote), test);
         }));

@@ -1,0 +1,311 @@
+//! Lanes beside the messages of a client's socket, as the source of a session's requests.
+
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_fs::{Errno, Result};
+use defuse_ring::layout::{BYTES, LANES, VERSION, lane_of};
+use defuse_ring::{Desk, Memory, Violation};
+use defuse_session::{Line, Lines, Port, ReplyPort};
+use defuse_wire::abi::{InHeader, OutHeader};
+use defuse_wire::reply::HEADER_LEN;
+use defuse_wire::vendor::{OFFER, Offer};
+use zerocopy::IntoBytes;
+
+/// After this many requests from lanes in a row, the socket is looked at.
+const ROW: u32 = 64;
+/// Looks at the lanes before a thread that does not wait lets others run: less than a microsecond, which is
+/// longer than a client that has a processor needs for its next request.
+const LOOKS: u32 = 12;
+/// Of so many turns without a request, one looks at the socket, too.
+const TURNS: u32 = 4;
+/// The length of a bell: a message that only wakes a thread of the server.
+const BELL: usize = 1;
+
+/// Limits of the memory for lanes. A connection has four megabytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingsOptions {
+    /// Maximum number of connections with lanes. Further ones use messages.
+    pub connections: usize,
+    /// Maximum number of connections of a user with lanes.
+    pub connections_of_user: usize,
+}
+
+impl Default for RingsOptions {
+    fn default() -> Self {
+        RingsOptions { connections: 256, connections_of_user: 64 }
+    }
+}
+
+/// Offers lanes to the clients of a server.
+#[derive(Debug, Default)]
+pub struct Rings {
+    options: RingsOptions,
+    users: Arc<Mutex<HashMap<u32, usize>>>,
+}
+
+impl Rings {
+    /// Lanes within these limits.
+    pub fn new(options: RingsOptions) -> Self {
+        Rings { options, users: Arc::default() }
+    }
+
+    /// Counts a connection of `uid`; `None` beyond the limits.
+    fn admit(&self, uid: u32) -> Option<Place> {
+        let mut users = lock(&self.users);
+        let all: usize = users.values().sum();
+        let own = users.get(&uid).copied().unwrap_or(0);
+        if all >= self.options.connections || own >= self.options.connections_of_user {
+            return None;
+        }
+        users.insert(uid, own + 1);
+        Some(Place { uid, users: Arc::clone(&self.users) })
+    }
+}
+
+impl Lines for Rings {
+    fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>> {
+        let port = messages.port(false);
+        let Some(place) = self.admit(uid) else {
+            port.send_whole(&offer(Offer { version: VERSION, ..Offer::default() }))?;
+            return Ok(messages);
+        };
+        let memory = Memory::new(BYTES).map_err(errno)?;
+        let lanes = Offer { version: VERSION, lanes: LANES as u32, bytes: BYTES as u64 };
+        port.send_with(&offer(lanes), memory.as_fd())?;
+        let desk = Arc::new(Desk::new(memory));
+        Ok(Arc::new(RingLine { messages, desk, _place: place }))
+    }
+}
+
+fn offer(offer: Offer) -> Vec<u8> {
+    let len = HEADER_LEN + size_of::<Offer>();
+    let header = OutHeader { len: len as u32, error: OFFER, unique: 0 };
+    [header.as_bytes(), offer.as_bytes()].concat()
+}
+
+/// A counted connection.
+struct Place {
+    uid: u32,
+    users: Arc<Mutex<HashMap<u32, usize>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut users = lock(&self.users);
+        if let Some(own) = users.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                users.remove(&self.uid);
+            }
+        }
+    }
+}
+
+struct RingLine {
+    messages: Arc<dyn Line>,
+    desk: Arc<Desk<Memory>>,
+    _place: Place,
+}
+
+impl RingLine {
+    fn with(&self, messages: Arc<dyn Port>, waits: bool) -> Result<Arc<dyn Port>> {
+        let now = self.messages.port_without_waiting()?;
+        let desk = Arc::clone(&self.desk);
+        Ok(Arc::new(RingPort {
+            messages,
+            now,
+            desk,
+            waits,
+            row: AtomicU32::new(0),
+            turn: AtomicU32::new(0),
+        }))
+    }
+}
+
+impl Line for RingLine {
+    fn port(&self, own: bool) -> Arc<dyn Port> {
+        let messages = self.messages.port(own);
+        self.with(Arc::clone(&messages), true).unwrap_or(messages)
+    }
+
+    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
+        self.with(self.messages.port_without_waiting()?, false)
+    }
+}
+
+struct RingPort {
+    messages: Arc<dyn Port>,
+    /// The socket, whose `receive` never waits.
+    now: Arc<dyn Port>,
+    desk: Arc<Desk<Memory>>,
+    waits: bool,
+    /// Requests in a row from lanes.
+    row: AtomicU32,
+    /// Turns without a request.
+    turn: AtomicU32,
+}
+
+impl RingPort {
+    /// The next request of any lane.
+    fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
+        let taken = self.desk.take(room, number_of_request).map_err(|why| self.end(why))?;
+        if taken.is_some() {
+            self.row.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(taken.map(|arrived| arrived.len))
+    }
+
+    /// Looks for a request without waiting: `EAGAIN` if there is none.
+    fn look(&self, room: &mut [u8]) -> Result<usize> {
+        let looks = if self.desk.is_used() { LOOKS } else { 1 };
+        for _ in 0..looks {
+            if let Some(len) = self.take(room)? {
+                return Ok(len);
+            }
+            std::hint::spin_loop();
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if looks > 1 && !turn.is_multiple_of(TURNS) {
+            return Err(Errno::EAGAIN);
+        }
+        self.message_now(room)
+    }
+
+    /// Waits for a request. `EAGAIN` where a bell has woken the thread for one that another has taken.
+    fn wait(&self, room: &mut [u8]) -> Result<usize> {
+        self.desk.fall_asleep();
+        let received = match self.take(room) {
+            Ok(None) => self.messages.receive(room),
+            Ok(Some(len)) => Ok(len),
+            Err(errno) => Err(errno),
+        };
+        self.desk.wake_up();
+        match received {
+            Ok(BELL) => self.take(room)?.ok_or(Errno::EAGAIN),
+            other => other,
+        }
+    }
+
+    /// A message of the socket.
+    fn message_now(&self, room: &mut [u8]) -> Result<usize> {
+        self.row.store(0, Ordering::Relaxed);
+        match self.now.receive(room) {
+            Ok(BELL) => Err(Errno::EAGAIN),
+            other => other,
+        }
+    }
+
+    fn answer(&self, lane: usize, number: u64, parts: &[&[u8]]) -> Result<()> {
+        let error = -Errno::EIO.raw();
+        let refusal = OutHeader { len: HEADER_LEN as u32, error, unique: number };
+        let answered = self.desk.answer(lane, number, parts, refusal.as_bytes());
+        match answered.map_err(|why| self.end(why))? {
+            true => Ok(()),
+            // The session takes back what the reply gave away.
+            false => Err(Errno::EIO),
+        }
+    }
+
+    /// Ends the connection with a client that breaks the rules.
+    fn end(&self, why: Violation) -> Errno {
+        log::debug!("a client is disconnected: {why}");
+        let _ = rustix::net::shutdown(self.messages.fd(), rustix::net::Shutdown::Both);
+        Errno::ENODEV
+    }
+}
+
+impl ReplyPort for RingPort {
+    fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        let number = number_of_reply(parts.first().map_or(&[], |part| part));
+        if let Some(lane) = lane_of(number) {
+            let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+            return self.answer(lane, number, &parts);
+        }
+        self.messages.send(parts)?;
+        if number == 0 {
+            self.desk.notified();
+        }
+        Ok(())
+    }
+}
+
+impl Port for RingPort {
+    fn receive(&self, room: &mut [u8]) -> Result<usize> {
+        if self.row.load(Ordering::Relaxed) >= ROW {
+            // Interrupts and returned lookups come here, and the end of the client.
+            match self.message_now(room) {
+                Err(Errno::EAGAIN) => {}
+                other => return other,
+            }
+        }
+        if self.waits { self.wait(room) } else { self.look(room) }
+    }
+
+    fn send_whole(&self, message: &[u8]) -> Result<()> {
+        match lane_of(number_of_reply(message)) {
+            Some(lane) => self.answer(lane, number_of_reply(message), &[message]),
+            None => self.send(&[IoSlice::new(message)]),
+        }
+    }
+
+    fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
+        match lane_of(number_of_reply(message)) {
+            Some(_) => Err(Errno::ENOSYS),
+            None => self.messages.send_with(message, fd),
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.messages.fd()
+    }
+
+    fn has_more(&self) -> Option<bool> {
+        self.desk.is_used().then(|| self.desk.is_waiting())
+    }
+
+    fn is_readable(&self) -> bool {
+        self.desk.is_waiting() || self.messages.is_readable()
+    }
+}
+
+/// The number of a request, whose message is not shorter than a header.
+fn number_of_request(message: &[u8]) -> u64 {
+    number_at(message, std::mem::offset_of!(InHeader, unique))
+}
+
+fn number_of_reply(message: &[u8]) -> u64 {
+    number_at(message, std::mem::offset_of!(OutHeader, unique))
+}
+
+fn number_at(message: &[u8], at: usize) -> u64 {
+    let bytes = message.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+    bytes.map_or(0, u64::from_ne_bytes)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_no_more_lanes_than_its_share_and_gives_them_back() {
+        let rings = Rings::new(RingsOptions { connections: 3, connections_of_user: 2 });
+        let held = [rings.admit(1), rings.admit(1)];
+        assert!(held.iter().all(Option::is_some) && rings.admit(1).is_none());
+        let other = rings.admit(2);
+        assert!(other.is_some() && rings.admit(2).is_none() && rings.admit(3).is_none());
+        drop(held);
+        assert!(rings.admit(1).is_some() && lock(&rings.users).len() == 1);
+    }
+}

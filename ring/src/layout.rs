@@ -1,0 +1,105 @@
+//! Positions in the memory, as `ring/SPEC.md` states them. All numbers are in the byte order of the machine.
+
+/// The first word of the memory: "defuseR1".
+pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
+/// The version of the format.
+pub const VERSION: u32 = 1;
+
+/// Number of lanes of a connection.
+pub const LANES: usize = 16;
+/// Number of entries of each ring. A power of two.
+pub const ENTRIES: u32 = 32;
+/// Bytes of a lane's arena: a request and a reply with 128 KiB of data each.
+pub const ARENA: usize = 2 * 132 * 1024;
+/// Bytes of the memory.
+pub const BYTES: usize = PAGE + LANES * LANE;
+
+/// The shortest request and the shortest reply, in bytes: the headers of the protocol.
+pub const SHORTEST: (usize, usize) = (40, 16);
+
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const LANE: usize = PAGE + ARENA;
+
+/// `u64`: [`MAGIC`].
+pub(crate) const AT_MAGIC: usize = 0;
+/// `u32`: [`VERSION`].
+pub(crate) const AT_VERSION: usize = 8;
+/// `u32`, written by the server: its threads that sleep, and need a bell for the next submission.
+pub(crate) const AT_SLEEPERS: usize = 64;
+/// `u32`, written by the server: notifications that it has sent.
+pub(crate) const AT_NOTICES: usize = 128;
+/// `u32`, written by the client: the lanes from 0 that it has used.
+pub(crate) const AT_USED: usize = 192;
+
+/// Positions within a lane.
+pub(crate) mod lane {
+    /// `u32`, client: submissions so far.
+    pub const SUBMITTED: usize = 0;
+    /// `u32`, server: submissions that it has taken.
+    pub const TAKEN: usize = 64;
+    /// `u32`, server: completions so far.
+    pub const COMPLETED: usize = 128;
+    /// `u32`, client: completions that it has taken.
+    pub const SEEN: usize = 192;
+    /// `u32`: 1 (client) while the client sleeps on this word, and 0 (server) to wake it.
+    pub const WAITS: usize = 196;
+    /// Submissions, 16 bytes each, client.
+    pub const SUBMISSIONS: usize = 1024;
+    /// Completions, 16 bytes each, server.
+    pub const COMPLETIONS: usize = 2048;
+    /// The arena. Both write to it: the server only where a submission makes room for a reply.
+    pub const ARENA: usize = super::PAGE;
+}
+
+/// Bytes of a submission and of a completion.
+pub(crate) const ENTRY: usize = 16;
+
+/// The first byte of a lane.
+pub(crate) const fn lane_at(lane: usize) -> usize {
+    PAGE + lane * LANE
+}
+
+/// The bits of a request's number that name its lane.
+const LANE_SHIFT: u32 = 48;
+
+/// The number of a request that goes through `lane`.
+pub const fn number_in(lane: usize, count: u64) -> u64 {
+    (lane as u64 + 1) << LANE_SHIFT | count & ((1 << LANE_SHIFT) - 1)
+}
+
+/// The lane that a request's number names; `None` for one that goes through the socket.
+pub const fn lane_of(number: u64) -> Option<usize> {
+    match number >> LANE_SHIFT {
+        0 => None,
+        lane if lane as usize <= LANES => Some(lane as usize - 1),
+        _ => None,
+    }
+}
+
+/// True if the number names a lane that does not exist.
+pub const fn is_stray(number: u64) -> bool {
+    number >> LANE_SHIFT > LANES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_names_its_lane_and_no_other() {
+        for lane in 0..LANES {
+            assert_eq!(lane_of(number_in(lane, u64::MAX)), Some(lane));
+        }
+        assert_eq!((lane_of(77), lane_of(u64::MAX), is_stray(u64::MAX)), (None, None, true));
+        assert!(!is_stray(number_in(LANES - 1, 5)) && is_stray(number_in(LANES, 5)));
+    }
+
+    #[test]
+    fn nothing_overlaps() {
+        let rings = ENTRIES as usize * ENTRY;
+        assert!(lane::WAITS + 4 <= lane::SUBMISSIONS && ENTRIES.is_power_of_two());
+        assert!(lane::SUBMISSIONS + rings <= lane::COMPLETIONS);
+        assert!(lane::COMPLETIONS + rings <= lane::ARENA && lane::ARENA + ARENA <= LANE);
+        assert_eq!((LANE % PAGE, BYTES % PAGE), (0, 0));
+    }
+}

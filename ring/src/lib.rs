@@ -1,0 +1,29 @@
+//! Structures in memory that a client and a server share: lanes, each with a ring of submissions, a ring
+//! of completions and an arena for messages (`ring/SPEC.md`).
+//!
+//! Neither side trusts the other one. A side copies each word and each message once, and checks the copy:
+//! whatever the other process writes meanwhile, the result is a message of its choice, or a [`Violation`].
+//!
+//! This crate knows no protocol, no file system and no socket. It does not decide who shares memory with
+//! whom (`frontends/shared`, `backends/remote`).
+
+mod client;
+pub mod layout;
+mod memory;
+mod server;
+
+pub use client::{Answer, Lane};
+pub use memory::{Memory, Shared};
+pub use server::{Arrived, Desk};
+
+/// The other side has broken the rules of the memory. The connection to it has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation(pub &'static str);
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "shared memory: {}", self.0)
+    }
+}
+
+impl std::error::Error for Violation {}

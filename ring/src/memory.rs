@@ -1,0 +1,215 @@
+//! The memory itself: a sealed memfd that both processes have mapped.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+use crate::layout::{AT_MAGIC, AT_VERSION, MAGIC, VERSION};
+
+/// Memory that another process may change at any time. Positions are in bytes, and those of words are
+/// multiples of four. A position outside of the memory panics: callers check first.
+pub trait Shared {
+    /// The word at `at`, and everything that its writer wrote before it.
+    fn load(&self, at: usize) -> u32;
+    /// Writes the word at `at` after everything before it.
+    fn store(&self, at: usize, value: u32);
+    /// Adds to the word at `at`, modulo 2^32.
+    fn add(&self, at: usize, value: u32);
+    /// Makes the word at `at` at least `value`.
+    fn raise(&self, at: usize, value: u32);
+    /// Orders all writes before it with all reads after it.
+    fn fence(&self);
+    /// Copies bytes out of the memory.
+    fn read(&self, at: usize, out: &mut [u8]);
+    /// Copies bytes into the memory.
+    fn write(&self, at: usize, bytes: &[u8]);
+    /// Sleeps while the word at `at` is `value`, at most for `patience`.
+    fn wait(&self, at: usize, value: u32, patience: Duration);
+    /// Wakes a thread that sleeps on the word at `at`.
+    fn wake(&self, at: usize);
+}
+
+/// A mapped memfd of a fixed length.
+pub struct Memory {
+    start: *mut u8,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies through
+// raw pointers only, which any thread may make at any time.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+impl Memory {
+    /// New memory of `len` bytes, all zero but for the magic number and the version. Its length can never
+    /// change.
+    ///
+    /// # Errors
+    ///
+    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    pub fn new(len: usize) -> Result<Memory> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
+        let fd = rustix::fs::memfd_create(c"defuse-ring", flags).or_else(|error| match error {
+            // Before Linux 6.3.
+            Errno::INVAL => {
+                rustix::fs::memfd_create(c"defuse-ring", flags - MemfdFlags::NOEXEC_SEAL)
+            }
+            error => Err(error),
+        })?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        let memory = Memory::map(fd, len)?;
+        memory.write(AT_VERSION, &VERSION.to_ne_bytes());
+        memory.write(AT_MAGIC, &MAGIC.to_ne_bytes());
+        Ok(memory)
+    }
+
+    /// The memory of another process, which has `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` where it has another length, could be made shorter, or has another format.
+    pub fn of(fd: OwnedFd, len: usize) -> Result<Memory> {
+        // An access beyond the end of a file kills the process.
+        let is_fixed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
+        if !is_fixed || rustix::fs::fstat(&fd)?.st_size != len as i64 {
+            return Err(Errno::INVAL);
+        }
+        let memory = Memory::map(fd, len)?;
+        let mut head = [0; 12];
+        memory.read(AT_MAGIC, &mut head);
+        let expected = [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes()].concat();
+        if head[..] == expected[..] { Ok(memory) } else { Err(Errno::INVAL) }
+    }
+
+    fn map(fd: OwnedFd, len: usize) -> Result<Memory> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a free range of addresses.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
+        Ok(Memory { start: start.cast(), len, fd })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at < self.len && self.len - at >= 4, "a word at {at}");
+        // SAFETY: four aligned bytes within the mapping, which lives as long as `self`. This process reaches
+        // words by atomic operations only, and any bytes are a number.
+        unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
+    }
+
+    fn range(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && self.len - at >= len, "{len} bytes at {at}");
+        self.start.wrapping_add(at)
+    }
+}
+
+impl AsFd for Memory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is that of `map`, and no reference into it is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}
+
+impl Shared for Memory {
+    fn load(&self, at: usize) -> u32 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    fn store(&self, at: usize, value: u32) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    fn add(&self, at: usize, value: u32) {
+        self.word(at).fetch_add(value, Ordering::SeqCst);
+    }
+
+    fn raise(&self, at: usize, value: u32) {
+        self.word(at).fetch_max(value, Ordering::SeqCst);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn read(&self, at: usize, out: &mut [u8]) {
+        let from = self.range(at, out.len());
+        // SAFETY: the range lies within the mapping, and `out` elsewhere: no reference into the mapping to
+        // bytes is ever made. The other process may write meanwhile; then any bytes are copied, and callers
+        // expect any.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let to = self.range(at, bytes.len());
+        // SAFETY: as for `read`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn wait(&self, at: usize, value: u32, patience: Duration) {
+        let patience = rustix::time::Timespec {
+            tv_sec: patience.as_secs() as i64,
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        // Another value, a signal and the end of the time all mean: look again.
+        let _ = futex::wait(self.word(at), futex::Flags::empty(), value, Some(&patience));
+    }
+
+    fn wake(&self, at: usize) {
+        let _ = futex::wake(self.word(at), futex::Flags::empty(), 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::BYTES;
+
+    #[test]
+    fn both_processes_see_one_memory_whose_length_is_fixed() {
+        let memory = Memory::new(BYTES).unwrap();
+        let other = Memory::of(memory.as_fd().try_clone_to_owned().unwrap(), BYTES).unwrap();
+        memory.write(BYTES - 3, b"end");
+        let mut seen = [0; 3];
+        other.read(BYTES - 3, &mut seen);
+        assert_eq!(&seen, b"end");
+        assert_eq!(rustix::fs::ftruncate(&other, 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&other, 1 << 30), Err(Errno::PERM));
+        assert!(rustix::fs::fcntl_add_seals(&other, SealFlags::WRITE).is_err());
+    }
+
+    /// A server's memory that it could make shorter would end its clients by a signal.
+    #[test]
+    fn memory_that_can_shrink_or_has_another_format_is_refused() {
+        let make = |len: u64, seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let fd = rustix::fs::memfd_create(c"other", flags).unwrap();
+            rustix::fs::ftruncate(&fd, len).unwrap();
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            Memory::of(fd, BYTES).err()
+        };
+        assert_eq!(make(BYTES as u64, SealFlags::GROW), Some(Errno::INVAL));
+        assert_eq!(make(4096, SEALS), Some(Errno::INVAL));
+        assert_eq!(make(BYTES as u64, SEALS), Some(Errno::INVAL), "no magic number");
+    }
+
+    #[test]
+    #[should_panic(expected = "8 bytes at")]
+    fn an_access_outside_of_the_memory_panics() {
+        Memory::new(4096).unwrap().write(4090, &[0; 8]);
+    }
+}

@@ -1,0 +1,237 @@
+//! The server's side: takes submissions, and answers them.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::layout::{
+    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, SHORTEST, lane, lane_at,
+};
+use crate::{Shared, Violation};
+
+/// The server's end of all lanes of a connection. Any thread may use it at any time.
+pub struct Desk<M> {
+    memory: M,
+    lanes: Box<[LaneState]>,
+    /// The lane to look at first, so that none is looked at first always.
+    turn: AtomicU32,
+}
+
+/// A request that was copied out of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// The lane.
+    pub lane: usize,
+    /// Bytes of the message.
+    pub len: usize,
+}
+
+#[derive(Default)]
+struct LaneState {
+    /// The submissions taken: the server's own number, never read back from the memory.
+    taken: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    completed: u32,
+    /// Requests that are not answered.
+    open: Vec<Open>,
+}
+
+struct Open {
+    number: u64,
+    at: usize,
+    room: usize,
+}
+
+impl<M: Shared> Desk<M> {
+    /// The server's end of `memory`, which is new.
+    pub fn new(memory: M) -> Self {
+        let lanes = (0..LANES).map(|_| LaneState::default()).collect();
+        Desk { memory, lanes, turn: AtomicU32::new(0) }
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
+    /// the request in the copy.
+    ///
+    /// # Errors
+    ///
+    /// A [`Violation`] of the client: counters that jump, ranges outside of the arena, a message longer than
+    /// `room`, a number of another lane or of a request that is not answered, more requests than entries.
+    pub fn take(
+        &self,
+        room: &mut [u8],
+        number: impl Fn(&[u8]) -> u64,
+    ) -> Result<Option<Arrived>, Violation> {
+        let used = (self.memory.load(AT_USED) as usize).min(LANES);
+        let first = self.turn.load(Ordering::Relaxed) as usize;
+        for step in 0..used {
+            let index = (first + step) % used;
+            if self.has_submission(index)
+                && let Some(arrived) = self.take_from(index, room, &number)?
+            {
+                self.turn.store(index as u32 + 1, Ordering::Relaxed);
+                return Ok(Some(arrived));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if a submission waits.
+    pub fn is_waiting(&self) -> bool {
+        let used = (self.memory.load(AT_USED) as usize).min(LANES);
+        (0..used).any(|index| self.has_submission(index))
+    }
+
+    /// True if the client uses a lane.
+    pub fn is_used(&self) -> bool {
+        self.memory.load(AT_USED) > 0
+    }
+
+    /// The calling thread is about to sleep. A submission from now on comes with a bell; one from before is
+    /// there to [`take`](Desk::take).
+    pub fn fall_asleep(&self) {
+        self.memory.add(AT_SLEEPERS, 1);
+        self.memory.fence();
+    }
+
+    /// The end of [`fall_asleep`](Desk::fall_asleep).
+    pub fn wake_up(&self) {
+        self.memory.add(AT_SLEEPERS, u32::MAX);
+    }
+
+    /// Says that a notification has been sent.
+    pub fn notified(&self) {
+        self.memory.add(AT_NOTICES, 1);
+    }
+
+    /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if it was too
+    /// long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if nobody waits for it.
+    ///
+    /// # Errors
+    ///
+    /// A [`Violation`] of the client: it takes no completions, or its counter jumps.
+    pub fn answer(
+        &self,
+        lane: usize,
+        number: u64,
+        parts: &[&[u8]],
+        refusal: &[u8],
+    ) -> Result<bool, Violation> {
+        let at = lane_at(lane);
+        let mut state = lock(&self.lanes[lane].state);
+        let Some(place) = state.open.iter().position(|open| open.number == number) else {
+            return Ok(false);
+        };
+        let waiting = state.completed.wrapping_sub(self.memory.load(at + lane::SEEN));
+        if waiting >= ENTRIES {
+            return Err(Violation("completions are not taken"));
+        }
+        let open = state.open.swap_remove(place);
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let fits = len <= open.room;
+        let (parts, len) = if fits { (parts, len) } else { (&[refusal][..], refusal.len()) };
+        let mut to = at + lane::ARENA + open.at;
+        for part in parts {
+            self.memory.write(to, part);
+            to += part.len();
+        }
+        let mut entry = [0; ENTRY];
+        entry[..8].copy_from_slice(&number.to_ne_bytes());
+        entry[8..12].copy_from_slice(&(len as u32).to_ne_bytes());
+        let slot = (state.completed % ENTRIES) as usize;
+        self.memory.write(at + lane::COMPLETIONS + slot * ENTRY, &entry);
+        state.completed = state.completed.wrapping_add(1);
+        self.memory.store(at + lane::COMPLETED, state.completed);
+        drop(state);
+        // The client says that it sleeps, and then looks; here it is the other way round.
+        self.memory.fence();
+        if self.memory.load(at + lane::WAITS) != 0 {
+            self.memory.store(at + lane::WAITS, 0);
+            self.memory.wake(at + lane::WAITS);
+        }
+        Ok(fits)
+    }
+
+    fn has_submission(&self, index: usize) -> bool {
+        let taken = self.lanes[index].taken.load(Ordering::Relaxed);
+        self.memory.load(lane_at(index) + lane::SUBMITTED) != taken
+    }
+
+    fn take_from(
+        &self,
+        index: usize,
+        room: &mut [u8],
+        number: impl Fn(&[u8]) -> u64,
+    ) -> Result<Option<Arrived>, Violation> {
+        let (at, lane) = (lane_at(index), &self.lanes[index]);
+        let mut state = lock(&lane.state);
+        let taken = lane.taken.load(Ordering::Relaxed);
+        let waiting = self.memory.load(at + lane::SUBMITTED).wrapping_sub(taken);
+        if waiting == 0 {
+            return Ok(None);
+        }
+        if waiting > ENTRIES || state.open.len() >= ENTRIES as usize {
+            return Err(Violation("more submissions than entries"));
+        }
+        let mut entry = [0; ENTRY];
+        let slot = (taken % ENTRIES) as usize;
+        self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
+        let submission = Submission::checked(&entry, room.len())?;
+        let message = &mut room[..submission.len];
+        self.memory.read(at + lane::ARENA + submission.at, message);
+        let number = number(message);
+        if crate::layout::lane_of(number) != Some(index) {
+            return Err(Violation("a request has the number of another lane"));
+        }
+        if submission.room > 0 {
+            if state.open.iter().any(|open| open.number == number) {
+                return Err(Violation("two requests have one number"));
+            }
+            let Submission { reply_at, room, .. } = submission;
+            state.open.push(Open { number, at: reply_at, room });
+        }
+        lane.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+        self.memory.store(at + lane::TAKEN, taken.wrapping_add(1));
+        Ok(Some(Arrived { lane: index, len: submission.len }))
+    }
+}
+
+/// A submission after all checks.
+struct Submission {
+    at: usize,
+    len: usize,
+    reply_at: usize,
+    room: usize,
+}
+
+impl Submission {
+    fn checked(entry: &[u8; ENTRY], most: usize) -> Result<Submission, Violation> {
+        let word = |at: usize| {
+            let bytes = [entry[at], entry[at + 1], entry[at + 2], entry[at + 3]];
+            u32::from_ne_bytes(bytes) as usize
+        };
+        let (at, len, reply_at, room) = (word(0), word(4), word(8), word(12));
+        let fits = |at: usize, len: usize| at <= ARENA && len <= ARENA - at;
+        if !fits(at, len) || !fits(reply_at, room) {
+            return Err(Violation("a submission leaves its arena"));
+        }
+        if len < SHORTEST.0 || len > most {
+            return Err(Violation("a message has an impossible length"));
+        }
+        if room > 0 && room < SHORTEST.1 {
+            return Err(Violation("there is no room for a reply"));
+        }
+        Ok(Submission { at, len, reply_at, room })
+    }
+}
+
+fn lock(mutex: &Mutex<State>) -> MutexGuard<'_, State> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

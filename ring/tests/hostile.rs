@@ -1,0 +1,155 @@
+//! A client that writes anything into the memory: the server takes valid requests or ends the connection, and
+//! never touches anything outside of the lane.
+
+use std::os::fd::AsFd;
+
+use defuse_ring::layout::{BYTES, LANES, number_in};
+use defuse_ring::{Desk, Lane, Memory, Shared, Violation};
+
+const FIRST: usize = 4096;
+const SUBMISSIONS: usize = FIRST + 1024;
+const ARENA_AT: usize = FIRST + 4096;
+const ARENA: u32 = 2 * 132 * 1024;
+
+struct World {
+    desk: Desk<Memory>,
+    client: Memory,
+}
+
+impl World {
+    fn new() -> World {
+        let desk = Desk::new(Memory::new(BYTES).unwrap());
+        let fd = desk.memory().as_fd().try_clone_to_owned().unwrap();
+        World { desk, client: Memory::of(fd, BYTES).unwrap() }
+    }
+
+    /// Submits an entry of these words to lane 0, with a request of `number`.
+    fn submit(&self, entry: [u32; 4], number: u64) -> Result<bool, Violation> {
+        let taken = self.client.load(FIRST + 64);
+        let slot = (taken % 32) as usize;
+        let bytes: Vec<u8> = entry.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.client.write(SUBMISSIONS + slot * 16, &bytes);
+        self.client.write(ARENA_AT + 8, &number.to_ne_bytes());
+        self.client.store(192, 1);
+        self.client.store(FIRST, taken + 1);
+        self.take().map(|taken| taken.is_some())
+    }
+
+    fn take(&self) -> Result<Option<usize>, Violation> {
+        let mut room = [0; 4096];
+        let number = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
+        self.desk.take(&mut room, number).map(|taken| taken.map(|arrived| arrived.len))
+    }
+}
+
+#[test]
+fn counters_that_jump_end_the_connection() {
+    for jump in [33, 1000, u32::MAX, 1 << 31] {
+        let world = World::new();
+        world.client.store(192, u32::MAX);
+        world.client.store(FIRST, jump);
+        assert_eq!(world.take(), Err(Violation("more submissions than entries")));
+    }
+    let world = World::new();
+    assert_eq!(world.submit([0, 48, 0, 4096], number_in(0, 2)), Ok(true));
+    world.client.store(FIRST, 0);
+    assert!(world.take().is_err(), "backwards");
+}
+
+#[test]
+fn a_submission_outside_of_the_arena_ends_the_connection() {
+    let entries = [
+        [ARENA, 48, 0, 64],
+        [ARENA - 47, 48, 0, 64],
+        [u32::MAX, 48, 0, 64],
+        [0, u32::MAX, 0, 64],
+        [u32::MAX - 20, 48, 0, 64],
+        [0, 48, ARENA - 63, 64],
+        [0, 48, u32::MAX, u32::MAX],
+        [0, 48, 0, 15],
+        [0, 39, 0, 64],
+        [0, 4097, 0, 64],
+    ];
+    for entry in entries {
+        assert!(World::new().submit(entry, number_in(0, 2)).is_err(), "{entry:?}");
+    }
+}
+
+#[test]
+fn a_number_of_another_lane_or_of_an_open_request_ends_the_connection() {
+    let entry = [0, 48, 4096, 4096];
+    for number in [0, 2, number_in(1, 2), number_in(LANES - 1, 2), u64::MAX] {
+        assert!(World::new().submit(entry, number).is_err(), "{number:#x}");
+    }
+    let world = World::new();
+    assert_eq!(world.submit(entry, number_in(0, 2)), Ok(true));
+    assert!(world.submit(entry, number_in(0, 2)).is_err(), "twice at once");
+}
+
+#[test]
+fn a_client_has_no_more_requests_and_untaken_replies_than_entries() {
+    let (world, entry) = (World::new(), [0, 48, 4096, 4096]);
+    for count in 0..32 {
+        assert_eq!(world.submit(entry, number_in(0, 2 * count)), Ok(true));
+    }
+    assert!(world.submit(entry, number_in(0, 100)).is_err());
+
+    let world = World::new();
+    let ask = |count: u64| {
+        world.submit(entry, number_in(0, count)).unwrap();
+        world.desk.answer(0, number_in(0, count), &[&[0; 16]], &[0; 16])
+    };
+    assert!((0..32).all(|count| ask(count) == Ok(true)));
+    assert!(ask(32).is_err());
+}
+
+#[test]
+fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused() {
+    let world = World::new();
+    let number = number_in(0, 2);
+    assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
+    // Nobody asked for this one.
+    assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
+    assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
+    let mut seen = [0; 200];
+    world.client.read(ARENA_AT + 4096, &mut seen);
+    assert_eq!((&seen[..16], &seen[16..]), (&[9; 16][..], &[0; 184][..]));
+}
+
+/// The words of a lane and of its entries are any numbers at any time. The server must not panic, and what it
+/// takes fits.
+#[test]
+fn any_words_are_requests_or_violations() {
+    let mut random = fastrand::Rng::with_seed(13);
+    for _ in 0..300 {
+        let world = World::new();
+        world.client.store(192, random.u32(..20));
+        for _ in 0..20 {
+            let odd = [0, 1, 40, 48, 4096, ARENA, ARENA - 1, u32::MAX, random.u32(..)];
+            let at = [FIRST, FIRST + 64, FIRST + 128, FIRST + 192, FIRST + 196, SUBMISSIONS];
+            let at =
+                random.choice(at).unwrap() + 4 * random.usize(..4) * usize::from(random.bool());
+            world.client.store(at, random.choice(odd).unwrap());
+            let number = number_in(random.usize(..3), random.u64(..4));
+            world.client.write(ARENA_AT + 8, &number.to_ne_bytes());
+            match world.take() {
+                Ok(taken) => assert!(taken.is_none_or(|len| len <= 4096)),
+                Err(_) => break,
+            }
+            let _ = world.desk.answer(0, number, &[&[0; 60]], &[0; 16]);
+        }
+    }
+}
+
+/// A server that answers what was not asked, or more often than asked.
+#[test]
+fn a_client_refuses_completions_that_it_did_not_ask_for() {
+    let world = World::new();
+    let mut lane = Lane::new(0);
+    world.client.store(FIRST + 128, 2);
+    assert!(lane.poll(&world.client).is_err());
+    world.client.store(FIRST + 128, 1);
+    let number = lane.next_number();
+    lane.submit(&world.client, number, &[&[0; 48]]).unwrap();
+    assert!(lane.poll(&world.client).is_err(), "the entry names no request");
+}

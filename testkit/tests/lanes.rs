@@ -1,0 +1,263 @@
+//! File systems through shared memory: what the model does, two clients at once, and clients that end.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
+    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, Result,
+    SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+};
+use defuse_memory::{Memory, Options};
+use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
+use defuse_shared::{Rings, RingsOptions};
+use defuse_socket::{Server, ServerOptions};
+use defuse_testkit::model::{Missing, check};
+use tempfile::TempDir;
+
+const SHARED: RemoteOptions =
+    RemoteOptions { timeout: None, descriptors_from: 0, lanes: LaneUse::Required };
+
+/// A server with shared memory, stopped when dropped.
+struct Served {
+    server: Arc<Server>,
+    path: PathBuf,
+    thread: Option<JoinHandle<bool>>,
+    _dir: TempDir,
+}
+
+impl Served {
+    fn new(fs: Arc<dyn FileSystem>, rings: RingsOptions) -> Served {
+        let dir = TempDir::with_prefix("defuse-lanes-").unwrap();
+        let path = dir.path().join("socket");
+        let lines = Some(Arc::new(Rings::new(rings)) as _);
+        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let server = Arc::new(Server::bind(&path, fs, options).unwrap());
+        let running = Arc::clone(&server);
+        let thread = Some(std::thread::spawn(move || running.run()));
+        Served { server, path, thread, _dir: dir }
+    }
+
+    fn memory() -> Served {
+        Served::new(Arc::new(Memory::new(Options::default())), RingsOptions::default())
+    }
+
+    fn client(&self) -> Remote {
+        Remote::connect(&self.path, SHARED).unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.server.shut_down();
+        let clean = self.thread.take().unwrap().join().unwrap();
+        assert!(clean || std::thread::panicking(), "connections did not end");
+    }
+}
+
+/// A client and its server.
+struct Both {
+    client: Remote,
+    _served: Served,
+}
+
+impl FileSystem for Both {
+    delegate!(to client);
+}
+
+fn context() -> Context<'static> {
+    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn create(fs: &dyn FileSystem, text: &str) -> (Entry, File) {
+    let cx = context();
+    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+    let args =
+        OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), kill_suidgid: false };
+    let (entry, opened) = fs.create(&cx, Ino::ROOT, name(text), &node, args).unwrap();
+    (entry, File { ino: entry.ino, fh: opened.fh })
+}
+
+fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
+    let mut source = SliceSource::new(bytes);
+    let args = WriteArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
+    fs.write(&context(), file, args, &mut WriteBuf::new(&mut source))
+}
+
+fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let mut sink = SliceSink::new(&mut bytes);
+    let mut out = ReadBuf::new(&mut sink, len);
+    let args = ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..ReadArgs::default() };
+    fs.read(&context(), file, args, &mut out)?;
+    let filled = out.filled();
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+#[test]
+fn memory_through_shared_memory_does_what_the_model_does() {
+    check(Missing::Refused, || {
+        let served = Served::memory();
+        Arc::new(Both { client: served.client(), _served: served })
+    });
+}
+
+#[test]
+fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
+    let served = Served::memory();
+    let (one, other) = (served.client(), served.client());
+    let (_, file) = create(&one, "shared");
+    // Longer than one message.
+    let bytes: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 7) as u8).collect();
+    assert_eq!(write(&one, file, 3, &bytes), Ok(bytes.len()));
+    let cx = context();
+    let entry = other.lookup(&cx, Ino::ROOT, name("shared")).unwrap();
+    assert_eq!(entry.attr.size, bytes.len() as u64 + 3);
+    let opened = other.open(&cx, entry.ino, OpenArgs::default()).unwrap();
+    let seen = read(&other, File { ino: entry.ino, fh: opened.fh }, 3, bytes.len() + 50).unwrap();
+    assert!(seen == bytes, "{} bytes differ", seen.len());
+    assert!([one, other].iter().all(|client| client.lane_counts().unwrap().requests >= 8));
+}
+
+/// Where more threads ask than there are lanes, the rest uses messages.
+#[test]
+fn more_threads_than_lanes_all_get_their_own_replies() {
+    let served = Served::memory();
+    let client = served.client();
+    std::thread::scope(|scope| {
+        for thread in 0..16_u8 {
+            let client = &client;
+            scope.spawn(move || {
+                let (entry, file) = create(client, &format!("of thread {thread}"));
+                for round in 0..40_u8 {
+                    let bytes = [thread ^ round; 3000];
+                    assert_eq!(write(client, file, 0, &bytes), Ok(3000));
+                    assert_eq!(read(client, file, 0, 4000).unwrap(), bytes);
+                    let found = client.lookup(&context(), Ino::ROOT, name("none"));
+                    assert_eq!(found.err(), Some(Errno::ENOENT));
+                    assert_eq!(client.getattr(&context(), file.ino, None).unwrap().size, 3000);
+                }
+                client.forget(entry.ino, 1);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages() {
+    let limits = RingsOptions { connections: 1, connections_of_user: 1 };
+    let served = Served::new(Arc::new(Memory::new(Options::default())), limits);
+    let (first, second) = (served.client(), served.client());
+    assert!(first.lane_counts().is_some() && second.lane_counts().is_none());
+    let (_, file) = create(&second, "through messages");
+    assert_eq!(write(&second, file, 0, b"bytes"), Ok(5));
+    drop(first);
+    let again = || {
+        (0..100).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            served.client().lane_counts()
+        })
+    };
+    assert!(again().is_some(), "the end of a client gives its lanes back");
+    // A client of messages ignores the offer.
+    let plain = Remote::connect(&served.path, RemoteOptions::default()).unwrap();
+    assert!(
+        plain.lane_counts().is_none()
+            && plain.lookup(&context(), Ino::ROOT, name("through messages")).is_ok()
+    );
+
+    let dir = TempDir::with_prefix("defuse-lanes-").unwrap();
+    let path = dir.path().join("socket");
+    let memory = Arc::new(Memory::new(Options::default()));
+    let server = Server::bind(&path, memory, ServerOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        let refused = Remote::connect(&path, SHARED).err();
+        server.shut_down();
+        assert!(matches!(refused, Some(RemoteError::NoLanes)), "{refused:?}");
+    });
+}
+
+/// The part of a client that is killed: it holds a lock and an open file without a name, and writes through
+/// many lanes until its end.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os("DEFUSE_LANES_CHILD") else { return };
+    let client = Remote::connect(path.as_ref(), SHARED).unwrap();
+    let ino = client.lookup(&context(), Ino::ROOT, name("locked")).unwrap().ino;
+    let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
+    let locked = File { ino, fh: client.open(&context(), ino, args).unwrap().fh };
+    assert_eq!(client.setlk(&context(), locked, &exclusive()), Ok(()));
+    let (_, unnamed) = create(&client, "unnamed");
+    client.unlink(&context(), Ino::ROOT, name("unnamed")).unwrap();
+    println!("ready");
+    std::thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let client = &client;
+            scope.spawn(move || {
+                loop {
+                    write(client, unnamed, thread << 20, &[7; 60_000]).unwrap();
+                    read(client, unnamed, thread << 20, 4096).unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn exclusive() -> LockRequest {
+    let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX >> 1, pid: 1 };
+    LockRequest { kind: LockKind::Posix, owner: LockOwner(7), lock, wait: false }
+}
+
+/// A client that has taken the lock and makes requests, and the time until it does.
+fn start_child(served: &Served) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["child", "--exact", "--nocapture"]).env("DEFUSE_LANES_CHILD", &served.path);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap());
+    assert!(said.lines().any(|line| line.is_ok_and(|line| line.contains("ready"))));
+    child
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing_and_nobody_waits_for_it() {
+    let served = Served::memory();
+    let client = served.client();
+    let (_, file) = create(&client, "locked");
+    let used = || client.statfs(&context(), Ino::ROOT).unwrap().files_free;
+    let free = used();
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut longest = Duration::ZERO;
+    for round in 0..6_u8 {
+        let mut child = start_child(&served);
+        assert_eq!(client.setlk(&context(), file, &exclusive()), Err(Errno::EAGAIN));
+        let until = Instant::now() + Duration::from_micros(random.u64(..40_000));
+        let mut killed = false;
+        while !killed || served.server.connections() > 1 {
+            if !killed && Instant::now() > until {
+                child.kill().unwrap();
+                killed = true;
+            }
+            let begun = Instant::now();
+            assert_eq!(write(&client, file, 0, &[round; 5000]), Ok(5000));
+            assert_eq!(read(&client, file, 0, 6000).unwrap(), [round; 5000]);
+            longest = longest.max(begun.elapsed());
+        }
+        child.wait().unwrap();
+        assert_eq!(client.setlk(&context(), file, &exclusive()), Ok(()));
+        let unlock = Lock { typ: LockType::Unlock, ..exclusive().lock };
+        let unlock = LockRequest { lock: unlock, ..exclusive() };
+        assert_eq!(client.setlk(&context(), file, &unlock), Ok(()));
+        assert_eq!(used(), free, "files of clients that are gone");
+    }
+    assert!(longest < Duration::from_secs(2), "a call took {longest:?}");
+}
