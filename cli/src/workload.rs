@@ -90,7 +90,7 @@ pub fn run(args: &WorkloadArgs) -> Result {
     let settings = Settings { timeout: args.timeout, ..Settings::default() };
     let outcome = match &args.direct {
         Some(source) => {
-            let direct = direct::Direct::new(source, &plan)?;
+            let direct = direct::open(source, &plan)?;
             defuse_wml::execute(&plan, &direct, settings, &show)
         }
         None => defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show),

@@ -142,7 +142,7 @@ const WORKLOADS: &str = "bench/wml";
 const MEASURE: &str = "bench/measure";
 
 /// The crates that may use the workload engine.
-const USES_WORKLOADS: &[&str] = &["cli", "bench", STUDY];
+const USES_WORKLOADS: &[&str] = &["cli", "bench", "bench/uhs", "bench/wml-direct", STUDY];
 
 /// The study. It mounts by running the program, and so needs no frontend and no backend.
 const STUDY: &str = "bench/study";

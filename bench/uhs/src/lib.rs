@@ -14,6 +14,7 @@ mod files;
 mod mounted;
 mod mounts;
 mod names;
+mod personalities;
 pub mod queues;
 pub mod results;
 mod space;
@@ -42,6 +43,12 @@ pub struct Scale {
     pub data_bytes: u64,
     /// Operations on queues of each stream, at 4 KiB.
     pub queued: u64,
+    /// Personalities of Filebench.
+    pub personalities: &'static [&'static str],
+    /// Seconds of each personality.
+    pub seconds: u32,
+    /// Threads of each personality; `None` for those that it has.
+    pub threads: Option<u32>,
 }
 
 impl Scale {
@@ -53,6 +60,9 @@ impl Scale {
             synced: 4000,
             data_bytes: 512 << 20,
             queued: 100_000,
+            personalities: &personalities::ALL,
+            seconds: 30,
+            threads: None,
         }
     }
 
@@ -64,12 +74,24 @@ impl Scale {
             synced: 1000,
             data_bytes: 128 << 20,
             queued: 20_000,
+            personalities: &personalities::ALL,
+            seconds: 5,
+            threads: None,
         }
     }
 
     /// Everything once and small, as a test.
     pub fn tiny() -> Scale {
-        Scale { files: 300, directories: 10, synced: 20, data_bytes: 1 << 20, queued: 200 }
+        Scale {
+            files: 300,
+            directories: 10,
+            synced: 20,
+            data_bytes: 1 << 20,
+            queued: 200,
+            personalities: &["varmail"],
+            seconds: 1,
+            threads: Some(2),
+        }
     }
 
     /// The amount of work by name.
@@ -102,19 +124,22 @@ pub enum Part {
     Mounts,
     /// Operations on names through a mount of the kernel.
     Mounted,
+    /// The personalities of Filebench.
+    Personalities,
     /// The separation of queues.
     Queues,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 7] = [
+    pub const ALL: [(&'static str, Part); 8] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
         ("space", Part::Space),
         ("mounts", Part::Mounts),
         ("mounted", Part::Mounted),
+        ("personalities", Part::Personalities),
         ("queues", Part::Queues),
     ];
 
@@ -169,6 +194,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
                         Part::Data => data::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Mounts => mounts::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Mounted => mounted::measure(&mut stage, options, &mut results)?,
+                        Part::Personalities => {
+                            personalities::measure(&mut stage, options, &mut results)?;
+                        }
                         _ => space::measure(&mut stage, &options.scale, &mut results)?,
                     }
                 }

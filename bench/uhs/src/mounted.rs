@@ -17,22 +17,32 @@ const MOST_FILES: usize = 100_000;
 /// One round.
 pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Results) -> Result<()> {
     let Some(program) = &options.program else { return Ok(()) };
-    let program = program.to_string_lossy();
-    let node = stage.node()?.as_os_str().to_owned();
-    let mut uhs = OsString::from("uhs:");
-    uhs.push(&node);
-    for (target, source) in [("uhs", uhs), ("memory", OsString::from("memory:"))] {
-        if target == "uhs" {
-            let make = ["mkfs".as_ref(), "uhs".as_ref(), node.as_os_str(), "--force".as_ref()];
-            command::output(&program, &make)?;
-        }
-        let at = stage.mountpoint().as_os_str();
-        command::output(&program, &["mount".as_ref(), source.as_os_str(), at])?;
-        let done = phases(stage.mountpoint(), options.scale.files.min(MOST_FILES), target, results);
-        command::output(&program, &["umount".as_ref(), at])?;
-        done?;
+    let count = options.scale.files.min(MOST_FILES);
+    for target in ["uhs", "memory"] {
+        with_mount(stage, program, target, |at| phases(at, count, target, results))?;
     }
     Ok(())
+}
+
+/// Calls `work` with the mountpoint of a new file system: `uhs` on the device of the stage, or `memory`.
+pub(crate) fn with_mount(
+    stage: &Stage,
+    program: &Path,
+    target: &str,
+    work: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let program = program.to_string_lossy();
+    let mut source = OsString::from(format!("{target}:"));
+    if target == "uhs" {
+        let node = stage.node()?.as_os_str();
+        command::output(&program, &["mkfs".as_ref(), "uhs".as_ref(), node, "--force".as_ref()])?;
+        source.push(node);
+    }
+    let at = stage.mountpoint();
+    command::output(&program, &["mount".as_ref(), source.as_os_str(), at.as_os_str()])?;
+    let done = work(at);
+    command::output(&program, &["umount".as_ref(), at.as_os_str()])?;
+    done
 }
 
 fn phases(at: &Path, count: usize, target: &str, results: &mut Results) -> Result<()> {

@@ -142,9 +142,9 @@ impl Stage {
         let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
         let (uhs, problems) = Uhs::open(device, Default::default(), random)?;
         anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
-        let client = Client::new(Default::default());
+        let client = Arc::new(Client::new(Default::default()));
         client.mount(NAME, Arc::new(uhs), &MountArgs::default())?;
-        let done = work(self, &Inside::new(&client)?);
+        let done = work(self, &Inside::new(Arc::clone(&client))?);
         client.unmount(NAME, false)?;
         done
     }

@@ -1,10 +1,15 @@
 //! A mount inside of this process.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
 use defuse_direct::{At, Client, Description, How, Task};
 use defuse_fs::RenameFlags;
+use defuse_wml::{Failure, Observer, Plan, RunReport, Settings};
+use defuse_wml_direct::Direct;
 use rustix::fs::OFlags;
 
 use super::{Files, Open};
@@ -12,19 +17,21 @@ use super::{Files, Open};
 /// The name of the mount.
 pub(crate) const NAME: &[u8] = b"bench:";
 
-pub(crate) struct Inside<'a> {
-    client: &'a Client,
+pub(crate) struct Inside {
+    client: Arc<Client>,
     task: Task,
     root: Arc<Description>,
+    workloads: Direct,
 }
 
-impl<'a> Inside<'a> {
-    pub(crate) fn new(client: &'a Client) -> Result<Self> {
+impl Inside {
+    pub(crate) fn new(client: Arc<Client>) -> Result<Self> {
+        let workloads = Direct::new(Arc::clone(&client))?;
         let task = Task::of_this_process()?;
         let flags = (OFlags::RDONLY | OFlags::DIRECTORY).bits();
         let how = How { flags, ..How::default() };
         let root = client.open(&task, At::Cwd, &[NAME, b"/"].concat(), how)?;
-        Ok(Inside { client, task, root })
+        Ok(Inside { client, task, root, workloads })
     }
 
     fn path(path: &str) -> Vec<u8> {
@@ -37,7 +44,7 @@ impl<'a> Inside<'a> {
     }
 }
 
-impl Files for Inside<'_> {
+impl Files for Inside {
     fn mkdir(&self, path: &str) -> Result<()> {
         Ok(self.client.mkdir(&self.task, At::Cwd, &Self::path(path), 0o755)?)
     }
@@ -74,6 +81,14 @@ impl Files for Inside<'_> {
         Ok(self.client.syncfs(&self.task, &self.root)?)
     }
 
+    fn root(&self) -> &Path {
+        Path::new(OsStr::from_bytes(NAME))
+    }
+
+    fn execute(&self, plan: &Plan, observer: &dyn Observer) -> Result<Vec<RunReport>, Failure> {
+        defuse_wml::execute(plan, &self.workloads, Settings::default(), observer)
+    }
+
     fn used(&self) -> Result<u64> {
         let found = self.client.fstatfs(&self.task, &self.root)?;
         Ok((found.blocks - found.blocks_free) * u64::from(found.frsize) / 4096)
@@ -81,7 +96,7 @@ impl Files for Inside<'_> {
 }
 
 struct Opened<'a> {
-    inside: &'a Inside<'a>,
+    inside: &'a Inside,
     file: Arc<Description>,
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use defuse_wml::{Failure, Observer, Plan, RunReport, Settings, SystemCalls};
 use rustix::fs::{Mode, OFlags};
 
 use super::{Files, Open};
@@ -63,6 +64,14 @@ impl Files for Kernel {
 
     fn sync(&self) -> Result<()> {
         Ok(rustix::fs::syncfs(&self.root)?)
+    }
+
+    fn root(&self) -> &Path {
+        &self.base
+    }
+
+    fn execute(&self, plan: &Plan, observer: &dyn Observer) -> Result<Vec<RunReport>, Failure> {
+        defuse_wml::execute(plan, &SystemCalls, Settings::default(), observer)
     }
 
     fn used(&self) -> Result<u64> {

@@ -3,7 +3,10 @@
 mod inside;
 mod kernel;
 
+use std::path::Path;
+
 use anyhow::Result;
+use defuse_wml::{Failure, Observer, Plan, RunReport};
 
 pub(crate) use inside::{Inside, NAME};
 pub(crate) use kernel::Kernel;
@@ -28,6 +31,10 @@ pub(crate) trait Files: Sync {
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+    /// The name of the root, for the files of a workload.
+    fn root(&self) -> &Path;
+    /// Executes a workload.
+    fn execute(&self, plan: &Plan, observer: &dyn Observer) -> Result<Vec<RunReport>, Failure>;
     /// Blocks of 4 KiB in use.
     fn used(&self) -> Result<u64>;
 }

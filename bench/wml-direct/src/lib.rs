@@ -1,0 +1,168 @@
+//! Workloads on a file system in this process, without the kernel: the [`Driver`] that calls the in-process
+//! client ([`defuse_direct`]).
+//!
+//! It mounts nothing: the caller mounts file systems in the [`Client`], and names them in the paths of the
+//! workload.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use defuse_direct::{At, Client, Description, How, Stop, Task};
+use defuse_fs::{FileKind, OpenFlags};
+use defuse_wml::plan::OpenFlags as Flags;
+use defuse_wml::{Access, Driver, Room};
+use rustix::fs::{Advice, OFlags, fadvise};
+
+/// `whence` of lseek(2).
+const FROM_START: u32 = 0;
+const FROM_END: u32 = 2;
+
+/// A driver that calls the file systems that a client has mounted in this process.
+pub struct Direct {
+    client: Arc<Client>,
+    task: Arc<Task>,
+}
+
+impl Direct {
+    /// A driver for the mounts of `client`, with the rights of this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the credentials of this process cannot be read.
+    pub fn new(client: Arc<Client>) -> defuse_fs::Result<Direct> {
+        Ok(Direct { client, task: Arc::new(Task::of_this_process()?) })
+    }
+}
+
+fn failed(stop: Stop) -> io::Error {
+    match stop {
+        Stop::Errno(errno) => errno.into(),
+        Stop::Outside(_) => io::Error::other("the path is outside of the mounts of this process"),
+    }
+}
+
+/// An open file.
+pub struct File {
+    file: Arc<Description>,
+    task: Arc<Task>,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // As with close(2), whose errors the engine ignores, too.
+        let _ = self.file.close(&self.task);
+    }
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+impl Driver for Direct {
+    type File = File;
+
+    fn open(&self, path: &Path, access: Access, flags: Flags) -> io::Result<File> {
+        let mut how = match (access.read, access.write) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        how.set(OFlags::CREATE, access.create);
+        how.set(OFlags::DIRECT, flags.direct);
+        how.set(OFlags::SYNC, flags.sync);
+        let how = How { flags: how.bits(), mode: 0o666, ..How::default() };
+        let file = self.client.open(&self.task, At::Cwd, bytes(path), how).map_err(failed)?;
+        // Only the kernel reads ahead, and only in its own files.
+        if let Some(backing) = file.backing().filter(|_| flags.no_readahead) {
+            fadvise(backing, 0, None, Advice::Random)?;
+        }
+        Ok(File { file, task: Arc::clone(&self.task) })
+    }
+
+    #[inline]
+    fn read(&self, file: &mut File, data: &mut [u8]) -> io::Result<usize> {
+        self.client.read(&self.task, &file.file, data).map_err(failed)
+    }
+
+    #[inline]
+    fn read_at(&self, file: &mut File, data: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.client.pread(&self.task, &file.file, data, offset).map_err(failed)
+    }
+
+    #[inline]
+    fn write(&self, file: &mut File, data: &[u8]) -> io::Result<usize> {
+        self.client.write(&self.task, &file.file, data).map_err(failed)
+    }
+
+    #[inline]
+    fn write_at(&self, file: &mut File, data: &[u8], offset: u64) -> io::Result<usize> {
+        self.client.pwrite(&self.task, &file.file, data, offset).map_err(failed)
+    }
+
+    fn rewind(&self, file: &mut File) -> io::Result<()> {
+        self.client.lseek(&self.task, &file.file, 0, FROM_START).map(drop).map_err(failed)
+    }
+
+    fn seek_end(&self, file: &mut File) -> io::Result<()> {
+        self.client.lseek(&self.task, &file.file, 0, FROM_END).map(drop).map_err(failed)
+    }
+
+    fn fsync(&self, file: &mut File) -> io::Result<()> {
+        self.client.fsync(&self.task, &file.file, false).map_err(failed)
+    }
+
+    fn size_of(&self, file: &mut File) -> io::Result<u64> {
+        self.client.fstat(&self.task, &file.file).map(|stat| stat.attr.size).map_err(failed)
+    }
+
+    fn truncate(&self, file: &mut File, size: u64) -> io::Result<()> {
+        let size = i64::try_from(size).map_err(|_| defuse_fs::Errno::EFBIG)?;
+        self.client.ftruncate(&self.task, &file.file, size).map_err(failed)
+    }
+
+    fn forget_pages(&self, file: &mut File) {
+        // Without a file of the kernel there is no page cache to drop.
+        if let Some(backing) = file.file.backing() {
+            let _ = fadvise(backing, 0, None, Advice::DontNeed);
+        }
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<u64> {
+        let stat = self.client.stat(&self.task, At::Cwd, bytes(path), true);
+        stat.map(|stat| stat.attr.size).map_err(failed)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.client.unlink(&self.task, At::Cwd, bytes(path)).map_err(failed)
+    }
+
+    fn mkdir(&self, path: &Path) -> io::Result<()> {
+        self.client.mkdir(&self.task, At::Cwd, bytes(path), 0o755).map_err(failed)
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        self.client.rmdir(&self.task, At::Cwd, bytes(path)).map_err(failed)
+    }
+
+    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+        let found = self.client.statfs(&self.task, At::Cwd, bytes(path)).map_err(failed)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
+        let room = Room { total: bytes(found.blocks), available: bytes(found.blocks_available) };
+        Ok((room.total > 0).then_some(room))
+    }
+
+    fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
+        let how = How { flags: OpenFlags::DIRECTORY, ..How::default() };
+        let directory = self.client.open(&self.task, At::Cwd, bytes(path), how).map_err(failed)?;
+        for entry in self.client.read_dir(&self.task, &directory).map_err(failed)? {
+            if entry.name != b"." && entry.name != b".." {
+                each(&entry.name, entry.kind == FileKind::Directory);
+            }
+        }
+        Ok(())
+    }
+}
