@@ -27,6 +27,9 @@ use crate::store::{self, Frozen, Store, StoreError, survey};
 pub(crate) use commit::Extent;
 use commit::Waiting;
 
+/// Contents that are looked at when one more is listed.
+const LOOKS: usize = 4;
+
 /// Inodes that are loaded at a time.
 const LOADS: usize = 16;
 
@@ -51,7 +54,7 @@ pub(crate) struct Engine {
     io: Io,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
-    /// Inodes with contents in memory that nobody uses, those unused for longest first.
+    /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
     idle: Mutex<VecDeque<u64>>,
     options: Options,
     rules: Rules,
@@ -239,25 +242,37 @@ impl Engine {
     /// Gives an open back.
     pub(crate) fn closed(&self, ino: u64) {
         let handle = self.gate.enter();
-        let idle = self.names.closed(ino);
+        let to_list = self.names.closed(ino);
         drop(handle);
-        if idle {
-            self.is_idle(ino);
+        if to_list {
+            self.list(ino);
         }
     }
 
-    /// Nobody uses the content of an inode. The ones that were unused for longest leave memory.
+    /// Somebody has used the content of an inode, which may leave memory later.
     fn is_idle(&self, ino: u64) {
+        if self.names.used(ino) {
+            self.list(ino);
+        }
+    }
+
+    /// Lists a content that may leave memory. Those that nobody uses do while there are too many.
+    fn list(&self, ino: u64) {
+        let mut idle = lock(&self.idle);
+        idle.push_back(ino);
         // After a failure nobody knows what the slots hold that would have to be read again.
         if self.is_read_only() && matches!(self.store, Slots::Store(_)) {
             return;
         }
-        let mut idle = lock(&self.idle);
-        idle.push_back(ino);
-        let oldest = (idle.len() > self.options.cache_pages / 4).then(|| idle.pop_front());
-        drop(idle);
-        if let Some(oldest) = oldest.flatten() {
-            self.names.retire(oldest);
+        for _ in 0..LOOKS {
+            let oldest = (idle.len() > self.options.cache_pages / 4).then(|| idle.pop_front());
+            let Some(oldest) = oldest.flatten() else { return };
+            drop(idle);
+            let stays = self.names.retire(oldest);
+            idle = lock(&self.idle);
+            if stays {
+                idle.push_back(oldest);
+            }
         }
     }
 }

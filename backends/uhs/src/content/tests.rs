@@ -5,7 +5,8 @@ use std::sync::Arc;
 use defuse_block::{Device, Ram};
 use defuse_fs::{
     Caller, Context, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Name, NewNode,
-    ReadArgs, ReadBuf, SetAttr, SliceSink, SliceSource, Whence, WriteArgs, WriteBuf,
+    OpenArgs, ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SliceSink, SliceSource, Whence, WriteArgs,
+    WriteBuf,
 };
 
 use crate::{Options, Uhs, check};
@@ -315,4 +316,47 @@ fn a_large_file_has_whole_units() {
         extent.end() > 20 * 256 || (extent.block % 512, extent.count % 512) == (0, 0)
     });
     assert!(whole, "{:?}", content.extents);
+}
+
+// Each close listed the file once more, and the oldest entry left memory for each new one: files that were
+// opened all the time, too.
+#[test]
+fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
+    const FILES: usize = 100;
+    let options = options(64, 64);
+    let volume = Volume::new(16, options);
+    let fs = volume.fs();
+    let make = |number: usize| {
+        let name = format!("f{number}");
+        let node = NewNode::new(FileKind::Regular, 0o644, cx().caller);
+        let name = Name::new(name.as_bytes()).unwrap();
+        let ino = fs.mknod(&cx(), Ino::ROOT, name, &node).unwrap().ino;
+        let mut source = SliceSource::new(&[1; 5000]);
+        let (file, args) = (File { ino, fh: Fh(0) }, WriteArgs::default());
+        fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)).unwrap();
+        ino
+    };
+    let inos: Vec<Ino> = (0..FILES).map(make).collect();
+    volume.write(0, &[1; 5000]).unwrap();
+    fs.syncfs(&cx()).unwrap();
+    let is_here = |ino: Ino| {
+        let kept = fs.engine().names().content(ino.0).unwrap();
+        matches!(kept, crate::names::Kept::Here(_))
+    };
+    for _ in 0..3 {
+        for ino in &inos {
+            for ino in [*ino, volume.ino] {
+                fs.open(&cx(), ino, OpenArgs::default()).unwrap();
+                let mut bytes = [0; 8];
+                let mut sink = SliceSink::new(&mut bytes);
+                let file = File { ino, fh: Fh(0) };
+                let mut out = ReadBuf::new(&mut sink, 8);
+                fs.read(&cx(), file, ReadArgs::default(), &mut out).unwrap();
+                fs.release(&cx(), file, ReleaseArgs::default()).unwrap();
+            }
+            assert!(is_here(volume.ino));
+        }
+    }
+    let here = inos.iter().filter(|ino| is_here(**ino)).count();
+    assert!(here <= options.cache_pages / 4, "{here} of {FILES}");
 }

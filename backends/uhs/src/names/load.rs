@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use defuse_fs::FileKind;
 
@@ -166,11 +166,11 @@ impl Names {
         held.load_records(&self.pool, records, extra.bytes());
         let short = if extra.may_be_large() || is_dir { None } else { held.retire(&self.pool) };
         let facts = held.facts();
-        let blocks = AtomicU64::new(facts.blocks);
+        let blocks = facts.blocks;
         drop(held);
         let body = match short {
             _ if is_dir => Body::Directory(Arc::new(Directory { content, ..Directory::default() })),
-            None => Body::Live(Arc::new(Live { content, blocks, rdev })),
+            None => Body::Live(Arc::new(Live::new(content, blocks, rdev))),
             Some(data) => Body::short(&data, rdev),
         };
         let mut record = Record::new(ino, mode, (uid, gid), body);

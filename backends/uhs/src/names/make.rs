@@ -225,7 +225,7 @@ impl Names {
             }
             (FileKind::Symlink, Some(target)) => {
                 let content = content(Data::Target(target.to_vec()))?;
-                Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: 0 }))
+                Body::Live(Arc::new(Live::new(content, 0, 0)))
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
             (FileKind::Directory, _) => {
@@ -237,7 +237,7 @@ impl Names {
                 let is_file = kind == FileKind::Regular;
                 let data = if is_file { Data::Inline(Vec::new()) } else { Data::Nothing };
                 let content = content(data)?;
-                Body::Live(Arc::new(Live { content, blocks: 0.into(), rdev: node.rdev }))
+                Body::Live(Arc::new(Live::new(content, 0, node.rdev)))
             }
             _ if node.rdev != 0 => Body::Device(node.rdev),
             _ => Body::Stored,

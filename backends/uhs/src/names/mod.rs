@@ -221,13 +221,23 @@ impl Names {
     /// Gives an open back. True where the content may leave memory.
     pub(crate) fn closed(&self, ino: u64) -> bool {
         let left = self.records.see(ino, |record, _| {
-            let live = matches!(record.body, Body::Live(_));
-            Ok((record.opens.give_back(1) && record.is_unused(), live && record.opens.is_none()))
+            let unused = record.opens.give_back(1) && record.is_unused();
+            let is_idle = !unused && record.opens.is_none();
+            Ok((unused, is_idle && matches!(&record.body, Body::Live(live) if live.recency.note())))
         });
         if let Ok((true, _)) = left {
             self.end(self.records.remove_unused(ino));
         }
-        left.is_ok_and(|(unused, idle)| idle && !unused)
+        left.is_ok_and(|(_, to_list)| to_list)
+    }
+
+    /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to put it into
+    /// the list of contents that may leave memory ([`Names::retire`]).
+    pub(crate) fn used(&self, ino: u64) -> bool {
+        let used = self.records.see(ino, |record, _| {
+            Ok(matches!(&record.body, Body::Live(live) if live.recency.note()))
+        });
+        used.unwrap_or(false)
     }
 
     /// Ends an inode without names that nobody uses. Its blocks are free once the running group is durable.
@@ -304,21 +314,22 @@ impl Names {
                 None => return Err(Errno::EIO),
             };
             let content = Content::new(data, record.size);
-            let blocks = AtomicU64::new(lock(&content).facts().blocks);
-            let live = Live { content: Arc::clone(&content), blocks, rdev };
+            let blocks = lock(&content).facts().blocks;
+            let live = Live::new(Arc::clone(&content), blocks, rdev);
             record.body = Body::Live(Arc::new(live));
             Ok(content)
         })
     }
 
-    /// Takes the content of an inode out of memory, if the device has it and nobody uses it.
-    pub(crate) fn retire(&self, ino: u64) {
-        let _ = self.records.change(ino, |changing| {
+    /// Takes the content of an inode out of memory, if the device has it, and nobody uses it or has used it
+    /// since the last call. True if it stays, and thus in the list of those that may leave.
+    pub(crate) fn retire(&self, ino: u64) -> bool {
+        let stays = self.records.change(ino, |changing| {
             let extra = changing.extra().is_some_and(|extra| extra.may_be_large());
             let record = changing.record;
-            let Body::Live(live) = &mut record.body else { return Ok(()) };
-            if extra || record.dirty || !record.opens.is_none() {
-                return Ok(());
+            let Body::Live(live) = &mut record.body else { return Ok(false) };
+            if live.recency.take() || extra || record.dirty || !record.opens.is_none() {
+                return Ok(true);
             }
             let rdev = live.rdev;
             // Whoever else has the content got it under the lock of this shard. The clock of the cache may
@@ -326,11 +337,14 @@ impl Names {
             let content = Arc::get_mut(live).map(|live| &live.content);
             let content = content.filter(|content| Arc::strong_count(content) == 1);
             let held = content.and_then(|content| content.try_lock().ok());
-            if let Some(data) = held.and_then(|mut held| held.retire(&self.pool)) {
+            let left = held.and_then(|mut held| held.retire(&self.pool));
+            let stays = left.is_none();
+            if let Some(data) = left {
                 record.body = Body::short(&data, rdev);
             }
-            Ok(())
+            Ok(stays)
         });
+        stays.unwrap_or(false)
     }
 
     /// Takes in what became of a content, which the caller has locked.

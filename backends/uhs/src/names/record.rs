@@ -156,6 +156,35 @@ pub(super) struct Live {
     /// Blocks of the content.
     pub(super) blocks: AtomicU64,
     pub(super) rdev: u64,
+    pub(super) recency: Recency,
+}
+
+impl Live {
+    pub(super) fn new(content: Arc<Mutex<Content>>, blocks: u64, rdev: u64) -> Live {
+        Live { content, blocks: blocks.into(), rdev, recency: Recency::default() }
+    }
+}
+
+/// Uses of a content, for the list of contents that may leave memory.
+#[derive(Default)]
+pub(super) struct Recency {
+    /// It is in the list.
+    is_listed: AtomicBool,
+    /// It was used since the list came by.
+    is_recent: AtomicBool,
+}
+
+impl Recency {
+    /// Notes a use. True if the content is to be listed.
+    pub(super) fn note(&self) -> bool {
+        self.is_recent.store(true, Ordering::Relaxed);
+        !self.is_listed.load(Ordering::Relaxed) && !self.is_listed.swap(true, Ordering::Relaxed)
+    }
+
+    /// True if there was a use since the last call.
+    pub(super) fn take(&self) -> bool {
+        self.is_recent.swap(false, Ordering::Relaxed)
+    }
 }
 
 /// A directory. The numbers follow `entries`, for those who do not lock it.
