@@ -97,8 +97,15 @@ impl Engine {
         rules: Rules,
         random: fastrand::Rng,
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
-        let survey = survey(&*device, rules)?;
-        let (names, pool, problems) = load::load(&*device, &survey)?;
+        let superblock = store::superblock(&*device)?;
+        let (survey, names, pool, problems) = match load::restore(&*device, &superblock) {
+            Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
+            None => {
+                let survey = survey(&*device, rules)?;
+                let (names, pool, problems) = load::load(&*device, &survey)?;
+                (survey, names, pool, problems)
+            }
+        };
         pool.set_rules(rules);
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
         memory.map_err(store::failed("reserve memory"))?;

@@ -193,7 +193,10 @@ impl FileSystem for Uhs {
     ) -> Result<Entry> {
         match node.kind {
             FileKind::Directory => Err(Errno::EPERM),
-            _ => self.entry(cx, parent, name, node, None),
+            FileKind::CharDevice | FileKind::BlockDevice => {
+                self.entry(cx, parent, name, node, None)
+            }
+            _ => self.entry(cx, parent, name, &NewNode { rdev: 0, ..*node }, None),
         }
     }
 

@@ -8,10 +8,12 @@ use defuse_fs::{
     NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
 
-use crate::format::superblock::COPIES;
+use crate::commit::Rules;
+use crate::format::snapshot::At;
+use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::image::tables;
-use crate::{Options, Uhs, check, repair};
+use crate::{Options, Uhs, check, repair, store};
 
 /// Bytes of an identity of a slot.
 const IDENTITY: usize = 96;
@@ -59,6 +61,58 @@ pub fn image(script: &[u8]) {
         assert_eq!(problems, []);
         walk(&fs);
     }
+}
+
+/// Changes the snapshot of a small image by `script`, with right checksums, and uses what comes out. A change is a
+/// place (2 bytes) and the byte to put there.
+///
+/// # Panics
+///
+/// When a bug shows itself.
+pub fn snapshot(script: &[u8]) {
+    let ram = ended().fork();
+    forge_snapshot(&ram, script);
+    let device: Arc<dyn Device> = Arc::new(ram);
+    let options = Options { commit: None, cache_pages: 256, dirty_pages: 64, read_only: false };
+    let opened = Uhs::open(Arc::clone(&device), options, fastrand::Rng::with_seed(1));
+    if let Ok((fs, problems)) = opened {
+        assert_eq!(problems, [], "the slots are as they were");
+        walk(&fs);
+        // It may not fit to what the snapshot said.
+        let _ = fill(&fs);
+    }
+}
+
+/// An image after a clean end.
+fn ended() -> &'static Ram {
+    static ENDED: OnceLock<Ram> = OnceLock::new();
+    ENDED.get_or_init(|| {
+        let ram = base().fork();
+        let options = Options { commit: None, ..Options::default() };
+        drop(Uhs::open(Arc::new(ram.clone()), options, fastrand::Rng::with_seed(1)));
+        ram
+    })
+}
+
+/// Nothing, if there is no snapshot.
+fn forge_snapshot(ram: &Ram, script: &[u8]) -> Option<()> {
+    let superblock = store::superblock(ram).ok()?;
+    let mut header = store::snapshot::header(ram, &superblock)?;
+    let segment = header.segments.first_mut()?;
+    let mut bytes = store::snapshot::segment(ram, segment)?;
+    for change in script.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % bytes.len();
+        bytes[at] = change[2];
+    }
+    segment.crc = crc32c::crc32c(&bytes);
+    bytes.resize(segment.blocks() as usize * BLOCK, 0);
+    let mut line = Blocking::new(ram).ok()?;
+    line.write(segment.block, &bytes).ok()?;
+    let bytes = header.encode()?;
+    let at = At { crc: crc32c::crc32c(&bytes), ..superblock.snapshot? };
+    line.write(at.block, &bytes).ok()?;
+    let superblock = Superblock { snapshot: Some(at), ..superblock };
+    COPIES.iter().try_for_each(|block| line.write(*block, &superblock.encode()).ok())
 }
 
 fn forge(ram: &Ram, change: &[u8]) {
@@ -116,7 +170,9 @@ fn base() -> &'static Ram {
         let device: Arc<dyn Device> = Arc::new(ram.clone());
         let made = Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random).is_ok();
         let options = Options { commit: None, ..Options::default() };
-        if let Ok((fs, _)) = Uhs::open(device, options, random) {
+        // A snapshot would hide what the slots say.
+        let rules = Rules { snapshots: false, ..Rules::ALL };
+        if let Ok((fs, _)) = Uhs::open_by(device, options, rules, random) {
             let filled = made && fill(&fs).is_ok();
             assert!(filled, "the image cannot be made");
         }
@@ -201,5 +257,25 @@ mod tests {
             script.chunks_exact_mut(8).filter(|_| random.bool()).for_each(|change| change[3] = 0);
             super::image(&script);
         }
+    }
+
+    /// Whatever it tells, it is used or not.
+    #[test]
+    fn a_forged_snapshot_does_no_harm() {
+        let (mut random, mut used) = (fastrand::Rng::with_seed(9), 0);
+        for _ in 0..1000 {
+            let mut script = vec![0; 3 * random.usize(1..3)];
+            random.fill(&mut script);
+            for change in script.chunks_exact_mut(3) {
+                change[2] = [0, 1, 2, 0xff, change[2]][random.usize(..5)];
+            }
+            super::snapshot(&script);
+            let ram = super::ended().fork();
+            let forged = super::forge_snapshot(&ram, &script);
+            assert!(forged.is_some(), "there is a snapshot");
+            let superblock = crate::store::superblock(&ram).unwrap();
+            used += usize::from(crate::load::restore(&ram, &superblock).is_some());
+        }
+        assert!((10..990).contains(&used), "{used} were used");
     }
 }

@@ -33,7 +33,7 @@ use std::time::Duration;
 pub use check::{Report, check};
 pub use format::superblock::Unusable;
 pub use fs::Uhs;
-pub use fuzzed::image as fuzz_image;
+pub use fuzzed::{image as fuzz_image, snapshot as fuzz_snapshot};
 pub use kind::KIND;
 pub use names::Problem;
 pub use repair::{Repair, repair};

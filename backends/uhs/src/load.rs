@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use defuse_block::{Blocking, Device};
 
+use crate::commit::{Recovered, Version};
 use crate::content::Pool;
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::snapshot::{Header, Segment};
+use crate::format::superblock::{COPIES, Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
-use crate::names::{Loaded, Names, Problem};
+use crate::names::{Loaded, Names, Problem, Told};
 use crate::space::{Run, Space};
-use crate::store::{StoreError, Survey, chunks_left, failed, slots};
+use crate::store::{StoreError, Survey, chunks_left, failed, slots, snapshot};
 
 /// Reads all inodes that count.
 ///
@@ -51,6 +53,64 @@ pub(crate) fn load(
     pool.set_slots(slots(superblock), chunks_left(superblock));
     problems.extend(more);
     Ok((names, pool, problems))
+}
+
+/// The inodes that the snapshot of the last clean end tells, if there is one and nothing is wrong with it.
+pub(crate) fn restore(
+    device: &dyn Device,
+    superblock: &Superblock,
+) -> Option<(Survey, Names, Arc<Pool>)> {
+    let header = snapshot::header(device, superblock)?;
+    let pool = Arc::new(Pool::new(space(superblock)));
+    let parts = (header.inodes, &header.segments[..]);
+    let read = |segment: &Segment| snapshot::segment(device, segment);
+    let restored = Names::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
+    let found =
+        restored.and_then(|(names, told)| Some((names, recovered(superblock, &header, told)?)));
+    if found.is_none() {
+        log::warn!("the snapshot is damaged: all inodes are read");
+    }
+    let (names, found) = found?;
+    pool.set_slots(slots(superblock), chunks_left(superblock));
+    Some((Survey::restored(superblock.clone(), found), names, pool))
+}
+
+/// The state of the slots; `None` if they cannot be so.
+fn recovered(superblock: &Superblock, header: &Header, told: Told) -> Option<Recovered> {
+    let Told { live, stale, removals } = told;
+    let blocks = live.iter().chain(&stale).map(|(_, block)| *block);
+    let blocks = blocks.chain(removals.iter().map(|(block, _)| *block));
+    if !are_slots(&superblock.chunks, blocks) {
+        return None;
+    }
+    let counts = live.iter().map(|(ino, block)| (*ino, Version { block: *block, stamp: 0 }));
+    Some(Recovered {
+        durable: header.durable,
+        next_stamp: header.next_stamp,
+        next_ino: superblock.next_ino,
+        live: counts.collect(),
+        copies: [live, stale].concat(),
+        removals,
+        ..Recovered::default()
+    })
+}
+
+/// True if each of these blocks is a slot, and none is there twice.
+fn are_slots(chunks: &[Chunk], mut blocks: impl Iterator<Item = u64>) -> bool {
+    let mut seen: Vec<(u64, Vec<bool>)> = chunks
+        .iter()
+        .map(|chunk| {
+            let slots = u64::from(chunk.units) * UNIT_BLOCKS;
+            (u64::from(chunk.first_unit) * UNIT_BLOCKS, vec![false; slots as usize])
+        })
+        .collect();
+    seen.sort_unstable_by_key(|(first, _)| *first);
+    blocks.all(|block| {
+        let after = seen.partition_point(|(first, _)| *first <= block);
+        let chunk = after.checked_sub(1).map(|at| &mut seen[at]);
+        let slot = chunk.and_then(|(first, slots)| slots.get_mut((block - *first) as usize));
+        slot.is_some_and(|seen| !std::mem::replace(seen, true))
+    })
 }
 
 /// The space of a file system without files.

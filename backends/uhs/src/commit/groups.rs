@@ -40,6 +40,9 @@ pub(crate) struct Group {
     pub(crate) writes: Vec<SlotWrite>,
 }
 
+/// See [`Groups::leftovers`].
+pub(crate) type Leftovers = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
+
 /// There are too few slots that may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlots {
@@ -155,6 +158,31 @@ impl Groups {
     /// True where the device calls the newest durable group durable.
     pub(crate) fn is_mentioned(&self) -> bool {
         self.mentioned == self.durable
+    }
+
+    /// A number that is higher than the stamps of all slots.
+    pub(crate) fn next_stamp(&self) -> u64 {
+        self.next_stamp
+    }
+
+    /// The slots that do not count, with their inodes, and the removal slots that are needed, each with the inodes
+    /// for which it is. `None` unless all groups are durable and all slots hold what they should.
+    pub(crate) fn leftovers(&self) -> Option<Leftovers> {
+        let at_rest = self.durable == self.newest() && self.mentions.is_empty();
+        let lies = |ino: u64, block: u64| {
+            let slot = self.slots.get(block);
+            slot.owner == ino && !slot.live && !slot.writing
+        };
+        let mut stale = Vec::new();
+        for (ino, blocks) in &self.stale {
+            stale.extend(blocks.iter().map(|block| (*ino, *block)));
+        }
+        let sound = at_rest && stale.iter().all(|(ino, block)| lies(*ino, *block));
+        let mut removals: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for (ino, block) in &self.removed {
+            removals.entry(*block).or_default().push(*ino);
+        }
+        sound.then(|| (stale, removals.into_iter().collect()))
     }
 
     /// The newest group that was closed.

@@ -15,7 +15,7 @@ pub(crate) use tests::crashes;
 
 pub(crate) use groups::Change;
 pub(crate) use groups::{Group, Groups, NoSlots};
-pub(crate) use recover::{Recovered, Scanned, recover};
+pub(crate) use recover::{Recovered, Scanned, Version, recover};
 pub(crate) use slots::Slots;
 
 /// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
@@ -44,6 +44,10 @@ pub(crate) struct Rules {
     pub(crate) tails_move: bool,
     /// A block that a durable inode has at another page of the file is not overwritten.
     pub(crate) shifted_blocks_move: bool,
+    /// A snapshot is void before anything else is written.
+    pub(crate) snapshots_are_voided: bool,
+    /// A clean end leaves a snapshot.
+    pub(crate) snapshots: bool,
     /// Inodes that one thread changes before it writes the group.
     pub(crate) full_group: usize,
     /// Slots that may be used: with few of them, each is used again soon.
@@ -64,6 +68,8 @@ impl Rules {
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,
+        snapshots_are_voided: true,
+        snapshots: true,
         // Closing stops everybody for some tenths of a millisecond, and writes are long.
         full_group: 1024,
         usable: usize::MAX,

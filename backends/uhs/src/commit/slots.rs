@@ -80,6 +80,18 @@ impl Slots {
             .unwrap_or_else(|| panic!("block {block} is no slot"))
     }
 
+    /// The slot at `block`, to look at.
+    ///
+    /// # Panics
+    ///
+    /// When no chunk has this block.
+    pub(crate) fn get(&self, block: u64) -> Slot {
+        let after = self.chunks.partition_point(|run| run.first <= block);
+        let run = after.checked_sub(1).map(|at| &self.chunks[at]);
+        let slot = run.and_then(|run| run.slots.get((block - run.first) as usize));
+        *slot.unwrap_or_else(|| panic!("block {block} is no slot"))
+    }
+
     /// The blocks of `count` slots that may be overwritten when `durable` is the newest group that the
     /// device says is durable; fewer where there are not so many.
     pub(crate) fn find(&mut self, count: usize, durable: u64) -> Vec<u64> {

@@ -130,6 +130,11 @@ impl Content {
         Ok(())
     }
 
+    /// The blocks with records that the device has.
+    pub(crate) fn record_runs(&self) -> &[Run] {
+        &self.outside.runs
+    }
+
     /// Bytes of all names but the first, and of attributes, for which there is space.
     pub(crate) fn others(&self) -> usize {
         self.outside.others

@@ -9,10 +9,12 @@ use std::time::Duration;
 use defuse_fs::{Errno, Result};
 
 use super::{Engine, Slots, lock};
-use crate::commit::Change;
+use crate::commit::{Change, Groups};
 use crate::content::Content;
 use crate::format::inode::{Inode, Records};
+use crate::format::snapshot::Entry;
 use crate::group::{self, Batch};
+use crate::names::Saving;
 use crate::space::Run;
 use crate::store::{Store, StoreError};
 
@@ -99,9 +101,30 @@ impl Engine {
     /// Commits for the last time.
     pub(crate) fn rest(&self) {
         let Slots::Store(store) = &self.store else { return };
-        if self.commit(Extent::Everything).is_ok()
-            && let Err(error) = store.rest()
-        {
+        if self.commit(Extent::Everything).is_err() {
+            return;
+        }
+        // Nobody uses the file system any more.
+        let save = |groups: &Groups| {
+            let mut saving = Saving::default();
+            self.names.save(|ino| groups.live(ino), &mut saving);
+            let (stale, removals) = groups.leftovers()?;
+            stale.iter().for_each(|(ino, slot)| {
+                saving.add(&Entry::Stale { ino: *ino, slot: *slot });
+            });
+            for (slot, inos) in removals {
+                saving.add(&Entry::Removals { slot, inos });
+            }
+            saving.finish()
+        };
+        // Nobody will take what was promised.
+        let unit = || {
+            let mut space = self.pool.space();
+            let (unit, _) = space.find_units(1)?;
+            space.reserve(unit, 1);
+            Some(unit)
+        };
+        if let Err(error) = store.end(save, unit) {
             log::warn!("uhs: {error}");
         }
     }

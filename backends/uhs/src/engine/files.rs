@@ -7,7 +7,7 @@ use defuse_fs::{Errno, Result};
 use super::{Engine, LOADS, Slots, lock};
 use crate::content::Content;
 use crate::format::BLOCK;
-use crate::format::inode::{Decoded, Inode};
+use crate::format::inode::{Data, Decoded, Inode};
 use crate::format::slot::{self, Found, Place};
 use crate::io::GATHERED;
 use crate::names::Kept;
@@ -78,8 +78,11 @@ impl Engine {
 fn decode(bytes: &[u8], place: &Place, ino: u64) -> Option<Inode> {
     match slot::decode(bytes, place) {
         Found::Whole(identity, body) if identity.ino == ino => match Inode::decode(body)? {
-            Decoded::Whole(inode) => Some(inode),
-            Decoded::Outside { .. } => None,
+            Decoded::Whole(inode) if matches!(inode.data, Data::Inline(_) | Data::Target(_)) => {
+                Some(inode)
+            }
+            // Such an inode is in memory, unless a forged snapshot hides it.
+            Decoded::Whole(_) | Decoded::Outside { .. } => None,
         },
         _ => None,
     }

@@ -61,6 +61,11 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes }
     }
 
+    /// True at the end.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(crate) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.rest.split_at_checked(len)?;
         self.rest = tail;

@@ -251,10 +251,7 @@ impl Inode {
             NAME => {
                 let (parent, stamp) = (of.u64()?, of.u64()?);
                 let name = of.bytes(len.checked_sub(16)?)?.to_vec();
-                let sound = (1..=255).contains(&name.len())
-                    && stamp < NUMBERS
-                    && !name.iter().any(|byte| matches!(byte, b'/' | 0))
-                    && !matches!(&name[..], b"." | b"..");
+                let sound = stamp < NUMBERS && is_name(&name);
                 sound.then(|| self.links.push(Link { parent, stamp, name }))?;
             }
             XATTR => {
@@ -338,6 +335,13 @@ impl Records {
     pub(crate) fn finish(self) -> Vec<u8> {
         self.0.finish()
     }
+}
+
+/// True for what an entry of a directory can be called.
+pub(crate) fn is_name(name: &[u8]) -> bool {
+    (1..=255).contains(&name.len())
+        && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+        && !matches!(name, b"." | b"..")
 }
 
 fn record(out: &mut Writer, kind: u8, len: usize) {

@@ -3,6 +3,7 @@
 pub(crate) mod bytes;
 pub(crate) mod inode;
 pub(crate) mod slot;
+pub(crate) mod snapshot;
 pub(crate) mod superblock;
 
 /// Bytes of a block, of a slot, and of a page.

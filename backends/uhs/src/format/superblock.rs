@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::bytes::{Reader, Writer};
+use super::snapshot;
 use super::{BLOCK, NUMBERS, UNIT_BLOCKS, VERSION};
 
 const MAGIC: &[u8; 8] = b"defuseUH";
@@ -43,6 +44,8 @@ pub(crate) struct Superblock {
     pub(crate) durable: u64,
     /// No inode has this number or a higher one, unless a slot says so.
     pub(crate) next_ino: u64,
+    /// The snapshot that the last clean end has left, if nothing was written since.
+    pub(crate) snapshot: Option<snapshot::At>,
     pub(crate) chunks: Vec<Chunk>,
 }
 
@@ -69,7 +72,10 @@ impl Superblock {
         out.bytes(MAGIC).u32(VERSION).u32(0).bytes(&self.uuid).u64(self.epoch).u64(self.blocks);
         // Features: compatible, read-only compatible, incompatible.
         out.u64(0).u64(0).u64(0);
-        out.u64(self.durable).u64(self.next_ino).u64(0).u64(0).u32(self.chunks.len() as u32).u32(0);
+        let none = snapshot::At { block: 0, blocks: 0, crc: 0 };
+        let snapshot = self.snapshot.unwrap_or(none);
+        out.u64(self.durable).u64(self.next_ino).u64(snapshot.block).u32(snapshot.crc);
+        out.u32(snapshot.blocks).u32(self.chunks.len() as u32).u32(0);
         for chunk in &self.chunks {
             out.u32(chunk.first_unit).u32(chunk.units).u64(chunk.key);
         }
@@ -102,14 +108,16 @@ impl Superblock {
         let (uuid, epoch, blocks) = (from.uuid()?, from.u64()?, from.u64()?);
         let (_compatible, read_only, incompatible) = (from.u64()?, from.u64()?, from.u64()?);
         let (durable, next_ino) = (from.u64()?, from.u64()?);
-        let (_snapshot, _snapshot_crc) = (from.u64()?, from.u64()?);
+        let (block, crc, blocks_of_header) = (from.u64()?, from.u32()?, from.u32()?);
+        let snapshot =
+            (block != 0).then_some(snapshot::At { block, blocks: blocks_of_header, crc });
         let (count, _) = (from.u32()? as usize, from.u32()?);
         let mut chunks = Vec::new();
         for _ in 0..count.min(CHUNKS + 1) {
             let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
             chunks.push(Chunk { first_unit, units, key });
         }
-        let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
+        let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks };
         Some((superblock, version, incompatible | read_only))
     }
 
@@ -159,7 +167,8 @@ mod tests {
             Chunk { first_unit: 4, units: 1, key: 12 },
         ];
         let (uuid, epoch, blocks) = ([3; 16], 9, 10 * UNIT_BLOCKS);
-        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, chunks }
+        let snapshot = Some(snapshot::At { block: 700, blocks: 2, crc: 9 });
+        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, snapshot, chunks }
     }
 
     #[test]

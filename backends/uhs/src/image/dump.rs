@@ -95,13 +95,14 @@ fn superblocks(device: &dyn Device) -> Result<Table, StoreError> {
                 copy.blocks,
                 copy.durable,
                 copy.next_ino,
-                copy.chunks.len()
+                copy.chunks.len(),
+                copy.snapshot.map_or(0, |at| at.block)
             ],
-            _ => row![*block, state, "", "", "", "", ""],
+            _ => row![*block, state, "", "", "", "", "", ""],
         }
     });
     let columns: &[&str] =
-        &["block", "state", "epoch", "blocks", "durable_group", "next_inode", "chunks"];
+        &["block", "state", "epoch", "blocks", "durable_group", "next_inode", "chunks", "snapshot"];
     Ok(Table { name: "superblocks", columns, rows: rows.collect() })
 }
 

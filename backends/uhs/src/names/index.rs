@@ -45,6 +45,14 @@ impl Index {
         Index { shards, keys: RandomState::new() }
     }
 
+    /// Makes room for `count` names.
+    pub(super) fn reserve(&self, count: usize) {
+        for shard in &self.shards {
+            let mut part = shard.write().unwrap_or_else(PoisonError::into_inner);
+            part.0.reserve(count / SHARDS, |found| spread(found.hash));
+        }
+    }
+
     pub(super) fn key(&self, dir: u64, name: &[u8]) -> Key {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(dir);

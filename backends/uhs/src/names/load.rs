@@ -157,7 +157,7 @@ impl Names {
         (names, problems)
     }
 
-    fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
+    pub(super) fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
         let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
         let content = Content::new(data, size);
@@ -229,7 +229,7 @@ impl Names {
     }
 
     /// Directories from which the parents do not lead to the root.
-    fn loops(&self, dirs: &[u64]) -> Vec<u64> {
+    pub(super) fn loops(&self, dirs: &[u64]) -> Vec<u64> {
         let mut good: BTreeSet<u64> = BTreeSet::from([ROOT]);
         let mut bad = Vec::new();
         for start in dirs {

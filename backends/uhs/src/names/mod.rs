@@ -28,6 +28,7 @@ mod record;
 mod records;
 mod rename;
 mod resolve;
+mod snapshot;
 mod xattrs;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -50,6 +51,7 @@ pub(crate) use encode::{Body as Encoded, WithRecords};
 pub use load::Problem;
 pub(crate) use load::{Loaded, fits};
 pub(crate) use make::Making;
+pub(crate) use snapshot::{Saving, Told};
 
 /// The root directory.
 pub(crate) const ROOT: u64 = 1;
@@ -305,6 +307,10 @@ impl Names {
         let read = if known.is_none() { Some(stored()?) } else { None };
         self.records.change(ino, |changing| {
             let record = changing.record;
+            // A forged snapshot may say anything about a slot.
+            if read.as_ref().is_some_and(|data| !is_stored(record, data)) {
+                return Err(Errno::EIO);
+            }
             if let Body::Live(live) = &record.body {
                 return Ok(Arc::clone(&live.content));
             }
@@ -399,6 +405,16 @@ fn list(handle: &Handle<'_>, record: &mut Record) {
 fn touch(handle: &Handle<'_>, record: &mut Record) {
     if record.is_named() {
         list(handle, record);
+    }
+}
+
+/// True if `data` is what the slot of an inode may hold whose content is not in memory.
+fn is_stored(record: &Record, data: &Data) -> bool {
+    match (record.kind(), data) {
+        (FileKind::Regular, Data::Inline(bytes)) | (FileKind::Symlink, Data::Target(bytes)) => {
+            bytes.len() as u64 == record.size
+        }
+        _ => false,
     }
 }
 

@@ -352,6 +352,23 @@ impl Record {
         }
     }
 
+    /// The times as nanoseconds; `None` where one does not fit.
+    pub(super) fn packed_times(&self) -> Option<[i64; 4]> {
+        let all = [Time::Access, Time::Modification, Time::Change, Time::Birth];
+        let mut packed = [0; 4];
+        for (time, packed) in all.into_iter().zip(&mut packed) {
+            *packed = pack(self.time(time, None))?;
+        }
+        let elsewhere = self.times.contains(&ELSEWHERE);
+        (!elsewhere).then_some(packed)
+    }
+
+    /// Sets all times as [`packed_times`](Record::packed_times) gives them. False for those that it does not give.
+    pub(super) fn set_packed_times(&mut self, packed: [i64; 4]) -> bool {
+        self.times = packed;
+        !packed.contains(&ELSEWHERE)
+    }
+
     pub(super) fn time(&self, time: Time, extra: Option<&Extra>) -> Moment {
         let kept = match self.times[time as usize] {
             ELSEWHERE => extra.and_then(|extra| extra.times[time as usize]).unwrap_or_default(),

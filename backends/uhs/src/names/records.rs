@@ -112,6 +112,35 @@ impl Records {
         self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes room for `count` inodes.
+    pub(super) fn reserve(&self, count: usize) {
+        for shard in 0..SHARDS {
+            self.write(shard).by_ino.reserve(count / SHARDS, |_| 0);
+        }
+    }
+
+    /// Looks at all inodes.
+    pub(super) fn each(&self, mut see: impl FnMut(&Record, Option<&Extra>)) {
+        for shard in 0..SHARDS {
+            let shard = self.read(shard);
+            let places = 0..(shard.chunks.len() * CHUNK) as u32;
+            places
+                .filter_map(|place| shard.at(place))
+                .for_each(|(record, extra)| see(record, extra));
+        }
+    }
+
+    /// Adds an inode; `None` if there is one with its number.
+    pub(super) fn insert_new(&self, record: Record) -> Option<Rid> {
+        let shard = shard_of(record.ino);
+        let mut locked = self.write(shard);
+        if locked.place_of(record.ino, self.key).is_some() {
+            return None;
+        }
+        self.pool.inodes().fetch_add(1, Ordering::Relaxed);
+        Some(locked.insert(record, self.key) * SHARDS as u32 + shard as u32)
+    }
+
     pub(super) fn insert(&self, record: Record) -> Rid {
         let shard = shard_of(record.ino);
         self.pool.inodes().fetch_add(1, Ordering::Relaxed);

@@ -32,7 +32,7 @@ pub(crate) fn make(
     let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
-    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, chunks };
+    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, snapshot: None, chunks };
     write_superblock(&mut line, &superblock)?;
     line.flush().map_err(failed("flush"))
 }

@@ -15,6 +15,7 @@ mod flushes;
 mod lanes;
 mod places;
 mod scan;
+pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -65,6 +66,8 @@ pub(crate) struct Store {
     changed: Condvar,
     rules: Rules,
     failed: AtomicBool,
+    /// A slot could not be written, and lies elsewhere: a part of it may be in its old place.
+    replaced: AtomicBool,
 }
 
 struct State {
@@ -116,6 +119,9 @@ impl Store {
                 line.write(*block, &[0; FRAME]).map_err(failed("zero a slot"))?;
             }
         }
+        if rules.snapshots_are_voided {
+            snapshot::void(&mut line, &survey.superblock)?;
+        }
         // The writes of a process that was killed may still lie in the cache of the device. The
         // superblock calls them durable, so they must be.
         if rules.mount_flushes_first {
@@ -124,6 +130,9 @@ impl Store {
         let mut superblock = survey.superblock.clone();
         superblock.epoch += 1;
         superblock.next_ino = found.next_ino + INO_STEP;
+        if rules.snapshots_are_voided {
+            superblock.snapshot = None;
+        }
         if rules.mount_is_recorded {
             superblock.durable = found.durable;
         }
@@ -141,6 +150,7 @@ impl Store {
             changed: Condvar::new(),
             rules,
             failed: AtomicBool::new(false),
+            replaced: AtomicBool::new(false),
         })
     }
 
@@ -246,6 +256,7 @@ impl Store {
                 break;
             }
             replaced = true;
+            self.replaced.store(true, Ordering::Relaxed);
             let mut again = Vec::new();
             for Failed { block, identity, body } in bad {
                 let (block, place) = self.elsewhere(group, block)?;

@@ -88,6 +88,11 @@ pub(crate) fn survey_and_see(
 }
 
 impl Survey {
+    /// The state that a snapshot has told.
+    pub(crate) fn restored(superblock: Superblock, found: Recovered) -> Survey {
+        Survey { superblock, found, unreadable: Vec::new(), parts: Vec::new() }
+    }
+
     /// The place of the slot at `block`; `None` where no chunk has it.
     pub(crate) fn place(&self, block: u64) -> Option<Place> {
         let unit = block / UNIT_BLOCKS;

@@ -11,7 +11,7 @@ use defuse_fs::{
     SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{OPTIONS, cx, fresh, list_bytes, name, node, random};
+use super::{OPTIONS, cx, fresh, list_bytes, name, node, open, random};
 use crate::commit::Rules;
 use crate::format::superblock::COPIES;
 use crate::format::{BLOCK, NUMBERS};
@@ -40,7 +40,9 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
 /// records lie in blocks, and removals.
 fn image() -> Ram {
     let ram = fresh();
-    let (fs, _) = Uhs::open(Arc::new(ram.clone()), OPTIONS, random()).unwrap();
+    // A snapshot would hide what the slots say.
+    let rules = Rules { snapshots: false, ..Rules::ALL };
+    let (fs, _) = open(ram.clone(), rules);
     let make =
         |dir: Ino, text: &str, kind| fs.mknod(&cx(), dir, name(text), &node(kind)).unwrap().ino;
     let dir = fs.mkdir(&cx(), Ino::ROOT, name("dir"), &node(FileKind::Directory)).unwrap().ino;

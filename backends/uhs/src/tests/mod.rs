@@ -8,6 +8,7 @@ mod mounts;
 mod names;
 mod player;
 mod sequences;
+mod snapshots;
 mod threads;
 mod xattrs;
 

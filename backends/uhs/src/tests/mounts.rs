@@ -57,7 +57,7 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     }
     assert!(unfinished > 0, "nothing was there to undo");
     // A byte of a slot that counts changes at rest.
-    drop(fs);
+    fs.abandon();
     let damaged = Sim::from_ram(&sim.now(), 2);
     let mut line = Blocking::new(&damaged).unwrap();
     let mut bytes = [0; 4096];

@@ -10,7 +10,7 @@ use defuse_fs::{
 
 use super::{OPTIONS, cx, fresh, list, name, node, open, random};
 use crate::commit::Rules;
-use crate::{Uhs, check};
+use crate::{Options, Uhs, check};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -59,6 +59,7 @@ fn attributes_of_any_size_survive_a_mount() {
         .map(|len| (format!("user.{len}"), vec![len as u8; len]))
         .collect();
     let kinds = [FileKind::Regular, FileKind::Directory];
+    let looking = Options { read_only: true, ..OPTIONS };
     let (fs, _) = Uhs::open(disk.clone(), OPTIONS, random()).unwrap();
     let inos = kinds.map(|kind| make(&fs, &format!("{kind:?}"), kind));
     for (ino, (name, value)) in inos.iter().flat_map(|ino| values.iter().map(move |v| (ino, v))) {
@@ -71,7 +72,7 @@ fn attributes_of_any_size_survive_a_mount() {
     for round in 0..2 {
         fs.syncfs(&cx()).unwrap();
         assert_eq!(check(&(disk.clone() as _)).unwrap().problems, []);
-        let (again, problems) = Uhs::open(disk.clone(), OPTIONS, random()).unwrap();
+        let (again, problems) = Uhs::open(disk.clone(), looking, random()).unwrap();
         assert_eq!(problems, []);
         for ino in inos {
             for (name, value) in &values {
@@ -89,7 +90,7 @@ fn attributes_of_any_size_survive_a_mount() {
         assert_eq!(fs.removexattr(&cx(), inos[0], name), Err(Errno::ENODATA));
     }
     fs.syncfs(&cx()).unwrap();
-    let (again, _) = Uhs::open(disk, OPTIONS, random()).unwrap();
+    let (again, _) = Uhs::open(disk, looking, random()).unwrap();
     assert_eq!(get(&again, inos[0], "user.400"), Err(Errno::ENODATA));
 }
 

@@ -1,0 +1,396 @@
+//! All names and attributes as a snapshot, and back, by all cores.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use defuse_fs::FileKind;
+
+use super::load::{Loaded, fits};
+use super::order::Rid;
+use super::record::{Body, Directory, Extra, Record};
+use super::{Names, ROOT};
+use crate::content::Pool;
+use crate::engine::lock;
+use crate::format::NUMBERS;
+use crate::format::inode::{Data, Decoded, INLINE, Inode, is_name};
+use crate::format::snapshot::{Entry, SEGMENT, Segment, Short, ShortData, entries};
+use crate::space::Run;
+use crate::store::snapshot::Saved;
+
+/// Parts into which names are divided by their directory.
+const PARTS: usize = 16;
+
+/// Segments that are worth a thread of their own.
+const SHARE: usize = 2;
+
+/// Puts entries into segments.
+#[derive(Default)]
+pub(crate) struct Saving {
+    segments: Vec<Vec<u8>>,
+    inodes: u64,
+    /// An entry is missing.
+    incomplete: bool,
+}
+
+impl Saving {
+    /// Adds an entry. One that is too long spoils the snapshot.
+    pub(crate) fn add(&mut self, entry: &Entry<'_>) {
+        let bytes = entry.encode();
+        self.incomplete |= bytes.len() > SEGMENT;
+        match self.segments.last_mut() {
+            Some(last) if last.len() + bytes.len() <= SEGMENT => last.extend(bytes),
+            _ => self.segments.push(bytes),
+        }
+    }
+
+    /// The whole; `None` if an entry is missing.
+    pub(crate) fn finish(self) -> Option<Saved> {
+        let Saving { segments, inodes, incomplete } = self;
+        (!incomplete).then_some(Saved { inodes, segments })
+    }
+}
+
+/// The body of an inode with all records, and the blocks of these.
+type Whole = (Vec<u8>, Vec<(u64, u32)>);
+
+/// The state of slots as a snapshot tells it.
+#[derive(Default)]
+pub(crate) struct Told {
+    /// The slots that count: inode and block.
+    pub(crate) live: Vec<(u64, u64)>,
+    /// Others that hold copies.
+    pub(crate) stale: Vec<(u64, u64)>,
+    pub(crate) removals: Vec<(u64, Vec<u64>)>,
+}
+
+/// A name on its way into its directory.
+#[derive(Clone, Copy)]
+struct Place {
+    parent: u64,
+    stamp: u64,
+    rid: Rid,
+    is_dir: bool,
+}
+
+/// The findings of one thread.
+#[derive(Default)]
+struct Found {
+    slots: Told,
+    places: [Vec<Place>; PARTS],
+    runs: Vec<Run>,
+    dirs: Vec<u64>,
+    full: Vec<Loaded>,
+}
+
+impl Names {
+    /// Adds all inodes with names; `slot` has the block of each. Everything must be durable.
+    pub(crate) fn save(&self, slot: impl Fn(u64) -> Option<u64>, saving: &mut Saving) {
+        let mut full = Vec::new();
+        self.records.each(|record, extra| {
+            if !record.is_named() {
+                return;
+            }
+            let Some(slot) = slot(record.ino) else {
+                saving.incomplete = true;
+                return;
+            };
+            saving.inodes += 1;
+            match self.short(record, extra, slot) {
+                Some(short) => saving.add(&Entry::Short(short)),
+                None => full.push((record.ino, slot)),
+            }
+        });
+        for (ino, slot) in full {
+            match self.whole(ino) {
+                Some((body, records)) => {
+                    saving.add(&Entry::Full { ino, slot, body: &body, records });
+                }
+                None => saving.incomplete = true,
+            }
+        }
+    }
+
+    /// The short form of an inode that has one.
+    fn short<'a>(&self, record: &'a Record, extra: Option<&Extra>, slot: u64) -> Option<Short<'a>> {
+        let data = match &record.body {
+            _ if extra.is_some() => return None,
+            Body::Stored => ShortData::Stored,
+            Body::Device(number) => ShortData::Device(*number),
+            Body::Blocks(run) => {
+                let Run { block, count } = (*run).into();
+                ShortData::Blocks { block, count }
+            }
+            Body::Directory(dir) if lock(&dir.content).record_runs().is_empty() => {
+                ShortData::Directory
+            }
+            Body::Directory(_) => return None,
+            Body::Live(live) => {
+                let left = lock(&live.content).retire(&self.pool)?;
+                match Body::short(&left, live.rdev) {
+                    Body::Stored => ShortData::Stored,
+                    Body::Device(number) => ShortData::Device(number),
+                    Body::Blocks(run) => {
+                        let Run { block, count } = run.into();
+                        ShortData::Blocks { block, count }
+                    }
+                    Body::Live(_) | Body::Directory(_) => return None,
+                }
+            }
+        };
+        let is_dir = data == ShortData::Directory;
+        Some(Short {
+            ino: record.ino,
+            slot,
+            mode: record.mode(),
+            uid: record.uid,
+            gid: record.gid,
+            size: if is_dir { 0 } else { record.size },
+            times: record.packed_times()?,
+            parent: record.parent,
+            stamp: record.stamp,
+            name: record.name.as_bytes(),
+            data,
+        })
+    }
+
+    /// The body of an inode with all records, and the blocks of these.
+    fn whole(&self, ino: u64) -> Option<Whole> {
+        let content = match self.content(ino).ok()? {
+            super::Kept::Here(content) => content,
+            super::Kept::Stored => return self.whole_of_stored(ino),
+        };
+        let held = lock(&content);
+        if held.facts().dirty {
+            return None;
+        }
+        let body = self.encode(ino, &held).ok()??.body;
+        let records = held.record_runs().iter().map(|run| (run.block, run.count)).collect();
+        Some((body, records))
+    }
+
+    /// The same of one whose times alone are unusual. Its data must be known.
+    fn whole_of_stored(&self, ino: u64) -> Option<Whole> {
+        match self.take_changed(ino)? {
+            super::encode::Body::Whole { body, data_is_stored: false } => Some((body, Vec::new())),
+            _ => None,
+        }
+    }
+
+    /// The file system that a snapshot with these segments tells, and its slots. `read` reads a segment. `None` if
+    /// anything does not fit; then everything is as after [`Names::load`] of an image without damage.
+    pub(crate) fn restore(
+        pool: Arc<Pool>,
+        next_ino: u64,
+        (inodes, segments): (u64, &[Segment]),
+        read: &(dyn Fn(&Segment) -> Option<Vec<u8>> + Sync),
+    ) -> Option<(Names, Told)> {
+        let names = Names::new(Arc::clone(&pool));
+        names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
+        names.records.reserve(inodes as usize);
+        names.index.reserve(inodes as usize);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut found = Found::default();
+            while let Some(segment) = segments.get(next.fetch_add(1, Ordering::Relaxed)) {
+                names.take_segment(&read(segment)?, &mut found)?;
+            }
+            Some(found)
+        };
+        let threads = threads(segments.len());
+        let mut found = on_threads(threads, work)?;
+        names.take_blocks(&mut found)?;
+        let next = AtomicUsize::new(0);
+        let work = || {
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                if at >= PARTS {
+                    return Some(());
+                }
+                let places = found.iter().flat_map(|part| part.places[at].iter().copied());
+                names.fill_directories(places.collect())?;
+            }
+        };
+        on_threads(threads, work)?;
+        let dirs: Vec<u64> = found.iter().flat_map(|part| part.dirs.iter().copied()).collect();
+        let whole = names.count().0 == inodes && names.is_tree(&dirs);
+        let mut told = Told::default();
+        for part in &mut found {
+            told.live.append(&mut part.slots.live);
+            told.stale.append(&mut part.slots.stale);
+            told.removals.append(&mut part.slots.removals);
+        }
+        whole.then_some((names, told))
+    }
+
+    /// Claims all blocks, and adds the inodes that have a full form.
+    fn take_blocks(&self, found: &mut [Found]) -> Option<()> {
+        for part in found {
+            let claim = |runs: &[Run]| {
+                let mut space = self.pool.space();
+                runs.iter().all(|run| space.claim(*run)).then_some(())
+            };
+            claim(&part.runs)?;
+            for loaded in std::mem::take(&mut part.full) {
+                claim(&runs_of(&loaded))?;
+                self.take_full(loaded, part)?;
+            }
+        }
+        Some(())
+    }
+
+    /// True if all directories are below the root, which exists.
+    fn is_tree(&self, dirs: &[u64]) -> bool {
+        dirs.contains(&ROOT) && self.loops(dirs).is_empty()
+    }
+
+    fn take_segment(&self, bytes: &[u8], found: &mut Found) -> Option<()> {
+        for entry in entries(bytes) {
+            match entry? {
+                Entry::Short(short) => self.take_short(&short, found)?,
+                Entry::Full { ino, slot, body, records } => {
+                    found.slots.live.push((ino, slot));
+                    let Decoded::Whole(inode) = Inode::decode(body)? else { return None };
+                    let records = records.into_iter();
+                    let records = records.map(|(block, count)| Run { block, count }).collect();
+                    found.full.push(Loaded { ino, inode, records });
+                }
+                Entry::Stale { ino, slot } => found.slots.stale.push((ino, slot)),
+                Entry::Removals { slot, inos } => found.slots.removals.push((slot, inos)),
+            }
+        }
+        Some(())
+    }
+
+    fn take_short(&self, short: &Short<'_>, found: &mut Found) -> Option<()> {
+        let kind = FileKind::from_mode(short.mode)?;
+        let body = match (kind, short.data) {
+            (FileKind::Directory, ShortData::Directory) if short.size == 0 => {
+                found.dirs.push(short.ino);
+                Body::Directory(Arc::new(Directory::default()))
+            }
+            (FileKind::Regular, ShortData::Blocks { block, count }) => {
+                let run = Run { block, count };
+                found.runs.push(run);
+                (count > 0 && short.size <= i64::MAX as u64).then(|| Body::Blocks(run.into()))?
+            }
+            (FileKind::Regular, ShortData::Stored) if short.size <= INLINE as u64 => Body::Stored,
+            (FileKind::Symlink, ShortData::Stored) if (1..=INLINE as u64).contains(&short.size) => {
+                Body::Stored
+            }
+            (FileKind::Directory | FileKind::Regular | FileKind::Symlink, _) => return None,
+            (_, ShortData::Stored) if short.size == 0 => Body::Stored,
+            (_, ShortData::Device(number)) if short.size == 0 => Body::Device(number),
+            _ => return None,
+        };
+        let is_root = (short.ino, kind) == (ROOT, FileKind::Directory);
+        let named = short.parent != 0 && is_name(short.name);
+        let nameless = short.parent == 0 && short.name.is_empty();
+        if !(if is_root { nameless } else { named && short.ino != 0 && short.stamp < NUMBERS }) {
+            return None;
+        }
+        let mut record = Record::new(short.ino, short.mode, (short.uid, short.gid), body);
+        record.size = short.size;
+        (record.parent, record.stamp) = (short.parent, short.stamp);
+        record.name = short.name.into();
+        if !record.set_packed_times(short.times) {
+            return None;
+        }
+        let rid = self.records.insert_new(record)?;
+        found.slots.live.push((short.ino, short.slot));
+        let place = Place {
+            parent: short.parent,
+            stamp: short.stamp,
+            rid,
+            is_dir: kind == FileKind::Directory,
+        };
+        if is_root { Some(()) } else { self.take_name(place, short.name, found) }
+    }
+
+    fn take_full(&self, loaded: Loaded, found: &mut Found) -> Option<()> {
+        let Loaded { ino, inode, records } = loaded;
+        let kind = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))?;
+        let (is_dir, count) = (kind == FileKind::Directory, inode.links.len());
+        if (ino == ROOT) != (count == 0)
+            || is_dir && count > 1
+            || ino == ROOT && !is_dir
+            || ino == 0
+        {
+            return None;
+        }
+        if self.records.place_of(ino).is_ok() {
+            return None;
+        }
+        let links = inode.links.clone();
+        found.dirs.extend(is_dir.then_some(ino));
+        self.add_loaded(ino, inode, records);
+        let rid = self.records.place_of(ino).ok()?;
+        for link in links {
+            let place = Place { parent: link.parent, stamp: link.stamp, rid, is_dir };
+            self.take_name(place, &link.name, found)?;
+        }
+        Some(())
+    }
+
+    /// Enters a name into the index, and keeps it for its directory.
+    fn take_name(&self, place: Place, name: &[u8], found: &mut Found) -> Option<()> {
+        let key = self.index.key(place.parent, name);
+        let mut part = self.index.write(key);
+        if self.find(&part, key, place.parent, name).is_some() {
+            return None;
+        }
+        part.insert(key, place.rid);
+        found.places[place.parent as usize % PARTS].push(place);
+        Some(())
+    }
+
+    /// Enters names into their directories. No other thread has names of these.
+    fn fill_directories(&self, mut places: Vec<Place>) -> Option<()> {
+        // There are long runs in order already.
+        places.sort_by_key(|place| (place.parent, place.stamp));
+        for entries in places.chunk_by(|a, b| a.parent == b.parent) {
+            let dir = self.directory(entries[0].parent).ok()?;
+            if entries.windows(2).any(|pair| pair[0].stamp == pair[1].stamp) {
+                return None;
+            }
+            let mut order = lock(&dir.entries);
+            entries.iter().for_each(|place| order.push(place.stamp, place.rid));
+            drop(order);
+            let dirs = entries.iter().filter(|place| place.is_dir).count();
+            dir.count.store(entries.len() as u64, Ordering::Relaxed);
+            dir.subdirs.store(dirs as u32, Ordering::Relaxed);
+            let last = entries.last().map_or(0, |place| place.stamp);
+            self.next_stamp.fetch_max(last.saturating_add(1), Ordering::Relaxed);
+        }
+        Some(())
+    }
+}
+
+/// All blocks of an inode.
+fn runs_of(loaded: &Loaded) -> Vec<Run> {
+    let extents = match &loaded.inode.data {
+        Data::Extents(extents) => &extents[..],
+        _ => &[],
+    };
+    let extents = extents.iter().map(|extent| Run::from(*extent));
+    extents.chain(loaded.records.iter().copied()).collect()
+}
+
+fn threads(segments: usize) -> usize {
+    match segments / SHARE {
+        // The number of cores costs a dozen system calls.
+        0 | 1 => 1,
+        wanted => wanted.min(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
+    }
+}
+
+/// The results of `work` on so many threads; `None` if one has none.
+fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> Option<Vec<T>> {
+    if threads == 1 {
+        return Some(vec![work()?]);
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        // A panic is a bug, and the scan finds the same without it.
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+    })
+}

@@ -1,0 +1,158 @@
+//! Snapshots on a device: written at a clean end, and read by the next mount. DESIGN.md has the rules.
+
+use std::sync::atomic::Ordering;
+
+use defuse_block::{Blocking, Device};
+
+use super::error::{StoreError, failed};
+use super::{State, Store};
+use crate::commit::Groups;
+use crate::format::snapshot::{At, HEADER_BLOCKS, Header, SEGMENT, SEGMENT_BLOCKS, Segment};
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK, UNIT_BLOCKS};
+
+/// The content of a snapshot.
+pub(crate) struct Saved {
+    pub(crate) inodes: u64,
+    /// Whole entries each, of [`SEGMENT`] bytes at most.
+    pub(crate) segments: Vec<Vec<u8>>,
+}
+
+/// The header of the snapshot that the last clean end has left. `None` where there is none, or where it is damaged.
+pub(crate) fn header(device: &dyn Device, superblock: &Superblock) -> Option<Header> {
+    let At { block, blocks, crc } = superblock.snapshot?;
+    let end = block.checked_add(blocks.into()).filter(|end| *end <= superblock.blocks);
+    let read = || {
+        let mut bytes = vec![0; blocks as usize * BLOCK];
+        Blocking::new(device).and_then(|mut line| line.read(block, &mut bytes)).ok()?;
+        Some(bytes)
+    };
+    let bytes = end.filter(|_| (1..=HEADER_BLOCKS).contains(&blocks)).and_then(|_| read());
+    // A mount that was cut off has begun to make it void.
+    if bytes.as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)) {
+        return None;
+    }
+    let whole = bytes.filter(|bytes| crc32c::crc32c(bytes) == crc);
+    let header = whole.and_then(|bytes| Header::decode(&bytes, superblock.blocks));
+    let header = header
+        .filter(|header| (header.uuid, header.durable) == (superblock.uuid, superblock.durable));
+    if header.is_none() {
+        log::warn!("the snapshot is damaged: all inodes are read");
+    }
+    header
+}
+
+/// Reads a segment; `None` if it is not as it was written.
+pub(crate) fn segment(device: &dyn Device, segment: &Segment) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; segment.blocks() as usize * BLOCK];
+    Blocking::new(device).and_then(|mut line| line.read(segment.block, &mut bytes)).ok()?;
+    bytes.truncate(segment.bytes as usize);
+    (crc32c::crc32c(&bytes) == segment.crc).then_some(bytes)
+}
+
+/// Makes the snapshot of `superblock` void, if it has one. The caller flushes, and then writes a superblock without it.
+pub(super) fn void(line: &mut Blocking, superblock: &Superblock) -> Result<(), StoreError> {
+    let within = |at: &At| at.block < superblock.blocks;
+    match superblock.snapshot.filter(within) {
+        // An older superblock, which may be all that is left one day, must not lead to it.
+        Some(at) => line.write(at.block, &[0; BLOCK]).map_err(failed("write")),
+        None => Ok(()),
+    }
+}
+
+impl Store {
+    /// Ends a file system of which everything is durable: writes what `save` makes of its groups to units that
+    /// `unit` takes, each of which nothing uses, and says in the superblock that all groups are durable. Without
+    /// space there is no snapshot. Nothing may be written after that.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device.
+    pub(crate) fn end(
+        &self,
+        save: impl FnOnce(&Groups) -> Option<Saved>,
+        unit: impl FnMut() -> Option<u32>,
+    ) -> Result<(), StoreError> {
+        self.check()?;
+        let mut state = self.lock();
+        let wanted = self.rules.snapshots && !self.replaced.load(Ordering::Relaxed);
+        let saved = wanted.then(|| save(&state.groups)).flatten();
+        let snapshot = match saved.and_then(|saved| Placed::new(&state, saved, unit)) {
+            Some(placed) => self.write(&state, &placed)?,
+            None => None,
+        };
+        if snapshot.is_none() && state.groups.is_mentioned() {
+            return Ok(());
+        }
+        let durable = state.groups.newest_durable();
+        self.update(&mut state, |superblock| {
+            (superblock.durable, superblock.snapshot) = (durable, snapshot);
+        })
+    }
+
+    /// Writes a snapshot and makes it durable. `None` if it cannot be written.
+    fn write(&self, state: &State, placed: &Placed) -> Result<Option<At>, StoreError> {
+        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
+        for (block, bytes) in &placed.writes {
+            if let Err(errno) = line.write(*block, bytes) {
+                log::warn!("no snapshot: block {block} cannot be written: {errno}");
+                return Ok(None);
+            }
+        }
+        // After a failed flush nobody knows what the device holds.
+        line.flush().map_err(failed("flush")).inspect_err(|_| self.give_up(state))?;
+        Ok(Some(placed.at))
+    }
+}
+
+/// A snapshot with its places.
+struct Placed {
+    at: At,
+    /// Block and content.
+    writes: Vec<(u64, Vec<u8>)>,
+}
+
+impl Placed {
+    /// Places for all parts. `None` where there are too few units.
+    fn new(state: &State, saved: Saved, mut unit: impl FnMut() -> Option<u32>) -> Option<Placed> {
+        let mut header = Header {
+            uuid: state.superblock.uuid,
+            durable: state.groups.newest_durable(),
+            next_stamp: state.groups.next_stamp(),
+            inodes: saved.inodes,
+            segments: Vec::new(),
+        };
+        let nowhere = Segment { block: 0, bytes: 0, crc: 0 };
+        header.segments.resize(saved.segments.len(), nowhere);
+        let blocks = (header.encode()?.len() / BLOCK) as u32;
+        let mut place = places(&mut unit);
+        let block = place(blocks)?;
+        let mut writes = Vec::with_capacity(saved.segments.len() + 1);
+        for (mut bytes, segment) in saved.segments.into_iter().zip(&mut header.segments) {
+            debug_assert!((1..=SEGMENT).contains(&bytes.len()), "{} bytes", bytes.len());
+            let crc = crc32c::crc32c(&bytes);
+            *segment = Segment { block: 0, bytes: bytes.len() as u32, crc };
+            segment.block = place(segment.blocks())?;
+            bytes.resize(segment.blocks() as usize * BLOCK, 0);
+            writes.push((segment.block, bytes));
+        }
+        let bytes = header.encode()?;
+        let at = At { block, blocks, crc: crc32c::crc32c(&bytes) };
+        writes.push((block, bytes));
+        Some(Placed { at, writes })
+    }
+}
+
+/// Runs of blocks in units, one after the other.
+fn places(unit: &mut dyn FnMut() -> Option<u32>) -> impl FnMut(u32) -> Option<u64> {
+    const { assert!(SEGMENT_BLOCKS as u64 <= UNIT_BLOCKS && HEADER_BLOCKS as u64 <= UNIT_BLOCKS) };
+    let (mut next, mut end) = (0, 0);
+    move |blocks: u32| {
+        if end - next < u64::from(blocks) {
+            next = u64::from(unit()?) * UNIT_BLOCKS;
+            end = next + UNIT_BLOCKS;
+        }
+        next += u64::from(blocks);
+        Some(next - u64::from(blocks))
+    }
+}

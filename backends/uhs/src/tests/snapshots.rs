@@ -1,0 +1,280 @@
+//! Snapshots of a clean end: what they tell, what voids them, and what damage does to them.
+
+use std::sync::Arc;
+
+use defuse_block::sim::Call;
+use defuse_block::{Blocking, Device, Errno as Failure, Ram, Sim};
+use defuse_fs::{FileKind, FileSystem, Ino, SetAttr, SetXattrFlags, XattrName};
+
+use super::player::Player;
+use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
+use crate::commit::Rules;
+use crate::format::BLOCK;
+use crate::format::snapshot::{At, Header, Segment};
+use crate::format::superblock::{COPIES, Superblock};
+use crate::{Options, check, load, store};
+
+const WITHOUT: Rules = Rules { snapshots: false, ..Rules::ALL };
+
+fn superblock(ram: &Ram) -> Superblock {
+    store::superblock(ram).unwrap()
+}
+
+/// Writes all copies of another superblock.
+fn put(ram: &Ram, superblock: &Superblock) {
+    let mut line = Blocking::new(ram).unwrap();
+    COPIES.iter().for_each(|block| line.write(*block, &superblock.encode()).unwrap());
+}
+
+/// The same image without its snapshot.
+fn scanned(ram: &Ram) -> Ram {
+    let copy = ram.fork();
+    put(&copy, &Superblock { snapshot: None, ..superblock(ram) });
+    copy
+}
+
+fn is_used(ram: &Ram) -> bool {
+    load::restore(ram, &superblock(ram)).is_some()
+}
+
+/// All that can be seen of a file system, with its times and its space.
+fn seen(ram: &Ram) -> String {
+    let options = Options { read_only: true, ..OPTIONS };
+    let device: Arc<dyn Device> = Arc::new(ram.clone());
+    let (fs, problems) = crate::Uhs::open_by(device, options, Rules::ALL, random()).unwrap();
+    assert_eq!(problems, []);
+    let found = snapshot(&fs);
+    let times = found.names.values().map(|seen| {
+        let attr = fs.getattr(&cx(), Ino(seen.ino), None).unwrap();
+        // A scan takes those of a directory from its newest entry.
+        let times = (attr.kind != FileKind::Directory).then_some((attr.mtime, attr.ctime));
+        (times, attr.btime, attr.uid, attr.rdev, attr.blocks)
+    });
+    let times: Vec<_> = times.collect();
+    let attributes = found.names.values().map(|seen| {
+        let names = fs.listxattr(&cx(), Ino(seen.ino), 4096).unwrap();
+        format!("{names:?}")
+    });
+    let attributes: Vec<String> = attributes.collect();
+    let space = (fs.engine().pool().counts(), fs.engine().names().count());
+    format!("{found:#?}{times:?}{attributes:?}{space:?}")
+}
+
+fn play(player: &mut Player<'_>, steps: usize) {
+    for _ in 0..steps {
+        player.step();
+    }
+}
+
+/// An image after a clean end, with one of everything that a snapshot tells in its own way.
+fn ended() -> Ram {
+    let ram = fresh();
+    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let make = |text: &str, kind| {
+        let node = defuse_fs::NewNode { rdev: 0x105, ..node(kind) };
+        fs.mknod(&cx(), Ino::ROOT, name(text), &node).unwrap().ino
+    };
+    let (one, two) = (make("one", FileKind::Regular), make("two", FileKind::Regular));
+    make("device", FileKind::CharDevice);
+    make("fifo", FileKind::Fifo);
+    let dir = fs.mkdir(&cx(), Ino::ROOT, name("dir"), &node(FileKind::Directory)).unwrap().ino;
+    fs.symlink(&cx(), dir, name("link"), b"target", &node(FileKind::Symlink)).unwrap();
+    fs.link(&cx(), one, dir, name("a name of more than twenty-two bytes")).unwrap();
+    let attribute = XattrName::new(b"user.key").unwrap();
+    fs.setxattr(&cx(), two, attribute, &[7; 3000], SetXattrFlags::default()).unwrap();
+    fs.setxattr(&cx(), dir, attribute, &[8; 5000], SetXattrFlags::default()).unwrap();
+    let old = defuse_fs::SetTime::At(defuse_fs::Timestamp { secs: -1 << 40, nanos: 5 });
+    let set = SetAttr { mtime: Some(old), ..SetAttr::default() };
+    fs.setattr(&cx(), make("old", FileKind::Fifo), None, &set).unwrap();
+    fs.syncfs(&cx()).unwrap();
+    let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(4) };
+    play(&mut player, 80);
+    drop(fs);
+    ram
+}
+
+#[test]
+fn a_mount_after_a_clean_end_finds_what_a_scan_finds() {
+    let ram = ended();
+    assert!(is_used(&ram) && !is_used(&scanned(&ram)));
+    assert_eq!(seen(&ram), seen(&scanned(&ram)));
+    for seed in 0..60 {
+        let rules = Rules { usable: 120, ..Rules::ALL };
+        let rules = if seed % 2 == 0 { rules } else { Rules::ALL };
+        let (fs, problems) = open(ram.clone(), rules);
+        assert_eq!(problems, [], "seed {seed}");
+        let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+        play(&mut player, 40);
+        drop(fs);
+        assert!(is_used(&ram), "seed {seed}");
+        assert!(seen(&ram) == seen(&scanned(&ram)), "seed {seed}");
+        assert_eq!(check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap().problems, []);
+    }
+}
+
+/// Thousands of entries in several segments, which several threads read.
+#[test]
+fn a_snapshot_of_many_inodes_is_read_by_all_cores() {
+    let ram = Ram::new(4096, 96 * 512);
+    let device: Arc<dyn Device> = Arc::new(ram.clone());
+    crate::Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random()).unwrap();
+    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let long = "x".repeat(200);
+    let dirs = ["a", "b", "c"].map(|text| {
+        fs.mkdir(&cx(), Ino::ROOT, name(text), &node(FileKind::Directory)).unwrap().ino
+    });
+    for file in 0..20_000 {
+        let (text, dir) = (format!("{file}{long}"), dirs[file % 3]);
+        fs.mknod(&cx(), dir, name(&text), &node(FileKind::Fifo)).unwrap();
+        if file % 5 == 0 {
+            fs.unlink(&cx(), dir, name(&text)).unwrap();
+        }
+    }
+    drop(fs);
+    let at = superblock(&ram);
+    let header = store::snapshot::header(&ram, &at).unwrap();
+    assert!(header.segments.len() >= 4 && header.inodes == 16_004, "{header:?}");
+    assert!(is_used(&ram));
+    assert_eq!(seen(&ram), seen(&scanned(&ram)));
+}
+
+#[test]
+fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
+    let sim = Sim::from_ram(&fresh(), 1);
+    let (fs, _) = open(sim.clone(), Rules::ALL);
+    fs.mknod(&cx(), Ino::ROOT, name("a"), &node(FileKind::Regular)).unwrap();
+    let mut once = true;
+    // A slot goes to another place.
+    sim.fail(move |victim| {
+        let hit = once && victim.call == Call::Write;
+        once &= !hit;
+        hit.then_some(Failure::IO)
+    });
+    drop(fs);
+    assert_eq!(superblock(&sim.now()).snapshot, None);
+    assert_eq!(check(&(Arc::new(sim.now()) as Arc<dyn Device>)).unwrap().inodes, 2);
+
+    for (call, number) in [(Call::Write, 1), (Call::Write, 2), (Call::Flush, 0)] {
+        let sim = Sim::from_ram(&fresh(), 1);
+        let (fs, _) = open(sim.clone(), Rules::ALL);
+        fs.syncfs(&cx()).unwrap();
+        let mut count = 0;
+        sim.fail(move |victim| {
+            count += usize::from(victim.call == call);
+            (victim.call == call && count > number).then_some(Failure::IO)
+        });
+        drop(fs);
+        let now = sim.now();
+        assert!(superblock(&now).snapshot.is_none() || is_used(&now), "{call:?} {number}");
+        assert_eq!(seen(&now), seen(&scanned(&now)));
+    }
+
+    let ram = fresh();
+    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let full = |space: &mut crate::space::Space| {
+        while let Some((first, count)) = space.find_units(8) {
+            space.reserve(first, count);
+        }
+    };
+    full(&mut fs.engine().pool().space());
+    drop(fs);
+    assert_eq!((superblock(&ram).snapshot, seen(&ram)), (None, seen(&scanned(&ram))));
+}
+
+/// Writes a changed header, with right checksums up to the superblock.
+fn seal(ram: &Ram, header: &Header) {
+    let bytes = header.encode().unwrap();
+    let old = superblock(ram);
+    let at = At { crc: crc32c::crc32c(&bytes), ..old.snapshot.unwrap() };
+    Blocking::new(ram).unwrap().write(at.block, &bytes).unwrap();
+    put(ram, &Superblock { snapshot: Some(at), ..old });
+}
+
+#[test]
+fn a_damaged_snapshot_is_not_used() {
+    let whole = ended();
+    let old = superblock(&whole);
+    let (at, expected) = (old.snapshot.unwrap(), seen(&scanned(&whole)));
+    let header = store::snapshot::header(&whole, &old).unwrap();
+    let unused = |ram: &Ram, what: &str| {
+        assert!(!is_used(ram), "{what}");
+        assert_eq!(seen(ram), expected, "{what}");
+    };
+    for block in
+        (0..at.blocks).map(|block| at.block + u64::from(block)).chain([header.segments[0].block])
+    {
+        let mut bytes = vec![0; BLOCK];
+        Blocking::new(&whole).unwrap().read(block, &mut bytes).unwrap();
+        for byte in (0..100).step_by(3) {
+            let ram = whole.fork();
+            let mut damaged = bytes.clone();
+            damaged[byte] ^= 0x40;
+            Blocking::new(&ram).unwrap().write(block, &damaged).unwrap();
+            assert!(!is_used(&ram), "byte {byte} of block {block}");
+        }
+        let ram = whole.fork();
+        Blocking::new(&ram).unwrap().write(block, &[0; BLOCK]).unwrap();
+        unused(&ram, "zeros");
+    }
+    for (what, other) in [
+        ("place", At { block: BLOCKS - 1, ..at }),
+        ("outside", At { block: u64::MAX, ..at }),
+        ("length", At { blocks: 2, ..at }),
+        ("no length", At { blocks: 0, ..at }),
+        ("long", At { blocks: u32::MAX, ..at }),
+        ("checksum", At { crc: at.crc ^ 1, ..at }),
+    ] {
+        let ram = whole.fork();
+        put(&ram, &Superblock { snapshot: Some(other), ..old.clone() });
+        unused(&ram, what);
+    }
+    let first = header.segments[0];
+    for (what, other) in [
+        ("uuid", Header { uuid: [1; 16], ..header.clone() }),
+        ("group", Header { durable: header.durable - 1, ..header.clone() }),
+        ("inodes", Header { inodes: header.inodes + 1, ..header.clone() }),
+        ("twice", Header { segments: vec![first, first], ..header.clone() }),
+        ("none", Header { segments: Vec::new(), inodes: 0, ..header.clone() }),
+        (
+            "bytes",
+            Header {
+                segments: vec![Segment { bytes: first.bytes - 1, ..first }],
+                ..header.clone()
+            },
+        ),
+    ] {
+        let ram = whole.fork();
+        seal(&ram, &other);
+        unused(&ram, what);
+    }
+    // A device that cannot read it.
+    let sim = Sim::from_ram(&whole, 1);
+    sim.fail(move |victim| (victim.block == at.block).then_some(Failure::IO));
+    let (fs, problems) = crate::Uhs::open_by(
+        Arc::new(sim),
+        Options { read_only: true, ..OPTIONS },
+        Rules::ALL,
+        random(),
+    )
+    .unwrap();
+    assert!(problems.is_empty() && !snapshot(&fs).names.is_empty());
+}
+
+#[test]
+fn a_read_only_mount_uses_a_snapshot_and_keeps_it_and_a_mount_that_writes_voids_it_first() {
+    let ram = ended();
+    let before = superblock(&ram);
+    seen(&ram);
+    assert_eq!(superblock(&ram), before);
+    let sim = Sim::from_ram(&ram, 1);
+    let (fs, _) = open(sim.clone(), Rules::ALL);
+    assert_eq!(superblock(&sim.now()).snapshot, None);
+    // Also for an older copy of the superblock that is all that is left.
+    let mut header = vec![1; BLOCK];
+    Blocking::new(&sim.now()).unwrap().read(before.snapshot.unwrap().block, &mut header).unwrap();
+    assert!(header.iter().all(|byte| *byte == 0));
+    fs.abandon();
+    let (fs, _) = open(sim.clone(), WITHOUT);
+    drop(fs);
+    assert_eq!(superblock(&sim.now()).snapshot, None);
+}
