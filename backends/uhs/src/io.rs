@@ -53,7 +53,12 @@ impl Io {
         Io { device, queues: Mutex::default(), free: Condvar::new(), gathered }
     }
 
-    /// Reads runs of blocks, each into its frames. They come back in order.
+    /// Blocks of one operation of this device at most.
+    pub(crate) fn gathered(&self) -> usize {
+        self.gathered
+    }
+
+    /// Reads runs of blocks, each into its frames, of [`gathered`](Io::gathered) blocks at most. They come back in order.
     ///
     /// # Errors
     ///

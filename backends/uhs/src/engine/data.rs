@@ -234,7 +234,7 @@ impl Engine {
         for run in missing.chunk_by(follows) {
             let mut rest = run;
             while let Some((page, block)) = rest.first() {
-                let frames = self.frames(rest.len().min(GATHERED))?;
+                let frames = self.frames(rest.len().min(self.io.gathered()))?;
                 rest = &rest[frames.count() as usize..];
                 pages.push(*page);
                 runs.push((*block, frames));

@@ -122,7 +122,8 @@ impl Survey {
 fn scan(device: &dyn Device, superblock: &Superblock) -> Result<Vec<Part>, Errno> {
     // A region gives runs out of blocks of a power of two.
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
-    let gathered = gathered.next_power_of_two();
+    let largest = (u64::from(device.facts().max_transfer) / BLOCK as u64).max(1);
+    let gathered = gathered.next_power_of_two().min(1 << largest.ilog2());
     let pieces: Vec<Piece> = superblock
         .chunks
         .iter()
