@@ -25,6 +25,7 @@ mod man;
 mod mkfs;
 mod mount;
 mod mount_helper;
+mod nvme;
 mod options;
 mod paths;
 mod prometheus;
@@ -77,6 +78,7 @@ enum Command {
     Fsck(fsck::FsckArgs),
     Grow(grow::GrowArgs),
     Dump(dump::DumpArgs),
+    Nvme(nvme::NvmeArgs),
     #[command(hide = true)]
     Inside(run::InsideArgs),
     List(list::ListArgs),
@@ -136,6 +138,7 @@ fn run(command: Command) -> Result {
         Command::Fsck(args) => fsck::run(&args).map(drop),
         Command::Grow(args) => grow::run(&args),
         Command::Dump(args) => dump::run(&args),
+        Command::Nvme(args) => nvme::run(&args),
         Command::Inside(args) => run::inside(&args).map(drop),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -69,10 +69,13 @@ impl Dma {
 
     /// All frames of `region`. The controller may access the frames of commands that it has been given, whose
     /// owners wait for them.
-    pub(crate) fn region(region: &Arc<Region>, bus: u64) -> Self {
+    ///
+    /// `keep` is dropped before the region, and ends the access of the controller.
+    pub(crate) fn region(region: &Arc<Region>, bus: u64, keep: Box<dyn Any + Send + Sync>) -> Self {
+        let owner = Box::new((keep, Arc::clone(region)));
         // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
         // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
-        unsafe { Dma::new(region.start(), region.bytes(), bus, Box::new(Arc::clone(region))) }
+        unsafe { Dma::new(region.start(), region.bytes(), bus, owner) }
     }
 
     /// The memory of `frames`, which belongs to the controller and the driver until it is dropped.

@@ -1,7 +1,7 @@
 //! An NVMe driver in user space: a block device on the queues of a controller, without the kernel.
 //!
 //! [`Nvme`] is a [`Device`](defuse_block::Device) on a namespace. It reaches the controller through a [`Transport`], such as
-//! [`qemu`]: the controller that QEMU emulates, and [`model`]: one that lives in this process and fails on demand.
+//! [`vfio`]: a device of this machine, [`qemu`]: the controller that QEMU emulates, and [`model`]: one that lives in this process and fails on demand.
 //!
 //! The controller is not trusted: completions of no command, registers that lie, and silence are errors, and each operation is answered exactly
 //! once. A command without an answer is aborted; then the controller is reset and what was innocent is sent again.
@@ -28,12 +28,15 @@ mod controller;
 mod device;
 mod dma;
 mod fuzzed;
+pub mod host;
+pub mod measure;
 pub mod model;
 pub mod qemu;
 mod queue;
 mod ring;
 pub mod spec;
 mod transport;
+pub mod vfio;
 
 pub use controller::{Controller, Event, Failure};
 pub use device::{Error, Nvme, Options};
@@ -42,3 +45,4 @@ pub use fuzzed::controller as fuzz_controller;
 pub use model::Model;
 pub use qemu::Qemu;
 pub use transport::Transport;
+pub use vfio::Vfio;

@@ -54,6 +54,11 @@ impl Memory {
         Some((piece.get()?, (bus - start) as usize))
     }
 
+    /// The memory that begins at `bus`.
+    pub(super) fn at(&self, bus: u64) -> Option<Dma> {
+        self.find(bus, 1).filter(|(_, at)| *at == 0).map(|(dma, _)| dma)
+    }
+
     pub(super) fn read64(&self, bus: u64) -> Option<u64> {
         let (dma, at) = self.find(bus, 8).filter(|(_, at)| at % 8 == 0)?;
         Some(dma.read64(at))

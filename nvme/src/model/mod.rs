@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use defuse_block::{Device, Errno, Parker, Region, Result, Waker};
 
+use crate::measure::Line;
+use crate::spec::register;
 use crate::{Dma, Transport};
 use chip::Chip;
 
@@ -134,6 +136,22 @@ impl Model {
         (chip.enabled, chip.shut_down)
     }
 
+    /// The memory of a pair of queues, if it is there.
+    pub(crate) fn line(&self, queue: u16) -> Option<Line> {
+        let chip = self.lock();
+        let (submissions, completions) =
+            (chip.submissions.get(&queue)?, chip.completions.get(&queue)?);
+        Some(Line {
+            submissions: chip.memory.at(submissions.base)?,
+            completions: chip.memory.at(completions.base)?,
+            entries: submissions.entries,
+            doorbell: register::DOORBELLS + 8 * u32::from(queue),
+            head: 0,
+            tail: 0,
+            phase: true,
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Chip> {
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,7 +215,7 @@ impl Transport for Model {
         }
         let mut chip = self.lock();
         let bus = chip.memory.next(region.bytes());
-        let dma = Dma::region(region, bus);
+        let dma = Dma::region(region, bus, Box::new(()));
         chip.memory.keep(dma);
         Ok(Some(bus))
     }

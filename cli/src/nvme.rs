@@ -1,0 +1,280 @@
+//! `defuse nvme`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use defuse_block::{Access, Device, File, Ram};
+use defuse_nvme::host::{Address, Found, Host};
+use defuse_nvme::measure::{Answering, Cost, Reads};
+use defuse_nvme::{Model, Nvme, Options, Vfio};
+use serde::Serialize;
+
+use crate::error::{Failure, Result, print};
+
+/// NVMe controllers, and the driver for them in user space
+#[derive(clap::Args)]
+pub struct NvmeArgs {
+    /// The root directory of the machine
+    #[arg(long, hide = true, default_value = "/")]
+    root: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// List the controllers of this machine, with the driver and the users of each
+    List(JsonArgs),
+    /// Give a controller to user space (vfio-pci)
+    ///
+    /// A controller that somebody uses (mounted, swap, part of another device) is refused.
+    Bind(AddressArgs),
+    /// Give a controller back to the kernel
+    Unbind(AddressArgs),
+    /// Show what a controller says of itself; user space must have it
+    Identify(AskArgs),
+    /// Show the state of health of a controller; user space must have it
+    Smart(AskArgs),
+    /// Measure random reads of 4 KiB: CPU time and operations per second
+    Bench(BenchArgs),
+}
+
+#[derive(clap::Args)]
+struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct AddressArgs {
+    /// The address of the controller, such as 0000:01:00.0
+    #[arg(value_parser = address)]
+    address: Address,
+}
+
+#[derive(clap::Args)]
+struct AskArgs {
+    #[command(flatten)]
+    which: AddressArgs,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    namespace: u32,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+#[derive(clap::Args)]
+struct BenchArgs {
+    /// The address of a controller that user space has
+    #[arg(value_parser = address)]
+    address: Option<Address>,
+    /// The driver alone, on a controller that answers at once
+    #[arg(long)]
+    driver: bool,
+    /// A file or block device by io_uring, to compare; several are possible
+    #[arg(long, value_name = "PATH")]
+    file: Vec<PathBuf>,
+    /// Reads in flight
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=512))]
+    depth: u32,
+    /// Seconds for each
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// A row of `defuse nvme list`.
+#[derive(Serialize)]
+struct Row {
+    address: String,
+    id: String,
+    driver: Option<String>,
+    iommu_group: Option<u32>,
+    numa_node: Option<u32>,
+    namespaces: Vec<String>,
+    holders: Vec<String>,
+}
+
+/// A row of `defuse nvme bench`.
+#[derive(Serialize)]
+struct Measured {
+    device: String,
+    operations: u64,
+    cpu_ns_per_operation: f64,
+    operations_per_second: f64,
+}
+
+/// Does what is asked.
+pub fn run(args: &NvmeArgs) -> Result {
+    let host = Host::at(&args.root);
+    match &args.command {
+        Command::List(json) => list(&host, json),
+        Command::Bind(args) => host.bind(&args.address).map_err(Failure::failed),
+        Command::Unbind(args) => host.unbind(&args.address).map_err(Failure::failed),
+        Command::Identify(args) => identify(&open(&host, args)?, args),
+        Command::Smart(args) => smart(&open(&host, args)?, args),
+        Command::Bench(args) => bench(&host, args),
+    }
+}
+
+fn address(text: &str) -> std::result::Result<Address, String> {
+    Address::parse(text).ok_or_else(|| "write it as 0000:01:00.0; `defuse nvme list`".to_owned())
+}
+
+fn list(host: &Host, args: &JsonArgs) -> Result {
+    let found = host.controllers().map_err(|error| {
+        Failure::Failed(format!("cannot read the devices of this machine: {error}"))
+    })?;
+    if args.json {
+        let row = |found: Found| Row {
+            address: found.address.to_string(),
+            id: found.id,
+            driver: found.driver,
+            iommu_group: found.iommu_group,
+            numa_node: found.numa_node,
+            namespaces: found.namespaces,
+            holders: found.holders,
+        };
+        return json(&found.into_iter().map(row).collect::<Vec<_>>());
+    }
+    let mut text =
+        format!("{:12}  {:9}  {:9}  {:>5}  IN USE\n", "ADDRESS", "ID", "DRIVER", "IOMMU");
+    for Found { address, id, driver, iommu_group, namespaces, holders, .. } in found {
+        let driver = driver.unwrap_or_else(|| "-".to_owned());
+        let group = iommu_group.map_or_else(|| "-".to_owned(), |group| group.to_string());
+        let used = match (holders.is_empty(), namespaces.is_empty()) {
+            (false, _) => holders.join(", "),
+            (true, false) => format!("no ({})", namespaces.join(", ")),
+            (true, true) => "no".to_owned(),
+        };
+        let _ =
+            writeln!(text, "{:12}  {id:9}  {driver:9}  {group:>5}  {used}", address.to_string());
+    }
+    print(&text)
+}
+
+fn open(host: &Host, args: &AskArgs) -> Result<Nvme> {
+    let options = Options { namespace: args.namespace, ..Options::default() };
+    let vfio = Vfio::open(host, &args.which.address).map_err(Failure::failed)?;
+    Nvme::open(vfio, &options).map_err(Failure::failed)
+}
+
+fn identify(disk: &Nvme, args: &AskArgs) -> Result {
+    let (controller, facts) = (disk.controller_facts(), disk.facts());
+    let rows = [
+        ("model", controller.model.clone()),
+        ("serial", controller.serial.clone()),
+        ("firmware", controller.firmware.clone()),
+        ("namespaces", controller.namespaces.to_string()),
+        ("block_size_bytes", facts.block_size.to_string()),
+        ("size_bytes", facts.bytes().to_string()),
+        ("atomic_write_bytes", facts.atomic_write.to_string()),
+        ("max_transfer_bytes", facts.max_transfer.to_string()),
+        ("volatile_cache", facts.volatile_cache.to_string()),
+        ("deallocates", controller.deallocates.to_string()),
+        ("writes_zeroes", controller.writes_zeroes.to_string()),
+        ("queues", facts.max_queues.to_string()),
+    ];
+    pairs(&rows, args.json.json)
+}
+
+fn smart(disk: &Nvme, args: &AskArgs) -> Result {
+    let smart = disk.smart().map_err(Failure::failed)?;
+    let errors = disk.errors().map_err(Failure::failed)?;
+    let bytes = |units: u128| units.saturating_mul(512_000).to_string();
+    let rows = [
+        ("critical_warning", format!("{:#x}", smart.critical_warning)),
+        ("temperature_celsius", (i32::from(smart.temperature_k) - 273).to_string()),
+        ("available_spare_percent", smart.available_spare_percent.to_string()),
+        ("used_percent", smart.used_percent.to_string()),
+        ("read_bytes", bytes(smart.data_units_read)),
+        ("written_bytes", bytes(smart.data_units_written)),
+        ("power_on_hours", smart.power_on_hours.to_string()),
+        ("power_cycles", smart.power_cycles.to_string()),
+        ("unsafe_shutdowns", smart.unsafe_shutdowns.to_string()),
+        ("media_errors", smart.media_errors.to_string()),
+        ("errors_logged", errors.len().to_string()),
+    ];
+    pairs(&rows, args.json.json)
+}
+
+fn bench(host: &Host, args: &BenchArgs) -> Result {
+    if !args.seconds.is_finite() || !(0.01..=3600.0).contains(&args.seconds) {
+        return Err(Failure::usage("--seconds takes a number from 0.01 to 3600"));
+    }
+    let reads = Reads { depth: args.depth, time: Duration::from_secs_f64(args.seconds) };
+    let mut rows = Vec::new();
+    if args.driver {
+        rows.push(of_driver(&reads)?);
+    }
+    if let Some(address) = &args.address {
+        let vfio = Vfio::open(host, address).map_err(Failure::failed)?;
+        let disk = Nvme::open(vfio, &Options::default()).map_err(Failure::failed)?;
+        rows.push(measured(&reads, &disk)?);
+    }
+    for path in &args.file {
+        rows.push(of_file(&reads, path)?);
+    }
+    if rows.is_empty() {
+        return Err(Failure::usage(
+            "nothing to measure: name a controller, --driver or --file PATH",
+        ));
+    }
+    if args.json.json {
+        return json(&rows);
+    }
+    let mut text = format!("{:>9}  {:>12}  DEVICE\n", "CPU ns/op", "op/s");
+    for row in rows {
+        let (cpu, rate) = (row.cpu_ns_per_operation, row.operations_per_second);
+        let _ = writeln!(text, "{cpu:9.0}  {rate:12.0}  {}", row.device);
+    }
+    print(&text)
+}
+
+/// The cost of the driver alone: the controller answers at once and moves no data.
+fn of_driver(reads: &Reads) -> Result<Measured> {
+    let model = Model::new(&Ram::new(4096, 1 << 16), 1).map_err(Failure::failed)?;
+    let disk = Nvme::open(Answering::new(model), &Options::default()).map_err(Failure::failed)?;
+    let cost = reads.run(&disk).map_err(Failure::failed)?;
+    Ok(row("the driver, on a controller that answers at once", cost))
+}
+
+fn of_file(reads: &Reads, path: &Path) -> Result<Measured> {
+    let file = File::open(path, Access::Read).map_err(Failure::failed)?;
+    measured(reads, &file)
+}
+
+fn measured(reads: &Reads, device: &dyn Device) -> Result<Measured> {
+    let cost = reads.run(device).map_err(|errno| {
+        Failure::Failed(format!("{} cannot be read: {errno}", device.facts().name))
+    })?;
+    Ok(row(&device.facts().name, cost))
+}
+
+fn row(device: &str, cost: Cost) -> Measured {
+    Measured {
+        device: device.to_owned(),
+        operations: cost.operations,
+        cpu_ns_per_operation: cost.cpu_ns(),
+        operations_per_second: cost.operations as f64 / cost.wall.as_secs_f64().max(1e-9),
+    }
+}
+
+/// Prints names with values.
+fn pairs(rows: &[(&str, String)], as_json: bool) -> Result {
+    if as_json {
+        let map: serde_json::Map<String, serde_json::Value> =
+            rows.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+        return json(&map);
+    }
+    let line = |(name, value): &(&str, String)| format!("{name:24}  {value}\n");
+    print(&rows.iter().map(line).collect::<String>())
+}
+
+fn json(value: &impl Serialize) -> Result {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
+    print(&format!("{text}\n"))
+}

@@ -1,0 +1,174 @@
+//! Giving a controller to user space, and back to the kernel.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Address, Found, Host, VFIO};
+
+/// A reason why a controller does not change its driver.
+#[derive(Debug)]
+pub enum HostError {
+    /// There is no device.
+    None(Address),
+    /// It is something else.
+    NotNvme(Address),
+    /// Somebody uses it.
+    Used {
+        /// The controller.
+        address: Address,
+        /// The users, each as a sentence.
+        holders: Vec<String>,
+    },
+    /// There is no IOMMU that keeps the device within the memory of its user.
+    NoIommu(Address),
+    /// The kernel has no vfio-pci.
+    NoDriver,
+    /// User space does not have it.
+    NotBound {
+        /// The controller.
+        address: Address,
+        /// The driver that has it.
+        driver: Option<String>,
+    },
+    /// A file of the system cannot be written or opened.
+    System {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        error: io::Error,
+    },
+    /// The kernel did as it was told, but another driver has the controller, or none.
+    Refused {
+        /// The controller.
+        address: Address,
+        /// The driver that has it.
+        driver: Option<String>,
+    },
+}
+
+impl Host {
+    /// Gives the controller to vfio-pci, and so to user space. Nothing happens to one that is there already.
+    ///
+    /// # Errors
+    ///
+    /// See [`HostError`]. A controller in use keeps its driver.
+    pub fn bind(&self, address: &Address) -> Result<(), HostError> {
+        let found = self.controller(address)?;
+        if found.driver.as_deref() == Some(VFIO) {
+            return Ok(());
+        }
+        if found.iommu_group.is_none() {
+            return Err(HostError::NoIommu(address.clone()));
+        }
+        if !self.driver(VFIO).exists() {
+            return Err(HostError::NoDriver);
+        }
+        // Nobody can begin to use it from here on until it has changed its driver.
+        let claims = self.claim_all(&found)?;
+        self.change(address, VFIO, found.driver.as_deref())?;
+        drop(claims);
+        match self.controller(address)?.driver {
+            Some(driver) if driver == VFIO => Ok(()),
+            driver => Err(HostError::Refused { address: address.clone(), driver }),
+        }
+    }
+
+    /// Gives the controller back to the kernel.
+    ///
+    /// # Errors
+    ///
+    /// See [`HostError`].
+    pub fn unbind(&self, address: &Address) -> Result<(), HostError> {
+        let found = self.controller(address)?;
+        if found.driver.as_deref() != Some(VFIO) {
+            let (address, driver) = (address.clone(), found.driver);
+            return Err(HostError::NotBound { address, driver });
+        }
+        let group = found.iommu_group.unwrap_or_default();
+        let path = self.path(&format!("dev/vfio/{group}"));
+        // A group has one user; the kernel would wait for it.
+        match File::open(&path) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                let holders = vec![format!("a process has {} open", path.display())];
+                return Err(HostError::Used { address: address.clone(), holders });
+            }
+            _ => {}
+        }
+        self.change(address, "\n", Some(VFIO))
+    }
+
+    /// Makes sure that nobody uses the block devices of a controller, and keeps it so.
+    fn claim_all(&self, found: &Found) -> Result<Vec<File>, HostError> {
+        let used = |holders| HostError::Used { address: found.address.clone(), holders };
+        if !found.holders.is_empty() {
+            return Err(used(found.holders.clone()));
+        }
+        let mut claims = Vec::new();
+        for name in &found.namespaces {
+            let claimed = self.claim(name).map_err(|(part, error)| {
+                used(vec![format!("{part} cannot be had exclusively ({error}): see lsof(8)")])
+            });
+            claims.extend(claimed?);
+        }
+        Ok(claims)
+    }
+
+    /// Says which driver is to have the device, takes it from the one that has it, and lets the kernel find the next.
+    fn change(&self, address: &Address, to: &str, from: Option<&str>) -> Result<(), HostError> {
+        write(&self.device(address).join("driver_override"), to)?;
+        if let Some(from) = from {
+            write(&self.driver(from).join("unbind"), &address.0)?;
+        }
+        write(&self.path("sys/bus/pci/drivers_probe"), &address.0)
+    }
+
+    fn driver(&self, name: &str) -> PathBuf {
+        self.path("sys/bus/pci/drivers").join(name)
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), HostError> {
+    let written = OpenOptions::new().write(true).open(path);
+    let written = written.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| HostError::System { path: path.to_owned(), error })
+}
+
+impl fmt::Display for HostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |driver: &Option<String>| match driver {
+            Some(driver) => format!("the driver {driver}"),
+            None => "no driver".to_owned(),
+        };
+        match self {
+            HostError::None(address) => {
+                write!(f, "there is no device {address}: `defuse nvme list` shows controllers")
+            }
+            HostError::NotNvme(address) => {
+                write!(f, "{address} is no NVMe controller: `defuse nvme list` shows them")
+            }
+            HostError::Used { address, holders } => {
+                write!(f, "{address} is in use: {}; end that first", holders.join(", "))
+            }
+            HostError::NoIommu(address) => write!(
+                f,
+                "{address} has no IOMMU group: enable the IOMMU in the firmware and the kernel \
+                 (intel_iommu=on or amd_iommu=on); without one it could write anywhere"
+            ),
+            HostError::NoDriver => write!(f, "the kernel has no vfio-pci: `modprobe vfio-pci`"),
+            HostError::NotBound { address, driver } => {
+                let driver = name(driver);
+                write!(f, "{driver} has {address}, not {VFIO}: `defuse nvme bind {address}`")
+            }
+            HostError::System { path, error } => {
+                write!(f, "cannot use {}: {error}; this needs root", path.display())
+            }
+            HostError::Refused { address, driver } => {
+                write!(f, "{} has {address} now: `dmesg` may say why", name(driver))
+            }
+        }
+    }
+}
+
+impl std::error::Error for HostError {}
