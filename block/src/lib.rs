@@ -23,6 +23,7 @@
 mod blocking;
 mod clock;
 mod device;
+mod driver;
 mod file;
 mod memory;
 pub mod model;
@@ -36,6 +37,7 @@ mod waker;
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
 pub use device::{Device, Facts, Queue};
+pub use driver::{Driver, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, RawBuf, Segments};
 pub use model::Model;

@@ -28,7 +28,7 @@ pub struct DumpArgs {
 
 /// Prints the tables.
 pub fn run(args: &DumpArgs) -> Result {
-    let tables = images::open(&paths::absolute(&args.image), false)?.dump(args.inode)?;
+    let tables = images::open(&paths::image(&args.image), false)?.dump(args.inode)?;
     match args.json {
         true => print(&format!("{:#}\n", as_json(&tables))),
         false => print(&tables.iter().map(text).collect::<Vec<_>>().join("\n")),

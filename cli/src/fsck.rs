@@ -37,7 +37,7 @@ pub struct FsckArgs {
 
 /// Checks the image, and prints the findings. Returns the exit code.
 pub fn run(args: &FsckArgs) -> Result<u8> {
-    let image = paths::absolute(&args.image);
+    let image = paths::image(&args.image);
     let opened = images::open(&image, args.repair)?;
     let repairs = if args.repair { opened.repair()? } else { Vec::new() };
     let checked = opened.check()?;

@@ -26,7 +26,7 @@ pub struct GrowArgs {
 
 /// Makes it larger.
 pub fn run(args: &GrowArgs) -> Result {
-    let path = paths::absolute(&args.image);
+    let path = paths::image(&args.image);
     let growth = Growth { size: args.size, sparse: args.sparse };
     let grown = images::open(&path, true)?.grow(&growth)?;
     let shown = path.display();

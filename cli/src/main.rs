@@ -102,6 +102,7 @@ enum Command {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
+    defuse_block::add_driver(&nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);

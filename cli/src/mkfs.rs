@@ -41,7 +41,7 @@ pub fn run(args: &MkfsArgs) -> Result {
         root_uid: geteuid().as_raw(),
         root_gid: getegid().as_raw(),
     };
-    Ok(kind(&args.kind)?.make(&paths::absolute(&args.image), &new)?)
+    Ok(kind(&args.kind)?.make(&paths::image(&args.image), &new)?)
 }
 
 /// The operations on images of the type `name`.

@@ -17,6 +17,14 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
+/// An image as [`absolute`] has it; the name of a device that has no path stays.
+pub fn image(path: &Path) -> PathBuf {
+    match defuse_block::driver_of(path.as_os_str()) {
+        Some(_) => path.to_path_buf(),
+        None => absolute(path),
+    }
+}
+
 /// Replaces a file atomically: readers see the old text or the new one.
 pub fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;

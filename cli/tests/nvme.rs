@@ -50,6 +50,20 @@ fn controllers_are_listed_and_one_in_use_is_not_bound() {
     assert!(wrong.code == Some(2) && wrong.err.contains("0000:01:00.0"), "{}", wrong.err);
 }
 
+/// There is no such controller here, but each command asks for it and not for a file.
+#[test]
+fn a_controller_is_named_in_place_of_an_image() {
+    let place = Place::new();
+    let (image, mnt) = ("nvme:0000:ff:1f.7", place.path("mnt"));
+    let none = "there is no device 0000:ff:1f.7: `defuse nvme list`";
+    place.fails(1, &["mkfs", "uhs", image], none);
+    place.fails(1, &["dump", image], none);
+    place.fails(1, &["mount", "uhs:nvme:0000:ff:1f.7", mnt.to_str().unwrap()], none);
+    place.fails(1, &["mkfs", "uhs", "nvme:x"], "x is no address: write it as 0000:01:00.0");
+    place.ok(&["mkfs", "uhs", "./nvme:x", "--size", "16M", "--sparse"]);
+    assert!(place.path("nvme:x").exists());
+}
+
 #[test]
 fn the_driver_is_measured_beside_a_file() {
     let place = Place::new();

@@ -120,6 +120,8 @@ fn rest(kind: &dyn Kind, rest: &OsStr) -> Result<OsString> {
             let (name, form) = (about.name, about.form);
             Err(Error::Usage(format!("source {name}: names no path: {form}")))
         }
+        // A device of a driver has no path.
+        Rest::Path if defuse_block::driver_of(rest).is_some() => Ok(rest.to_os_string()),
         Rest::Path => Ok(absolute(rest)),
         Rest::Nothing if !rest.is_empty() => {
             let (name, rest) = (about.name, rest.display());

@@ -12,15 +12,18 @@ pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
     let (path, shown) = (&image.path, image.path.display());
     let unusable = |error: StoreError| image.unusable(&error);
     let superblock = store::superblock(&*image.device).map_err(unusable)?;
+    let Some(file) = &image.file else {
+        return Err(Error::Usage(format!("{shown} is a device whose size does not change")));
+    };
     let before = superblock.blocks * BLOCK as u64;
-    let bytes = image.file.bytes().map_err(failed("examine", path))?;
+    let bytes = file.bytes().map_err(failed("examine", path))?;
     let wanted = match growth.size {
-        Some(_) if !image.file.is_regular() => {
+        Some(_) if !file.is_regular() => {
             return Err(Error::Usage(format!(
                 "{shown} is a block device, which has a size: leave out --size"
             )));
         }
-        None if image.file.is_regular() && bytes / BLOCK as u64 <= superblock.blocks => {
+        None if file.is_regular() && bytes / BLOCK as u64 <= superblock.blocks => {
             return Err(Error::Usage(format!(
                 "{shown} has {bytes} bytes, which its file system uses: give a size, such as --size 2G"
             )));
@@ -35,15 +38,15 @@ pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
     }
     fits(path, wanted)?;
     if wanted > bytes {
-        image.file.resize(wanted).map_err(failed("change the size of", path))?;
+        file.resize(wanted).map_err(failed("change the size of", path))?;
     }
     if growth.size.is_some() {
-        allocate(path, &image.file, wanted, growth.sparse)?;
+        allocate(path, file, wanted, growth.sparse)?;
         // A file system must not be larger than its file, whatever a power failure leaves.
-        image.file.sync().map_err(failed("sync", path))?;
+        file.sync().map_err(failed("sync", path))?;
     }
     if wanted > before {
-        store::grow(&*device(&image.file, path)?, wanted / BLOCK as u64).map_err(unusable)?;
+        store::grow(&*device(file, path)?, wanted / BLOCK as u64).map_err(unusable)?;
     }
     Ok(Grown { before, now: wanted })
 }

@@ -1,11 +1,12 @@
 //! An image with an empty file system.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use defuse_block::{Access, Errno, OpenError, OpenFile};
+use defuse_block::{Access, Device, Errno, OpenError, OpenFile};
 use defuse_fs::source::{Error, NewImage, Result};
 
-use super::{cannot_open, contents, device, random};
+use super::{cannot_open, contents, device, driven, random};
 use crate::Uhs;
 use crate::format::superblock::{FEWEST_UNITS, MOST_UNITS};
 use crate::format::{BLOCK, UNIT_BLOCKS};
@@ -19,6 +20,9 @@ const LARGEST: u64 = MOST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 /// Makes a file system in a file or a block device.
 pub(super) fn make(image: &Path, new: &NewImage) -> Result<()> {
     new.size.map_or(Ok(()), |size| fits(image, size))?;
+    if let Some(device) = driven(image, Access::ReadWrite)? {
+        return fill_device(image, device, new);
+    }
     match OpenFile::open(image, Access::ReadWrite) {
         Ok(file) => fill(image, &file, new),
         Err(OpenError::System { errno: Errno::NOENT, .. }) => create(image, new),
@@ -39,6 +43,19 @@ pub(super) fn fits(image: &Path, bytes: u64) -> Result<()> {
     Err(Error::Usage(text))
 }
 
+/// Makes a file system in a device of a driver.
+fn fill_device(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<()> {
+    if new.size.is_some() {
+        let shown = image.display();
+        return Err(Error::Usage(format!(
+            "{shown} is a device, which has a size: leave out --size"
+        )));
+    }
+    fits(image, device.facts().bytes())?;
+    refuse_contents(image, &*device, new)?;
+    write(image, device, new)
+}
+
 /// Makes a file system in a file that is there, or in a block device.
 fn fill(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
     let shown = image.display();
@@ -53,14 +70,14 @@ fn fill(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
         // No device has so few bytes.
         1..SMALLEST_DEVICE if !new.force => return Err(has(image, "data")),
         1..SMALLEST_DEVICE => {}
-        _ => refuse_contents(image, file, new)?,
+        _ => refuse_contents(image, &*device(file, image)?, new)?,
     }
     if let Some(size) = new.size {
         // Space that is there already keeps its place.
         file.resize(size).map_err(failed("change the size of", image))?;
         allocate(image, file, size, new.sparse)?;
     }
-    write(image, file, new)
+    write(image, device(file, image)?, new)
 }
 
 /// Bytes of the smallest device.
@@ -81,7 +98,7 @@ fn create(image: &Path, new: &NewImage) -> Result<()> {
     })?;
     let made = file.resize(size).map_err(failed("change the size of", image));
     let made = made.and_then(|()| allocate(image, &file, size, new.sparse));
-    made.and_then(|()| write(image, &file, new)).inspect_err(|_| {
+    made.and_then(|()| write(image, device(&file, image)?, new)).inspect_err(|_| {
         if file.is_in_place() {
             let _ = std::fs::remove_file(image);
         }
@@ -89,8 +106,8 @@ fn create(image: &Path, new: &NewImage) -> Result<()> {
 }
 
 /// Fails if the image has data, unless the user insists.
-fn refuse_contents(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
-    match contents::of(&*device(file, image)?) {
+fn refuse_contents(image: &Path, device: &dyn Device, new: &NewImage) -> Result<()> {
+    match contents::of(device) {
         Some(found) if !new.force => Err(has(image, found.name())),
         _ => Ok(()),
     }
@@ -118,9 +135,9 @@ pub(super) fn allocate(image: &Path, file: &OpenFile, bytes: u64, sparse: bool) 
     })
 }
 
-fn write(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
+fn write(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<()> {
     let root = (new.root_perm, new.root_uid, new.root_gid);
-    Uhs::make(device(file, image)?, root, &mut random()).map_err(|error| {
+    Uhs::make(device, root, &mut random()).map_err(|error| {
         let shown = image.display();
         Error::Failed(format!("cannot make a file system in {shown}: {error}"))
     })

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile};
+use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, driver_of};
 use defuse_fs::source::{Checked, Error, Grown, Growth, Image, Images, NewImage, Result, Table};
 
 use crate::format::superblock::Unusable;
@@ -25,15 +25,15 @@ pub(crate) struct ImageFiles;
 /// An image that is open.
 struct Opened {
     path: PathBuf,
-    file: OpenFile,
+    /// `None` for a device of a driver.
+    file: Option<OpenFile>,
     device: Arc<dyn Device>,
 }
 
 impl Images for ImageFiles {
     fn open(&self, image: &Path, writes: bool) -> Result<Option<Box<dyn Image>>> {
         let access = if writes { Access::ReadWrite } else { Access::Read };
-        let file = OpenFile::open(image, access).map_err(cannot_open)?;
-        let device = device(&file, image)?;
+        let (file, device) = open_device(image, access)?;
         let is_uhs = contents::of(&*device).is_some_and(|found| found.is_uhs());
         let opened = || Box::new(Opened { path: image.to_owned(), file, device });
         Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn Image>))
@@ -82,7 +82,7 @@ impl Image for Opened {
 /// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
 pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };
-    let device = device(&OpenFile::open(image, access).map_err(cannot_open)?, image)?;
+    let (_, device) = open_device(image, access)?;
     let opened = Uhs::open(Arc::clone(&device), options, random());
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();
@@ -101,6 +101,22 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
 /// which the kernel makes.
 fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(RandomState::new().hash_one(0))
+}
+
+/// The device that a driver of this program has for `image`; `None` for a path.
+fn driven(image: &Path, access: Access) -> Result<Option<Arc<dyn Device>>> {
+    let Some((driver, name)) = driver_of(image.as_os_str()) else { return Ok(None) };
+    (driver.open)(name, access).map(Some).map_err(Error::Failed)
+}
+
+/// Opens a device of a driver, or a file with the device in it.
+fn open_device(image: &Path, access: Access) -> Result<(Option<OpenFile>, Arc<dyn Device>)> {
+    if let Some(device) = driven(image, access)? {
+        return Ok((None, device));
+    }
+    let file = OpenFile::open(image, access).map_err(cannot_open)?;
+    let device = device(&file, image)?;
+    Ok((Some(file), device))
 }
 
 /// The device in an open file, with the size that it has now.
@@ -170,5 +186,49 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
 impl fmt::Display for contents::Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use defuse_block::{Driver, Ram, add_driver};
+
+    use super::*;
+
+    static DRIVER: Driver = Driver {
+        scheme: "uhs-test",
+        open: |name, _| {
+            static DISK: OnceLock<Ram> = OnceLock::new();
+            let disk = DISK.get_or_init(|| Ram::new(4096, 8192)).clone();
+            if name == "disk" { Ok(Arc::new(disk)) } else { Err(format!("there is no {name}")) }
+        },
+    };
+
+    #[test]
+    fn a_device_of_a_driver_is_an_image() {
+        add_driver(&DRIVER);
+        let disk = Path::new("uhs-test:disk");
+        let new = |size| NewImage {
+            size,
+            sparse: false,
+            force: false,
+            root_perm: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+        };
+        let error = |result: Result<()>| result.unwrap_err().to_string();
+        assert!(ImageFiles.open(disk, false).unwrap().is_none(), "there is nothing yet");
+        assert!(error(ImageFiles.make(disk, &new(Some(64 << 20)))).contains("leave out --size"));
+        ImageFiles.make(disk, &new(None)).unwrap();
+        assert!(error(ImageFiles.make(disk, &new(None))).contains("--force"));
+        let image = ImageFiles.open(disk, true).unwrap().unwrap();
+        assert_eq!(image.check().unwrap().problems, [""; 0]);
+        let grown = image.grow(&Growth::default()).unwrap_err();
+        assert!(grown.to_string().contains("does not change"), "{grown}");
+        drop(open(disk, Options { commit: None, ..Options::default() }).unwrap());
+        let other = ImageFiles.open(Path::new("uhs-test:other"), false);
+        assert!(error(other.map(drop)).contains("there is no other"));
     }
 }
