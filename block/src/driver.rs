@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Access, Device};
 
+/// A device, or the reason why there is none.
+pub type Opened = Result<Arc<dyn Device>, String>;
+
 /// A driver for devices that have no file.
 #[derive(Debug)]
 pub struct Driver {
     /// The word before the colon, such as `nvme`.
     pub scheme: &'static str,
     /// Opens the device with this name. An error is a text for people, with the next step.
-    pub open: fn(name: &str, access: Access) -> Result<Arc<dyn Device>, String>,
+    pub open: fn(name: &str, access: Access) -> Opened,
 }
 
 /// The drivers of this program.

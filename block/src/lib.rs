@@ -37,7 +37,7 @@ mod waker;
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
 pub use device::{Device, Facts, Queue};
-pub use driver::{Driver, add_driver, driver_of};
+pub use driver::{Driver, Opened, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, RawBuf, Segments};
 pub use model::Model;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Access, Device, Driver, File, Ram};
+use defuse_block::{Access, Device, Driver, File, Opened, Ram};
 use defuse_nvme::host::{Address, Found, Host};
 use defuse_nvme::measure::{Answering, Cost, Reads};
 use defuse_nvme::{Model, Nvme, Options, Vfio};
@@ -111,7 +111,7 @@ struct Measured {
 /// The driver of devices that are named `nvme:ADDRESS`, such as the source `uhs:nvme:0000:01:00.0`.
 pub static DRIVER: Driver = Driver { scheme: "nvme", open: open_named };
 
-fn open_named(name: &str, _: Access) -> std::result::Result<Arc<dyn Device>, String> {
+fn open_named(name: &str, _: Access) -> Opened {
     let address = address(name).map_err(|text| format!("{name} is no address: {text}"))?;
     let vfio = Vfio::open(&Host::default(), &address).map_err(|error| error.to_string())?;
     let disk = Nvme::open(vfio, &Options::default()).map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! A controller: its life, its admin commands, and the numbers of its queues.
 
 mod admin;
+mod commands;
 mod core;
 
 use std::fmt;
@@ -8,16 +9,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_block::Errno;
-
 pub(crate) use self::admin::Ticket;
+pub use self::commands::Failure;
 pub use self::core::Event;
-use self::core::{Core, Phase, log_page};
-use crate::ring::Ring;
-use crate::spec::{
-    Admin as Opcode, Capabilities, Command, Completion, ControllerFacts, ErrorEntry, PAGE, Pointer,
-    Smart, Status, register,
-};
+use self::core::{Core, Phase};
+use crate::spec::{Admin as Opcode, Capabilities, Command, Completion, register};
 use crate::{Error, Options, Transport};
 
 /// The time between two looks at what has no interrupt.
@@ -180,62 +176,6 @@ impl Controller {
         core.admin.take(ticket)
     }
 
-    /// Sends an admin command and waits for its completion.
-    pub(crate) fn run(&self, command: Command) -> Result<Completion, Failure> {
-        let ticket = loop {
-            if let Some(ticket) = self.send(command) {
-                break ticket;
-            }
-            if self.life() != Life::Running {
-                return Err(Failure::Lost);
-            }
-            self.step();
-            self.nap();
-        };
-        loop {
-            match self.take(ticket) {
-                Some(Ok(completion)) if completion.status.is_ok() => return Ok(completion),
-                Some(Ok(completion)) => return Err(Failure::Status(completion.status)),
-                Some(Err(_)) => return Err(Failure::Lost),
-                None => self.nap(),
-            }
-        }
-    }
-
-    /// Runs an admin command that fills memory, and returns its bytes.
-    fn fetch(&self, command: Command, bytes: usize) -> Result<Vec<u8>, Failure> {
-        let memory = self.transport.allocate(bytes.next_multiple_of(PAGE));
-        let memory = memory.map_err(Failure::Memory)?;
-        let second = if bytes > PAGE { memory.bus() + PAGE as u64 } else { 0 };
-        self.run(command.data(Pointer::Prp(memory.bus(), second)))?;
-        let mut copy = vec![0; bytes];
-        memory.copy_out(0, &mut copy);
-        Ok(copy)
-    }
-
-    /// A structure of Identify.
-    pub(crate) fn identify(&self, cns: u32, namespace: u32) -> Result<Vec<u8>, Failure> {
-        self.fetch(Command::admin(Opcode::Identify, namespace).dword(10, cns), PAGE)
-    }
-
-    /// The facts about the controller.
-    pub(crate) fn facts(&self) -> Result<ControllerFacts, Failure> {
-        Ok(ControllerFacts::parse(&self.identify(1, 0)?))
-    }
-
-    /// The SMART log page.
-    pub(crate) fn smart(&self) -> Result<Smart, Failure> {
-        let bytes = self.fetch(log_page(2, u32::MAX, Smart::BYTES as u32), Smart::BYTES)?;
-        Ok(Smart::parse(&bytes))
-    }
-
-    /// Entries of the error log, the newest first, up to 64.
-    pub(crate) fn errors(&self, entries: u32) -> Result<Vec<ErrorEntry>, Failure> {
-        let bytes = entries.clamp(1, 64) as usize * ErrorEntry::BYTES;
-        let bytes = self.fetch(log_page(1, u32::MAX, bytes as u32), bytes)?;
-        Ok(ErrorEntry::parse_all(&bytes))
-    }
-
     /// Begins to ask for asynchronous events, `at_a_time` of them.
     pub(crate) fn watch_events(&self, at_a_time: u32) {
         let mut core = self.lock();
@@ -269,30 +209,6 @@ impl Controller {
     /// Gives the number of a queue back.
     pub(crate) fn give_number(&self, number: u16) {
         self.lock().free.push(number);
-    }
-
-    /// The commands that make a completion and a submission queue.
-    pub(crate) fn creation(&self, ring: &Ring, vector: Option<u16>) -> [Command; 2] {
-        let size = u32::from(ring.number()) | (u32::from(ring.entries()) - 1) << 16;
-        let interrupts = vector.map_or(0, |vector| 2 | u32::from(vector) << 16);
-        let (submissions, completions) = ring.addresses();
-        [
-            Command::admin(Opcode::CreateCompletionQueue, 0)
-                .data(Pointer::Prp(completions, 0))
-                .dword(10, size)
-                .dword(11, 1 | interrupts),
-            Command::admin(Opcode::CreateSubmissionQueue, 0)
-                .data(Pointer::Prp(submissions, 0))
-                .dword(10, size)
-                .dword(11, 1 | u32::from(ring.number()) << 16),
-        ]
-    }
-
-    /// Deletes a pair of queues.
-    pub(crate) fn delete(&self, number: u16) {
-        for opcode in [Opcode::DeleteSubmissionQueue, Opcode::DeleteCompletionQueue] {
-            let _ = self.run(Command::admin(opcode, 0).dword(10, u32::from(number)));
-        }
     }
 
     /// Waits a moment for an answer.
@@ -341,26 +257,5 @@ impl Drop for Controller {
 impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Controller({}, {:?})", self.transport.name(), self.life())
-    }
-}
-
-/// A failure of an admin command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The controller refused it.
-    Status(Status),
-    /// The controller was reset or given up meanwhile.
-    Lost,
-    /// There was no memory for its data.
-    Memory(Errno),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Status(status) => write!(f, "{status}"),
-            Failure::Lost => write!(f, "the controller was reset or is gone"),
-            Failure::Memory(errno) => write!(f, "no memory: {errno}"),
-        }
     }
 }

@@ -4,13 +4,13 @@ mod bounce;
 mod data;
 mod flight;
 mod recovery;
+mod serve;
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Done, Errno, Kind, Op, Queue, Result, Waker};
+use defuse_block::{Done, Errno, Kind, Queue, Result};
 
 use crate::Dma;
 use crate::controller::{Controller, Life};
@@ -237,116 +237,5 @@ impl NvmeQueue {
         }
         self.next_check = self.next_check.min(deadline).max(now);
         self.ring.ring();
-    }
-
-    /// Looks for a while, if answers usually come that soon. True where one came.
-    fn looked(&mut self) -> bool {
-        let begin = self.controller.transport.now();
-        let budget = if self.usual_wait < LOOK { 2 * self.usual_wait } else { Duration::ZERO };
-        while self.controller.transport.now().saturating_sub(begin) < budget {
-            self.gather();
-            if !self.done.is_empty() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
-    }
-}
-
-impl Queue for NvmeQueue {
-    #[inline]
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        if self.in_flight() == self.slots.len() {
-            return Err(op);
-        }
-        let facts = &self.space.facts;
-        let dead = self.line == Line::Dead;
-        let checked = op.kind.check(facts).and(if dead { Err(Errno::IO) } else { Ok(()) });
-        if let Err(errno) = checked {
-            self.done.push(Done { tag: op.tag, result: Err(errno), memory: op.kind.into_memory() });
-            return Ok(());
-        }
-        let Some(slot) = self.free.pop() else { return Err(op) };
-        self.slots[usize::from(slot)].flight = Some(Flight::new(op, facts.block_size));
-        let is_next = self.line == Line::Live && self.waiting.is_empty();
-        if !is_next || !self.send(slot) {
-            self.waiting.push_back(slot);
-        }
-        Ok(())
-    }
-
-    fn kick(&mut self) {
-        if self.controller.life() == Life::Running
-            && self.controller.generation() == self.generation
-        {
-            self.ring_doorbell();
-        }
-    }
-
-    fn reap(&mut self, done: &mut Vec<Done>) {
-        self.gather();
-        done.append(&mut self.done);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) {
-        self.kick();
-        self.gather();
-        if !self.done.is_empty() {
-            return;
-        }
-        let transport = Arc::clone(&self.controller.transport);
-        let begin = transport.now();
-        let busy = self.in_flight() > 0;
-        if busy && self.looked() {
-            self.usual_wait = (self.usual_wait * 7 + (transport.now() - begin)) / 8;
-            return;
-        }
-        let limit = match (busy, self.line == Line::Live) {
-            (true, true) if transport.vectors() > 0 => {
-                let soon = self.next_check.saturating_sub(begin).max(Duration::from_micros(1));
-                Some(soon.min(CHECK))
-            }
-            (true, _) => Some(Duration::from_micros(100)),
-            (false, _) => None,
-        };
-        let limit = limit.map_or(timeout, |limit| Some(timeout.map_or(limit, |t| t.min(limit))));
-        transport.sleep(self.vector, limit);
-        self.gather();
-        if !self.done.is_empty() {
-            let waited = transport.now().saturating_sub(begin);
-            self.usual_wait = (self.usual_wait * 7 + waited) / 8;
-        }
-    }
-
-    fn waker(&self) -> Waker {
-        self.controller.transport.waker(self.vector)
-    }
-
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
-        self.controller.transport.ready(self.vector)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() + self.done.len()
-    }
-
-    fn depth(&self) -> usize {
-        self.slots.len()
-    }
-}
-
-impl Drop for NvmeQueue {
-    /// Waits for what is in flight. A time-out ends that in the worst case.
-    fn drop(&mut self) {
-        while self.free.len() < self.slots.len() {
-            self.wait(None);
-            self.done.clear();
-        }
-        let number = self.ring.number();
-        if self.controller.generation() == self.generation && self.line == Line::Live {
-            self.controller.delete(number);
-        }
-        self.controller.give_number(number);
     }
 }
