@@ -34,17 +34,33 @@ impl Flushes {
         state.running = true;
         state.begun += 1;
         drop(state);
+        let mut running = Running { flushes: self, whole: false };
         run();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        running.whole = true;
+    }
+}
+
+/// Ends a flush. After a panic it is not over, so that those who wait carry out another one.
+struct Running<'a> {
+    flushes: &'a Flushes,
+    whole: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut state = self.flushes.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.running = false;
-        state.over = state.begun;
+        if self.whole {
+            state.over = state.begun;
+        }
         drop(state);
-        self.changed.notify_all();
+        self.flushes.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Arc, Barrier};
     use std::time::Duration;
@@ -84,5 +100,38 @@ mod tests {
         first.join().unwrap();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(count.load(Ordering::Relaxed), 2);
+    }
+
+    /// Whoever needed a flush after one that had panicked waited for ever.
+    #[test]
+    fn a_flush_that_panics_is_carried_out_by_another_thread() {
+        let flushes = Arc::new(Flushes::default());
+        let begun = Arc::new(Barrier::new(2));
+        let first = {
+            let (flushes, begun) = (flushes.clone(), begun.clone());
+            std::thread::spawn(move || {
+                let bug = || {
+                    begun.wait();
+                    begun.wait();
+                    resume_unwind(Box::new("a bug"));
+                };
+                catch_unwind(AssertUnwindSafe(|| flushes.join(bug))).unwrap_err();
+            })
+        };
+        begun.wait();
+        let count = Arc::new(AtomicU64::new(0));
+        let waiter = {
+            let (flushes, count) = (flushes.clone(), count.clone());
+            std::thread::spawn(move || {
+                flushes.join(|| {
+                    count.fetch_add(1, Ordering::Relaxed);
+                });
+            })
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        begun.wait();
+        first.join().unwrap();
+        waiter.join().unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

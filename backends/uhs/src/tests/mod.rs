@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 mod faults;
 mod full;
+mod golden;
 mod mounts;
 mod names;
 mod player;
