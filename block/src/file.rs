@@ -1,5 +1,6 @@
 //! A device that is a file or a block device, by io_uring and past the page cache.
 
+mod buffers;
 mod facts;
 mod open;
 mod queue;

@@ -1,6 +1,5 @@
 //! A queue on io_uring(7).
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
@@ -9,12 +8,10 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::buffers::Buffers;
 use super::{Access, Open};
 use crate::memory::Memory;
 use crate::{Done, Errno, FRAME, Frames, Kind, Op, Queue, Region, Result, Segments, Waker};
-
-/// The largest buffer that a ring registers (io_uring_register(2)).
-const LARGEST_BUFFER: usize = 1 << 30;
 
 /// The file of the device among the registered files.
 const DEVICE: types::Fixed = types::Fixed(0);
@@ -30,10 +27,8 @@ pub(super) struct FileQueue {
     free: Vec<usize>,
     /// Operations that are complete without the kernel.
     done: Vec<Done>,
-    /// For each registered region the first of its buffers, and where the region begins.
-    buffers: HashMap<u64, (u16, usize)>,
-    /// The regions live as long as the ring that knows their addresses.
-    _regions: Vec<Arc<Region>>,
+    /// After the ring, which knows their addresses.
+    buffers: Buffers,
     wake: Arc<OwnedFd>,
     /// Where the kernel puts the count of the eventfd.
     woken: Box<u64>,
@@ -64,7 +59,7 @@ impl FileQueue {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         ring.submitter().register_files(&[open.locked.fd.as_raw_fd()]).map_err(errno)?;
         let regions = open.regions.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let buffers = register(&ring, &regions, depth);
+        let buffers = Buffers::new(&ring, regions);
         let depth = depth as usize;
         Ok(FileQueue {
             ring,
@@ -73,7 +68,6 @@ impl FileQueue {
             free: (0..depth).rev().collect(),
             done: Vec::new(),
             buffers,
-            _regions: regions,
             wake,
             woken: Box::new(0),
             watched: false,
@@ -120,13 +114,15 @@ impl FileQueue {
             Kind::Read { block, memory } => {
                 let offset = block * block_size + flight.moved as u64;
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
-                    One { start, len, region } => match fixed(&self.buffers, region, start, len) {
-                        Some(buffer) => {
-                            let read = opcode::ReadFixed::new(DEVICE, start, len, buffer);
-                            read.offset(offset).build()
+                    One { start, len, region } => {
+                        match self.buffers.get(&self.ring, region, start, len) {
+                            Some(buffer) => {
+                                let read = opcode::ReadFixed::new(DEVICE, start, len, buffer);
+                                read.offset(offset).build()
+                            }
+                            None => opcode::Read::new(DEVICE, start, len).offset(offset).build(),
                         }
-                        None => opcode::Read::new(DEVICE, start, len).offset(offset).build(),
-                    },
+                    }
                     Many => {
                         let (start, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
                         opcode::Readv::new(DEVICE, start, count).offset(offset).build()
@@ -137,16 +133,18 @@ impl FileQueue {
                 let offset = block * block_size + flight.moved as u64;
                 let flags = if *fua { libc::RWF_DSYNC } else { 0 };
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
-                    One { start, len, region } => match fixed(&self.buffers, region, start, len) {
-                        Some(buffer) => {
-                            let write = opcode::WriteFixed::new(DEVICE, start, len, buffer);
-                            write.offset(offset).rw_flags(flags).build()
+                    One { start, len, region } => {
+                        match self.buffers.get(&self.ring, region, start, len) {
+                            Some(buffer) => {
+                                let write = opcode::WriteFixed::new(DEVICE, start, len, buffer);
+                                write.offset(offset).rw_flags(flags).build()
+                            }
+                            None => {
+                                let write = opcode::Write::new(DEVICE, start, len);
+                                write.offset(offset).rw_flags(flags).build()
+                            }
                         }
-                        None => {
-                            let write = opcode::Write::new(DEVICE, start, len);
-                            write.offset(offset).rw_flags(flags).build()
-                        }
-                    },
+                    }
                     Many => {
                         let (start, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
                         let write = opcode::Writev::new(DEVICE, start, count);
@@ -273,52 +271,8 @@ fn remaining(
     Many
 }
 
-/// The registered buffer that holds the whole piece.
-fn fixed(
-    buffers: &HashMap<u64, (u16, usize)>,
-    region: Option<u64>,
-    start: *mut u8,
-    len: u32,
-) -> Option<u16> {
-    let (first, base) = buffers.get(&region?)?;
-    let offset = start as usize - base;
-    let index = offset / LARGEST_BUFFER;
-    let last = (offset + len as usize - 1) / LARGEST_BUFFER;
-    (index == last).then_some(first + index as u16)
-}
-
 fn fallocate(mode: i32, offset: u64, len: u64) -> squeue::Entry {
     opcode::Fallocate::new(DEVICE, len).offset(offset).mode(mode).build()
-}
-
-/// Registers the frames of `regions`, in buffers of up to 1 GiB. Where the kernel refuses (RLIMIT_MEMLOCK,
-/// which rings and their buffers share), operations name addresses instead, which costs a little more
-/// each.
-fn register(ring: &IoUring, regions: &[Arc<Region>], depth: u32) -> HashMap<u64, (u16, usize)> {
-    let mut vectors = Vec::new();
-    let mut buffers = HashMap::new();
-    for region in regions {
-        buffers.insert(region.id(), (vectors.len() as u16, region.start() as usize));
-        for at in (0..region.bytes()).step_by(LARGEST_BUFFER) {
-            let iov_len = LARGEST_BUFFER.min(region.bytes() - at);
-            let iov_base = region.start().wrapping_add(at).cast();
-            vectors.push(libc::iovec { iov_base, iov_len });
-        }
-    }
-    if vectors.is_empty() {
-        return buffers;
-    }
-    // SAFETY: the vectors are the mappings of regions that the queue keeps as long as the ring.
-    let registered = unsafe { ring.submitter().register_buffers(&vectors) };
-    // The last ring that the limit allows must not be the one that registers most.
-    match registered.and_then(|()| IoUring::new(depth).map(drop)) {
-        Ok(()) => buffers,
-        Err(error) => {
-            log::info!("frames are not registered with the ring: {error}");
-            let _ = ring.submitter().unregister_buffers();
-            HashMap::new()
-        }
-    }
 }
 
 fn errno(error: io::Error) -> Errno {

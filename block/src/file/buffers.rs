@@ -1,0 +1,106 @@
+//! Frames that a ring knows: it need not look up and pin their pages for each operation.
+//!
+//! A ring learns of frames when an operation uses them, in pieces of 32 MiB. Registration pins pages, and so
+//! takes their memory: each of many rings would do that for all frames, and most rings use few.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use io_uring::IoUring;
+
+use crate::Region;
+
+/// Bytes of one registered buffer (at most 1 GiB, io_uring_register(2)).
+const PIECE: usize = 32 << 20;
+
+/// The pieces of all regions.
+pub(super) struct Buffers {
+    /// The first piece of each region, by its number.
+    first: HashMap<u64, usize>,
+    pieces: Vec<Piece>,
+    /// The kernel has refused one, and is not asked again.
+    refused: bool,
+    /// The regions live as long as the ring that knows their addresses.
+    regions: Vec<Arc<Region>>,
+}
+
+struct Piece {
+    start: usize,
+    len: usize,
+    registered: bool,
+}
+
+impl Buffers {
+    /// Room for the frames of `regions` in the table of a ring.
+    pub(super) fn new(ring: &IoUring, regions: Vec<Arc<Region>>) -> Self {
+        let (mut first, mut pieces) = (HashMap::new(), Vec::new());
+        for region in &regions {
+            first.insert(region.id(), pieces.len());
+            for at in (0..region.bytes()).step_by(PIECE) {
+                let len = PIECE.min(region.bytes() - at);
+                let start = region.start() as usize + at;
+                pieces.push(Piece { start, len, registered: false });
+            }
+        }
+        let mut buffers = Buffers { first, pieces, refused: false, regions };
+        if !buffers.pieces.is_empty() {
+            let made = ring.submitter().register_buffers_sparse(buffers.pieces.len() as u32);
+            buffers.note(made.err());
+        }
+        buffers
+    }
+
+    /// The registered buffer with the whole of these bytes of a region. `None` where there is none: bytes in
+    /// two pieces, or a kernel that refuses (RLIMIT_MEMLOCK, which rings and their buffers share). The
+    /// operation then names addresses instead, which costs a little more.
+    pub(super) fn get(
+        &mut self,
+        ring: &IoUring,
+        region: Option<u64>,
+        start: *mut u8,
+        len: u32,
+    ) -> Option<u16> {
+        let first = *self.first.get(&region?)?;
+        let base = self.pieces[first].start;
+        let offset = (start as usize).checked_sub(base)?;
+        let (index, last) = (offset / PIECE, (offset + (len as usize).max(1) - 1) / PIECE);
+        if index != last {
+            return None;
+        }
+        let index = first + index;
+        if !self.pieces.get(index)?.registered && !self.register(ring, index) {
+            return None;
+        }
+        u16::try_from(index).ok()
+    }
+
+    fn register(&mut self, ring: &IoUring, index: usize) -> bool {
+        if self.refused {
+            return false;
+        }
+        let Piece { start, len, .. } = self.pieces[index];
+        debug_assert!(self.regions.iter().any(|region| region.start() as usize <= start));
+        let vector = libc::iovec { iov_base: start as *mut _, iov_len: len };
+        // SAFETY: the vector is a part of the mapping of a region, which is kept as long as the ring.
+        let known =
+            unsafe { ring.submitter().register_buffers_update(index as u32, &[vector], None) };
+        // The last ring that the limit allows must not be one that registers much.
+        let known = known.and_then(|()| IoUring::new(1).map(drop));
+        if known.is_err() {
+            let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            // SAFETY: an empty vector takes the buffer out of the table.
+            let _ =
+                unsafe { ring.submitter().register_buffers_update(index as u32, &[none], None) };
+        }
+        self.pieces[index].registered = known.is_ok();
+        self.note(known.err());
+        self.pieces[index].registered
+    }
+
+    fn note(&mut self, error: Option<std::io::Error>) {
+        if let Some(error) = error {
+            log::info!("frames are not registered with the ring: {error}");
+            self.refused = true;
+        }
+    }
+}
