@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_compose::Source;
+use defuse_fs::FileSystem;
 use defuse_fs::source::Locks;
-use defuse_shared::Rings;
+use defuse_shared::{Paged, PagedOptions, Rings};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -123,6 +124,10 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         [] => Admission::SameUser,
         users => Admission::Users(users.to_vec()),
     };
+    // Files have pages only where all changes come through this server.
+    let paged =
+        args.shared.then(|| Paged::over(Arc::clone(&fs), PagedOptions::default())).flatten();
+    let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
     let session = settings.session.clone();
     let max_connections = args.max_connections;
     let max_connections_of_user =
@@ -132,6 +137,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         admission,
         max_connections,
         max_connections_of_user,
+        pages: paged.map(|paged| paged as _),
         lines: args.shared.then(|| Arc::new(Rings::default()) as _),
         ..ServerOptions::default()
     };

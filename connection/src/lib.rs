@@ -25,6 +25,7 @@ mod holds;
 mod ledger;
 mod listing;
 mod maps;
+mod pages;
 mod quotas;
 mod rules;
 #[cfg(test)]
@@ -34,5 +35,6 @@ mod usage;
 pub use connection::{Connection, Service};
 pub use credentials::Credentials;
 pub use ledger::Legacy;
+pub use pages::PageSource;
 pub use quotas::Quotas;
 pub use usage::Limits;

@@ -4,8 +4,6 @@
 
 #![no_main]
 
-use std::os::fd::AsFd;
-
 use defuse_ring::layout::{BYTES, LANES, number_in};
 use defuse_ring::{Desk, Lane, Memory, Shared};
 use libfuzzer_sys::fuzz_target;
@@ -18,8 +16,8 @@ fn number(message: &[u8]) -> u64 {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let desk = Desk::new(Memory::new(BYTES).unwrap());
-    let fd = desk.memory().as_fd().try_clone_to_owned().unwrap();
+    let (memory, fd) = Memory::new(BYTES).unwrap();
+    let desk = Desk::new(memory);
     let client = Memory::of(fd, BYTES).unwrap();
     let mut lane = Lane::new(0);
     let mut room = [0; 512];

@@ -1,7 +1,7 @@
 //! The memory itself: a sealed memfd that both processes have mapped.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -34,11 +34,11 @@ pub trait Shared {
     fn wake(&self, at: usize);
 }
 
-/// A mapped memfd of a fixed length.
+/// A mapped memfd of a fixed length. It holds no descriptor: those of a process are few, and the numbers of a
+/// client's belong to its program.
 pub struct Memory {
     start: *mut u8,
     len: usize,
-    fd: OwnedFd,
 }
 
 // SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies through
@@ -47,16 +47,25 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
+const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Memory {
-    /// New memory of `len` bytes, all zero but for the magic number and the version. Its length can never
-    /// change.
+    /// New memory of `len` bytes, all zero but for the magic number and the version, with the descriptor for the
+    /// other process. Its length can never change.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new(len: usize) -> Result<Memory> {
+    pub fn new(len: usize) -> Result<(Memory, OwnedFd)> {
+        let (memory, fd) = Memory::sealed(len)?;
+        memory.write(AT_VERSION, &VERSION.to_ne_bytes());
+        memory.write(AT_MAGIC, &MAGIC.to_ne_bytes());
+        Ok((memory, fd))
+    }
+
+    /// New memory of `len` bytes, all zero.
+    pub(crate) fn sealed(len: usize) -> Result<(Memory, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
         let fd = rustix::fs::memfd_create(c"defuse-ring", flags).or_else(|error| match error {
             // Before Linux 6.3.
@@ -67,10 +76,7 @@ impl Memory {
         })?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        let memory = Memory::map(fd, len)?;
-        memory.write(AT_VERSION, &VERSION.to_ne_bytes());
-        memory.write(AT_MAGIC, &MAGIC.to_ne_bytes());
-        Ok(memory)
+        Ok((Memory::map(&fd, len, WRITABLE)?, fd))
     }
 
     /// The memory of another process, which has `len` bytes.
@@ -79,24 +85,57 @@ impl Memory {
     ///
     /// `EINVAL` where it has another length, could be made shorter, or has another format.
     pub fn of(fd: OwnedFd, len: usize) -> Result<Memory> {
-        // An access beyond the end of a file kills the process.
-        let is_fixed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
-        if !is_fixed || rustix::fs::fstat(&fd)?.st_size != len as i64 {
+        if Memory::fixed_length(&fd)? != len {
             return Err(Errno::INVAL);
         }
-        let memory = Memory::map(fd, len)?;
+        let memory = Memory::map(&fd, len, WRITABLE)?;
         let mut head = [0; 12];
         memory.read(AT_MAGIC, &mut head);
         let expected = [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes()].concat();
         if head[..] == expected[..] { Ok(memory) } else { Err(Errno::INVAL) }
     }
 
-    fn map(fd: OwnedFd, len: usize) -> Result<Memory> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
+    /// The memory of another process, of `most` bytes at most, to read: writing to it kills this process.
+    pub(crate) fn to_read(fd: OwnedFd, most: usize) -> Result<Memory> {
+        match Memory::fixed_length(&fd)? {
+            len if (1..=most).contains(&len) => Memory::map(&fd, len, ProtFlags::READ),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The length, which must be sealed: an access beyond the end of a file kills the process.
+    fn fixed_length(fd: &OwnedFd) -> Result<usize> {
+        let is_fixed = rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
+        let len = usize::try_from(rustix::fs::fstat(fd)?.st_size).map_err(|_| Errno::INVAL)?;
+        if is_fixed { Ok(len) } else { Err(Errno::INVAL) }
+    }
+
+    /// Bytes of the memory.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number of 64 bits at `at`, and everything that its writer wrote before it.
+    pub(crate) fn load64(&self, at: usize) -> u64 {
+        self.word64(at).load(Ordering::Acquire)
+    }
+
+    /// Writes the number of 64 bits at `at` after everything before it.
+    pub(crate) fn store64(&self, at: usize, value: u64) {
+        self.word64(at).store(value, Ordering::Release);
+    }
+
+    fn word64(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8, "a number at {at}");
+        // SAFETY: as for `word`, with eight aligned bytes.
+        unsafe { AtomicU64::from_ptr(self.start.add(at).cast()) }
+    }
+
+    fn map(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<Memory> {
         // SAFETY: the kernel chooses a free range of addresses.
         let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
-        Ok(Memory { start: start.cast(), len, fd })
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+        Ok(Memory { start: start.cast(), len })
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
@@ -109,12 +148,6 @@ impl Memory {
     fn range(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && self.len - at >= len, "{len} bytes at {at}");
         self.start.wrapping_add(at)
-    }
-}
-
-impl AsFd for Memory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }
 
@@ -181,15 +214,15 @@ mod tests {
 
     #[test]
     fn both_processes_see_one_memory_whose_length_is_fixed() {
-        let memory = Memory::new(BYTES).unwrap();
-        let other = Memory::of(memory.as_fd().try_clone_to_owned().unwrap(), BYTES).unwrap();
+        let (memory, fd) = Memory::new(BYTES).unwrap();
+        let other = Memory::of(fd.try_clone().unwrap(), BYTES).unwrap();
         memory.write(BYTES - 3, b"end");
         let mut seen = [0; 3];
         other.read(BYTES - 3, &mut seen);
         assert_eq!(&seen, b"end");
-        assert_eq!(rustix::fs::ftruncate(&other, 0), Err(Errno::PERM));
-        assert_eq!(rustix::fs::ftruncate(&other, 1 << 30), Err(Errno::PERM));
-        assert!(rustix::fs::fcntl_add_seals(&other, SealFlags::WRITE).is_err());
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&fd, 1 << 30), Err(Errno::PERM));
+        assert!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
     }
 
     /// A server's memory that it could make shorter would end its clients by a signal.
@@ -210,6 +243,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "8 bytes at")]
     fn an_access_outside_of_the_memory_panics() {
-        Memory::new(4096).unwrap().write(4090, &[0; 8]);
+        Memory::new(4096).unwrap().0.write(4090, &[0; 8]);
     }
 }

@@ -52,11 +52,6 @@ impl<M: Shared> Desk<M> {
         Desk { memory, lanes, turn: AtomicU32::new(0) }
     }
 
-    /// The memory.
-    pub fn memory(&self) -> &M {
-        &self.memory
-    }
-
     /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
     /// the request in the copy.
     ///

@@ -1,8 +1,6 @@
 //! A client that writes anything into the memory: the server takes valid requests or ends the connection, and
 //! never touches anything outside of the lane.
 
-use std::os::fd::AsFd;
-
 use defuse_ring::layout::{BYTES, LANES, number_in};
 use defuse_ring::{Desk, Lane, Memory, Shared, Violation};
 
@@ -18,8 +16,8 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let desk = Desk::new(Memory::new(BYTES).unwrap());
-        let fd = desk.memory().as_fd().try_clone_to_owned().unwrap();
+        let (memory, fd) = Memory::new(BYTES).unwrap();
+        let desk = Desk::new(memory);
         World { desk, client: Memory::of(fd, BYTES).unwrap() }
     }
 

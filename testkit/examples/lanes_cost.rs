@@ -1,6 +1,6 @@
 //! Measures calls through shared memory and through a socket alternately: `cargo run --release -p
 //! defuse-testkit --example lanes_cost`. Memory serves both, on threads of this process. A name is looked up
-//! that does not exist, and 4 KiB are read and written.
+//! that does not exist, and 4 KiB are read and written; through shared memory, reads are those of a cached page.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use defuse_fs::{
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::Rings;
+use defuse_shared::{Paged, PagedOptions, Rings};
 use defuse_socket::{Server, ServerOptions};
 
 const CALLS: u32 = 2000;
@@ -75,9 +75,11 @@ fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let lines = Some(Arc::new(Rings::default()) as _);
-    let options = ServerOptions { lines, ..ServerOptions::default() };
     let memory = Arc::new(Memory::new(Options::default()));
-    let server = Arc::new(Server::bind(&path, memory, options).expect("a socket"));
+    let paged = Paged::over(memory, PagedOptions::default()).expect("memory is exclusive");
+    let pages = Some(Arc::clone(&paged) as _);
+    let options = ServerOptions { lines, pages, ..ServerOptions::default() };
+    let server = Arc::new(Server::bind(&path, paged, options).expect("a socket"));
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());
     let mut ways = [Way::new("socket", &path, false), Way::new("shared", &path, true)];

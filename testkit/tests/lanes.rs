@@ -14,7 +14,7 @@ use defuse_fs::{
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
-use defuse_shared::{Rings, RingsOptions};
+use defuse_shared::{Paged, PagedOptions, Rings, RingsOptions};
 use defuse_socket::{Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
 use tempfile::TempDir;
@@ -35,7 +35,10 @@ impl Served {
         let dir = TempDir::with_prefix("defuse-lanes-").unwrap();
         let path = dir.path().join("socket");
         let lines = Some(Arc::new(Rings::new(rings)) as _);
-        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
+        let fs = paged.clone().map_or(fs, |paged| paged as _);
+        let pages = paged.map(|paged| paged as _);
+        let options = ServerOptions { lines, pages, ..ServerOptions::default() };
         let server = Arc::new(Server::bind(&path, fs, options).unwrap());
         let running = Arc::clone(&server);
         let thread = Some(std::thread::spawn(move || running.run()));

@@ -125,7 +125,7 @@ fn read(fs: &Remote, file: File) -> Vec<u8> {
 /// A client made by hand: after INIT, with its memory.
 struct Attacker {
     socket: OwnedFd,
-    memory: Ring,
+    memory: Arc<Ring>,
     lane: Lane,
 }
 
@@ -167,7 +167,7 @@ impl Attacker {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,
         });
-        let memory = Ring::of(fd.unwrap(), BYTES).unwrap();
+        let memory = Arc::new(Ring::of(fd.unwrap(), BYTES).unwrap());
         let (len, _) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
         assert!(len > 16, "INIT was not answered");
         Attacker { socket, memory, lane: Lane::new(0) }
@@ -181,19 +181,19 @@ impl Attacker {
     /// The reply to a request, without the header; the error; or `None` if the connection has ended.
     fn ask(&mut self, opcode: u32, ino: u64, body: &[u8]) -> Option<Result<Vec<u8>, i32>> {
         let number = self.lane.next_number();
-        self.lane.submit(&self.memory, number, &[&request(opcode, number, ino, body)]).unwrap();
+        self.lane.submit(&*self.memory, number, &[&request(opcode, number, ino, body)]).unwrap();
         self.bell();
         loop {
-            if let Some(answer) = self.lane.poll(&self.memory).unwrap() {
+            if let Some(answer) = self.lane.poll(&*self.memory).unwrap() {
                 let mut reply = vec![0; answer.len];
-                self.lane.copy(&self.memory, 0, &mut reply);
+                self.lane.copy(&*self.memory, 0, &mut reply);
                 let error = i32::from_ne_bytes(reply[4..8].try_into().unwrap());
                 return Some(if error == 0 { Ok(reply.split_off(16)) } else { Err(-error) });
             }
             if self.has_ended(Duration::ZERO) {
                 return None;
             }
-            self.lane.sleep(&self.memory, Duration::from_millis(5));
+            self.lane.sleep(&*self.memory, Duration::from_millis(5));
         }
     }
 
@@ -283,8 +283,7 @@ fn a_message_that_changes_while_it_is_handled_reads_no_foreign_file() {
         let mut attacker = Attacker::connect(path);
         attacker.ask(LOOKUP, 1, b"secret\0").unwrap().unwrap();
         let stop = AtomicBool::new(false);
-        let fd = std::os::fd::AsFd::as_fd(&attacker.memory).try_clone_to_owned().unwrap();
-        let other = Ring::of(fd, BYTES).unwrap();
+        let other = Arc::clone(&attacker.memory);
         std::thread::scope(|scope| {
             let stop = &stop;
             scope.spawn(move || {

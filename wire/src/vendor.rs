@@ -56,6 +56,10 @@ pub struct Offer {
     pub bytes: u64,
 }
 
+/// A flag of SETUPMAPPING: the reply has a descriptor of the file's cached pages, to read only. Nothing ends
+/// it but the release of the open file.
+pub const PAGES: u64 = 1 << 63;
+
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
 /// Position of the field that makes the connection an heir instead of a copy.

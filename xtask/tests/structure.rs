@@ -248,7 +248,7 @@ fn the_protocol_is_for_the_crates_that_speak_it() {
     let users: [(&str, &[&str]); 4] = [
         ("wire", &["backends/remote", "session", "frontends/fuse", clients[0], clients[1]]),
         ("session", &["frontends/fuse", clients[0], clients[1]]),
-        ("connection", &clients),
+        ("connection", &[clients[0], clients[1], "testkit"]),
         ("ring", &["backends/remote", "frontends/shared", "testkit"]),
     ];
     let packages = packages();

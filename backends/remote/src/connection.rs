@@ -84,9 +84,14 @@ pub(super) struct Connection {
     /// Lanes in shared memory, if the server has offered them and they are used.
     lanes: OnceLock<Lanes>,
     offered: Offered,
+    /// Requests without a waiting thread since the socket was last looked at for a thread in a lane.
+    unheard: AtomicU32,
     /// The number of further late replies after which threads no longer poll.
     hope: AtomicU32,
 }
+
+/// The number of replies without a waiting thread that may stay in the socket: a server waits with a full one.
+const UNHEARD: u32 = 32;
 
 /// Maximum number of received descriptors that wait for their requests. Others are closed.
 const MOST_PASSED: usize = 64;
@@ -113,6 +118,7 @@ impl Connection {
             may_spin,
             lanes: OnceLock::new(),
             offered: Offered::default(),
+            unheard: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
         })
     }
@@ -171,6 +177,12 @@ impl Connection {
 
     pub(super) fn lanes(&self) -> Option<&Lanes> {
         self.lanes.get()
+    }
+
+    /// True if so many replies without a waiting thread may be in the socket that they have to be received.
+    pub(super) fn has_unheard(&self) -> bool {
+        let many = self.unheard.load(Ordering::Relaxed) >= UNHEARD;
+        many && self.unheard.swap(0, Ordering::Relaxed) > 0
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {
@@ -250,6 +262,7 @@ impl Connection {
     pub(super) fn ask_later(&self, head: &mut [u8], data: &[u8], done: Done) -> Result<u64> {
         let claim = self.claim(Some(done))?;
         self.send_claimed(claim, head, data)?;
+        self.unheard.fetch_add(1, Ordering::Relaxed);
         Ok(claim.unique)
     }
 

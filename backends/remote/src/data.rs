@@ -17,6 +17,9 @@ impl Shared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
+        if self.read_pages(cx, file, args, out) {
+            return Ok(());
+        }
         let begun = out.filled();
         while out.remaining() > 0 {
             let size = out.remaining().min(self.agreement.max_read);

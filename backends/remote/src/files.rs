@@ -163,6 +163,7 @@ impl Shared {
         if self.lacks(opened_by) {
             return Ok(());
         }
+        self.pages.closed(defuse_fs::Fh(args.fh));
         let mut request = Request::new(opcode, cx, ino).with(args);
         self.connection.ask_later(request.finish(0), &[], Box::new(|_| ())).map(drop)
     }

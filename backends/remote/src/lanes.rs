@@ -82,6 +82,14 @@ impl Lanes {
         })
     }
 
+    /// Notes that a reply came late, or early enough to be looked for; there was `hope` before.
+    fn note(&self, hope: u32, late: bool) {
+        let now = if late { hope.saturating_sub(1) } else { HOPE };
+        if self.may_spin && now != hope {
+            self.hope.store(now, Ordering::Relaxed);
+        }
+    }
+
     fn has_news(&self) -> bool {
         let sent = Lane::notices(&self.memory);
         self.noticed.swap(sent, Ordering::Relaxed) != sent
@@ -112,7 +120,7 @@ impl Connection {
             seat.reply.resize(len, 0);
         }
         seat.lane.copy(&lanes.memory, 0, &mut seat.reply[..len]);
-        if lanes.has_news() {
+        if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
         let reply = &seat.reply[..len];
@@ -137,10 +145,13 @@ impl Connection {
                 return Ok(len);
             }
             let waiting = waiting.get_or_insert_with(|| Waiting::of(self.timeout()));
+            let slept = clock::now();
             lanes.counts.sleeps.fetch_add(1, Ordering::Relaxed);
             lane.sleep(&lanes.memory, TICK);
             let answer = lane.poll(&lanes.memory).map_err(|why| self.break_off(why))?;
             if let Some(answer) = answer {
+                let hope = lanes.hope.load(Ordering::Relaxed);
+                lanes.note(hope, hope > 0 || slept.elapsed_ns() >= SPIN_NS);
                 return Ok(answer.len);
             }
             self.look_around(number, cx, waiting);
@@ -157,13 +168,13 @@ impl Connection {
         let hope = lanes.hope.load(Ordering::Relaxed);
         let limit_ns = if hope > 0 { SPIN_NS } else { 0 };
         let begun = clock::now();
+        let mut yielded = false;
         loop {
             for _ in 0..LOOKS {
                 let answer = lane.poll(&lanes.memory).map_err(|why| self.break_off(why))?;
                 if let Some(answer) = answer {
-                    if lanes.may_spin && hope < HOPE {
-                        lanes.hope.store(HOPE, Ordering::Relaxed);
-                    }
+                    // Where processors are short, others have run meanwhile, and for longer than a wake-up takes.
+                    lanes.note(hope, yielded && begun.elapsed_ns() >= SPIN_NS);
                     return Ok(Some(answer.len));
                 }
                 if limit_ns > 0 {
@@ -171,11 +182,11 @@ impl Connection {
                 }
             }
             if begun.elapsed_ns() >= limit_ns {
-                lanes.hope.store(hope.saturating_sub(1), Ordering::Relaxed);
                 return Ok(None);
             }
             // Other threads run first, perhaps the server.
             std::thread::yield_now();
+            yielded = true;
         }
     }
 
@@ -206,6 +217,8 @@ pub struct LaneCounts {
     pub requests: u64,
     /// Messages that woke the server, one system call each.
     pub bells: u64,
+    /// Reads from cached pages, without a request.
+    pub page_reads: u64,
     /// Sleeps of a thread that waited for a reply, one system call each.
     pub sleeps: u64,
 }
@@ -217,6 +230,7 @@ impl Counts {
             requests: of(&self.requests),
             bells: of(&self.bells),
             sleeps: of(&self.sleeps),
+            page_reads: 0,
         }
     }
 }

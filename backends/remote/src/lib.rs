@@ -20,6 +20,7 @@ mod init;
 mod kind;
 mod lanes;
 mod notices;
+mod pages;
 mod program;
 mod slots;
 mod sys;
@@ -159,6 +160,7 @@ struct Shared {
     /// Opcodes that the server has answered with `ENOSYS`, by their numbers.
     missing: AtomicU64,
     forgets: Forgets,
+    pages: pages::FilePages,
     notices: Arc<Notices>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
@@ -295,15 +297,8 @@ impl Remote {
             return Err(Errno::ENOSYS);
         }
         let write = if writes { abi::FUSE_SETUPMAPPING_FLAG_WRITE } else { 0 };
-        let args = abi::SetupmappingIn {
-            fh: file.fh.0,
-            foffset: range.start,
-            len: range.end.saturating_sub(range.start),
-            flags: abi::FUSE_SETUPMAPPING_FLAG_READ | write,
-            moffset: range.start,
-        };
-        let mut request = Request::new(Opcode::Setupmapping, cx, file.ino).with(&args);
-        let mapped = self.shared.connection.ask_for_descriptor(cx, request.finish(0));
+        let flags = abi::FUSE_SETUPMAPPING_FLAG_READ | write;
+        let mapped = self.shared.mapping(cx, file, range, flags);
         if matches!(mapped, Err(Errno::ENOSYS)) {
             self.shared.missing.fetch_or(1 << Opcode::Setupmapping as u32, Ordering::Relaxed);
         }
@@ -417,6 +412,7 @@ impl Remote {
             agreement,
             missing: AtomicU64::new(0),
             forgets: Forgets::default(),
+            pages: pages::FilePages::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
@@ -437,7 +433,9 @@ impl Remote {
 
     /// The counts of requests through shared memory; `None` if there is none.
     pub fn lane_counts(&self) -> Option<LaneCounts> {
-        self.shared.connection.lanes().map(|lanes| lanes.counts.now())
+        let page_reads = self.shared.pages.reads.load(Ordering::Relaxed);
+        let lanes = self.shared.connection.lanes()?;
+        Some(LaneCounts { page_reads, ..lanes.counts.now() })
     }
 
     /// True after the server has ended or was given up.

@@ -5,8 +5,12 @@
 //! replies of short calls then need no system call while both sides run. Everything else stays on the socket:
 //! INIT, notifications, descriptors, interrupts, and the end of the client.
 //!
+//! [`Paged`] keeps pages of open files in memory that clients read without a request.
+//!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
+mod paged;
 mod rings;
 
+pub use paged::{Paged, PagedOptions};
 pub use rings::{Rings, RingsOptions};

@@ -73,9 +73,9 @@ impl Lines for Rings {
             port.send_whole(&offer(Offer { version: VERSION, ..Offer::default() }))?;
             return Ok(messages);
         };
-        let memory = Memory::new(BYTES).map_err(errno)?;
+        let (memory, fd) = Memory::new(BYTES).map_err(errno)?;
         let lanes = Offer { version: VERSION, lanes: LANES as u32, bytes: BYTES as u64 };
-        port.send_with(&offer(lanes), memory.as_fd())?;
+        port.send_with(&offer(lanes), fd.as_fd())?;
         let desk = Arc::new(Desk::new(memory));
         Ok(Arc::new(RingLine { messages, desk, _place: place }))
     }

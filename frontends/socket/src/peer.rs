@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_connection::{Connection, Credentials, Legacy};
+use defuse_connection::{Connection, Credentials, Legacy, PageSource};
 use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
@@ -14,6 +14,7 @@ use zerocopy::FromBytes;
 /// A client that speaks FUSE.
 pub(crate) struct Peer {
     pub(crate) connection: Connection<Arc<dyn FileSystem>>,
+    pub(crate) pages: Option<Arc<dyn PageSource>>,
 }
 
 impl FileSystem for Peer {
@@ -47,7 +48,18 @@ impl SharedMemory for Peer {
         range: (u64, u64),
         writes: bool,
     ) -> Result<OwnedFd> {
-        self.connection.map(cx, file, range, writes)
+        let memory = self.connection.map(cx, file, range, writes)?;
+        // The client can change the file unseen as soon as it has the descriptor.
+        if let Some(pages) = &self.pages {
+            pages.stop(file.ino);
+        }
+        Ok(memory)
+    }
+
+    fn pages(&self, cx: &Context<'_>, file: File) -> Result<OwnedFd> {
+        let pages = self.pages.as_ref().ok_or(Errno::ENOSYS)?;
+        self.connection.may_read(cx, file)?;
+        pages.pages(file.ino, self.connection.credentials().uid)
     }
 
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {

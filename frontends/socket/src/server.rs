@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Limits, Quotas, Service};
+use defuse_connection::{Connection, Credentials, Limits, PageSource, Quotas, Service};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
@@ -67,6 +67,8 @@ pub struct ServerOptions {
     pub mapped_bytes: u64,
     /// A transport beside messages, if clients are offered one.
     pub lines: Option<Arc<dyn Lines>>,
+    /// The pages of files that clients may read by memory, if there are any.
+    pub pages: Option<Arc<dyn PageSource>>,
 }
 
 impl Default for ServerOptions {
@@ -82,6 +84,7 @@ impl Default for ServerOptions {
             user_limits: user,
             mapped_bytes,
             lines: None,
+            pages: None,
         }
     }
 }
@@ -384,7 +387,7 @@ impl Shared {
                 Connection::new(fs, service, credentials)
             }
         };
-        let peer = Arc::new(Peer { connection: peer });
+        let peer = Arc::new(Peer { connection: peer, pages: self.options.pages.clone() });
         if own != 0 {
             clients.named.insert(own, Arc::clone(&peer));
         }

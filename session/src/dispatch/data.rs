@@ -11,7 +11,7 @@ use super::{Call, Dispatcher, Done, done, pod};
 use crate::transport::dev::MemorySource;
 use crate::transport::{Deferred, Reply};
 use defuse_wire::request::{Payload, Records};
-use defuse_wire::{abi, convert};
+use defuse_wire::{abi, convert, vendor};
 
 impl Dispatcher {
     pub(super) fn read(
@@ -89,6 +89,11 @@ impl Dispatcher {
     ) -> Result<Done> {
         let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        if args.flags & vendor::PAGES != 0 {
+            let fd = memory.pages(&call.cx, file)?;
+            let _ = reply.send_descriptor(fd.as_fd());
+            return Ok(Done::Sent);
+        }
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
         let fd = memory.map(&call.cx, file, (args.foffset, args.len), writes)?;
         // If the client has ended, so does the mapping.

@@ -64,6 +64,15 @@ pub trait SharedMemory: Send + Sync {
     fn map(&self, cx: &Context<'_>, file: File, range: (u64, u64), writes: bool)
     -> Result<OwnedFd>;
 
+    /// A descriptor of the cached pages of `file`, to read only.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` where there are none.
+    fn pages(&self, _cx: &Context<'_>, _file: File) -> Result<OwnedFd> {
+        Err(Errno::ENOSYS)
+    }
+
     /// One mapping of `ino` has ended.
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
 }

@@ -1,0 +1,117 @@
+//! Reads from cached pages of files, which a server shares by memory: no request, and no system call.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
+
+use defuse_fs::{Context, Fh, File, ReadArgs, ReadBuf, Result};
+use defuse_ring::pages::PageReader;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::encode::Request;
+use defuse_wire::vendor::PAGES;
+
+use super::Shared;
+
+/// So many reads of an open file come before its pages are asked for: most files are read once.
+const WORTH: u32 = 8;
+/// The most open files with pages. Each maps up to 16 MiB.
+const MOST: usize = 4096;
+
+/// The open files that were read.
+#[derive(Default)]
+pub(super) struct FilePages {
+    files: RwLock<HashMap<Fh, Known>>,
+    /// Reads from pages.
+    pub(super) reads: AtomicU64,
+}
+
+#[derive(Default)]
+struct Known {
+    reads: AtomicU32,
+    /// Set when the server was asked; `None` if it has none for this file.
+    pages: OnceLock<Option<PageReader>>,
+}
+
+impl FilePages {
+    pub(super) fn closed(&self, fh: Fh) {
+        if self.files().contains_key(&fh) {
+            self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        }
+    }
+
+    fn files(&self) -> RwLockReadGuard<'_, HashMap<Fh, Known>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, fh: Fh) {
+        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        if files.len() < MOST {
+            files.entry(fh).or_default();
+        }
+    }
+}
+
+impl Shared {
+    /// Reads from pages. Returns false if they do not have everything; nothing is read then.
+    pub(super) fn read_pages(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> bool {
+        if self.connection.lanes().is_none() || self.connection.is_dead() {
+            return false;
+        }
+        let files = self.pages.files();
+        let Some(known) = files.get(&file.fh) else {
+            drop(files);
+            self.pages.add(file.fh);
+            return false;
+        };
+        let Some(pages) = known.pages.get() else {
+            if known.reads.fetch_add(1, Ordering::Relaxed) == WORTH {
+                drop(files);
+                self.ask_for_pages(cx, file);
+            }
+            return false;
+        };
+        let (Some(pages), Some(room)) = (pages, out.lend()) else { return false };
+        let Some(len) = pages.read(args.offset, room) else { return false };
+        self.pages.reads.fetch_add(1, Ordering::Relaxed);
+        out.advance(len).is_ok()
+    }
+
+    fn ask_for_pages(&self, cx: &Context<'_>, file: File) {
+        let pages = self.mapping(cx, file, 0..0, PAGES).and_then(|fd| {
+            PageReader::of(fd).map_err(|error| defuse_fs::Errno::from_raw(error.raw_os_error()))
+        });
+        if let Err(errno) = &pages {
+            log::debug!("no pages of a file: {errno}");
+        }
+        if let Some(known) = self.pages.files().get(&file.fh) {
+            let _ = known.pages.set(pages.ok());
+        }
+    }
+
+    /// Asks for memory of an open file.
+    pub(super) fn mapping(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        range: Range<u64>,
+        flags: u64,
+    ) -> Result<OwnedFd> {
+        let args = abi::SetupmappingIn {
+            fh: file.fh.0,
+            foffset: range.start,
+            len: range.end.saturating_sub(range.start),
+            flags,
+            moffset: range.start,
+        };
+        let mut request = Request::new(Opcode::Setupmapping, cx, file.ino).with(&args);
+        self.connection.ask_for_descriptor(cx, request.finish(0))
+    }
+}

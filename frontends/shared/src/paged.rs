@@ -1,0 +1,405 @@
+//! A layer that keeps pages of open files in memory that clients read.
+//!
+//! Each change of a file through this layer drops the pages that it changes before it begins, and closes the
+//! file if its length may change. Pages are filled by reads, unless a change has begun meanwhile. So a client
+//! never sees old data after somebody's change was answered, nor after it saw newer data.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_connection::PageSource;
+use defuse_fs::{
+    Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
+    IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, SliceSink, WriteArgs, WriteBuf,
+    delegate,
+};
+use defuse_ring::pages::{PAGE, Pages};
+
+/// The most pages that one read fills.
+const MOST_FILLED: u64 = 32;
+const ALL: Range<u64> = 0..u64::MAX;
+
+/// Limits of the memory for pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedOptions {
+    /// Bytes for all files. A file takes at most 16 MiB.
+    pub bytes: u64,
+    /// Bytes for files that one user was the first to read through memory.
+    pub bytes_of_user: u64,
+}
+
+impl Default for PagedOptions {
+    fn default() -> Self {
+        PagedOptions { bytes: 512 << 20, bytes_of_user: 128 << 20 }
+    }
+}
+
+/// A file system, with pages of its open files in memory.
+pub struct Paged {
+    inner: Arc<dyn FileSystem>,
+    table: Arc<Table>,
+    options: PagedOptions,
+}
+
+#[derive(Default)]
+struct Table(Mutex<HashMap<Ino, Entries>>);
+
+/// A file that is open, or that is changing.
+#[derive(Default)]
+struct Entries {
+    opens: u64,
+    /// Changes that have begun and not ended.
+    running: u64,
+    /// The number of changes that have begun.
+    epoch: u64,
+    /// Somebody has mapped the file: no pages until its last close.
+    stopped: bool,
+    pages: Option<Charged>,
+}
+
+struct Charged {
+    pages: Pages,
+    uid: u32,
+}
+
+impl std::fmt::Debug for Paged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Paged({} files)", self.table.lock().len())
+    }
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Ino, Entries>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
+    fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
+        let mut files = self.lock();
+        let entry = files.entry(ino).or_default();
+        entry.running += 1;
+        let fits = |one: &Charged| !one.pages.is_closed() && range.end <= one.pages.size();
+        let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
+        entry.forget(range, resizes);
+    }
+
+    fn end(&self, ino: Ino) {
+        let mut files = self.lock();
+        if let Some(entry) = files.get_mut(&ino) {
+            entry.running -= 1;
+        }
+        Table::tidy(&mut files, ino);
+    }
+
+    fn opened(&self, ino: Ino) {
+        self.lock().entry(ino).or_default().opens += 1;
+    }
+
+    fn closed(&self, ino: Ino) {
+        let mut files = self.lock();
+        if let Some(entry) = files.get_mut(&ino) {
+            entry.opens = entry.opens.saturating_sub(1);
+            if entry.opens == 0 {
+                entry.epoch += 1;
+                entry.pages = None;
+                entry.stopped = false;
+            }
+        }
+        Table::tidy(&mut files, ino);
+    }
+
+    fn tidy(files: &mut HashMap<Ino, Entries>, ino: Ino) {
+        if files.get(&ino).is_some_and(|entry| entry.opens == 0 && entry.running == 0) {
+            files.remove(&ino);
+        }
+    }
+
+    /// The file system says that a file has changed.
+    fn changed(&self, ino: Ino, range: Range<u64>) {
+        if let Some(entry) = self.lock().get_mut(&ino) {
+            entry.forget(range, true);
+        }
+    }
+}
+
+impl Entries {
+    fn forget(&mut self, range: Range<u64>, resizes: bool) {
+        self.epoch += 1;
+        if let Some(Charged { pages, .. }) = &mut self.pages {
+            if resizes {
+                pages.close();
+            }
+            pages.forget(range);
+        }
+    }
+
+    /// The pages, if they may be filled now.
+    fn fillable(&mut self) -> Option<&mut Pages> {
+        let ready = self.running == 0 && !self.stopped;
+        self.pages.as_mut().filter(|_| ready).map(|charged| &mut charged.pages)
+    }
+}
+
+impl Paged {
+    /// Pages for the files of `inner`; `None` if it may change without this layer (`Caps::exclusive`), or wants
+    /// its operations submitted.
+    pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<Paged>> {
+        let caps = inner.caps();
+        let table = Arc::default();
+        (caps.exclusive && !caps.submits).then(|| Arc::new(Paged { inner, table, options }))
+    }
+
+    fn change<T>(
+        &self,
+        ino: Ino,
+        (range, resizes): (Range<u64>, bool),
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.table.begin(ino, range, resizes);
+        let _ended = Ended(&self.table, ino);
+        change()
+    }
+
+    /// Fills the pages of a read that the client has just made.
+    fn fill(&self, cx: &Context<'_>, file: File, args: ReadArgs, len: usize) {
+        let (epoch, is_closed, missing) = {
+            let mut files = self.table.lock();
+            let Some(entry) = files.get_mut(&file.ino) else { return };
+            let epoch = entry.epoch;
+            let Some(pages) = entry.fillable() else { return };
+            let first = args.offset / PAGE as u64;
+            let end = args.offset.saturating_add(len as u64).div_ceil(PAGE as u64);
+            let all = first..end.min(first + MOST_FILLED);
+            let missing: Vec<u64> = all.filter(|&page| !pages.has(page)).collect();
+            (epoch, pages.is_closed(), missing)
+        };
+        // A file that was closed has its new length now, or a change has begun.
+        let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
+        let mut read = Vec::new();
+        for page in missing {
+            let mut bytes = [0; PAGE];
+            let mut sink = SliceSink::new(&mut bytes);
+            let args = ReadArgs { offset: page * PAGE as u64, ..args };
+            let mut out = ReadBuf::new(&mut sink, PAGE);
+            if self.inner.read(cx, file, args, &mut out).is_err() {
+                return;
+            }
+            // Behind the end of the file there is nothing, whatever was there in the buffer.
+            let filled = out.filled();
+            bytes[filled..].fill(0);
+            read.push((page, bytes));
+        }
+        let mut files = self.table.lock();
+        let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
+        let Some(pages) = entry.and_then(Entries::fillable) else { return };
+        for (page, bytes) in read {
+            pages.put(page, &bytes);
+        }
+        if let Some(Ok(attr)) = size {
+            pages.open(attr.size);
+        }
+    }
+
+    fn opened(&self, ino: Ino, opened: Opened) -> Opened {
+        self.table.opened(ino);
+        opened
+    }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+/// The bytes of the files that these users were the first to read.
+fn charged(files: &HashMap<Ino, Entries>, whose: impl Fn(u32) -> bool) -> u64 {
+    let pages = files.values().filter_map(|entry| entry.pages.as_ref());
+    pages.filter(|one| whose(one.uid)).map(|one| one.pages.bytes()).sum()
+}
+
+/// Ends a change, also if it panics.
+struct Ended<'a>(&'a Table, Ino);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.end(self.1);
+    }
+}
+
+impl PageSource for Paged {
+    fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd> {
+        let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
+        let mut files = self.table.lock();
+        let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
+        if entry.stopped {
+            return Err(Errno::EBUSY);
+        }
+        if let Some(charged) = &entry.pages {
+            return charged.pages.reader().map_err(errno);
+        }
+        let (all, own) = (charged(&files, |_| true), charged(&files, |user| user == uid));
+        // Closed, until a read fills it.
+        let pages = Pages::new(size).map_err(errno)?;
+        let fits = |used: u64, most: u64| used + pages.bytes() <= most;
+        if !fits(all, self.options.bytes) || !fits(own, self.options.bytes_of_user) {
+            return Err(Errno::ENOMEM);
+        }
+        let fd = pages.reader().map_err(errno)?;
+        files.entry(ino).or_default().pages = Some(Charged { pages, uid });
+        Ok(fd)
+    }
+
+    fn stop(&self, ino: Ino) {
+        if let Some(entry) = self.table.lock().get_mut(&ino) {
+            entry.stopped = true;
+            entry.forget(ALL, true);
+        }
+    }
+}
+
+impl FileSystem for Paged {
+    delegate!(
+        to inner, except attached, open, create, tmpfile, read, write, setattr, fallocate,
+        copy_file_range, ioctl, release
+    );
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        self.inner.attached(Arc::new(Hearing { notify, table: Arc::clone(&self.table) }));
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let open = || self.inner.open(cx, ino, args);
+        let opened = match args.flags.has(OpenFlags::TRUNC) {
+            true => self.change(ino, (ALL, true), open),
+            false => open(),
+        };
+        opened.map(|opened| self.opened(ino, opened))
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
+        Ok((entry, self.opened(entry.ino, opened)))
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
+        Ok((entry, self.opened(entry.ino, opened)))
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let len = out.remaining();
+        self.inner.read(cx, file, args, out)?;
+        self.fill(cx, file, args, len);
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let end = args.offset.saturating_add(data.remaining() as u64);
+        let appends = args.flags.has(OpenFlags::APPEND);
+        let range = if appends { ALL } else { args.offset..end };
+        self.change(file.ino, (range, appends), || self.inner.write(cx, file, args, data))
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        match set.size {
+            Some(_) => self.change(ino, (ALL, true), || self.inner.setattr(cx, ino, fh, set)),
+            None => self.inner.setattr(cx, ino, fh, set),
+        }
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.change(file.ino, (ALL, true), || self.inner.fallocate(cx, file, range))
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.change(copy.dst.ino, (ALL, true), || self.inner.copy_file_range(cx, copy))
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.change(file.ino, (ALL, true), || self.inner.ioctl(cx, file, args))
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        let released = self.inner.release(cx, file, args);
+        self.table.closed(file.ino);
+        released
+    }
+}
+
+/// Drops pages of which the file system says that they have changed, before the client hears of it.
+struct Hearing {
+    notify: Arc<dyn Notify>,
+    table: Arc<Table>,
+}
+
+impl Notify for Hearing {
+    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
+        let bytes = match range {
+            Some((offset, len)) if len > 0 => offset..offset.saturating_add(len),
+            Some((offset, _)) => offset..u64::MAX,
+            None => 0..0,
+        };
+        self.table.changed(ino, bytes);
+        self.notify.invalidate_inode(ino, range)
+    }
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
+        self.notify.invalidate_entry(parent, name, expire_only)
+    }
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.notify.deleted(parent, child, name)
+    }
+    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.table.changed(ino, offset..offset.saturating_add(data.len() as u64));
+        self.notify.store(ino, offset, data)
+    }
+    fn retrieve(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()> {
+        self.notify.retrieve(ino, offset, len, done)
+    }
+    fn poll_wake(&self, handle: PollHandle) -> Result<()> {
+        self.notify.poll_wake(handle)
+    }
+    fn increment_epoch(&self) -> Result<()> {
+        self.notify.increment_epoch()
+    }
+    fn prune(&self, inodes: &[Ino]) -> Result<()> {
+        self.notify.prune(inodes)
+    }
+    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+        self.table.changed(ino, ALL);
+        self.notify.recall(ino, limit, done);
+    }
+}
