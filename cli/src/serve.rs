@@ -97,8 +97,9 @@ fn start(plan: &Plan, notes: &mut Vec<String>) -> Result<(Session, Companions)> 
 
 /// The system calls that serving `source` needs.
 pub fn needs(source: &Source) -> Needs {
-    let (handles, rings) = (source.directory().is_some(), source.kind.about().rings);
-    Needs { handles, rings, unmounts: false }
+    let about = source.kind.about();
+    let handles = source.directory().is_some();
+    Needs { handles, rings: about.rings, network: about.network, unmounts: false }
 }
 
 /// Raises the limit of open files: every open file of the mount may need one here, so the usual 1024 would be

@@ -19,4 +19,4 @@ pub static IN_PROCESS: &[&dyn Kind] = &[
 /// The kinds that run inside programs that were written for it. They have threads of their own, and state that
 /// must be written when the program ends, neither of which survives what any program may do (fork(2),
 /// execve(2), a kill). For the programs of a run, `defuse run` serves them.
-pub static IN_OWN_PROGRAMS: &[&dyn Kind] = &[&defuse_uhs::KIND];
+pub static IN_OWN_PROGRAMS: &[&dyn Kind] = &[&defuse_uhs::KIND, &defuse_gluster::KIND];

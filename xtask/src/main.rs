@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `library`,
-//! `fuzz`, `crash` and `bpf`.
+//! `fuzz`, `gluster`, `crash` and `bpf`.
 //!
 //! This program starts other programs (cargo, git, tar, the built `defuse`), reports what it does,
 //! and cleans up after them. It links none of the project's crates, so that it builds in seconds
@@ -17,6 +17,7 @@ mod crash;
 mod demo;
 mod fresh;
 mod fuzz;
+mod gluster;
 mod install;
 mod library;
 mod packages;
@@ -53,6 +54,7 @@ enum Task {
     Install(install::InstallArgs),
     Fresh(fresh::FreshArgs),
     Fuzz(fuzz::FuzzArgs),
+    Gluster(gluster::GlusterArgs),
     Crash(crash::CrashArgs),
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Task::Install(args) => install::run(&args).map(done),
         Task::Fresh(args) => fresh::run(&args).map(done),
         Task::Fuzz(args) => fuzz::run(&args).map(done),
+        Task::Gluster(args) => gluster::run(&args).map(done),
         Task::Crash(args) => crash::run(&args).map(done),
         Task::Bpf(args) => bpf::run(&args).map(done),
         Task::Library(args) => library::run(&args).map(done),

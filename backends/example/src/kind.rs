@@ -15,6 +15,7 @@ pub static KIND: Description<usize> = Description {
         rest: Rest::Nothing,
         sharing: Sharing::NeedsServer,
         rings: false,
+        network: false,
     },
     options: &[Opt::new(
         "files",

@@ -18,6 +18,7 @@ pub static KIND: Description<Options> = Description {
         rest: Rest::Nothing,
         sharing: Sharing::NeedsServer,
         rings: false,
+        network: false,
     },
     options: OPTIONS,
     defaults,

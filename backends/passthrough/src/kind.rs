@@ -20,6 +20,7 @@ pub static KIND: Description<Options> = Description {
         rest: Rest::Path,
         sharing: Sharing::InDirectory,
         rings: false,
+        network: false,
     },
     options: OPTIONS,
     defaults,

@@ -21,6 +21,7 @@ pub static KIND: Description<Options> = Description {
         rest: Rest::Path,
         sharing: Sharing::NeedsServer,
         rings: true,
+        network: false,
     },
     options: OPTIONS,
     defaults: |frontend| Options { read_only: frontend.read_only, ..Options::default() },

@@ -3,7 +3,8 @@
 //! A mount belongs to the process that made it: other processes do not see it, and it ends with the
 //! process. Any number of file systems of any type can be mounted at once. The target is an
 //! absolute path, which need not exist, or a name with a colon ("mem:"); files below it are
-//! "mem:/a/b". The source is "memory:", "passthrough:DIR", "uhs:IMAGE", "socket:PATH" or
+//! "mem:/a/b". The source is "memory:", "passthrough:DIR", "uhs:IMAGE",
+//! "gluster://HOST/VOLUME", "socket:PATH" or
 //! "fuse:COMMAND", with options after commas ("memory:,size=1G,ro").
 
 use std::ffi::{OsStr, c_char, c_int};

@@ -21,6 +21,8 @@ pub struct Needs {
     /// Create rings: for a session over io_uring, and for a source that does its own I/O by
     /// it. The operations of a ring pass no filter.
     pub rings: bool,
+    /// Connect to other machines: sockets of the Internet, for a source that is there.
+    pub network: bool,
     /// Unmount, umount2(2): for every mount, not for a server.
     pub unmounts: bool,
 }
@@ -145,8 +147,8 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
     for (_, numbers) in depends.iter().filter(|(needed, _)| !needed) {
         refused.extend(numbers.iter().map(|number| (*number, Vec::new())));
     }
-    let unix = first_argument(Is::Ne, libc::AF_UNIX)?;
-    refused.insert(libc::SYS_socket, vec![unix]);
+    let internet: &[i32] = if needs.network { &[libc::AF_INET, libc::AF_INET6] } else { &[] };
+    refused.insert(libc::SYS_socket, vec![no_family_of(internet)?]);
     // A thread with a umask and a working directory of its own.
     refused.insert(libc::SYS_unshare, vec![first_argument(Is::Ne, libc::CLONE_FS)?]);
     // Threads, and nothing else.
@@ -163,6 +165,14 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
 fn first_argument(is: Is, value: i32) -> Result<SeccompRule, BackendError> {
     let value = u64::from(value as u32);
     SeccompRule::new(vec![SeccompCondition::new(0, Width::Dword, is, value)?])
+}
+
+/// Sockets of any family but `AF_UNIX` and `others`.
+fn no_family_of(others: &[i32]) -> Result<SeccompRule, BackendError> {
+    let other =
+        |family: &i32| SeccompCondition::new(0, Width::Dword, Is::Ne, u64::from(*family as u32));
+    let families = std::iter::once(&libc::AF_UNIX).chain(others);
+    SeccompRule::new(families.map(other).collect::<Result<_, _>>()?)
 }
 
 /// Refuses the calls of `rules` with `errno`, and allows all others.

@@ -122,6 +122,23 @@ fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
     }
 }
 
+// GlusterFS connects again when a server was away.
+#[test]
+fn a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else() {
+    if !in_a_process_of_its_own(
+        "filter::a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else",
+    ) {
+        return;
+    }
+    install(Needs { network: true, ..Needs::default() }).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    for family in [libc::AF_PACKET, libc::AF_NETLINK, libc::AF_VSOCK] {
+        let errno = errno_of(libc::SYS_socket, [family as u64, libc::SOCK_RAW as u64, 0]);
+        assert_eq!(errno, libc::EPERM, "{family}");
+    }
+}
+
 // Every thread has the filter, including those that existed before.
 #[test]
 fn a_filtered_daemon_still_works() {
@@ -133,7 +150,7 @@ fn a_filtered_daemon_still_works() {
         wait.recv().unwrap();
         errno_of(libc::SYS_ptrace, [u64::MAX, 0, 0])
     });
-    install(Needs { handles: true, rings: true, unmounts: true }).unwrap();
+    install(Needs { handles: true, rings: true, network: false, unmounts: true }).unwrap();
     go.send(()).unwrap();
     assert_eq!(before.join().unwrap(), libc::EPERM);
     let dir = tempfile::tempdir().unwrap();

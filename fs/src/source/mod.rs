@@ -36,6 +36,8 @@ pub struct About {
     /// The file system does its own I/O by io_uring(7), also after it is open: a sandbox must permit the calls
     /// of rings.
     pub rings: bool,
+    /// The file system connects to other machines, also after it is open: a sandbox must permit sockets.
+    pub network: bool,
 }
 
 /// The meaning of the text after the colon of a source.
@@ -260,6 +262,7 @@ mod tests {
             rest: Rest::Nothing,
             sharing: Sharing::NeedsServer,
             rings: false,
+            network: false,
         },
         options: &[
             Opt::new("size", Value::Size(1, 1 << 40, |s: &mut Settings, n| s.size = n), "bytes"),

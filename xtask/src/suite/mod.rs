@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the steps that decide whether a change lands.
 
 mod limit;
-mod steps;
+pub mod steps;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

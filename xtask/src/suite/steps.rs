@@ -59,7 +59,7 @@ const fn full(
 }
 
 /// Tools that tests use if installed, and otherwise leave out the parts that need them.
-const TEST_TOOLS: &[Tool] = &[
+pub const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
     Tool::package_for("xfsprogs", "mkfs.xfs", "uhs beside xfs on the same device"),
     Tool::package_for("fuse3", "fusermount3", "mounts of other users than root, mount.fuse3(8)"),
@@ -108,6 +108,10 @@ const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("rsync", "rsync", "rsync on a mount"),
     Tool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
     Tool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
+    Tool::package_for("glusterfs-server", "glusterd", "GlusterFS: the servers"),
+    Tool::package_for("glusterfs-cli", "gluster", "GlusterFS: the servers' commands"),
+    Tool::package_for("libgfapi0", "/usr/lib/*/libgfapi.so.0", "GlusterFS: the client's library"),
+    Tool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
 ];
 
 /// All steps, quick ones first.

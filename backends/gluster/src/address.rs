@@ -1,0 +1,83 @@
+//! The text of a source: `//HOST[,HOST...]/VOLUME[/DIRECTORY]`.
+
+use std::ffi::CString;
+
+/// The parts of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The servers that know the volume, in the order in which they are asked. Empty: the server of this
+    /// machine, by its Unix socket.
+    pub hosts: Vec<String>,
+    /// The name of the volume.
+    pub volume: String,
+    /// The components of the directory that is served as the root.
+    pub directory: Vec<CString>,
+}
+
+impl Address {
+    /// Parses the text after `gluster:`. Returns the reason and the right form as an error.
+    pub fn parse(rest: &str) -> Result<Address, String> {
+        let wrong = |why: &str| {
+            format!("source gluster:{rest}: {why}: write gluster://HOST[,HOST...]/VOLUME[/DIR]")
+        };
+        let text = rest.strip_prefix("//").ok_or_else(|| wrong("it does not begin with //"))?;
+        let (hosts, path) = text.split_once('/').ok_or_else(|| wrong("it names no volume"))?;
+        let hosts: Vec<String> = match hosts {
+            "" => Vec::new(),
+            hosts => hosts.split(',').map(str::to_owned).collect(),
+        };
+        if hosts.iter().any(|host| !is_host(host)) {
+            return Err(wrong(
+                "a server is empty or has other characters than a name or an address",
+            ));
+        }
+        let mut parts = path.split('/').filter(|part| !part.is_empty());
+        let volume = parts.next().ok_or_else(|| wrong("it names no volume"))?;
+        // The names that `gluster volume create` accepts.
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if !volume.bytes().all(fits) {
+            return Err(wrong("the volume has other characters than letters, digits, - and _"));
+        }
+        let directory = parts
+            .map(|part| match part {
+                "." | ".." => Err(wrong("the directory has . or ..")),
+                part if part.len() > defuse_fs::NAME_MAX => Err(wrong("a name is too long")),
+                part => CString::new(part).map_err(|_| wrong("the directory has a NUL")),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Address { hosts, volume: volume.to_owned(), directory })
+    }
+}
+
+/// True for a host name and for an address of IPv4 or IPv6.
+fn is_host(host: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:[]%".contains(&byte);
+    !host.is_empty() && host.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_volume_and_directory_are_read() {
+        let address = Address::parse("//a.example,10.0.0.2/vol/x//y z/").unwrap();
+        assert_eq!(address.hosts, ["a.example", "10.0.0.2"]);
+        assert_eq!(address.volume, "vol");
+        assert_eq!(address.directory, [c"x".to_owned(), c"y z".to_owned()]);
+        assert!(Address::parse("///vol").unwrap().hosts.is_empty());
+    }
+
+    #[test]
+    fn a_wrong_source_is_refused_with_the_right_form() {
+        for text in
+            ["", "host/vol", "//host", "//host/", "//a,,b/v", "//a b/v", "//h/v;x", "//h/v/../x"]
+        {
+            let error = Address::parse(text).unwrap_err();
+            assert!(
+                error.contains("write gluster://HOST[,HOST...]/VOLUME[/DIR]"),
+                "{text}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Attributes: from and to `struct stat`.
+
+use std::time::Duration;
+
+use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, StatFs, Timestamp};
+
+use crate::volume::{no_stat, set};
+
+/// The attributes in `stat`, which may be cached for `valid_for`. Fails with `EIO` for an unknown kind.
+pub fn attr(stat: &libc::stat, valid_for: Duration) -> Result<Attr> {
+    let time =
+        |secs: i64, nanos: i64| Timestamp { secs, nanos: nanos.clamp(0, 999_999_999) as u32 };
+    let kind = FileKind::from_mode(stat.st_mode).ok_or(Errno::EIO)?;
+    let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+    Ok(Attr {
+        st_ino: stat.st_ino,
+        kind,
+        perm: stat.st_mode & 0o7777,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        rdev: if is_device { stat.st_rdev } else { 0 },
+        size: stat.st_size.max(0) as u64,
+        blocks: stat.st_blocks.max(0) as u64,
+        blksize: stat.st_blksize.clamp(4096, 1 << 20) as u32,
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec),
+        btime: None,
+        valid_for,
+    })
+}
+
+/// The new values in `change` but that of the size, and the bits of those that are set.
+pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
+    let (mut stat, mut valid) = (no_stat(), 0);
+    if let Some(perm) = change.perm {
+        stat.st_mode = perm & 0o7777;
+        valid |= set::MODE;
+    }
+    if let Some(uid) = change.uid {
+        stat.st_uid = uid;
+        valid |= set::UID;
+    }
+    if let Some(gid) = change.gid {
+        stat.st_gid = gid;
+        valid |= set::GID;
+    }
+    if let Some(time) = change.atime {
+        (stat.st_atime, stat.st_atime_nsec) = timespec(time);
+        valid |= set::ATIME;
+    }
+    if let Some(time) = change.mtime {
+        (stat.st_mtime, stat.st_mtime_nsec) = timespec(time);
+        valid |= set::MTIME;
+    }
+    (stat, valid)
+}
+
+fn timespec(time: SetTime) -> (i64, i64) {
+    let time = match time {
+        SetTime::Now => Timestamp::now(),
+        SetTime::At(time) => time,
+    };
+    (time.secs, i64::from(time.nanos))
+}
+
+/// Space and inodes.
+pub fn space(found: &libc::statvfs) -> StatFs {
+    let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    StatFs {
+        blocks: found.f_blocks,
+        blocks_free: found.f_bfree,
+        blocks_available: found.f_bavail,
+        files: found.f_files,
+        files_free: found.f_ffree,
+        bsize: small(found.f_bsize),
+        frsize: small(found.f_frsize),
+        name_max: small(found.f_namemax).min(255),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_changes_that_are_set_are_made() {
+        assert_eq!(changes(&SetAttr::default()).1, 0);
+        let time = SetTime::At(Timestamp { secs: -5, nanos: 7 });
+        let change = SetAttr { perm: Some(0o4711), mtime: Some(time), ..SetAttr::default() };
+        let (stat, valid) = changes(&change);
+        assert_eq!(valid, set::MODE | set::MTIME);
+        assert_eq!((stat.st_mode, stat.st_mtime, stat.st_mtime_nsec), (0o4711, -5, 7));
+    }
+
+    #[test]
+    fn attributes_of_an_unknown_kind_are_an_error() {
+        let mut stat = no_stat();
+        assert_eq!(attr(&stat, Duration::ZERO), Err(Errno::EIO));
+        (stat.st_mode, stat.st_size, stat.st_blksize) = (libc::S_IFREG | 0o4755, 9, 1 << 30);
+        let read = attr(&stat, Duration::ZERO).unwrap();
+        assert_eq!((read.kind, read.perm, read.size), (FileKind::Regular, 0o4755, 9));
+        assert_eq!(read.blksize, 1 << 20);
+    }
+}

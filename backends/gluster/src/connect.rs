@@ -1,0 +1,226 @@
+//! Opening a volume: errors that say what to do, within seconds.
+
+use std::ffi::{CStr, CString};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use defuse_fs::{Errno, Result};
+
+use crate::address::Address;
+use crate::ffi::library;
+use crate::gluster::{Gluster, Settings};
+use crate::transfer::AnswerOn;
+use crate::volume::{Connect, Gfid, Volume};
+use crate::{Options, Transport};
+
+/// The socket of the server on this machine.
+const SOCKET: &str = "/var/run/glusterd.socket";
+
+/// The port of the servers that know the volumes.
+const PORT: u16 = 24007;
+
+/// Time for each server to accept a connection.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
+
+/// Time for all servers of the volume to answer.
+const STARTS_WITHIN: Duration = Duration::from_secs(20);
+
+/// Opens the volume at `address`.
+///
+/// # Errors
+///
+/// A text that names the object and the next step.
+pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
+    let library = library().map_err(|missing| missing.0)?;
+    let servers = servers(address, options)?;
+    reach(&servers, options.transport)?;
+    let connect = Connect {
+        volume: text(&address.volume)?,
+        transport: text(options.transport.name())?,
+        servers: servers
+            .iter()
+            .map(|(server, port)| Ok((text(server)?, *port)))
+            .collect::<Result<_, String>>()?,
+        log_level: options.log_level,
+        translators: translators(&address.volume, options)?,
+        ends: options.in_application,
+    };
+    let known = format!("volume {} of {}", address.volume, names(&servers));
+    let volume = Volume::new(library, &connect).map_err(|errno| format!("{known}: {errno}"))?;
+    let volume = start(Arc::new(volume), &known)?;
+    volume.act_as_process();
+    let root = root(&volume, &address.directory).map_err(|(name, errno)| {
+        format!("{known}: the directory {}: {errno}", name.to_string_lossy())
+    })?;
+    let posix_acl = keeps_acls(&volume, root);
+    let settings = Settings {
+        valid_for: options.valid_for,
+        restores: options.in_application,
+        answer_on: if options.in_application { AnswerOn::OwnThread } else { AnswerOn::Callback },
+        submits: options.submits,
+        posix_acl,
+    };
+    Ok(Gluster::new(volume, root, settings))
+}
+
+/// The options of the translators of GlusterFS's client, which differ from those of the volume.
+fn translators(
+    volume: &str,
+    options: &Options,
+) -> Result<Vec<(CString, CString, CString)>, String> {
+    let seconds = options.valid_for.as_secs().min(600).to_string();
+    let level = match options.log_level {
+        0 => "NONE",
+        1..=3 => "CRITICAL",
+        4 => "ERROR",
+        5 => "WARNING",
+        6 | 7 => "INFO",
+        8 => "DEBUG",
+        _ => "TRACE",
+    };
+    let all = [
+        // Otherwise close(2) would return before the servers have the data, and the end of the process would
+        // lose it.
+        ("*-write-behind", "flush-behind", "off"),
+        // An open file must be readable after another client has removed it.
+        ("*-open-behind", "lazy-open", "no"),
+        // Frontends cache data and attributes. Caches below would make them older than promised, and serve
+        // old data to a file that was opened after another client has closed it.
+        ("*-quick-read", "max-file-size", "0"),
+        ("*-io-cache", "cache-timeout", "0"),
+        ("*-md-cache", "md-cache-timeout", &seconds),
+        (volume, "log-level", level),
+    ];
+    all.into_iter().map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?))).collect()
+}
+
+/// The servers with their ports.
+fn servers(address: &Address, options: &Options) -> Result<Vec<(String, u16)>, String> {
+    match (options.transport, address.hosts.as_slice()) {
+        (Transport::Unix, []) => Ok(vec![(SOCKET.to_owned(), 0)]),
+        (Transport::Unix, _) => Err(format!(
+            "transport=unix reaches the server of this machine: write gluster:///{}",
+            address.volume
+        )),
+        (Transport::Tcp, []) => Err(format!(
+            "volume {}: no server: write gluster://HOST/{0}, or transport=unix for this machine",
+            address.volume
+        )),
+        (Transport::Tcp, hosts) => {
+            let port = if options.port == 0 { PORT } else { options.port };
+            Ok(hosts.iter().map(|host| (host.clone(), port)).collect())
+        }
+    }
+}
+
+/// Connects to one of the servers. libgfapi would try for minutes.
+fn reach(servers: &[(String, u16)], transport: Transport) -> Result<(), String> {
+    let mut failures = Vec::new();
+    for (server, port) in servers {
+        let reached = match transport {
+            Transport::Unix => UnixStream::connect(server).map(drop),
+            Transport::Tcp => (server.as_str(), *port).to_socket_addrs().and_then(|mut all| {
+                let none = || std::io::Error::other("the name has no address");
+                let first = all.next().ok_or_else(none)?;
+                TcpStream::connect_timeout(&first, CONNECTS_WITHIN).map(drop)
+            }),
+        };
+        match reached {
+            Ok(()) => return Ok(()),
+            Err(error) => failures.push(format!("{server} port {port}: {error}")),
+        }
+    }
+    let failures = failures.join("; ");
+    Err(format!(
+        "no GlusterFS server can be reached ({failures}): start glusterd there, open the port, or name \
+         another server"
+    ))
+}
+
+fn start(volume: Arc<Volume>, known: &str) -> Result<Arc<Volume>, String> {
+    let (send, started) = channel();
+    let starting = Arc::clone(&volume);
+    let run = move || {
+        // Nobody receives it after the time limit.
+        let _ = send.send(starting.start());
+    };
+    std::thread::Builder::new()
+        .name("gluster-start".to_owned())
+        .spawn(run)
+        .map_err(|error| format!("{known}: no thread: {error}"))?;
+    match started.recv_timeout(STARTS_WITHIN) {
+        Ok(Ok(())) => Ok(volume),
+        Ok(Err(errno)) => Err(format!(
+            "{known} cannot be opened ({errno}): `gluster volume info` on a server shows its name and \
+             whether it is started"
+        )),
+        Err(RecvTimeoutError::Timeout) => Err(format!(
+            "{known} does not answer: `gluster volume status` on a server shows which bricks are missing"
+        )),
+        Err(RecvTimeoutError::Disconnected) => Err(format!("{known} cannot be opened")),
+    }
+}
+
+/// The identity of the directory that is served as the root.
+fn root(volume: &Volume, directory: &[CString]) -> Result<Gfid, (CString, Errno)> {
+    let at_root = |errno| (c"/".to_owned(), errno);
+    let (mut object, _) = volume.look_up(None, c"/").map_err(at_root)?;
+    for name in directory {
+        let failed = |errno| (name.clone(), errno);
+        let (found, stat) = volume.look_up(Some(&object), name).map_err(failed)?;
+        if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+            return Err(failed(Errno::ENOTDIR));
+        }
+        object = found;
+    }
+    object.gfid().map_err(at_root)
+}
+
+/// True if the file systems of the servers keep access lists.
+fn keeps_acls(volume: &Volume, root: Gfid) -> bool {
+    const ACL: &CStr = c"system.posix_acl_access";
+    let asked = volume.object(root).and_then(|root| volume.get_xattr(&root, Some(ACL), &mut []));
+    matches!(asked, Ok(_) | Err(Errno::ENODATA))
+}
+
+fn names(servers: &[(String, u16)]) -> String {
+    servers.iter().map(|(server, _)| server.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+fn text(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|_| format!("{text:?} has a NUL"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_refuses_connections_is_named_at_once() {
+        let begun = Instant::now();
+        // Nobody listens on a port of which the listener is gone.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let error = reach(&[("127.0.0.1".to_owned(), port)], Transport::Tcp).unwrap_err();
+        assert!(error.contains(&format!("127.0.0.1 port {port}: ")), "{error}");
+        assert!(error.contains("start glusterd there"), "{error}");
+        assert!(begun.elapsed() < CONNECTS_WITHIN);
+    }
+
+    #[test]
+    fn a_socket_and_hosts_exclude_each_other() {
+        let address = |text| Address::parse(text).unwrap();
+        let unix = Options { transport: Transport::Unix, ..Options::default() };
+        assert_eq!(servers(&address("///v"), &unix), Ok(vec![(SOCKET.to_owned(), 0)]));
+        assert!(servers(&address("//h/v"), &unix).unwrap_err().contains("write gluster:///v"));
+        let tcp = Options::default();
+        assert_eq!(servers(&address("//h/v"), &tcp), Ok(vec![("h".to_owned(), PORT)]));
+        assert!(servers(&address("///v"), &tcp).unwrap_err().contains("no server"));
+    }
+}

@@ -1,0 +1,262 @@
+//! Open files, their data, and changes of attributes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use defuse_fs::{
+    Attr, Context, Errno, Fallocate, Fh, Ino, Io, IoOp, LockOwner, OpenArgs, OpenFlags, Opened,
+    ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
+};
+
+use crate::attributes::{attr, changes};
+use crate::file::Handle;
+use crate::gluster::{Gluster, OpenFile, Opened as Open};
+use crate::transfer;
+use crate::volume::set;
+
+/// The flags of open(2) that the servers know.
+pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
+    let known = 3 | OpenFlags::APPEND | OpenFlags::DIRECT | OpenFlags::SYNC | OpenFlags::NOATIME;
+    (flags.0 & known) as i32
+}
+
+impl Gluster {
+    pub(crate) fn open_file(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        let _acting = self.act(cx);
+        let handle = self.volume.open(&self.object(ino)?, open_flags(args.flags))?;
+        let file = OpenFile {
+            ino,
+            flags: args.flags,
+            handle: Arc::new(handle),
+            plain: Mutex::default(),
+            dirty: AtomicBool::new(false),
+        };
+        Ok(self.opened_file(file))
+    }
+
+    /// Adds an open file, and tells the frontend of it.
+    pub(crate) fn opened_file(&self, file: OpenFile) -> Opened {
+        let fh = self.add_open(Open::File(Arc::new(file)));
+        Opened { parallel_direct_writes: true, ..Opened::new(fh) }
+    }
+
+    /// Writes out what the client of GlusterFS has delayed, and drops the locks of `owner`.
+    pub(crate) fn flush_file(&self, file: &OpenFile, owner: LockOwner) -> Result<()> {
+        if self.locks.drop_owner(file.ino, owner)? {
+            // The end of the owner's handle was a flush.
+            file.dirty.store(false, Ordering::Release);
+        }
+        if file.dirty.swap(false, Ordering::AcqRel) {
+            // The end of another handle is the only flush that libgfapi has.
+            file.handle.duplicate()?.close()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release_file(&self, fh: Fh, args: ReleaseArgs) {
+        let Some(Open::File(file)) = self.remove_open(fh) else { return };
+        self.nodes.released(file.ino, fh);
+        self.locks.release(file.ino, fh);
+        if let Some(owner) = args.flock_owner {
+            self.locks.flocks.drop_owner(file.ino.0, defuse_fs::LockKind::Flock, owner);
+        }
+    }
+
+    pub(crate) fn read_file(
+        &self,
+        file: &OpenFile,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let len = out.remaining();
+        if let Some(room) = out.lend()
+            && room.len() == len
+        {
+            let count = file.handle.read(room, args.offset)?;
+            return out.advance(count);
+        }
+        let mut room = self.pool.take(len);
+        let read = file.handle.read(&mut room[..len], args.offset);
+        let put = read.and_then(|count| out.put(&room[..count]).map(drop));
+        self.pool.give(room);
+        put
+    }
+
+    pub(crate) fn write_file(
+        &self,
+        file: &OpenFile,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let (handle, offset) = self.target(file, args)?;
+        file.dirty.store(true, Ordering::Release);
+        let len = data.remaining();
+        if let Some(bytes) = data.borrow()
+            && bytes.len() == len
+        {
+            let count = handle.write(bytes, offset)?;
+            data.skip(count)?;
+            return Ok(count);
+        }
+        let mut room = self.pool.take(len);
+        let mut filled = 0;
+        let mut written = Ok(0);
+        while filled < len {
+            match data.take(&mut room[filled..len]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(errno) => {
+                    written = Err(errno);
+                    break;
+                }
+            }
+        }
+        let written = written.and_then(|_: usize| handle.write(&room[..filled], offset));
+        self.pool.give(room);
+        written
+    }
+
+    /// The handle and the offset of a write. The flags of an open file may have changed since it was opened
+    /// on the servers, where only `O_APPEND` matters.
+    fn target(&self, file: &OpenFile, args: WriteArgs) -> Result<(Arc<Handle>, u64)> {
+        let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        match (appends, file.flags.has(OpenFlags::APPEND)) {
+            (true, false) => Ok((Arc::clone(&file.handle), file.handle.stat()?.st_size as u64)),
+            (false, true) => {
+                let mut plain = file.plain.lock().unwrap_or_else(PoisonError::into_inner);
+                let handle = match &*plain {
+                    Some(handle) => Arc::clone(handle),
+                    None => {
+                        let flags = open_flags(file.flags.without(OpenFlags::APPEND));
+                        Arc::new(self.volume.open(&self.object(file.ino)?, flags)?)
+                    }
+                };
+                *plain = Some(Arc::clone(&handle));
+                Ok((handle, args.offset))
+            }
+            _ => Ok((Arc::clone(&file.handle), args.offset)),
+        }
+    }
+
+    /// Starts a transfer, which a thread of libgfapi finishes.
+    pub(crate) fn start(&self, io: Io) {
+        let started = match io.op() {
+            IoOp::Read { file, .. } | IoOp::Write { file, .. } | IoOp::Fsync { file, .. } => {
+                self.file(file.fh)
+            }
+            IoOp::Fsyncdir { .. } | IoOp::Syncfs => Err(Errno::ENOSYS),
+        };
+        let file = match started {
+            Ok(file) => file,
+            Err(errno) => return io.finish(Err(errno)),
+        };
+        let _acting = io.with_context(|cx| self.act_on_open(cx));
+        let (handle, on) = (Arc::clone(&file.handle), self.settings.answer_on);
+        match io.op() {
+            IoOp::Read { args, len, .. } => {
+                transfer::read(io, (handle, args.offset), len, &self.pool, on);
+            }
+            IoOp::Write { args, .. } => match self.target(&file, args) {
+                Ok(target) => {
+                    file.dirty.store(true, Ordering::Release);
+                    transfer::write(io, target, &self.pool, on);
+                }
+                Err(errno) => io.finish(Err(errno)),
+            },
+            IoOp::Fsync { datasync, .. } => transfer::sync(io, handle, datasync, &self.pool, on),
+            IoOp::Fsyncdir { .. } | IoOp::Syncfs => io.finish(Err(Errno::ENOSYS)),
+        }
+    }
+
+    pub(crate) fn allocate(&self, file: &OpenFile, range: Fallocate) -> Result<()> {
+        const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+        const KEEP: u32 = Fallocate::KEEP_SIZE;
+        let Fallocate { mode, offset, length } = range;
+        match mode {
+            0 | KEEP => file.handle.allocate(mode == KEEP, offset, length),
+            HOLE => file.handle.discard(offset, length),
+            Fallocate::ZERO_RANGE => file.handle.zero(offset, length),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    pub(crate) fn set_attributes(
+        &self,
+        cx: &Context<'_>,
+        (ino, fh): (Ino, Option<Fh>),
+        change: &SetAttr,
+    ) -> Result<Attr> {
+        let _acting = self.act(cx);
+        if let Some(size) = change.size {
+            self.set_size((ino, fh), size)?;
+        }
+        let (stat, valid) = changes(change);
+        if valid != 0 {
+            match self.set_named(ino, (&stat, valid)) {
+                Err(Errno::EPERM) if self.only_drops_set_id(ino, change)? => {
+                    // A write by somebody else than the owner drops the bits. The frontend has allowed the
+                    // write; a server would only let the owner change them.
+                    self.volume.act_as(0, 0, &[]);
+                    self.set_named(ino, (&stat, valid))?;
+                }
+                set => set?,
+            }
+        }
+        self.attributes(ino)
+    }
+
+    fn set_size(&self, (ino, fh): (Ino, Option<Fh>), size: u64) -> Result<()> {
+        match fh.map(|fh| self.file(fh)).transpose()? {
+            // The rights of an open file last as long as it is open.
+            Some(file) if file.flags.writable() => file.handle.truncate(size),
+            _ => self.reach(
+                ino,
+                |object| self.volume.truncate(object, size),
+                |file| file.handle.truncate(size),
+            ),
+        }
+    }
+
+    fn set_named(&self, ino: Ino, (stat, valid): (&libc::stat, i32)) -> Result<()> {
+        self.reach(
+            ino,
+            |object| self.volume.set_attributes(object, *stat, valid),
+            |file| set_open(file, (stat, valid)),
+        )
+    }
+
+    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr) -> Result<bool> {
+        let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
+        let Some(perm) =
+            change.perm.filter(|_| SetAttr { kill_suidgid: false, ..*change } == only_perm)
+        else {
+            return Ok(false);
+        };
+        let old = self.attributes(ino)?.perm;
+        Ok(old & !perm & !0o6000 == 0 && perm & !old == 0)
+    }
+
+    pub(crate) fn stat_open(&self, fh: Fh) -> Result<Attr> {
+        attr(&self.file(fh)?.handle.stat()?, self.settings.valid_for)
+    }
+}
+
+/// Changes an open file that has no name.
+fn set_open(file: &OpenFile, (stat, valid): (&libc::stat, i32)) -> Result<()> {
+    let old = file.handle.stat()?;
+    if valid & set::MODE != 0 {
+        file.handle.chmod(stat.st_mode)?;
+    }
+    if valid & (set::UID | set::GID) != 0 {
+        let choose = |bit, value| if valid & bit != 0 { value } else { u32::MAX };
+        file.handle.chown(choose(set::UID, stat.st_uid), choose(set::GID, stat.st_gid))?;
+    }
+    if valid & (set::ATIME | set::MTIME) != 0 {
+        let (a, m) = (valid & set::ATIME != 0, valid & set::MTIME != 0);
+        let (a, m) = (if a { stat } else { &old }, if m { stat } else { &old });
+        let time = |tv_sec, tv_nsec| libc::timespec { tv_sec, tv_nsec };
+        let atime = time(a.st_atime, a.st_atime_nsec);
+        file.handle.set_times([atime, time(m.st_mtime, m.st_mtime_nsec)])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! Open files and directories of a volume, as a safe type over the functions of libgfapi.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+use defuse_fs::{Errno, Result};
+
+use crate::ffi::GlfsFd;
+use crate::volume::{Gfid, Volume, check, check_len, extract, last};
+
+/// An open file or directory. Closed when dropped, also on a thread of libgfapi.
+pub struct Handle {
+    volume: Arc<Volume>,
+    raw: *mut GlfsFd,
+    is_dir: bool,
+}
+
+// SAFETY: libgfapi locks an open file by itself; listings, which it does not, are behind a mutex of the caller.
+unsafe impl Send for Handle {}
+// SAFETY: see above.
+unsafe impl Sync for Handle {}
+
+/// The lock owner of handles that take no locks.
+const NOBODY: u64 = u64::MAX;
+
+thread_local! {
+    /// True on a thread of libgfapi that runs a callback.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Handle {
+    /// The handle `raw`, or the error of the call that returned null.
+    pub(crate) fn of(volume: &Arc<Volume>, raw: *mut GlfsFd, is_dir: bool) -> Result<Handle> {
+        if raw.is_null() {
+            return Err(last());
+        }
+        let handle = Handle { volume: Arc::clone(volume), raw, is_dir };
+        if !is_dir {
+            // Without an owner, closing sends that of the last lock of this thread, which the servers drop.
+            handle.set_lock_owner(NOBODY)?;
+        }
+        Ok(handle)
+    }
+
+    /// The connection.
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// The pointer of libgfapi, valid as long as this.
+    pub(crate) fn raw(&self) -> *mut GlfsFd {
+        self.raw
+    }
+
+    /// Another handle of the same open file, with a lock owner of its own.
+    pub fn duplicate(&self) -> Result<Handle> {
+        // SAFETY: the handle is open.
+        let raw = unsafe { (self.volume.library().glfs_dup)(self.raw) };
+        Handle::of(&self.volume, raw, self.is_dir)
+    }
+
+    /// Names the owner of the locks that are taken through this handle.
+    pub fn set_lock_owner(&self, owner: u64) -> Result<()> {
+        let mut owner = owner.to_ne_bytes();
+        // SAFETY: the owner is as long as stated, and copied.
+        let done = unsafe {
+            (self.volume.library().glfs_fd_set_lkowner)(self.raw, owner.as_mut_ptr().cast(), 8)
+        };
+        check(done).map(drop)
+    }
+
+    /// `F_SETLK` or `F_GETLK` of fcntl(2).
+    pub fn posix_lock(&self, command: c_int, lock: &mut libc::flock) -> Result<()> {
+        // SAFETY: `lock` is read, and written for F_GETLK.
+        let done = unsafe { (self.volume.library().glfs_posix_lock)(self.raw, command, lock) };
+        check(done).map(drop)
+    }
+
+    /// Reads from `offset` on. Returns the number of bytes.
+    pub fn read(&self, room: &mut [u8], offset: u64) -> Result<usize> {
+        let (start, len, offset) = (room.as_mut_ptr().cast(), room.len(), position(offset)?);
+        // SAFETY: at most `len` bytes are written.
+        check_len(unsafe {
+            (self.volume.library().glfs_pread)(self.raw, start, len, offset, 0, null_mut())
+        })
+    }
+
+    /// Writes from `offset` on. Returns the number of bytes.
+    pub fn write(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        let (start, len, offset) = (bytes.as_ptr().cast(), bytes.len(), position(offset)?);
+        let write = self.volume.library().glfs_pwrite;
+        // SAFETY: `len` bytes are read.
+        check_len(unsafe { write(self.raw, start, len, offset, 0, null_mut(), null_mut()) })
+    }
+
+    /// Makes the data durable, and all attributes unless `datasync` is set.
+    pub fn sync(&self, datasync: bool) -> Result<()> {
+        let library = self.volume.library();
+        let sync = if datasync { library.glfs_fdatasync } else { library.glfs_fsync };
+        // SAFETY: the handle is open.
+        check(unsafe { sync(self.raw, null_mut(), null_mut()) }).map(drop)
+    }
+
+    /// The attributes.
+    pub fn stat(&self) -> Result<libc::stat> {
+        let mut stat = MaybeUninit::zeroed();
+        // SAFETY: `stat` is set on success, and zeros are a value of it.
+        unsafe {
+            check((self.volume.library().glfs_fstat)(self.raw, stat.as_mut_ptr()))?;
+            Ok(stat.assume_init())
+        }
+    }
+
+    /// Sets the size.
+    pub fn truncate(&self, size: u64) -> Result<()> {
+        let (size, truncate) = (position(size)?, self.volume.library().glfs_ftruncate);
+        // SAFETY: the handle is open.
+        check(unsafe { truncate(self.raw, size, null_mut(), null_mut()) }).map(drop)
+    }
+
+    /// Sets permission bits.
+    pub fn chmod(&self, mode: u32) -> Result<()> {
+        // SAFETY: the handle is open.
+        check(unsafe { (self.volume.library().glfs_fchmod)(self.raw, mode) }).map(drop)
+    }
+
+    /// Sets owner and group, each of which is kept where it is `u32::MAX`.
+    pub fn chown(&self, uid: u32, gid: u32) -> Result<()> {
+        // SAFETY: the handle is open.
+        check(unsafe { (self.volume.library().glfs_fchown)(self.raw, uid, gid) }).map(drop)
+    }
+
+    /// Sets the times of last access and of last change of the data.
+    pub fn set_times(&self, times: [libc::timespec; 2]) -> Result<()> {
+        // SAFETY: two times are read.
+        check(unsafe { (self.volume.library().glfs_futimens)(self.raw, times.as_ptr()) }).map(drop)
+    }
+
+    /// An extended attribute, or the list of names without `name`; see
+    /// [`Volume::get_xattr`](crate::volume::Volume::get_xattr).
+    pub fn get_xattr(&self, name: Option<&CStr>, room: &mut [u8]) -> Result<usize> {
+        let (value, size) = (room.as_mut_ptr().cast(), room.len());
+        let library = self.volume.library();
+        // SAFETY: at most `size` bytes are written.
+        check_len(unsafe {
+            match name {
+                Some(name) => (library.glfs_fgetxattr)(self.raw, name.as_ptr(), value, size),
+                None => (library.glfs_flistxattr)(self.raw, value, size),
+            }
+        })
+    }
+
+    /// Sets an extended attribute, with the flags of setxattr(2).
+    pub fn set_xattr(&self, name: &CStr, value: &[u8], flags: c_int) -> Result<()> {
+        let (name, size, value) = (name.as_ptr(), value.len(), value.as_ptr().cast());
+        // SAFETY: the value is as long as stated.
+        check(unsafe { (self.volume.library().glfs_fsetxattr)(self.raw, name, value, size, flags) })
+            .map(drop)
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, name: &CStr) -> Result<()> {
+        // SAFETY: the name ends with NUL.
+        check(unsafe { (self.volume.library().glfs_fremovexattr)(self.raw, name.as_ptr()) })
+            .map(drop)
+    }
+
+    /// The next data or hole, by `SEEK_DATA` or `SEEK_HOLE`.
+    pub fn seek(&self, offset: u64, whence: c_int) -> Result<u64> {
+        let offset = position(offset)?;
+        // SAFETY: the handle is open.
+        let found = unsafe { (self.volume.library().glfs_lseek)(self.raw, offset, whence) };
+        u64::try_from(found).map_err(|_| last())
+    }
+
+    /// Allocates space.
+    pub fn allocate(&self, keep_size: bool, offset: u64, len: u64) -> Result<()> {
+        let (keep, offset) = (c_int::from(keep_size), position(offset)?);
+        // SAFETY: the handle is open.
+        let done =
+            unsafe { (self.volume.library().glfs_fallocate)(self.raw, keep, offset, len as usize) };
+        check(done).map(drop)
+    }
+
+    /// Makes a hole.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let offset = position(offset)?;
+        // SAFETY: the handle is open.
+        check(unsafe { (self.volume.library().glfs_discard)(self.raw, offset, len as usize) })
+            .map(drop)
+    }
+
+    /// Writes zeros.
+    pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        let (offset, len) = (position(offset)?, position(len)?);
+        // SAFETY: the handle is open.
+        check(unsafe { (self.volume.library().glfs_zerofill)(self.raw, offset, len) }).map(drop)
+    }
+
+    /// Continues a listing after the entry with this position; 0 is the start.
+    pub fn seek_dir(&self, position: u64) {
+        // SAFETY: the handle is a directory's.
+        unsafe { (self.volume.library().glfs_seekdir)(self.raw, position as i64) };
+    }
+
+    /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. The caller
+    /// is the only one that lists through this handle now.
+    pub fn next_entry(&self, plus: bool) -> Result<Option<Listed>> {
+        /// `GFAPI_XREADDIRP_STAT` and `GFAPI_XREADDIRP_HANDLE`.
+        const PLUS: u32 = 3;
+        let library = self.volume.library();
+        let mut room = MaybeUninit::<libc::dirent64>::zeroed();
+        let (mut xstat, mut entry) = (null_mut(), null_mut());
+        // SAFETY: `entry` is null or points to `room`, whose name ends with NUL; `xstat` and what it points to
+        // are ours until they are freed.
+        unsafe {
+            let next = library.glfs_xreaddirplus_r;
+            let flags = if plus { PLUS } else { 0 };
+            check(next(self.raw, flags, &raw mut xstat, room.as_mut_ptr(), &raw mut entry))?;
+            if entry.is_null() {
+                return Ok(None);
+            }
+            let mut listed = Listed::of(&*entry);
+            if !xstat.is_null() {
+                let stat = (library.glfs_xreaddirplus_get_stat)(xstat);
+                let object = (library.glfs_xreaddirplus_get_object)(xstat);
+                if plus && !stat.is_null() && !object.is_null() && (*stat).st_mode != 0 {
+                    let gfid = extract(library, object).ok();
+                    listed.found = gfid.map(|gfid| (gfid, *stat));
+                }
+                (library.glfs_free)(xstat.cast::<c_void>());
+            }
+            Ok(Some(listed))
+        }
+    }
+
+    /// Closes, and returns the errors of delayed writes. The servers drop the locks of the lock owner.
+    pub fn close(self) -> Result<()> {
+        let mut this = self;
+        this.close_once()
+    }
+
+    fn close_once(&mut self) -> Result<()> {
+        let raw = std::mem::replace(&mut self.raw, null_mut());
+        if raw.is_null() {
+            return Ok(());
+        }
+        let library = self.volume.library();
+        let close = if self.is_dir { library.glfs_closedir } else { library.glfs_close };
+        // SAFETY: called once, with no operation in flight: each owns a reference to this.
+        check(unsafe { close(raw) }).map(drop)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.raw.is_null() {
+            return;
+        }
+        if !IN_CALLBACK.get() {
+            if let Err(errno) = self.close_once() {
+                log::debug!("closing a file of GlusterFS: {errno}");
+            }
+            return;
+        }
+        // A call of libgfapi from its own thread would wait for itself.
+        let raw = std::mem::replace(&mut self.raw, null_mut());
+        let (volume, is_dir) = (Arc::clone(&self.volume), self.is_dir);
+        let _ = closer().send(Handle { volume, raw, is_dir });
+    }
+}
+
+/// Runs `run` as a callback of libgfapi: handles that it drops are closed by another thread.
+pub(crate) fn as_callback(run: impl FnOnce()) {
+    IN_CALLBACK.set(true);
+    run();
+    IN_CALLBACK.set(false);
+}
+
+/// The thread that closes handles for callbacks.
+fn closer() -> &'static Sender<Handle> {
+    static CLOSER: OnceLock<Sender<Handle>> = OnceLock::new();
+    CLOSER.get_or_init(|| {
+        let (send, closed) = channel::<Handle>();
+        let close = move || closed.into_iter().for_each(drop);
+        let started = std::thread::Builder::new().name("gluster-close".to_owned()).spawn(close);
+        if let Err(error) = started {
+            log::error!("open files of GlusterFS will not be closed: no thread: {error}");
+        }
+        send
+    })
+}
+
+/// An entry of a listing.
+pub struct Listed {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// The number for programs.
+    pub ino: u64,
+    /// The position after it.
+    pub next: u64,
+    /// `d_type`.
+    pub kind: u8,
+    /// Identity and attributes, if the server sent them.
+    pub found: Option<(Gfid, libc::stat)>,
+}
+
+impl Listed {
+    fn of(entry: &libc::dirent64) -> Listed {
+        let name = entry.d_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8);
+        let (name, ino, next) = (name.collect(), entry.d_ino, entry.d_off as u64);
+        Listed { name, ino, next, kind: entry.d_type, found: None }
+    }
+}
+
+/// An offset as C has it. Fails with `EINVAL` for more than `OFFSET_MAX`.
+pub(crate) fn position(offset: u64) -> Result<i64> {
+    i64::try_from(offset).map_err(|_| Errno::EINVAL)
+}

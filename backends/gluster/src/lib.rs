@@ -1,0 +1,80 @@
+//! A GlusterFS volume, through libgfapi instead of GlusterFS's own FUSE client.
+//!
+//! Inodes are known by their GFID, the identity that all servers of a volume agree on. Reads, writes and syncs
+//! are asynchronous; all other operations block their thread, as libgfapi has no other form of them. The
+//! servers check the rights of every caller, and keep POSIX locks for all clients.
+//!
+//! libgfapi is loaded when the first volume is opened, so that programs start and build without it. The crate
+//! caches no data, and has no file system checks of its own: the volume is what its servers say.
+
+mod address;
+mod attributes;
+mod connect;
+mod data;
+mod ffi;
+mod file;
+mod fs;
+mod gluster;
+mod kind;
+mod listing;
+mod locks;
+mod names;
+mod nodes;
+mod transfer;
+mod volume;
+mod xattrs;
+
+use std::time::Duration;
+
+pub use gluster::Gluster;
+pub use kind::KIND;
+
+/// The transport to the servers that know the volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// The socket of the server on this machine.
+    Unix,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Tcp => "tcp",
+            Transport::Unix => "unix",
+        }
+    }
+}
+
+/// Options of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Amount that libgfapi writes to the standard error: 0 (nothing) to 9 (everything).
+    pub log_level: u8,
+    /// The transport.
+    pub transport: Transport,
+    /// The port; 0 for the usual one.
+    pub port: u16,
+    /// Validity of names and attributes in frontends.
+    pub valid_for: Duration,
+    /// The threads of an application call, which goes on after the volume is closed.
+    pub in_application: bool,
+    /// Reads, writes and syncs are answered by threads of libgfapi. Not for the clients of a server: one that
+    /// does not take its answers would keep these threads, which all others need.
+    pub submits: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            log_level: 3,
+            transport: Transport::Tcp,
+            port: 0,
+            valid_for: Duration::from_secs(1),
+            in_application: false,
+            submits: true,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Open directories, and listing them.
+
+use std::sync::{Mutex, PoisonError};
+
+use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
+
+use crate::file::{Handle, Listed};
+use crate::gluster::{Gluster, Opened};
+
+/// An open directory.
+pub(crate) struct Listing {
+    ino: Ino,
+    pub handle: Handle,
+    at: Mutex<At>,
+}
+
+/// The place of a listing.
+#[derive(Default)]
+struct At {
+    /// The position of the next entry.
+    position: u64,
+    /// The next entry, which did not fit into the last answer, and whether it was asked with attributes.
+    pending: Option<(Listed, bool)>,
+}
+
+impl Gluster {
+    pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::Opened> {
+        let _acting = self.act(cx);
+        let handle = self.volume.open_dir(&self.object(ino)?)?;
+        let fh = self.add_open(Opened::Dir(Listing { ino, handle, at: Mutex::default() }.into()));
+        Ok(defuse_fs::Opened::new(fh))
+    }
+
+    pub(crate) fn list(&self, dir: &Listing, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let plus = out.wants_entries();
+        let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = at.pending.as_ref().is_none_or(|(_, with)| *with == plus);
+        if at.position != from || !known {
+            dir.handle.seek_dir(from);
+            *at = At { position: from, pending: None };
+        }
+        loop {
+            let listed = match at.pending.take() {
+                Some((listed, _)) => listed,
+                None => match dir.handle.next_entry(plus)? {
+                    Some(listed) => listed,
+                    None => return Ok(()),
+                },
+            };
+            if !is_name(&listed.name) {
+                at.position = listed.next;
+                continue;
+            }
+            let kind = kind(&listed);
+            let item = DirItem { ino: listed.ino, next: listed.next, kind, name: &listed.name };
+            if out.push_with(item, || self.listed_entry(dir, &listed)) == Push::Full {
+                at.pending = Some((listed, plus));
+                return Ok(());
+            }
+            at.position = listed.next;
+        }
+    }
+
+    /// The entry of a listed name. Looks it up if the server sent no attributes, as for some directories.
+    fn listed_entry(&self, dir: &Listing, listed: &Listed) -> Option<Entry> {
+        if listed.name == b"." || listed.name == b".." {
+            return None;
+        }
+        let parent = self.nodes.gfid(dir.ino).ok()?;
+        if let Some((gfid, stat)) = &listed.found {
+            return self.entry_of((*gfid, stat), parent).ok();
+        }
+        let name = std::ffi::CString::new(listed.name.clone()).ok()?;
+        let parent_object = self.volume.object(parent).ok()?;
+        let (object, stat) = self.volume.look_up(Some(&parent_object), &name).ok()?;
+        self.entry((&object, &stat), parent).ok()
+    }
+
+    /// Makes the names of a directory durable, if the servers can.
+    pub(crate) fn sync_listing(&self, dir: &Listing, datasync: bool) -> Result<()> {
+        match dir.handle.sync(datasync) {
+            // A file system says that it is needless.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBADF) => Err(Errno::ENOSYS),
+            synced => synced,
+        }
+    }
+}
+
+/// True for a name that a directory can have. Servers may send any bytes.
+fn is_name(name: &[u8]) -> bool {
+    name == b"." || name == b".." || Name::new(name).is_ok()
+}
+
+/// The kind of an entry: of its attributes, or of the listing.
+fn kind(listed: &Listed) -> FileKind {
+    let mode = match &listed.found {
+        Some((_, stat)) => stat.st_mode,
+        None => u32::from(listed.kind) << 12,
+    };
+    FileKind::from_mode(mode).unwrap_or(FileKind::Regular)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_directory_can_have_are_left_out() {
+        assert!(is_name(b".") && is_name(b"..") && is_name(b"a b"));
+        assert!(!is_name(b"") && !is_name(b"a/b") && !is_name(b"../x"));
+    }
+}

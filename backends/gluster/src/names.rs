@@ -1,0 +1,166 @@
+//! Operations on names.
+
+use std::ffi::{CStr, CString};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
+
+use crate::attributes::attr;
+use crate::data::open_flags;
+use crate::gluster::{Gluster, OpenFile};
+use crate::volume::{Object, c_name};
+
+/// The default access list of a directory.
+const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
+
+impl Gluster {
+    pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let _acting = self.act(cx);
+        let gfid = self.nodes.gfid(parent)?;
+        let dir = self.volume.object(gfid)?;
+        let (object, stat) = self.volume.look_up(Some(&dir), &c_name(name)?)?;
+        self.entry((&object, &stat), gfid)
+    }
+
+    /// The parent of a directory, in which it was found last.
+    pub(crate) fn look_up_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        let _acting = self.act(cx);
+        let root = self.nodes.gfid(Ino::ROOT)?;
+        let parent = match ino {
+            Ino::ROOT => root,
+            _ => self.nodes.parent(ino)?.ok_or(Errno::ENOENT)?,
+        };
+        let object = self.volume.object(parent)?;
+        let stat = self.volume.stat(&object)?;
+        let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
+        self.entry((&object, &stat), above.unwrap_or(root))
+    }
+
+    pub(crate) fn make(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let _acting = self.act_as(cx, (node.uid, node.gid));
+        let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
+        let dir = self.volume.object(gfid)?;
+        let perm = self.perm(&dir, node);
+        let (object, stat) = match node.kind {
+            FileKind::Directory => self.volume.mkdir(&dir, &name, perm)?,
+            kind => self.volume.mknod(&dir, &name, kind.mode_bits() | perm, node.rdev)?,
+        };
+        self.entry((&object, &stat), gfid)
+    }
+
+    pub(crate) fn make_link_to(
+        &self,
+        cx: &Context<'_>,
+        (parent, name): (Ino, Name<'_>),
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        let _acting = self.act_as(cx, (node.uid, node.gid));
+        let gfid = self.nodes.gfid(parent)?;
+        let target = CString::new(target).map_err(|_| Errno::EINVAL)?;
+        let dir = self.volume.object(gfid)?;
+        let (object, stat) = self.volume.symlink(&dir, &c_name(name)?, &target)?;
+        self.entry((&object, &stat), gfid)
+    }
+
+    pub(crate) fn make_and_open(
+        &self,
+        cx: &Context<'_>,
+        (parent, name): (Ino, Name<'_>),
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        let _acting = self.act_as(cx, (node.uid, node.gid));
+        let gfid = self.nodes.gfid(parent)?;
+        let dir = self.volume.object(gfid)?;
+        let (perm, flags) = (self.perm(&dir, node), open_flags(args.flags));
+        let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
+        let entry = self.entry((&object, &stat), gfid)?;
+        let file = OpenFile {
+            ino: entry.ino,
+            flags: args.flags,
+            handle: Arc::new(handle),
+            plain: Mutex::default(),
+            dirty: AtomicBool::new(false),
+        };
+        Ok((entry, self.opened_file(file)))
+    }
+
+    pub(crate) fn make_name(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        (parent, name): (Ino, Name<'_>),
+    ) -> Result<Entry> {
+        let _acting = self.act(cx);
+        let gfid = self.nodes.gfid(parent)?;
+        let (object, dir) = (self.object(ino)?, self.volume.object(gfid)?);
+        self.volume.link(&object, &dir, &c_name(name)?).map_err(|errno| match errno {
+            Errno::EISDIR => Errno::EPERM,
+            errno => errno,
+        })?;
+        let stat = self.volume.stat(&object)?;
+        self.entry((&object, &stat), gfid)
+    }
+
+    /// Removes a name of a directory, or of anything else.
+    pub(crate) fn remove(
+        &self,
+        cx: &Context<'_>,
+        (parent, name): (Ino, Name<'_>),
+        is_dir: bool,
+    ) -> Result<()> {
+        let _acting = self.act(cx);
+        let (dir, name) = (self.object(parent)?, c_name(name)?);
+        // libgfapi has one call for both, which removes whatever it finds.
+        let (_, stat) = self.volume.look_up(Some(&dir), &name)?;
+        match (stat.st_mode & libc::S_IFMT == libc::S_IFDIR, is_dir) {
+            (true, false) => Err(Errno::EISDIR),
+            (false, true) => Err(Errno::ENOTDIR),
+            _ => self.volume.unlink(&dir, &name),
+        }
+    }
+
+    pub(crate) fn move_name(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+    ) -> Result<()> {
+        let _acting = self.act(cx);
+        let target = self.nodes.gfid(to.0)?;
+        let (old_dir, new_dir) = (self.object(from.0)?, self.volume.object(target)?);
+        let (old, new) = (c_name(from.1)?, c_name(to.1)?);
+        self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
+        if from.0 != to.0
+            && let Ok((object, _)) = self.volume.look_up(Some(&new_dir), &new)
+            && let Ok(moved) = object.gfid()
+        {
+            self.nodes.moved(moved, target);
+        }
+        Ok(())
+    }
+
+    /// The permission bits to create with. The servers know no umask, but make the default access list of a
+    /// directory effective, which replaces it.
+    fn perm(&self, dir: &Object<'_>, node: &NewNode<'_>) -> u32 {
+        let masked = node.perm & !(node.umask & 0o777);
+        let inherits = masked != node.perm
+            && self.settings.posix_acl
+            && self.volume.get_xattr(dir, Some(DEFAULT_ACL), &mut []).is_ok_and(|len| len > 0);
+        if inherits { node.perm } else { masked }
+    }
+
+    /// Attributes, also of a file without a name.
+    pub(crate) fn attributes(&self, ino: Ino) -> Result<defuse_fs::Attr> {
+        let stat = self.reach(ino, |object| self.volume.stat(object), |file| file.handle.stat())?;
+        attr(&stat, self.settings.valid_for)
+    }
+}

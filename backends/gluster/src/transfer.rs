@@ -1,0 +1,239 @@
+//! Reads, writes and syncs that libgfapi finishes on its own threads.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use defuse_fs::{Errno, Io, Result};
+
+use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
+use crate::file::{Handle, as_callback, position};
+use crate::volume::{check, last};
+
+/// Bytes of buffers that are kept for reuse.
+const KEPT: usize = 16 << 20;
+
+/// Buffers for frontends that do not lend their memory.
+#[derive(Debug, Default)]
+pub struct Pool {
+    kept: Mutex<(Vec<Vec<u8>>, usize)>,
+}
+
+impl Pool {
+    /// A buffer of at least `len` bytes, with any content.
+    pub fn take(&self, len: usize) -> Vec<u8> {
+        let mut kept = self.lock();
+        if let Some(at) = kept.0.iter().rposition(|buffer| buffer.len() >= len) {
+            let buffer = kept.0.swap_remove(at);
+            kept.1 -= buffer.len();
+            return buffer;
+        }
+        drop(kept);
+        vec![0; len.next_power_of_two().max(4096)]
+    }
+
+    /// Keeps a buffer for reuse.
+    pub fn give(&self, buffer: Vec<u8>) {
+        let mut kept = self.lock();
+        if kept.1 + buffer.len() <= KEPT {
+            kept.1 += buffer.len();
+            kept.0.push(buffer);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Vec<Vec<u8>>, usize)> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerOn {
+    /// The thread of libgfapi: the answer calls no file system.
+    Callback,
+    /// A thread of this crate: the answer may run code of an application.
+    OwnThread,
+}
+
+/// The memory of a transfer.
+enum Memory {
+    None,
+    /// From [`Io::take_room`].
+    Room(Vec<u8>),
+    /// From the pool, for a read.
+    Pooled(Vec<u8>),
+}
+
+/// A transfer in flight, which owns everything that libgfapi uses.
+struct Transfer {
+    io: Io,
+    handle: Arc<Handle>,
+    pool: Arc<Pool>,
+    memory: Memory,
+    answer_on: AnswerOn,
+}
+
+/// Starts a read of `len` bytes from `offset`.
+pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, on: AnswerOn) {
+    let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
+    let given = io.take_room();
+    let is_given = given.is_some();
+    let mut room = given.unwrap_or_else(|| pool.take(len));
+    let start_of_room: *mut u8 = room.as_mut_ptr();
+    let memory = if is_given { Memory::Room(room) } else { Memory::Pooled(room) };
+    start(io, file.0, (memory, pool, on), |handle, done, data| {
+        let read = handle.volume().library().glfs_pread_async;
+        // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.
+        unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
+    });
+}
+
+/// Starts a write of all data at `offset`.
+pub fn write(mut io: Io, file: (Arc<Handle>, u64), pool: &Arc<Pool>, on: AnswerOn) {
+    let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
+    let mut data = Vec::new();
+    // libgfapi copies the data before the call returns, so that lent memory is used without a copy of ours.
+    let mut lent: (*const u8, usize) = (std::ptr::null(), 0);
+    let taken = io.with_write_buf(|_, source| {
+        let len = source.remaining();
+        if let Some(bytes) = source.borrow()
+            && bytes.len() == len
+        {
+            lent = (bytes.as_ptr(), len);
+            return Ok(());
+        }
+        data = pool.take(len);
+        let mut done = 0;
+        while done < len {
+            match source.take(&mut data[done..len])? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        lent = (data.as_ptr(), done);
+        Ok(())
+    });
+    if let Err(errno) = taken {
+        return io.finish(Err(errno));
+    }
+    start(io, file.0, (Memory::None, pool, on), |handle, done, data| {
+        let write = handle.volume().library().glfs_pwrite_async;
+        let Ok(len) = i32::try_from(lent.1) else { return -1 };
+        // SAFETY: lent memory is valid until the operation ends, which is after this call; the pooled one
+        // until the end of this function.
+        unsafe { write(handle.raw(), lent.0.cast(), len, offset, 0, done, data) }
+    });
+    if !data.is_empty() {
+        pool.give(data);
+    }
+}
+
+/// Starts a sync.
+pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: AnswerOn) {
+    start(io, handle, (Memory::None, pool, on), |handle, done, data| {
+        let library = handle.volume().library();
+        let sync = if datasync { library.glfs_fdatasync_async } else { library.glfs_fsync_async };
+        // SAFETY: the handle is open until the end of the transfer.
+        unsafe { sync(handle.raw(), done, data) }
+    });
+}
+
+fn start(
+    io: Io,
+    handle: Arc<Handle>,
+    (memory, pool, answer_on): (Memory, &Arc<Pool>, AnswerOn),
+    submit: impl FnOnce(&Handle, IoCallback, *mut c_void) -> i32,
+) {
+    let open = Arc::clone(&handle);
+    let transfer = Transfer { io, handle, pool: Arc::clone(pool), memory, answer_on };
+    let transfer = Box::into_raw(Box::new(transfer));
+    // From here on the transfer belongs to its callback.
+    let submitted = check(submit(&open, done, transfer.cast()));
+    if let Err(errno) = submitted {
+        // SAFETY: a call that failed never runs the callback.
+        unsafe { Box::from_raw(transfer) }.finish(Err(errno));
+    }
+}
+
+/// The callback of every transfer.
+// SAFETY: libgfapi calls it once, with the transfer that `start` submitted.
+unsafe extern "C" fn done(
+    _: *mut GlfsFd,
+    result: isize,
+    _: *mut GlfsStat,
+    _: *mut GlfsStat,
+    data: *mut c_void,
+) {
+    let result = usize::try_from(result).map_err(|_| last());
+    // SAFETY: `data` is the transfer that `start` submitted, and this is called once.
+    let transfer = unsafe { Box::from_raw(data.cast::<Transfer>()) };
+    as_callback(|| {
+        // A panic must not enter C. The operation is then answered by EIO, because it is dropped.
+        let finish = AssertUnwindSafe(|| match transfer.answer_on {
+            AnswerOn::Callback => transfer.finish(result),
+            AnswerOn::OwnThread => drop(answerer().send((transfer, result))),
+        });
+        let _ = catch_unwind(finish);
+    });
+}
+
+impl Transfer {
+    fn finish(self, result: Result<usize>) {
+        let Transfer { mut io, handle, pool, memory, .. } = self;
+        // Before the answer, after which the frontend may release the file: that waits for no close here.
+        drop(handle);
+        match memory {
+            Memory::None => io.finish(result),
+            Memory::Room(room) => io.finish_room(room, result),
+            Memory::Pooled(room) => {
+                let result = result.and_then(|len| {
+                    let bytes = room.get(..len).ok_or(Errno::EIO)?;
+                    io.with_read_buf(|_, out| out.put(bytes).map(drop))
+                });
+                pool.give(room);
+                io.finish_filled(result);
+            }
+        }
+    }
+}
+
+type Answer = (Box<Transfer>, Result<usize>);
+
+/// The thread that answers applications.
+fn answerer() -> &'static Sender<Answer> {
+    static ANSWERER: OnceLock<Sender<Answer>> = OnceLock::new();
+    ANSWERER.get_or_init(|| {
+        let (send, answers) = channel::<Answer>();
+        let answer = move || {
+            for (transfer, result) in answers {
+                let _ = catch_unwind(AssertUnwindSafe(|| transfer.finish(result)));
+            }
+        };
+        let started = std::thread::Builder::new().name("gluster-answer".to_owned()).spawn(answer);
+        if let Err(error) = started {
+            log::error!("transfers of GlusterFS fail: no thread: {error}");
+        }
+        send
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_used_again_and_those_kept_are_bounded() {
+        let pool = Pool::default();
+        let buffer = pool.take(5000);
+        assert_eq!(buffer.len(), 8192);
+        let at = buffer.as_ptr();
+        pool.give(buffer);
+        let again = pool.take(8192);
+        assert_eq!(again.as_ptr(), at);
+        for _ in 0..40 {
+            pool.give(vec![0; 1 << 20]);
+        }
+        assert_eq!(pool.lock().1, KEPT);
+    }
+}

@@ -1,0 +1,441 @@
+//! A connection to a volume, and its inodes, as safe types over the functions of libgfapi.
+
+use std::ffi::{CStr, CString, c_int};
+use std::mem::MaybeUninit;
+use std::ptr::{self, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use defuse_fs::{Errno, Name, Result, XattrName};
+
+use crate::ffi::{Glfs, GlfsObject, Library};
+use crate::file::Handle;
+
+/// The number by which GlusterFS identifies an inode, on all servers and for ever.
+pub type Gfid = [u8; 16];
+
+/// A connection to a volume.
+pub struct Volume {
+    library: &'static Library,
+    fs: *mut Glfs,
+    /// The user and group of this process.
+    own: (u32, u32),
+    started: AtomicBool,
+    ends: bool,
+}
+
+// SAFETY: libgfapi locks its state by itself; any thread may call it.
+unsafe impl Send for Volume {}
+// SAFETY: see above.
+unsafe impl Sync for Volume {}
+
+/// The servers and settings of a connection.
+#[derive(Debug)]
+pub struct Connect {
+    /// The name of the volume.
+    pub volume: CString,
+    /// `tcp` or `unix`.
+    pub transport: CString,
+    /// Hosts with their ports, or the path of a socket with 0.
+    pub servers: Vec<(CString, u16)>,
+    /// 0 (none) to 9 (trace).
+    pub log_level: u8,
+    /// Options of translators: name of the translator, key, value.
+    pub translators: Vec<(CString, CString, CString)>,
+    /// The process goes on after the connection has ended, so that its memory and threads must be freed.
+    pub ends: bool,
+}
+
+impl Volume {
+    /// A connection that is not established yet.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, and the errors of the settings.
+    pub fn new(library: &'static Library, connect: &Connect) -> Result<Volume> {
+        // SAFETY: all texts end with NUL and are copied.
+        unsafe {
+            let fs = (library.glfs_new)(connect.volume.as_ptr());
+            if fs.is_null() {
+                return Err(Errno::ENOMEM);
+            }
+            let own = (libc::geteuid(), libc::getegid());
+            let (started, ends) = (AtomicBool::new(false), connect.ends);
+            let volume = Volume { library, fs, own, started, ends };
+            for (server, port) in &connect.servers {
+                let (transport, port) = (connect.transport.as_ptr(), c_int::from(*port));
+                check((library.glfs_set_volfile_server)(fs, transport, server.as_ptr(), port))?;
+            }
+            let level = c_int::from(connect.log_level);
+            check((library.glfs_set_logging)(fs, c"/dev/stderr".as_ptr(), level))?;
+            for (translator, key, value) in &connect.translators {
+                let (key, value) = (key.as_ptr(), value.as_ptr());
+                check((library.glfs_set_xlator_option)(fs, translator.as_ptr(), key, value))?;
+            }
+            Ok(volume)
+        }
+    }
+
+    /// Establishes the connection. Takes as long as the servers take.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN` if no server answers; `ENOENT` and others if the volume is not there.
+    pub fn start(&self) -> Result<()> {
+        // SAFETY: the volume is new.
+        unsafe { check((self.library.glfs_init)(self.fs)) }?;
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The functions.
+    pub(crate) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    /// Makes this thread act as a user from now on.
+    pub fn act_as(&self, uid: u32, gid: u32, groups: &[u32]) {
+        // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only a lack of
+        // memory has, leaves the former user: the next call then fails for the same reason.
+        unsafe {
+            (self.library.glfs_setfsuid)(uid);
+            (self.library.glfs_setfsgid)(gid);
+            (self.library.glfs_setfsgroups)(groups.len(), groups.as_ptr());
+        }
+    }
+
+    /// Makes this thread act as the user of the process again.
+    pub fn act_as_process(&self) {
+        self.act_as(self.own.0, self.own.1, &[]);
+    }
+
+    /// The inode `gfid`, without asking a server if the connection knows it.
+    pub fn object(&self, mut gfid: Gfid) -> Result<Object<'_>> {
+        // SAFETY: the handle is as long as stated.
+        let raw = unsafe {
+            (self.library.glfs_h_create_from_handle)(self.fs, gfid.as_mut_ptr(), 16, null_mut())
+        };
+        self.known(raw)
+    }
+
+    /// Looks up a name in a directory, or `/` without one. Does not follow symbolic links.
+    pub fn look_up(
+        &self,
+        dir: Option<&Object<'_>>,
+        name: &CStr,
+    ) -> Result<(Object<'_>, libc::stat)> {
+        let dir = dir.map_or(null_mut(), |dir| dir.raw);
+        self.with_stat(|stat| {
+            // SAFETY: the name ends with NUL, and the directory is of this volume.
+            unsafe { (self.library.glfs_h_lookupat)(self.fs, dir, name.as_ptr(), stat, 0) }
+        })
+    }
+
+    /// Creates a directory.
+    pub fn mkdir(
+        &self,
+        dir: &Object<'_>,
+        name: &CStr,
+        mode: u32,
+    ) -> Result<(Object<'_>, libc::stat)> {
+        self.with_stat(|stat| {
+            // SAFETY: see look_up.
+            unsafe { (self.library.glfs_h_mkdir)(self.fs, dir.raw, name.as_ptr(), mode, stat) }
+        })
+    }
+
+    /// Creates a file, device, fifo or socket, whose kind `mode` contains.
+    pub fn mknod(
+        &self,
+        dir: &Object<'_>,
+        name: &CStr,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<(Object<'_>, libc::stat)> {
+        self.with_stat(|stat| {
+            // SAFETY: see look_up.
+            unsafe {
+                (self.library.glfs_h_mknod)(self.fs, dir.raw, name.as_ptr(), mode, rdev, stat)
+            }
+        })
+    }
+
+    /// Creates a symbolic link.
+    pub fn symlink(
+        &self,
+        dir: &Object<'_>,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<(Object<'_>, libc::stat)> {
+        self.with_stat(|stat| {
+            let (name, target) = (name.as_ptr(), target.as_ptr());
+            // SAFETY: see look_up.
+            unsafe { (self.library.glfs_h_symlink)(self.fs, dir.raw, name, target, stat) }
+        })
+    }
+
+    /// Creates and opens a file that does not exist.
+    pub fn create(
+        self: &Arc<Self>,
+        dir: &Object<'_>,
+        name: &CStr,
+        flags: c_int,
+        mode: u32,
+    ) -> Result<(Object<'_>, libc::stat, Handle)> {
+        let mut fd = null_mut();
+        let flags = flags | libc::O_CREAT | libc::O_EXCL;
+        let (object, stat) = self.with_stat(|stat| {
+            let name = name.as_ptr();
+            // SAFETY: see look_up; `fd` is set on success.
+            unsafe {
+                (self.library.glfs_h_creat_open)(
+                    self.fs,
+                    dir.raw,
+                    name,
+                    flags,
+                    mode,
+                    stat,
+                    &raw mut fd,
+                )
+            }
+        })?;
+        Ok((object, stat, Handle::of(self, fd, false)?))
+    }
+
+    /// Removes a name: also of an empty directory.
+    pub fn unlink(&self, dir: &Object<'_>, name: &CStr) -> Result<()> {
+        // SAFETY: see look_up.
+        unsafe { check((self.library.glfs_h_unlink)(self.fs, dir.raw, name.as_ptr())) }.map(drop)
+    }
+
+    /// Makes another name of an inode.
+    pub fn link(&self, object: &Object<'_>, dir: &Object<'_>, name: &CStr) -> Result<()> {
+        // SAFETY: see look_up.
+        let made =
+            unsafe { (self.library.glfs_h_link)(self.fs, object.raw, dir.raw, name.as_ptr()) };
+        check(made).map(drop)
+    }
+
+    /// Renames, and replaces the target.
+    pub fn rename(&self, from: (&Object<'_>, &CStr), to: (&Object<'_>, &CStr)) -> Result<()> {
+        let (old, new) = (from.1.as_ptr(), to.1.as_ptr());
+        // SAFETY: see look_up.
+        unsafe { check((self.library.glfs_h_rename)(self.fs, from.0.raw, old, to.0.raw, new)) }
+            .map(drop)
+    }
+
+    /// The text of a symbolic link.
+    pub fn readlink(&self, object: &Object<'_>) -> Result<Vec<u8>> {
+        let mut text = vec![0_u8; 4096];
+        let (room, size) = (text.as_mut_ptr().cast(), text.len());
+        // SAFETY: at most `size` bytes are written.
+        let len =
+            unsafe { check((self.library.glfs_h_readlink)(self.fs, object.raw, room, size)) }?;
+        text.truncate(len as usize);
+        Ok(text)
+    }
+
+    /// The attributes of an inode.
+    pub fn stat(&self, object: &Object<'_>) -> Result<libc::stat> {
+        let mut stat = MaybeUninit::zeroed();
+        // SAFETY: `stat` is set on success, and zeros are a value of it.
+        unsafe {
+            check((self.library.glfs_h_stat)(self.fs, object.raw, stat.as_mut_ptr()))?;
+            Ok(stat.assume_init())
+        }
+    }
+
+    /// Sets those attributes of `stat` that `valid` names ([`set`]).
+    pub fn set_attributes(
+        &self,
+        object: &Object<'_>,
+        mut stat: libc::stat,
+        valid: c_int,
+    ) -> Result<()> {
+        // SAFETY: `stat` is read only.
+        let done =
+            unsafe { (self.library.glfs_h_setattrs)(self.fs, object.raw, &raw mut stat, valid) };
+        check(done).map(drop)
+    }
+
+    /// Sets the size of a file.
+    pub fn truncate(&self, object: &Object<'_>, size: u64) -> Result<()> {
+        let size = i64::try_from(size).map_err(|_| Errno::EFBIG)?;
+        // SAFETY: the object is of this volume.
+        unsafe { check((self.library.glfs_h_truncate)(self.fs, object.raw, size)) }.map(drop)
+    }
+
+    /// Space and inodes.
+    pub fn statvfs(&self, object: &Object<'_>) -> Result<libc::statvfs> {
+        let mut answer = MaybeUninit::zeroed();
+        // SAFETY: `answer` is set on success, and zeros are a value of it.
+        unsafe {
+            check((self.library.glfs_h_statfs)(self.fs, object.raw, answer.as_mut_ptr()))?;
+            Ok(answer.assume_init())
+        }
+    }
+
+    /// An extended attribute, or the list of names without `name`. Returns the length; with a `room` of 0
+    /// bytes, nothing is written.
+    pub fn get_xattr(
+        &self,
+        object: &Object<'_>,
+        name: Option<&CStr>,
+        room: &mut [u8],
+    ) -> Result<usize> {
+        let name = name.map_or(ptr::null(), CStr::as_ptr);
+        let (value, size) = (room.as_mut_ptr().cast(), room.len());
+        // SAFETY: at most `size` bytes are written.
+        let len = unsafe {
+            check((self.library.glfs_h_getxattrs)(self.fs, object.raw, name, value, size))
+        }?;
+        Ok(len as usize)
+    }
+
+    /// Sets an extended attribute, with the flags of setxattr(2).
+    pub fn set_xattr(
+        &self,
+        object: &Object<'_>,
+        name: &CStr,
+        value: &[u8],
+        flags: c_int,
+    ) -> Result<()> {
+        let (name, size, value) = (name.as_ptr(), value.len(), value.as_ptr().cast());
+        // SAFETY: the value is as long as stated.
+        let done = unsafe {
+            (self.library.glfs_h_setxattrs)(self.fs, object.raw, name, value, size, flags)
+        };
+        check(done).map(drop)
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, object: &Object<'_>, name: &CStr) -> Result<()> {
+        // SAFETY: see look_up.
+        let done =
+            unsafe { (self.library.glfs_h_removexattrs)(self.fs, object.raw, name.as_ptr()) };
+        check(done).map(drop)
+    }
+
+    /// Opens a file.
+    pub fn open(self: &Arc<Self>, object: &Object<'_>, flags: c_int) -> Result<Handle> {
+        // SAFETY: the object is of this volume.
+        let fd = unsafe { (self.library.glfs_h_open)(self.fs, object.raw, flags) };
+        Handle::of(self, fd, false)
+    }
+
+    /// Opens a directory.
+    pub fn open_dir(self: &Arc<Self>, object: &Object<'_>) -> Result<Handle> {
+        // SAFETY: the object is of this volume.
+        let fd = unsafe { (self.library.glfs_h_opendir)(self.fs, object.raw) };
+        Handle::of(self, fd, true)
+    }
+
+    fn with_stat(
+        &self,
+        make: impl FnOnce(*mut libc::stat) -> *mut GlfsObject,
+    ) -> Result<(Object<'_>, libc::stat)> {
+        let mut stat = MaybeUninit::zeroed();
+        let object = self.known(make(stat.as_mut_ptr()))?;
+        // SAFETY: it is set on success, and zeros are a value of it.
+        Ok((object, unsafe { stat.assume_init() }))
+    }
+
+    fn known(&self, raw: *mut GlfsObject) -> Result<Object<'_>> {
+        if raw.is_null() { Err(last()) } else { Ok(Object { volume: self, raw }) }
+    }
+}
+
+impl Drop for Volume {
+    /// Ends the connection on a thread of its own, because that takes up to ten seconds. At the end of a
+    /// daemon it is left to the kernel.
+    fn drop(&mut self) {
+        if !self.ends || !*self.started.get_mut() {
+            return;
+        }
+        let (end, fs) = (self.library.glfs_fini, self.fs as usize);
+        let run = move || {
+            // SAFETY: open files have references to the volume, so that nothing of it is in use.
+            unsafe { end(fs as *mut Glfs) };
+        };
+        if let Err(error) = std::thread::Builder::new().name("gluster-end".to_owned()).spawn(run) {
+            log::warn!("a connection to GlusterFS stays: no thread: {error}");
+        }
+    }
+}
+
+/// A reference to an inode of the volume. It costs more than a kilobyte, so that it is held by running
+/// operations only.
+pub struct Object<'a> {
+    volume: &'a Volume,
+    raw: *mut GlfsObject,
+}
+
+impl Object<'_> {
+    /// The identity of the inode.
+    pub fn gfid(&self) -> Result<Gfid> {
+        extract(self.volume.library, self.raw)
+    }
+}
+
+impl Drop for Object<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this is the only reference to the object.
+        unsafe { (self.volume.library.glfs_h_close)(self.raw) };
+    }
+}
+
+/// The identity of the inode of an object, which may belong to somebody else.
+pub(crate) fn extract(library: &Library, object: *mut GlfsObject) -> Result<Gfid> {
+    let mut gfid = [0; 16];
+    // SAFETY: the room is as long as stated.
+    let len = unsafe { (library.glfs_h_extract_handle)(object, gfid.as_mut_ptr(), 16) };
+    if len == 16 { Ok(gfid) } else { Err(Errno::EIO) }
+}
+
+/// Bits of [`Volume::set_attributes`], `GFAPI_SET_ATTR_*`.
+pub mod set {
+    use std::ffi::c_int;
+
+    /// Permission bits.
+    pub const MODE: c_int = 0x1;
+    /// Owner.
+    pub const UID: c_int = 0x2;
+    /// Group.
+    pub const GID: c_int = 0x4;
+    /// Time of last access.
+    pub const ATIME: c_int = 0x10;
+    /// Time of last change of the data.
+    pub const MTIME: c_int = 0x20;
+}
+
+/// Attributes that are all 0.
+pub fn no_stat() -> libc::stat {
+    // SAFETY: zeros are a value of it.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// A name with a final NUL.
+pub fn c_name(name: Name<'_>) -> Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| Errno::EINVAL)
+}
+
+/// The name of an extended attribute with a final NUL.
+pub fn c_xattr(name: XattrName<'_>) -> Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| Errno::EINVAL)
+}
+
+/// The error of the last call on this thread.
+pub(crate) fn last() -> Errno {
+    let number = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    Errno::from_raw(number)
+}
+
+/// The result of a call that returns -1 for an error.
+pub(crate) fn check(result: c_int) -> Result<c_int> {
+    if result < 0 { Err(last()) } else { Ok(result) }
+}
+
+/// The result of a call that returns a number of bytes.
+pub(crate) fn check_len(result: isize) -> Result<usize> {
+    usize::try_from(result).map_err(|_| last())
+}

@@ -1,0 +1,226 @@
+//! A GlusterFS volume through the kernel mount and the in-process client: the POSIX cases, programs, two clients
+//! at once, and crashes. One set of servers serves all parts, which run one after another.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_testkit::gluster::{EXCLUSIONS, HOST, Servers, exclusion, why_not};
+use defuse_testkit::mounted::{self, Mount, program};
+use defuse_testkit::posix;
+
+/// The only test with servers, because the POSIX cases must be alone in their process.
+#[test]
+fn a_volume_keeps_the_promises_of_a_file_system() {
+    if let Some(reason) = mounted::why_not().or_else(why_not) {
+        println!("skipped: {reason}");
+        return;
+    }
+    let servers = timed("start", || Servers::start().unwrap());
+    for volume in ["dist", "repl"] {
+        let place = mounted::scratch().unwrap();
+        let mount = mount(&servers, volume, place.path());
+        timed(&format!("posix cases on {volume}"), || posix_cases(mount.path(), volume));
+        match volume {
+            "dist" => timed("git", || git_keeps_a_repository(mount.path())),
+            _ => timed("sqlite3", || sqlite_commits(mount.path())),
+        }
+        timed("last write and unmount", || the_last_write_survives_an_unmount(mount));
+        let mount = self::mount(&servers, volume, place.path());
+        the_last_write_is_there(mount.path());
+        timed("kill", || {
+            a_killed_daemon_frees_its_locks_and_keeps_synced_data(&servers, mount, volume)
+        });
+    }
+    timed("two clients", || two_clients_see_each_other(&servers));
+    timed("errors", || errors_say_what_to_do(&servers));
+}
+
+/// The document lists the exclusions in the same words.
+#[test]
+fn the_documentation_lists_every_exclusion() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conformance.md");
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let page = words(&fs::read_to_string(page).unwrap());
+    for exclusion in EXCLUSIONS {
+        assert!(page.contains(exclusion.case), "{}", exclusion.case);
+        assert!(page.contains(&words(exclusion.reason)), "the reason of {}", exclusion.case);
+    }
+}
+
+fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = run();
+    println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
+    result
+}
+
+fn mount(servers: &Servers, volume: &str, place: &Path) -> Mount {
+    let inside = servers.inside();
+    let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let source = format!("gluster://{HOST}/{volume}");
+    Mount::under(&inside, source.as_ref(), place, &[]).unwrap()
+}
+
+/// Cases with many names, which take half of the time and differ little between the kinds of volumes.
+const MANY_NAMES: [&str; 5] = [
+    "dirs::many_entries_are_each_listed_once",
+    "dirs::lasting_names_are_listed_once_while_others_come_and_go",
+    "dirs::removing_while_listing_empties_the_directory",
+    "names::many_files_come_and_go",
+    "names::a_tree_of_depth_can_be_made_and_walked",
+];
+
+fn posix_cases(dir: &Path, volume: &str) {
+    let is_full = std::env::var_os("DEFUSE_FULL").is_some();
+    let left_out = |case: &str| match exclusion(case).filter(|found| found.hangs) {
+        Some(found) => Some(found.reason),
+        None if is_full || volume == "dist" || !MANY_NAMES.contains(&case) => None,
+        None => Some("it runs on the distributed volume"),
+    };
+    let report = posix::run_except(dir, "", &left_out);
+    let failed = report.failed();
+    let unexpected: Vec<_> = failed.iter().filter(|case| exclusion(case).is_none()).collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}\n{report}");
+    let (passed, _, skipped) = report.counts();
+    assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
+}
+
+fn shell(dir: &Path, script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().unwrap();
+    let (said, errors) = (&output.stdout, &output.stderr);
+    let text = String::from_utf8_lossy(said).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(errors));
+    text
+}
+
+fn git_keeps_a_repository(dir: &Path) {
+    let script = "export HOME=$PWD; git init -q r; cd r
+        git config user.email a@b; git config user.name a
+        for i in 1 2 3 4 5 6 7 8; do mkdir d$i; echo $i >d$i/f; done
+        git add .; git commit -qm one; echo x >>d1/f; git rm -q d2/f; git commit -qam two
+        git gc -q; git fsck --strict; git checkout -q HEAD~1; cat d1/f d2/f; git status --porcelain";
+    assert_eq!(shell(dir, script), "1\n2\n");
+}
+
+fn sqlite_commits(dir: &Path) {
+    let script = "sqlite3 db 'create table t(a); insert into t select value from generate_series(1, 1000);'
+        sqlite3 db 'begin; delete from t where a > 500; commit; pragma integrity_check; select count(*) from t'";
+    assert_eq!(shell(dir, script), "ok\n500\n");
+}
+
+fn the_last_write_survives_an_unmount(mount: Mount) {
+    let bytes = vec![7; 16 << 20];
+    fs::write(mount.path().join("last"), &bytes).unwrap();
+    let begun = Instant::now();
+    mount.end().unwrap();
+    let took = begun.elapsed();
+    // The promise is one second; libgfapi's own end takes nine.
+    assert!(took < Duration::from_secs(3), "the unmount took {took:?}");
+}
+
+fn the_last_write_is_there(dir: &Path) {
+    let read = fs::read(dir.join("last")).unwrap();
+    assert!(read.len() == 16 << 20 && read.iter().all(|&byte| byte == 7));
+}
+
+fn a_killed_daemon_frees_its_locks_and_keeps_synced_data(
+    servers: &Servers,
+    mut first: Mount,
+    volume: &str,
+) {
+    let file = fs::File::create(first.path().join("locked")).unwrap();
+    file.write_all_at(b"synced", 0).unwrap();
+    file.sync_all().unwrap();
+    let record = |file: &fs::File| {
+        let how = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::fcntl_lock(file, how)
+    };
+    record(&file).unwrap();
+    let place = mounted::scratch().unwrap();
+    let second = mount(servers, volume, place.path());
+    let path = second.path().join("locked");
+    let again = fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert!(record(&again).is_err(), "another client has the lock");
+    first.kill().unwrap();
+    let begun = Instant::now();
+    while record(&again).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the lock of a dead client");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"synced");
+    drop(again);
+    fs::remove_file(&path).unwrap();
+    second.end().unwrap();
+}
+
+/// The in-process client and a kernel mount of the same volume.
+fn two_clients_see_each_other(servers: &Servers) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(servers, "repl", place.path());
+    servers.enter().unwrap();
+    let source = format!("//{HOST},{HOST}/repl");
+    let valid = Duration::ZERO;
+    let fs = defuse_gluster::Gluster::connect(
+        &source,
+        &defuse_gluster::Options { valid_for: valid, in_application: true, ..Default::default() },
+    );
+    let client = Arc::new(Client::new(defuse_direct::Options::default()));
+    client.mount(b"g:", Arc::new(fs.unwrap()), &MountArgs::default()).unwrap();
+    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+
+    let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
+    let how = How { flags, mode: 0o600, ..How::default() };
+    let file = client.open(&task, At::Cwd, b"g:/shared", how).unwrap();
+    // Close-to-open consistency: the other client opens after the write, also of a small file.
+    for round in 0..40_u8 {
+        let len = if round < 20 { 40 } else { 70_000 };
+        assert_eq!(client.pwrite(&task, &file, &vec![round; len], 0).unwrap(), len);
+        client.fsync(&task, &file, false).unwrap();
+        let seen = fs::File::open(mount.path().join("shared")).unwrap();
+        let mut read = [0; 4];
+        seen.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(read, [round; 4]);
+    }
+    file.close(&task).unwrap();
+    drop(file);
+    fs::rename(mount.path().join("shared"), mount.path().join("moved")).unwrap();
+    let plain = How { flags: 0, ..How::default() };
+    assert!(client.open(&task, At::Cwd, b"g:/shared", plain).is_err());
+    let file = client.open(&task, At::Cwd, b"g:/moved", plain).unwrap();
+    fs::remove_file(mount.path().join("moved")).unwrap();
+    let mut read = [0; 4];
+    assert_eq!(client.pread(&task, &file, &mut read, 100).unwrap(), 4);
+    file.close(&task).unwrap();
+    drop(file);
+    client.unmount(b"g:", false).unwrap();
+    mount.end().unwrap();
+}
+
+fn errors_say_what_to_do(servers: &Servers) {
+    let place = mounted::scratch().unwrap();
+    let target = place.path().join("mnt");
+    fs::create_dir(&target).unwrap();
+    let said = |source: &str| {
+        let begun = Instant::now();
+        let mut mount = servers.command(program().unwrap());
+        let output = mount.args(["mount", source]).arg(&target).output().unwrap();
+        assert!(!output.status.success(), "{source} is mounted");
+        assert!(begun.elapsed() < Duration::from_secs(8), "{source}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let volume = said(&format!("gluster://{HOST}/absent"));
+    assert!(
+        volume.contains("volume absent of 127.1.1.1") && volume.contains("gluster volume info")
+    );
+    let server = said("gluster://127.1.1.9/dist");
+    assert!(server.contains("127.1.1.9 port 24007: ") && server.contains("start glusterd there"));
+    let directory = said(&format!("gluster://{HOST}/dist/no/such"));
+    assert!(directory.contains("the directory no: No such file"), "{directory}");
+    let form = said("gluster:dist");
+    assert!(form.contains("write gluster://HOST[,HOST...]/VOLUME[/DIR]"), "{form}");
+}

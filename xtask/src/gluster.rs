@@ -1,0 +1,53 @@
+//! Volumes of GlusterFS on this machine, for tests and to try them.
+
+use std::ffi::OsString;
+
+use anyhow::{Result, bail};
+
+use crate::command;
+use crate::packages::{Tool, provide};
+use crate::suite::steps::TEST_TOOLS;
+
+/// Run volumes of GlusterFS on this machine: gluster://127.1.1.1/dist and gluster://127.1.1.1/repl
+///
+/// The servers have a network of their own, in which `run` starts its command; `up` prints how to enter it.
+/// Everything is in memory and ends with the command.
+#[derive(clap::Args)]
+pub struct GlusterArgs {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(clap::Subcommand)]
+enum Task {
+    /// Run the volumes until Ctrl-C
+    Up,
+    /// End the volumes of `up`
+    Down,
+    /// Run a command with volumes of its own
+    Run {
+        /// The command with its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// Runs the program of the testkit that has the servers.
+pub fn run(args: &GlusterArgs) -> Result<()> {
+    if !command::is_root() {
+        bail!("only root can run servers of GlusterFS in a network of their own");
+    }
+    let of_gluster = |tool: &&Tool| tool.part.is_some_and(|part| part.starts_with("GlusterFS"));
+    let tools: Vec<Tool> = TEST_TOOLS.iter().filter(of_gluster).copied().collect();
+    provide(&tools);
+    let program = ["--quiet", "--package", "defuse-testkit", "--bin", "gluster_volumes"];
+    command::run(command::cargo().arg("build").args(program))?;
+    let mut volumes =
+        std::process::Command::new(command::target_dir()?.join("debug/gluster_volumes"));
+    match &args.task {
+        Task::Up => volumes.arg("up"),
+        Task::Down => volumes.arg("down"),
+        Task::Run { command } => volumes.arg("run").args(command),
+    };
+    command::run(&mut volumes)
+}
