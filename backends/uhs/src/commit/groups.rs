@@ -95,7 +95,8 @@ impl Groups {
             rules,
             slots: Slots::new(chunks, rules.usable),
             next_group: found.durable + 1,
-            next_stamp: found.next_stamp,
+            // Slots of nothing have the one before.
+            next_stamp: found.next_stamp + 1,
             durable: found.durable,
             mentioned: found.durable,
             mentions: BTreeMap::new(),
@@ -106,10 +107,11 @@ impl Groups {
             removal_blocks: HashMap::new(),
         };
         for (ino, block) in &found.copies {
-            groups.slots.at(*block).owner = *ino;
+            let slot = Slot { owner: *ino, ..groups.slots.get(*block) };
+            groups.slots.set(*block, slot);
             match found.live.get(ino) {
                 Some(version) if version.block == *block => {
-                    groups.slots.at(*block).live = true;
+                    groups.slots.set(*block, Slot { live: true, ..slot });
                     groups.live.insert(*ino, *block);
                 }
                 _ => groups.stale.entry(*ino).or_default().push(*block),
@@ -132,7 +134,7 @@ impl Groups {
     fn list(&mut self, ino: u64, block: u64) {
         self.removed.insert(ino, block);
         *self.removal_blocks.entry(block).or_default() += 1;
-        self.slots.at(block).live = true;
+        self.slots.set(block, Slot { live: true, ..self.slots.get(block) });
     }
 
     /// Adds an empty chunk, which the superblock on the device must list already.
@@ -241,8 +243,7 @@ impl Groups {
                 self.list(*ino, block);
             }
             if !self.rules.removals_outlive_copies {
-                let slot = self.slots.at(block);
-                (slot.live, slot.freed) = (false, number);
+                self.slots.release(block, number);
             }
         }
         let count = group.writes.len() as u32;
@@ -262,14 +263,12 @@ impl Groups {
     /// [`NoSlots`]; nothing has changed then.
     pub(crate) fn elsewhere(&mut self, group: u64, block: u64) -> Result<u64, NoSlots> {
         let other = self.take(1)?[0];
-        let Slot { owner, live, freed, .. } = *self.slots.at(block);
+        let owner = self.slots.get(block).owner;
         // Whatever copy lay there may still do so.
         let overwritten = self.overwritten.entry(group).or_default();
         overwritten.retain(|(old, _)| *old != block);
-        let before = self.slots.at(other).owner();
-        overwritten.push((other, before));
-        *self.slots.at(other) = Slot { owner, live, freed, writing: true };
-        *self.slots.at(block) = Slot { owner, live: false, freed, writing: true };
+        overwritten.push((other, self.slots.get(other).owner()));
+        self.slots.replace(block, other);
         match owner {
             NOBODY => {
                 self.removed.values_mut().filter(|at| **at == block).for_each(|at| *at = other);
@@ -303,7 +302,7 @@ impl Groups {
         let later = self.overwritten.split_off(&(group + 1));
         let overwritten = std::mem::replace(&mut self.overwritten, later);
         for (block, owner) in overwritten.into_values().flatten() {
-            self.slots.at(block).writing = false;
+            self.slots.set(block, Slot { writing: false, ..self.slots.get(block) });
             if let Some(ino) = owner {
                 self.copy_is_gone(ino, block);
             }
@@ -329,11 +328,10 @@ impl Groups {
     }
 
     fn take(&mut self, count: usize) -> Result<Vec<u64>, NoSlots> {
-        let found = self.slots.find(count, self.reusable());
-        if found.len() == count {
+        if let Some(found) = self.slots.take(count, self.reusable()) {
             return Ok(found);
         }
-        if self.slots.find(count, self.durable).len() == count {
+        if self.slots.has(count, self.durable) {
             return Err(NoSlots::UntilMentioned);
         }
         // Slots that groups on their way have written and freed are free after them.
@@ -346,16 +344,14 @@ impl Groups {
         let identity = Identity::new(kind, ino, self.next_stamp);
         self.next_stamp += 1;
         group.writes.push(SlotWrite { block, identity, body });
-        let slot = self.slots.at(block);
-        let old = slot.owner();
-        (slot.owner, slot.live, slot.writing) = (ino, true, true);
+        let old = self.slots.get(block).owner();
+        self.slots.set(block, Slot { owner: ino, live: true, writing: true });
         self.overwritten.entry(group.number).or_default().push((block, old));
     }
 
     /// The copy at `block` does not count from `group` on.
     fn free(&mut self, ino: u64, block: u64, group: u64) {
-        let slot = self.slots.at(block);
-        (slot.live, slot.freed) = (false, group);
+        self.slots.release(block, group);
         let stale = self.stale.entry(ino).or_default();
         // A slot that held an older copy already is there once.
         if !stale.contains(&block) {
@@ -365,7 +361,7 @@ impl Groups {
 
     /// The copy of `ino` that lay at `block` is durably overwritten, perhaps by a newer one of its own.
     fn copy_is_gone(&mut self, ino: u64, block: u64) {
-        if self.slots.at(block).owner() == Some(ino) && self.slot_is_stale(ino, block) {
+        if self.slots.get(block).owner() == Some(ino) && self.slot_is_stale(ino, block) {
             return;
         }
         let Some(stale) = self.stale.get_mut(&ino) else { return };
@@ -379,14 +375,12 @@ impl Groups {
         *needed -= 1;
         if *needed == 0 {
             self.removal_blocks.remove(&list);
-            let durable = self.durable;
-            let slot = self.slots.at(list);
-            (slot.live, slot.freed) = (false, durable);
+            self.slots.release(list, self.durable);
         }
     }
 
     /// True where the slot holds a copy of its owner that does not count any more.
-    fn slot_is_stale(&mut self, ino: u64, block: u64) -> bool {
-        !self.slots.at(block).live && self.live.get(&ino) != Some(&block)
+    fn slot_is_stale(&self, ino: u64, block: u64) -> bool {
+        !self.slots.get(block).live && self.live.get(&ino) != Some(&block)
     }
 }

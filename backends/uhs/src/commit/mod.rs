@@ -30,7 +30,7 @@ pub(crate) struct Rules {
     pub(crate) removals_outlive_copies: bool,
     /// A group counts only when all its members are there.
     pub(crate) groups_are_counted: bool,
-    /// Slots of groups that do not count are zeroed before anything else is written.
+    /// Slots of groups that do not count are cleared before any slot is used again.
     pub(crate) void_slots_are_zeroed: bool,
     /// The newest group that counts is in the superblock before slots are used again.
     pub(crate) mount_is_recorded: bool,

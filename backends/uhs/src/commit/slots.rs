@@ -1,10 +1,15 @@
 //! The slots of all chunks: what lies in each, and when it may be overwritten.
 
+use std::collections::BTreeMap;
+
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::Chunk;
 
 /// No inode.
 pub(super) const NOBODY: u64 = 0;
+
+/// Neighbouring free slots that are preferred to shorter runs.
+const LONG: usize = 64;
 
 /// A slot. It is used again when it is neither live nor being written, and the group that freed it is
 /// known to be durable.
@@ -12,8 +17,6 @@ pub(super) const NOBODY: u64 = 0;
 pub(crate) struct Slot {
     /// The inode whose copy lies here, live or stale, or is on its way.
     pub(crate) owner: u64,
-    /// The group that freed it; 0 where it never held anything that counts.
-    pub(crate) freed: u64,
     /// Its content counts.
     pub(crate) live: bool,
     /// A write to it is not durable yet.
@@ -21,33 +24,45 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    const EMPTY: Slot = Slot { owner: NOBODY, freed: 0, live: false, writing: false };
-
     /// The inode whose copy lies here.
     pub(crate) fn owner(&self) -> Option<u64> {
         (self.owner != NOBODY).then_some(self.owner)
     }
 
-    fn is_free(&self, durable: u64) -> bool {
-        !self.live && !self.writing && self.freed <= durable
+    fn is_idle(&self) -> bool {
+        !self.live && !self.writing
+    }
+
+    /// Numbers of inodes have two bits to spare.
+    fn pack(self) -> u64 {
+        self.owner << 2 | u64::from(self.live) << 1 | u64::from(self.writing)
+    }
+
+    fn unpack(word: u64) -> Self {
+        Slot { owner: word >> 2, live: word & 2 != 0, writing: word & 1 != 0 }
     }
 }
 
-/// All slots, by the blocks in which they lie.
+/// All slots, by the blocks in which they lie: 8 bytes and a bit for each.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     chunks: Vec<Run>,
-    /// Where the search for free slots goes on: a chunk and a slot of it. Free slots that follow each
-    /// other are written together.
+    /// Where the search for free slots goes on: a chunk and a slot of it.
     cursor: (usize, usize),
-    /// Slots that may be used, counted from the first.
+    /// Slots that may be used, counted from the first of each chunk.
     usable: usize,
+    /// Slots with their bit set.
+    free: usize,
+    /// Slots that were freed, by the group that did it, until that group is known to be durable.
+    freed: BTreeMap<u64, Vec<u64>>,
 }
 
 #[derive(Debug)]
 struct Run {
     first: u64,
-    slots: Vec<Slot>,
+    slots: Vec<u64>,
+    /// A bit for each slot that may be overwritten.
+    free: Vec<u64>,
 }
 
 impl Slots {
@@ -61,8 +76,11 @@ impl Slots {
     /// Adds an empty chunk.
     pub(crate) fn add(&mut self, chunk: &Chunk) {
         let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
-        let count = u64::from(chunk.units) * UNIT_BLOCKS;
-        let run = Run { first, slots: vec![Slot::EMPTY; count as usize] };
+        let count = (u64::from(chunk.units) * UNIT_BLOCKS) as usize;
+        // A unit has a whole number of words.
+        let mut run = Run { first, slots: vec![0; count], free: vec![0; count / 64] };
+        (0..count.min(self.usable)).for_each(|at| run.set_free(at, true));
+        self.free += count.min(self.usable);
         let at = self.chunks.partition_point(|other| other.first < first);
         self.chunks.insert(at, run);
         self.cursor = (at, 0);
@@ -73,47 +91,206 @@ impl Slots {
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(crate) fn at(&mut self, block: u64) -> &mut Slot {
-        let after = self.chunks.partition_point(|run| run.first <= block);
-        let run = after.checked_sub(1).map(|at| &mut self.chunks[at]);
-        run.and_then(|run| run.slots.get_mut((block - run.first) as usize))
-            .unwrap_or_else(|| panic!("block {block} is no slot"))
+    pub(crate) fn get(&self, block: u64) -> Slot {
+        let (chunk, at) = self.find_place(block);
+        Slot::unpack(self.chunks[chunk].slots[at])
     }
 
-    /// The slot at `block`, to look at.
+    /// Sets the slot at `block`. One that holds something, or will, is not free.
     ///
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(crate) fn get(&self, block: u64) -> Slot {
-        let after = self.chunks.partition_point(|run| run.first <= block);
-        let run = after.checked_sub(1).map(|at| &self.chunks[at]);
-        let slot = run.and_then(|run| run.slots.get((block - run.first) as usize));
-        *slot.unwrap_or_else(|| panic!("block {block} is no slot"))
-    }
-
-    /// The blocks of `count` slots that may be overwritten when `durable` is the newest group that the
-    /// device says is durable; fewer where there are not so many.
-    pub(crate) fn find(&mut self, count: usize, durable: u64) -> Vec<u64> {
-        let mut found = Vec::with_capacity(count);
-        for _ in 0..self.count() {
-            if found.len() == count {
-                break;
-            }
-            let (chunk, at) = self.cursor;
-            let run = &self.chunks[chunk];
-            if run.slots[at].is_free(durable) {
-                found.push(run.first + at as u64);
-            }
-            self.cursor = match at + 1 < run.slots.len().min(self.usable) {
-                true => (chunk, at + 1),
-                false => ((chunk + 1) % self.chunks.len(), 0),
-            };
+    pub(crate) fn set(&mut self, block: u64, slot: Slot) {
+        let (chunk, at) = self.find_place(block);
+        let run = &mut self.chunks[chunk];
+        run.slots[at] = slot.pack();
+        if !slot.is_idle() && run.is_free(at) {
+            run.set_free(at, false);
+            self.free -= 1;
         }
-        found
     }
 
-    fn count(&self) -> usize {
-        self.chunks.iter().map(|run| run.slots.len().min(self.usable)).sum()
+    /// The content of the slot does not count from `group` on.
+    pub(crate) fn release(&mut self, block: u64, group: u64) {
+        self.set(block, Slot { live: false, ..self.get(block) });
+        if self.find_place(block).1 < self.usable {
+            self.freed.entry(group).or_default().push(block);
+        }
+    }
+
+    /// The slot at `other` takes the place of the one at `block`, which is not used again.
+    pub(crate) fn replace(&mut self, block: u64, other: u64) {
+        let slot = self.get(block);
+        self.set(other, Slot { writing: true, ..slot });
+        self.set(block, Slot { live: false, writing: true, ..slot });
+        let freed = self.freed.values_mut().flatten();
+        freed.filter(|freed| **freed == block).for_each(|freed| *freed = other);
+    }
+
+    /// Takes `count` slots that may be overwritten when `durable` is the newest group that the device says is
+    /// durable; none where there are not so many. Long runs come first: they are written together.
+    pub(crate) fn take(&mut self, count: usize, durable: u64) -> Option<Vec<u64>> {
+        self.settle(durable);
+        if self.free < count {
+            return None;
+        }
+        let mut found = Vec::with_capacity(count);
+        for least in [count.min(LONG), 1] {
+            self.take_runs(least, count, &mut found);
+        }
+        debug_assert_eq!(found.len(), count, "as many as are counted");
+        Some(found)
+    }
+
+    /// True where [`take`](Slots::take) finds so many slots when `durable` is that group.
+    pub(crate) fn has(&self, count: usize, durable: u64) -> bool {
+        let freed = self.freed.range(..=durable).flat_map(|(_, blocks)| blocks);
+        self.free + freed.filter(|block| self.get(**block).is_idle()).count() >= count
+    }
+
+    /// Slots that groups up to `durable` freed may be overwritten.
+    fn settle(&mut self, durable: u64) {
+        let due: Vec<u64> = self.freed.range(..=durable).map(|(group, _)| *group).collect();
+        due.into_iter().for_each(|group| self.settle_group(group));
+    }
+
+    fn settle_group(&mut self, group: u64) {
+        let mut waiting = Vec::new();
+        for block in self.freed.remove(&group).unwrap_or_default() {
+            let (chunk, at) = self.find_place(block);
+            let run = &mut self.chunks[chunk];
+            let slot = Slot::unpack(run.slots[at]);
+            if slot.is_idle() && !run.is_free(at) {
+                run.set_free(at, true);
+                self.free += 1;
+            } else if slot.writing && !slot.live {
+                waiting.push(block);
+            }
+        }
+        if !waiting.is_empty() {
+            self.freed.insert(group, waiting);
+        }
+    }
+
+    /// Takes runs of `least` free slots or more until there are `count`, once around from the cursor.
+    fn take_runs(&mut self, least: usize, count: usize, found: &mut Vec<u64>) {
+        let (begin, mut at) = self.cursor;
+        let chunks = self.chunks.len();
+        // The first chunk comes again, for its beginning.
+        for step in 0..=chunks {
+            let chunk = (begin + step) % chunks;
+            let run = &mut self.chunks[chunk];
+            while found.len() < count
+                && let Some((start, len)) = run.next_free(at)
+            {
+                at = start + len;
+                if len >= least.min(count - found.len()) {
+                    let len = len.min(count - found.len());
+                    at = start + len;
+                    (start..at).for_each(|at| run.set_free(at, false));
+                    self.free -= len;
+                    found.extend((run.first + start as u64..).take(len));
+                    self.cursor = (chunk, at);
+                }
+            }
+            if found.len() == count {
+                return;
+            }
+            at = 0;
+        }
+    }
+
+    /// The chunk of a block, and its place there.
+    fn find_place(&self, block: u64) -> (usize, usize) {
+        let after = self.chunks.partition_point(|run| run.first <= block);
+        let chunk = after.checked_sub(1);
+        let place = chunk.map(|chunk| (chunk, (block - self.chunks[chunk].first) as usize));
+        let place = place.filter(|(chunk, at)| *at < self.chunks[*chunk].slots.len());
+        place.unwrap_or_else(|| panic!("block {block} is no slot"))
+    }
+}
+
+impl Run {
+    fn is_free(&self, at: usize) -> bool {
+        self.free[at / 64] >> (at % 64) & 1 != 0
+    }
+
+    fn set_free(&mut self, at: usize, free: bool) {
+        let bit = 1 << (at % 64);
+        match free {
+            true => self.free[at / 64] |= bit,
+            false => self.free[at / 64] &= !bit,
+        }
+    }
+
+    /// The first run of free slots from `at` on.
+    fn next_free(&self, at: usize) -> Option<(usize, usize)> {
+        let start = self.next(at, 0).filter(|start| *start < self.slots.len())?;
+        let end = self.next(start, u64::MAX).unwrap_or(self.slots.len());
+        Some((start, end - start))
+    }
+
+    /// The first slot from `at` on whose bit, changed by `mask`, is set.
+    fn next(&self, at: usize, mask: u64) -> Option<usize> {
+        let first = (self.free.get(at / 64)? ^ mask) & u64::MAX << (at % 64);
+        let rest = self.free[at / 64 + 1..].iter().map(|word| word ^ mask);
+        let mut words = std::iter::once(first).chain(rest).enumerate();
+        let (word, bits) = words.find(|(_, bits)| *bits != 0)?;
+        Some((at / 64 + word) * 64 + bits.trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(usable: usize) -> Slots {
+        let chunk = |first_unit, units| Chunk { first_unit, units, key: 1 };
+        Slots::new(&[chunk(9, 1), chunk(1, 2)], usable)
+    }
+
+    fn live(slots: &mut Slots, blocks: &[u64]) {
+        let slot = Slot { owner: 7, live: true, writing: false };
+        blocks.iter().for_each(|block| slots.set(*block, slot));
+    }
+
+    #[test]
+    fn every_free_slot_is_found_once_and_long_runs_come_first() {
+        let mut slots = slots(usize::MAX);
+        let all = slots.take(3 * 512, 0).unwrap();
+        live(&mut slots, &all);
+        assert_eq!(slots.take(1, u64::MAX - 1), None);
+        // Scattered slots, and a long run.
+        let scattered: Vec<u64> = (512..1024).step_by(2).collect();
+        let run: Vec<u64> = (9 * 512 + 100..9 * 512 + 300).collect();
+        scattered.iter().chain(&run).for_each(|block| slots.release(*block, 5));
+        assert!(!slots.has(1, 4) && slots.has(456, 5) && !slots.has(457, 5));
+        assert_eq!(slots.take(1, 4), None);
+        assert_eq!(slots.take(200, 5).unwrap(), run);
+        let mut rest = slots.take(256, 5).unwrap();
+        rest.sort_unstable();
+        assert_eq!(rest, scattered);
+        assert_eq!(slots.take(1, 5), None);
+    }
+
+    #[test]
+    fn a_slot_that_is_being_written_waits_and_one_that_was_replaced_is_gone() {
+        let mut slots = slots(2);
+        let all = slots.take(4, 0).unwrap();
+        assert_eq!(slots.take(1, 0), None);
+        let writing = Slot { owner: 7, live: true, writing: true };
+        all.iter().for_each(|block| slots.set(*block, writing));
+        slots.release(all[0], 3);
+        assert!(!slots.has(1, 3));
+        assert_eq!(slots.take(1, 3), None);
+        slots.set(all[0], Slot { writing: false, ..slots.get(all[0]) });
+        assert!(slots.has(1, 3));
+        let other = slots.take(1, 3).unwrap()[0];
+        assert_eq!(other, all[0]);
+        slots.release(all[1], 4);
+        slots.replace(all[1], other);
+        slots.set(other, Slot { writing: false, ..slots.get(other) });
+        assert_eq!((slots.take(1, 4), slots.take(1, 4)), (Some(vec![other]), None));
     }
 }

@@ -231,6 +231,8 @@ pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
     lives(seed % (1 << 40), Rules::ALL)
 }
 
+/// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been overwritten before
+/// could be all that was left in its block, and passed for a damaged one.
 #[test]
 fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
     let mut states = 0;

@@ -25,10 +25,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Blocking, Device, Errno, FRAME, Kind};
+use defuse_block::{Blocking, Device, Errno, FRAME, Kind as Op};
 
 use crate::commit::{Change, Groups, NoSlots, Rules};
-use crate::format::slot::Place;
+use crate::format::slot::{self, Identity, Kind, Place};
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{NUMBERS, UNIT_BLOCKS};
 
@@ -114,11 +114,6 @@ impl Store {
     ) -> Result<Store, StoreError> {
         let found = &survey.found;
         let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
-        if rules.void_slots_are_zeroed {
-            for block in &found.void {
-                line.write(*block, &[0; FRAME]).map_err(failed("zero a slot"))?;
-            }
-        }
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
         }
@@ -137,6 +132,12 @@ impl Store {
             superblock.durable = found.durable;
         }
         write_superblock(&mut line, &superblock)?;
+        if rules.void_slots_are_zeroed && !found.void.is_empty() {
+            for block in &found.void {
+                line.write(*block, &emptied(survey, *block)).map_err(failed("clear a slot"))?;
+            }
+            line.flush().map_err(failed("flush"))?;
+        }
         drop(line);
         let groups = Groups::new(&superblock.chunks, found, rules);
         let lanes = Lanes::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
@@ -262,7 +263,7 @@ impl Store {
                 let (block, place) = self.elsewhere(group, block)?;
                 let mut frames = lane.frames(1, &mut Vec::new());
                 crate::format::slot::encode(identity, &body, &place, &mut frames);
-                let kind = Kind::Write { block, memory: frames.into(), fua: false };
+                let kind = Op::Write { block, memory: frames.into(), fua: false };
                 if let Err(errno) = lane.run(kind) {
                     log::warn!("the slot at block {block} cannot be written: {errno}");
                     again.push(Failed { block, identity, body });
@@ -336,7 +337,7 @@ impl Store {
             written.map(|(group, _)| *group).collect()
         };
         let covered = written(&self.lock().stages);
-        let flushed = self.lanes.take().and_then(|mut lane| lane.run(Kind::Flush));
+        let flushed = self.lanes.take().and_then(|mut lane| lane.run(Op::Flush));
         self.noted(flushed, "flush")?;
         let mut state = self.lock();
         for group in covered {
@@ -376,7 +377,7 @@ impl Store {
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(&bytes[..]);
             }
-            let kind = Kind::Write { block: run[0].0, memory: frames.into(), fua: false };
+            let kind = Op::Write { block: run[0].0, memory: frames.into(), fua: false };
             lane.push(0, kind, &mut done);
         }
         while lane.in_flight() > 0 {
@@ -499,6 +500,21 @@ impl Store {
 /// Chunks that there can still be.
 pub(crate) fn chunks_left(superblock: &Superblock) -> u64 {
     (CHUNKS - superblock.chunks.len()) as u64
+}
+
+/// A slot of nothing of the newest group, which the superblock calls durable already, in the place of one that does not count. Zeros would not do: a slot that is torn shows what
+/// lay there before, and if the power fails while that is zeroed, it may be all that is left. A removal slot that
+/// nobody needs would then pass for one that was damaged.
+fn emptied(survey: &Survey, block: u64) -> [u8; FRAME] {
+    let (mut bytes, durable) = ([0; FRAME], survey.found.durable);
+    // Before the first group there was nothing.
+    if let Some(place) = survey.place(block).filter(|_| durable > 0) {
+        let (group, before, count) = (durable, durable - 1, 1);
+        let new = Identity::new(Kind::Nothing, 0, survey.found.next_stamp);
+        let identity = Identity { group, count, durable: before, ..new };
+        slot::encode(identity, &[], &place, &mut bytes);
+    }
+    bytes
 }
 
 /// Slots of all chunks.
