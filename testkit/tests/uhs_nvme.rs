@@ -19,8 +19,13 @@ const BLOCKS: u64 = 4096;
 /// Files that are written, each with a sync after it.
 const FILES: usize = 12;
 
-const OPTIONS: defuse_uhs::Options =
-    defuse_uhs::Options { read_only: false, commit: None, cache_pages: 256, dirty_pages: 64 };
+const OPTIONS: defuse_uhs::Options = defuse_uhs::Options {
+    read_only: false,
+    commit: None,
+    discard: false,
+    cache_pages: 256,
+    dirty_pages: 64,
+};
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })

@@ -8,8 +8,9 @@
 mod commit;
 mod data;
 mod files;
+mod lost;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +19,7 @@ use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
 use crate::commit::Rules;
-use crate::content::Pool;
+use crate::content::{Pool, Shared};
 use crate::group::{self, Gate, Handle};
 use crate::io::Io;
 use crate::load;
@@ -54,6 +55,8 @@ pub(crate) struct Engine {
     io: Io,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
+    /// Contents with pages that the device does not take.
+    stuck: Mutex<BTreeMap<u64, Shared>>,
     /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
     idle: Mutex<VecDeque<u64>>,
     options: Options,
@@ -62,6 +65,8 @@ pub(crate) struct Engine {
     read_only: AtomicBool,
     /// Something waits for the next group.
     pending: AtomicBool,
+    /// The committing thread is not to wait.
+    hurried: AtomicBool,
     /// True once the committing thread is to end.
     ended: Mutex<bool>,
     wake: Condvar,
@@ -84,7 +89,7 @@ pub(crate) fn make(
     let pool = Arc::new(Pool::new(load::space(&survey.superblock)));
     let gate = Gate::new(Rules::ALL.full_group);
     let names = Names::empty(Arc::clone(&pool), &gate.enter(), root);
-    let batch = names.and_then(|names| group::close(&gate.close(), &names, &pool));
+    let batch = names.and_then(|names| group::close(&gate.close(), &names, &pool, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
     let group = store.commit(store.turn(), batch.changes, true, &mut |_| None)?;
     store.sync(group)
@@ -129,11 +134,13 @@ impl Engine {
             line: Mutex::new(line),
             io,
             loads: Default::default(),
+            stuck: Mutex::default(),
             idle: Mutex::default(),
             options,
             rules,
             read_only: AtomicBool::new(!writes),
             pending: AtomicBool::new(false),
+            hurried: AtomicBool::new(false),
             ended: Mutex::new(false),
             wake: Condvar::new(),
         };
@@ -234,6 +241,14 @@ impl Engine {
     /// Wakes the committing thread, unless it knows.
     pub(crate) fn has_changes(&self) {
         if !self.pending.load(Ordering::Relaxed) && !self.pending.swap(true, Ordering::Relaxed) {
+            drop(lock(&self.ended));
+            self.wake.notify_all();
+        }
+    }
+
+    /// Lets the committing thread write what waits, without the others.
+    fn commit_soon(&self) {
+        if !self.hurried.load(Ordering::Relaxed) && !self.hurried.swap(true, Ordering::Relaxed) {
             drop(lock(&self.ended));
             self.wake.notify_all();
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
+    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
     FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
     NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
     Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
@@ -379,7 +379,7 @@ impl FileSystem for Uhs {
             }
         }
         if args.flags.0 & OpenFlags::SYNC != 0 {
-            self.engine.commit(Extent::Changes)?;
+            self.engine.sync_file(file.ino.0)?;
         }
         Ok(taken)
     }
@@ -399,12 +399,16 @@ impl FileSystem for Uhs {
         Ok(())
     }
 
-    fn fsync(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
-        self.engine.commit(Extent::Changes)
+    fn fsync(&self, _: &Context<'_>, file: File, _: bool) -> Result<()> {
+        self.engine.sync_file(file.ino.0)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         self.engine.fallocate(file.ino.0, &range, cx.caller.uid != 0)
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.engine.copy(copy, cx.caller.uid != 0)
     }
 
     fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -477,6 +481,6 @@ impl FileSystem for Uhs {
     }
 
     fn syncfs(&self, _: &Context<'_>) -> Result<()> {
-        self.engine.commit(Extent::Everything)
+        self.engine.sync_all()
     }
 }

@@ -38,7 +38,13 @@ pub fn image(script: &[u8]) {
     }
     let device: Arc<dyn Device> = Arc::new(ram);
     let random = || fastrand::Rng::with_seed(1);
-    let options = Options { commit: None, cache_pages: 256, dirty_pages: 64, read_only: true };
+    let options = Options {
+        commit: None,
+        discard: false,
+        cache_pages: 256,
+        dirty_pages: 64,
+        read_only: true,
+    };
     let Ok(report) = check(&device) else {
         // It shows the copies of the superblock, at least.
         assert!(tables(&*device, None).is_ok(), "nothing is shown");
@@ -73,7 +79,13 @@ pub fn snapshot(script: &[u8]) {
     let ram = ended().fork();
     forge_snapshot(&ram, script);
     let device: Arc<dyn Device> = Arc::new(ram);
-    let options = Options { commit: None, cache_pages: 256, dirty_pages: 64, read_only: false };
+    let options = Options {
+        commit: None,
+        discard: false,
+        cache_pages: 256,
+        dirty_pages: 64,
+        read_only: false,
+    };
     let opened = Uhs::open(Arc::clone(&device), options, fastrand::Rng::with_seed(1));
     if let Ok((fs, problems)) = opened {
         assert_eq!(problems, [], "the slots are as they were");

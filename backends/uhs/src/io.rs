@@ -6,6 +6,7 @@ use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Queue, Result};
 
 use crate::content::Frame;
 use crate::format::BLOCK;
+use crate::space::Run;
 
 /// Queues at most.
 const QUEUES: usize = 16;
@@ -99,6 +100,29 @@ impl Io {
             }
         })?;
         Ok(failed)
+    }
+
+    /// Tells the device that these blocks are not needed, where it wants to know. Nothing depends on it.
+    pub(crate) fn discard(&self, runs: &[Run]) {
+        if !self.device.facts().discard {
+            return;
+        }
+        let mut runs: Vec<Run> = runs.to_vec();
+        runs.sort_unstable_by_key(|run| run.block);
+        let mut whole: Vec<(u64, u64)> = Vec::new();
+        for run in runs {
+            let count = u64::from(run.count);
+            match whole.last_mut() {
+                Some((block, blocks)) if *block + *blocks == run.block => *blocks += count,
+                _ => whole.push((run.block, count)),
+            }
+        }
+        let ops = whole.into_iter().map(|(block, blocks)| Kind::Discard { block, blocks });
+        let mut failed = None;
+        let run = self.run(ops, WRITES, &mut |done| failed = done.result.err().or(failed));
+        if let Some(errno) = run.err().or(failed) {
+            log::debug!("uhs: blocks cannot be discarded: {errno}");
+        }
     }
 
     /// Carries out operations, up to `depth` at a time. Their tags are their numbers.

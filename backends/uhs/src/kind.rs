@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::Value::{Seconds, Size};
+use defuse_fs::source::Value::{Flag, Seconds, Size};
 use defuse_fs::source::{About, Description, Opt, Rest, Result, Sharing};
 
 use crate::format::BLOCK;
@@ -38,6 +38,8 @@ const OPTIONS: &[Opt<Options>] = &[
         "memory for the data of files (default 256M); an eighth of it may wait for the device"),
     Opt::new("commit", Seconds(|o, time| o.commit = (time > Duration::ZERO).then_some(time)),
         "changes are durable after this time at the latest; 0: only after a sync (default 1)"),
+    Opt::new("discard", Flag(|o| o.discard = true),
+        "the device is told which blocks are free, once that is durable"),
 ];
 
 fn set_cache(options: &mut Options, bytes: u64) {
@@ -60,7 +62,16 @@ mod tests {
         let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
         let set = of(&["cache=8M", "commit=0.5"]).unwrap();
         let commit = Some(Duration::from_millis(500));
-        assert_eq!(set, Options { read_only: false, cache_pages: 2048, dirty_pages: 256, commit });
+        assert_eq!(
+            set,
+            Options {
+                read_only: false,
+                cache_pages: 2048,
+                dirty_pages: 256,
+                commit,
+                discard: false
+            }
+        );
         assert_eq!(of(&["commit=0"]).unwrap().commit, None);
         assert!(of(&["cache=4K"]).unwrap_err().to_string().contains("from 1048576"));
     }

@@ -46,6 +46,8 @@ pub struct Options {
     pub read_only: bool,
     /// Time after which changes that nobody syncs become durable. `None`: only a sync does it.
     pub commit: Option<Duration>,
+    /// The device is told which blocks are free, once that is durable.
+    pub discard: bool,
     /// Pages of 4 KiB in memory, before those that are on the device are dropped.
     pub cache_pages: usize,
     /// Pages that are not on the device, before writers wait.
@@ -57,6 +59,7 @@ impl Default for Options {
         Options {
             read_only: false,
             commit: Some(Duration::from_secs(1)),
+            discard: false,
             cache_pages: 65_536,
             dirty_pages: 8192,
         }

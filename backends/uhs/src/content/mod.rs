@@ -18,8 +18,10 @@
 //! - Blocks that a content gives up go to [`Pool::give_up`]: they are free when the group that no
 //!   longer mentions them is durable.
 
+mod ahead;
 pub(crate) mod extents;
 mod frames;
+mod lost;
 mod pages;
 mod place;
 pub(crate) mod pool;
@@ -30,9 +32,11 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::format::inode::{Data, Extent, INLINE};
+use ahead::Ahead;
 use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
 pub(crate) use pages::Need;
@@ -56,11 +60,22 @@ pub(crate) struct Content {
     /// Dirty pages that take a new block when they are written, which is set aside for them.
     promised: BTreeSet<u64>,
     outside: Outside,
+    /// Dirty pages that the device does not take.
+    stuck: BTreeSet<u64>,
+    /// Those of them that the group does not write.
+    waits: BTreeSet<u64>,
+    /// Pages whose blocks the last group wrote for the first time.
+    placed: Vec<Range<u64>>,
+    /// The blocks of pages that could not be written there, and that the group writes elsewhere.
+    replaced: BTreeMap<u64, u64>,
+    /// Some of them were given up, and nobody was told.
+    given_up: bool,
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
     /// has them elsewhere.
     shifted: Option<(u64, u64)>,
     /// Changes with the blocks, and when dirty pages are written.
     version: u64,
+    ahead: Ahead,
     /// The inode is gone.
     ended: bool,
     me: Weak<Mutex<Content>>,
@@ -147,6 +162,7 @@ impl Content {
         };
         let written = pool.written();
         let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
+        let waits = waits || self.given_up;
         if waits || self.pages.values().any(|page| page.batch > written) {
             return None;
         }

@@ -410,6 +410,8 @@ impl Content {
         for page in cached.collect::<Vec<u64>>() {
             self.pages.remove(&page);
         }
+        take_out(&mut self.stuck, pages.clone());
+        take_out(&mut self.waits, pages.clone());
         let dirty = take_out(&mut self.dirty, pages.clone());
         let promised = take_out(&mut self.promised, pages);
         pool.forget_pages(dirty, promised);

@@ -18,8 +18,8 @@ const RUNNING: u64 = u64::MAX;
 
 impl Content {
     /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is written
-    /// before the inode. `batch` is the number of the group among those that write data. True where the
-    /// inode changed.
+    /// before the inode. `batch` is the number of the group among those that write data. With `skip_stuck`,
+    /// pages that are stuck wait for the next one. True where the inode changed.
     ///
     /// # Errors
     ///
@@ -29,6 +29,7 @@ impl Content {
         pool: &Pool,
         batch: u64,
         data: &mut Vec<(u64, Frame)>,
+        skip_stuck: bool,
     ) -> Result<bool> {
         if let Some((_, when @ RUNNING)) = &mut self.shifted {
             *when = batch;
@@ -36,15 +37,20 @@ impl Content {
         if self.dirty.is_empty() {
             return Ok(false);
         }
-        let wanting: Vec<u64> = std::mem::take(&mut self.promised).into_iter().collect();
+        let (wanting, dirty) = self.take_waiting(skip_stuck);
+        self.placed.clear();
         for run in wanting.chunk_by(|a, b| a + 1 == *b) {
-            self.take_blocks(pool, run[0]..run[0] + run.len() as u64)?;
+            let pages = run[0]..run[0] + run.len() as u64;
+            self.take_blocks(pool, pages.clone())?;
+            self.placed.push(pages);
         }
-        let dirty: Vec<u64> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut changed = !wanting.is_empty();
         for run in dirty.chunk_by(|a, b| a + 1 == *b) {
             let pages = run[0]..run[0] + run.len() as u64;
-            changed |= self.extents.within(pages.clone()).any(|extent| extent.unwritten);
+            let unwritten = self.extents.within(pages.clone()).filter(|extent| extent.unwritten);
+            let before = self.placed.len();
+            self.placed.extend(unwritten.map(|extent| extent.page..extent.end()));
+            changed |= self.placed.len() > before;
             self.extents.written(pages.clone());
             let extents = self.extents.within(pages.clone());
             let mut blocks =

@@ -1,5 +1,6 @@
 //! The blocks and the memory that all contents share. Its locks are leaves.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -14,6 +15,9 @@ pub(crate) const KEEP_UNITS: u32 = 2;
 /// Blocks that the records of inodes may need beside the data.
 const KEEP_BLOCKS: u64 = 128;
 
+/// Blocks that could not be written at most. When there are more, the device is broken, and no block is.
+const BAD: usize = 512;
+
 /// The part of the free blocks that may wait for groups to be durable.
 const WAITING: u64 = 8;
 
@@ -22,6 +26,8 @@ pub(crate) struct Pool {
     space: Mutex<Space>,
     /// Blocks that nothing uses once the running group is durable.
     given_up: Mutex<Vec<Run>>,
+    /// Blocks that could not be written, and that nobody gets.
+    bad: Mutex<VecDeque<Run>>,
     /// Blocks that pages without one will take, and records.
     promised: AtomicU64,
     /// Blocks that are free once groups are durable.
@@ -37,6 +43,9 @@ pub(crate) struct Pool {
     durable: AtomicU64,
     memory: OnceLock<Memory>,
     rules: OnceLock<Rules>,
+    /// Promises that are kept before all are refused.
+    #[cfg(test)]
+    refused_after: AtomicU64,
 }
 
 impl Pool {
@@ -45,6 +54,7 @@ impl Pool {
         Pool {
             space: Mutex::new(space),
             given_up: Mutex::default(),
+            bad: Mutex::default(),
             promised: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
@@ -55,6 +65,8 @@ impl Pool {
             durable: AtomicU64::new(0),
             memory: OnceLock::new(),
             rules: OnceLock::new(),
+            #[cfg(test)]
+            refused_after: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -119,6 +131,10 @@ impl Pool {
         if count == 0 {
             return true;
         }
+        #[cfg(test)]
+        if self.is_refused() {
+            return false;
+        }
         let space = self.space();
         let promised = self.promised.load(Ordering::Relaxed);
         let free = match sure {
@@ -128,6 +144,25 @@ impl Pool {
         let has_space = free >= count;
         self.promised.fetch_add(if has_space { count } else { 0 }, Ordering::Relaxed);
         has_space
+    }
+
+    /// After so many promises that are kept all are refused.
+    #[cfg(test)]
+    pub(crate) fn refuse_after(&self, promises: u64) {
+        self.refused_after.store(promises, Ordering::Relaxed);
+    }
+
+    /// Promises that are still kept then.
+    #[cfg(test)]
+    pub(crate) fn refused_after(&self) -> Option<u64> {
+        Some(self.refused_after.load(Ordering::Relaxed)).filter(|left| *left < u64::MAX)
+    }
+
+    #[cfg(test)]
+    fn is_refused(&self) -> bool {
+        let less = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        let update = self.refused_after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        update.is_err()
     }
 
     /// Sets `new` blocks aside in the place of `old` ones. The caller knows that they are there.
@@ -226,6 +261,14 @@ impl Pool {
         given_up.extend(runs);
         let blocks = given_up[before..].iter().map(|run| u64::from(run.count)).sum();
         self.waiting.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Nobody gets these blocks, which could not be written, before there are many others.
+    pub(super) fn shun(&self, runs: Vec<Run>) {
+        let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
+        bad.extend(runs);
+        let old = bad.len().saturating_sub(BAD);
+        self.give_up(bad.drain(..old));
     }
 
     /// The blocks that the closing group gives up.

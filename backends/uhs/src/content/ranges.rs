@@ -201,7 +201,8 @@ impl Content {
             pool.remember(&self.me, to(first), last - first + 1);
         }
         self.pages.extend(moved.into_iter().map(|(page, cached)| (to(page), cached)));
-        for set in [&mut self.dirty, &mut self.promised] {
+        let sets = [&mut self.dirty, &mut self.promised, &mut self.stuck, &mut self.waits];
+        for set in sets {
             let moved = set.split_off(&first);
             set.extend(moved.into_iter().map(&to));
         }

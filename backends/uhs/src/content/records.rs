@@ -150,6 +150,11 @@ impl Content {
         self.set_aside(pool, enough);
     }
 
+    /// True where a block with records is one of these.
+    pub(super) fn has_records_at(&self, is: impl Fn(u64) -> bool) -> bool {
+        self.outside.runs.iter().any(|run| is(run.block))
+    }
+
     /// Takes in the blocks with records that the device has.
     pub(crate) fn load_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
         (self.outside.runs, self.outside.others) = (runs, others);

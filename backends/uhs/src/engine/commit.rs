@@ -16,7 +16,10 @@ use crate::format::snapshot::Entry;
 use crate::group::{self, Batch};
 use crate::names::Saving;
 use crate::space::Run;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, failed};
+
+/// Places that are tried for data, before its pages are stuck, and for records.
+const DATA_TRIES: usize = 4;
 
 /// The extent of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,7 @@ impl Engine {
         if extent == Extent::Everything {
             self.write_times(store)?;
         }
+        self.list_stuck();
         let group = match self.gate.has_changes() {
             true => self.write_group(store, true),
             // Those that wrote before us have the numbers of their groups.
@@ -63,6 +67,7 @@ impl Engine {
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;
+        self.give_up_stuck();
         drop(writing);
         store.sync(group).map_err(|error| self.fail(&error))?;
         self.release(group);
@@ -90,6 +95,9 @@ impl Engine {
         drop(waiting);
         for OfGroup { freed, batch, contents, .. } in durable.into_values() {
             self.pool.durable(batch);
+            if self.options.discard {
+                self.io.discard(&freed);
+            }
             self.pool.release(&freed);
             for (ino, content) in contents {
                 drop(content);
@@ -170,19 +178,13 @@ impl Engine {
             store.sync(newest)?;
             self.release(newest);
         }
-        let batch = group::close(&self.gate.close(), &self.names, &self.pool);
+        let batch = group::close(&self.gate.close(), &self.names, &self.pool, !now);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
-        let stored = self.add_stored(&mut batch);
-        if stored.is_err() {
-            // The device does not have them.
-            let mut waiting = lock(&self.waiting);
-            waiting.0.entry(u64::MAX).or_default().contents.append(&mut batch.contents);
-        }
-        let stored = stored?;
+        let mut stored = Vec::new();
         let units = &mut |wanted| self.pool.take_units(wanted);
-        let written = self
-            .write_data(store, &mut batch)
-            .and_then(|()| store.commit(store.turn(), batch.changes, now, units));
+        let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
+            store.commit(store.turn(), std::mem::take(&mut batch.changes), now, units)
+        });
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);
         self.gate.set_full(self.rules.full_group.min(self.names.most_changes()));
@@ -196,6 +198,28 @@ impl Engine {
         of_group.stored.extend(stored);
         drop(waiting);
         written
+    }
+
+    /// Completes a group, and makes its data durable. Blocks that cannot be written are replaced by others;
+    /// then the group has also what changed meanwhile.
+    fn write_before(
+        &self,
+        store: &Store,
+        batch: &mut Batch,
+        stored: &mut Vec<(u64, Inode)>,
+    ) -> Result<(), StoreError> {
+        for round in 0..DATA_TRIES {
+            stored.extend(self.add_stored(batch)?);
+            let lost = self.write_data(store, batch)?;
+            if lost.is_empty() {
+                self.has_written(&batch.contents, round > 0);
+                return Ok(());
+            }
+            self.lose(&batch.contents, &lost, round > 0);
+            let since = group::close(&self.gate.close(), &self.names, &self.pool, true);
+            batch.extend(since.map_err(|_| StoreError::Full)?);
+        }
+        Err(failed("write data")(defuse_block::Errno::IO))
     }
 
     /// Completes the bodies of inodes whose data is not in memory. It is in the slots that the device has:
@@ -227,8 +251,10 @@ impl Engine {
                 ended = self.wake.wait(ended).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let waited = self.wake.wait_timeout_while(ended, interval, |ended| !*ended);
+            let idle = |ended: &mut bool| !*ended && !self.hurried.load(Ordering::Relaxed);
+            let waited = self.wake.wait_timeout_while(ended, interval, idle);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.hurried.store(false, Ordering::Relaxed);
             // What failed was logged.
             let _ = self.commit(Extent::Everything);
             ended = lock(&self.ended);

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use defuse_block::Frames;
-use defuse_fs::{Attr, Errno, Fallocate, ReadBuf, Result, SetAttr, Whence};
+use defuse_fs::{Attr, CopyRange, Errno, Fallocate, ReadBuf, Result, SetAttr, SliceSink, Whence};
 
 use super::commit::Extent;
 use super::{Engine, lock};
@@ -11,11 +11,14 @@ use crate::content::{Content, Frame, Need, Pool, Shared, Supply, Wanted};
 use crate::format::BLOCK;
 use crate::format::inode::Data;
 use crate::group::{Batch, Handle};
-use crate::io::GATHERED;
+use crate::io::{Failed, GATHERED};
 use crate::store::{Store, StoreError, failed};
 
 /// Commits that somebody waits for at most, to get memory.
 const PATIENCE: usize = 8;
+
+/// Bytes of a copy at most, so that it ends soon.
+const LONGEST_COPY: u64 = 64 << 20;
 
 /// Pages that were read for an operation. Until it is done they get into the cache again whenever a want of
 /// memory drops them.
@@ -70,10 +73,12 @@ impl Engine {
         loop {
             let mut held = lock(content);
             fetched.fill(&mut held, &self.pool);
-            let missing = held.missing(at, len as u64);
-            if missing.is_empty() {
+            if held.missing(at, len as u64).is_empty() {
+                held.has_read(at, len as u64);
                 return out.with_limit(len, |out| held.read(at, out));
             }
+            let ahead = held.ahead(at, len as u64, self.options.cache_pages);
+            let missing = held.missing(at, len as u64 + ahead);
             drop(held);
             self.fetch(&missing, &mut fetched)?;
         }
@@ -118,9 +123,12 @@ impl Engine {
             }
             taken
         })?;
-        // Whoever writes faster than the device waits for it.
-        if self.pool.dirty() > self.options.dirty_pages {
+        // Whoever writes faster than the device waits for it. The committing thread begins earlier.
+        let dirty = self.pool.dirty();
+        if dirty > self.options.dirty_pages {
             self.commit(Extent::Changes)?;
+        } else if dirty > self.options.dirty_pages / 2 {
+            self.commit_soon();
         }
         Ok(taken)
     }
@@ -155,6 +163,61 @@ impl Engine {
                 Err(errno) => self.names.settle(handle, ino, held.facts()).and(Err(errno)),
             }
         })
+    }
+
+    /// Copies bytes of one file to another, or to another place of it, in parts. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for ranges of one file that overlap, `EOVERFLOW`, and those of reads and writes if nothing was
+    /// copied.
+    pub(crate) fn copy(&self, copy: &CopyRange, kill_suidgid: bool) -> Result<u64> {
+        let (from, to) = (copy.src.ino.0, copy.dst.ino.0);
+        let ends =
+            copy.src_offset.checked_add(copy.length).zip(copy.dst_offset.checked_add(copy.length));
+        ends.ok_or(Errno::EOVERFLOW)?;
+        self.names.check_data(to)?;
+        let size = lock(&*self.data(from)?).size();
+        let length = copy.length.min(size.saturating_sub(copy.src_offset)).min(LONGEST_COPY);
+        if copy.flags != 0 || from == to && copy.src_offset.abs_diff(copy.dst_offset) < length {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = vec![0; length.min((GATHERED * BLOCK) as u64) as usize];
+        let mut done = 0;
+        while done < length {
+            let room = bytes.len().min((length - done) as usize);
+            let part = self.copy_part(copy, done, &mut bytes[..room], kill_suidgid);
+            match part {
+                Ok(0) => break,
+                Ok(copied) => done += copied as u64,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn copy_part(
+        &self,
+        copy: &CopyRange,
+        done: u64,
+        bytes: &mut [u8],
+        kill_suidgid: bool,
+    ) -> Result<usize> {
+        let len = bytes.len();
+        let mut sink = SliceSink::new(bytes);
+        let mut out = ReadBuf::new(&mut sink, len);
+        self.read(copy.src.ino.0, copy.src_offset + done, &mut out)?;
+        let len = out.filled();
+        match len {
+            0 => Ok(0),
+            _ => self.write(
+                copy.dst.ino.0,
+                Some(copy.dst_offset + done),
+                &bytes[..len],
+                kill_suidgid,
+            ),
+        }
     }
 
     /// The next data or hole, lseek(2).
@@ -249,23 +312,35 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the data of a group, and makes it durable.
+    /// Writes the data of a group, and makes it durable. Returns the blocks that the device does not take, in
+    /// order; then nothing is durable.
     pub(super) fn write_data(
         &self,
         store: &Store,
         batch: &mut Batch,
-    ) -> std::result::Result<(), StoreError> {
+    ) -> std::result::Result<Vec<u64>, StoreError> {
         if batch.data.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let lost = self.io.write(&mut batch.data).map_err(failed("write data"))?;
-        if let Some(first) = lost.first() {
-            return Err(failed("write data")(first.errno));
+        let failures = self.io.write(&mut batch.data).map_err(failed("write data"))?;
+        let mut lost = Vec::new();
+        // A failure of many blocks may come from one of them, or be over.
+        for Failed { from, count, errno } in failures {
+            for one in &batch.data[from..from + count] {
+                if !self.io.write(&mut [one.clone()]).map_err(failed("write data"))?.is_empty() {
+                    log::warn!("uhs: block {} cannot be written: {errno}", one.0);
+                    lost.push(one.0);
+                }
+            }
+        }
+        lost.sort_unstable();
+        if !lost.is_empty() {
+            return Ok(lost);
         }
         self.pool.wrote(batch.number);
-        match self.rules.data_is_first {
-            true => store.flush(),
-            false => Ok(()),
+        if self.rules.data_is_first {
+            store.flush()?;
         }
+        Ok(lost)
     }
 }

@@ -3,6 +3,7 @@
 mod gate;
 mod sync;
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Errno, Result};
@@ -34,12 +35,30 @@ pub(crate) struct Batch {
     pub(crate) contents: Vec<(u64, Arc<Mutex<Content>>)>,
 }
 
-/// Everything that changed since the last group. The blocks that were promised are taken now.
+impl Batch {
+    /// Adds everything that changed since, as if the group had been closed only now.
+    pub(crate) fn extend(&mut self, mut new: Batch) {
+        let changed: HashSet<u64> = new.changes.iter().map(Change::ino).collect();
+        self.changes.retain(|change| !changed.contains(&change.ino()));
+        // Those of the older changes are complete.
+        new.changes.append(&mut self.changes);
+        new.freed.append(&mut self.freed);
+        new.contents.append(&mut self.contents);
+        *self = new;
+    }
+}
+
+/// Everything that changed since the last group. With `skip_stuck`, pages that are stuck wait. The blocks that were promised are taken now.
 ///
 /// # Errors
 ///
 /// `EIO`: there is no space for what was promised.
-pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<Batch> {
+pub(crate) fn close(
+    closed: &Closed<'_>,
+    names: &Names,
+    pool: &Pool,
+    skip_stuck: bool,
+) -> Result<Batch> {
     let changes = closed.take();
     let mut batch = Batch { number: pool.next_batch(), ..Batch::default() };
     let mut outside = Vec::new();
@@ -53,7 +72,7 @@ pub(crate) fn close(closed: &Closed<'_>, names: &Names, pool: &Pool) -> Result<B
             }
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
-                held.place(pool, batch.number, &mut batch.data)?;
+                held.place(pool, batch.number, &mut batch.data, skip_stuck)?;
                 match names.encode(ino, &held)? {
                     Some(encoded) => {
                         let body = fit(encoded, &mut held, pool, &mut outside)?;

@@ -372,6 +372,15 @@ impl Names {
         }
     }
 
+    /// The running group writes an inode again, whose content the caller has locked.
+    pub(crate) fn write_again(&self, handle: &Handle<'_>, ino: u64, facts: Facts) -> Result<()> {
+        self.records.change(ino, |mut changing| {
+            settle(&mut changing, facts);
+            list(handle, changing.record);
+            Ok(())
+        })
+    }
+
     /// Inodes, and how many more there can be.
     pub(crate) fn count(&self) -> (u64, u64) {
         let free = self.pool.free_slots(false).saturating_sub(KEEP_SLOTS);

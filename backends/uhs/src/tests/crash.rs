@@ -16,12 +16,14 @@ pub(super) struct Run {
     states: Vec<Snapshot>,
     /// For each acknowledgement the events before it, and the state that is durable.
     acknowledged: Vec<(usize, usize)>,
+    /// The device refused data: there may be holes in its place, or what was there before.
+    pub(super) loses_data: bool,
 }
 
 impl Run {
     /// A run that has not changed anything yet.
     pub(super) fn begin(sim: Sim, fs: &Uhs) -> Run {
-        Run { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)] }
+        Run { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)], loses_data: false }
     }
 
     /// Takes in the state after an operation.
@@ -91,7 +93,7 @@ impl Run {
             ));
         };
         // Data reaches the device before the names and sizes of its moment, and later writes may follow.
-        let later = &self.states[at..];
+        let later = if self.loses_data { &self.states[..] } else { &self.states[at..] };
         for (ino, bytes) in &found.data {
             for (sector, content) in bytes.chunks(512).enumerate() {
                 let same = |state: &Snapshot| {
@@ -104,7 +106,8 @@ impl Run {
                 // Whoever had removed the file may have written to it after that.
                 let removed = later.iter().any(|state| !state.data.contains_key(ino));
                 let of_the_dead = removed && content.iter().all(|byte| *byte == OF_THE_DEAD);
-                if !later.iter().any(same) && !of_the_dead {
+                let lost = self.loses_data && content.iter().all(|byte| *byte == 0);
+                if !later.iter().any(same) && !of_the_dead && !lost {
                     return Err(format!("state {at}: inode {ino}, sector {sector} is of no state"));
                 }
             }

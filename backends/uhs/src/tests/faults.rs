@@ -62,6 +62,7 @@ fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
     }
     armed.store(false, Ordering::Relaxed);
     let mut run = Run::begin(sim.clone(), &fs);
+    run.loses_data = matches!(fails, Fails::From(_, Call::Write));
     let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
     let mut failed = false;
     for _ in 0..60 {

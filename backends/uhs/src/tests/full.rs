@@ -8,6 +8,7 @@ use defuse_fs::{
     SliceSource, WriteArgs, WriteBuf,
 };
 
+use super::player::Player;
 use super::{OPTIONS, cx, name, node, random};
 use crate::commit::Rules;
 use crate::{Options, Uhs, check};
@@ -232,4 +233,46 @@ fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use(
     }
     full.change_all(&dirs, 3);
     full.end();
+}
+
+/// Plays random operations, of which none finds space after the first `promises`.
+fn starve(seed: u64, promises: u64) -> Option<u64> {
+    let full = Full::new(8, Rules { full_group: 6, ..Rules::ALL });
+    let pool = full.fs.engine().pool();
+    let mut player = Player { fs: &full.fs, random: fastrand::Rng::with_seed(seed) };
+    (0..20).for_each(|_| _ = player.step());
+    pool.refuse_after(promises);
+    for step in 0..30 {
+        player.step();
+        assert_eq!(full.fs.syncfs(&cx()), Ok(()), "seed {seed}, {promises} promises, step {step}");
+    }
+    let left = pool.refused_after();
+    // Whatever is there can be removed.
+    for text in super::list(&full.fs, Ino::ROOT) {
+        let at = name(&text);
+        let entry = full.fs.lookup(&cx(), Ino::ROOT, at).unwrap();
+        for below in super::list(&full.fs, entry.ino) {
+            let file = full.fs.unlink(&cx(), entry.ino, name(&below));
+            file.or_else(|_| full.fs.rmdir(&cx(), entry.ino, name(&below))).unwrap();
+        }
+        let file = full.fs.unlink(&cx(), Ino::ROOT, at);
+        file.or_else(|_| full.fs.rmdir(&cx(), Ino::ROOT, at)).unwrap();
+        full.fs.forget(entry.ino, 1);
+    }
+    full.end();
+    left
+}
+
+#[test]
+fn whatever_finds_no_space_says_so_and_nothing_is_lost() {
+    let mut starved = 0;
+    for seed in 0..6 {
+        for promises in 0.. {
+            starved += 1;
+            if starve(seed, promises).is_some_and(|left| left > 0) {
+                break;
+            }
+        }
+    }
+    println!("{starved} runs");
 }

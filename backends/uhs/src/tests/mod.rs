@@ -1,10 +1,12 @@
 //! The whole file system on simulated devices.
 
+mod ahead;
 mod crash;
 mod damage;
 mod faults;
 mod full;
 mod golden;
+mod lost;
 mod mounts;
 mod names;
 mod player;
@@ -27,7 +29,7 @@ use crate::{Options, Problem, Uhs};
 
 const BLOCKS: u64 = 8 * 512;
 const OPTIONS: Options =
-    Options { read_only: false, commit: None, cache_pages: 16, dirty_pages: 64 };
+    Options { read_only: false, commit: None, discard: false, cache_pages: 16, dirty_pages: 64 };
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })

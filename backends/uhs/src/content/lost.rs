@@ -1,0 +1,114 @@
+//! Pages that the device did not take.
+//!
+//! A block that cannot be written is not used again soon, and its page gets another one. When
+//! others fail, too, the page is *stuck*: it stays in memory, the inode on the device has the block from before or a
+//! hole, and every commit tries again. Until then each sync of the file fails.
+
+use std::collections::BTreeSet;
+
+use super::{Content, Pool};
+use crate::format::inode::Extent;
+use crate::space::Run;
+
+impl Content {
+    /// Takes in which blocks could not be written, in order. Their pages get other blocks, if there is space;
+    /// with `stuck`, not in the group that is being written. True where the inode has one of them.
+    pub(crate) fn lose_blocks(&mut self, pool: &Pool, lost: &[u64], stuck: bool) -> bool {
+        let is_lost = |block: u64| lost.binary_search(&block).is_ok();
+        let mut concerned = self.has_records_at(is_lost);
+        let extents: Vec<_> = self.extents.iter().collect();
+        for extent in extents {
+            let first = lost.partition_point(|block| *block < extent.block);
+            let inside = lost[first..].iter().map(|block| block - extent.block);
+            for nth in inside.take_while(|nth| *nth < u64::from(extent.count)) {
+                concerned = true;
+                self.lose_page(pool, (extent.page + nth, extent.block + nth), stuck);
+            }
+        }
+        concerned
+    }
+
+    fn lose_page(&mut self, pool: &Pool, (page, block): (u64, u64), stuck: bool) {
+        let in_place = !self.placed.iter().any(|pages| pages.contains(&page));
+        if !stuck && in_place {
+            self.replaced.insert(page, block);
+        }
+        if !(stuck && in_place) {
+            let cut = self.extents.cut(page..page + 1);
+            if !in_place {
+                pool.shun(cut);
+            }
+        }
+        self.waits.remove(&page);
+        if stuck {
+            let old = self.replaced.remove(&page).filter(|_| !in_place);
+            old.into_iter().for_each(|block| self.extents.add(one(page, block)));
+            self.stuck.insert(page);
+            self.waits.insert(page);
+        }
+        self.version += 1;
+        let has_block = self.extents.at(page).is_some() || self.promised.contains(&page);
+        let promised =
+            has_block || self.promise_splits(pool, 2, true).is_ok() && pool.promise(1, true);
+        // Without space for another one, or without the page, there is nothing to write.
+        if !promised || !self.pages.contains_key(&page) {
+            pool.unpromise(u64::from(promised && !has_block));
+            self.forget_pages(pool, page..page + 1);
+            self.given_up = true;
+            return;
+        }
+        if !has_block {
+            self.promised.insert(page);
+        }
+        if self.dirty.insert(page) {
+            pool.page_is_dirty();
+        }
+    }
+
+    /// All that was lost is written, or stuck.
+    pub(crate) fn end_loss(&mut self, pool: &Pool) {
+        let replaced = std::mem::take(&mut self.replaced).into_values();
+        pool.shun(replaced.map(|block| Run { block, count: 1 }).collect());
+    }
+
+    /// True where bytes of the file are in memory alone, because the device does not take them. Once also where
+    /// they were given up.
+    pub(crate) fn has_failed(&mut self) -> bool {
+        std::mem::take(&mut self.given_up) || !self.stuck.is_empty()
+    }
+
+    /// Takes in that the pages of a group are on the device. True where others are stuck.
+    pub(crate) fn is_stuck(&mut self) -> bool {
+        let dirty = &self.dirty;
+        self.stuck.retain(|page| dirty.contains(page));
+        self.waits.retain(|page| dirty.contains(page));
+        !self.stuck.is_empty()
+    }
+
+    /// Gives the pages up that are stuck: what was written there is lost.
+    pub(crate) fn give_up_stuck(&mut self, pool: &Pool) {
+        for page in std::mem::take(&mut self.stuck) {
+            self.forget_pages(pool, page..page + 1);
+            self.given_up = true;
+        }
+    }
+
+    /// The pages that take a block in the next group, and those that it writes: all, or all that are not stuck.
+    pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (Vec<u64>, Vec<u64>) {
+        let waits = skip_stuck.then_some(&self.waits).filter(|waits| !waits.is_empty());
+        let take = |set: &mut BTreeSet<u64>| -> Vec<u64> {
+            let all = std::mem::take(set);
+            let Some(waits) = waits else { return all.into_iter().collect() };
+            let (stay, go): (BTreeSet<u64>, BTreeSet<u64>) =
+                all.into_iter().partition(|page| waits.contains(page));
+            *set = stay;
+            go.into_iter().collect()
+        };
+        (take(&mut self.promised), take(&mut self.dirty))
+    }
+}
+
+/// An extent of one page.
+fn one(page: u64, block: u64) -> Extent {
+    Extent { page, block, count: 1, unwritten: false }
+}

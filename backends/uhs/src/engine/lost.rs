@@ -1,0 +1,81 @@
+//! Data that the device does not take: who is told, and what becomes of it.
+
+use defuse_fs::{Errno, Result};
+
+use super::{Engine, lock};
+use crate::content::Shared;
+use crate::names::Kept;
+
+impl Engine {
+    /// Makes everything durable. `EIO` also where that failed for bytes of this inode.
+    pub(crate) fn sync_file(&self, ino: u64) -> Result<()> {
+        self.commit(super::Extent::Changes)?;
+        match self.names.content(ino) {
+            Ok(Kept::Here(content)) if lock(&content).has_failed() => Err(Errno::EIO),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes everything durable. `EIO` also where that failed for bytes of any file.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        self.commit(super::Extent::Everything)?;
+        if lock(&self.stuck).is_empty() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    /// Lets the next group write pages that are stuck.
+    pub(super) fn list_stuck(&self) {
+        let stuck = lock(&self.stuck).clone();
+        for (ino, content) in stuck {
+            let handle = self.gate.enter();
+            let held = lock(&content);
+            // It may be gone.
+            let _ = self.names.settle(&handle, ino, held.facts());
+        }
+    }
+
+    /// Finds other places for what could not be written. With `stuck`, it waits for the next sync.
+    pub(super) fn lose(&self, contents: &[(u64, Shared)], lost: &[u64], stuck: bool) {
+        for (ino, content) in contents {
+            let handle = self.gate.enter();
+            let mut held = lock(content);
+            if held.lose_blocks(&self.pool, lost, stuck) {
+                let _ = self.names.write_again(&handle, *ino, held.facts());
+                if held.is_stuck() {
+                    log::error!("uhs: the device does not take data of inode {ino}");
+                    lock(&self.stuck).insert(*ino, Shared::clone(content));
+                }
+            }
+        }
+    }
+
+    /// The data of a group is on the device.
+    pub(super) fn has_written(&self, contents: &[(u64, Shared)], after_loss: bool) {
+        if after_loss {
+            contents.iter().for_each(|(_, content)| lock(content).end_loss(&self.pool));
+        }
+        let mut stuck = lock(&self.stuck).clone();
+        if stuck.is_empty() {
+            return;
+        }
+        stuck.retain(|ino, _| contents.iter().any(|(written, _)| written == ino));
+        let done = stuck.into_iter().filter(|(_, content)| !lock(content).is_stuck());
+        for (ino, _) in done {
+            lock(&self.stuck).remove(&ino);
+        }
+    }
+
+    /// Gives data up that the device does not take, where it has half of the memory for data that waits.
+    pub(super) fn give_up_stuck(&self) {
+        if self.pool.dirty() <= self.options.dirty_pages / 2 {
+            return;
+        }
+        let stuck = std::mem::take(&mut *lock(&self.stuck));
+        for (ino, content) in stuck {
+            let handle = self.gate.enter();
+            let mut held = lock(&content);
+            held.give_up_stuck(&self.pool);
+            let _ = self.names.settle(&handle, ino, held.facts());
+            log::error!("uhs: data of inode {ino} is lost: the device does not take it");
+        }
+    }
+}

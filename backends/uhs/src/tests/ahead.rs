@@ -1,0 +1,133 @@
+//! The operations of the device that reads, writes and removals take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use defuse_block::sim::Call;
+use defuse_block::{Ram, Sim};
+use defuse_fs::{
+    CopyRange, Errno, Fh, File, FileKind, FileSystem, Ino, ReadArgs, ReadBuf, SliceSink,
+    SliceSource, WriteArgs, WriteBuf,
+};
+
+use super::{contents, cx, name, node, random};
+use crate::{Options, Uhs};
+
+const PAGES: u64 = 2000;
+
+/// A device that counts the operations of each kind, and a file system on it, with a file.
+struct Counted {
+    sim: Sim,
+    fs: Uhs,
+    file: Ino,
+    calls: [Arc<AtomicU64>; 2],
+}
+
+impl Counted {
+    /// `calls` are the kinds that are counted.
+    fn new(discard: bool, calls: [Call; 2]) -> Counted {
+        let ram = Ram::new(4096, 16 * 512);
+        Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+        let sim = Sim::from_ram(&ram, 1);
+        let options = Options { commit: None, discard, ..Options::default() };
+        let fs = Uhs::open(Arc::new(sim.clone()), options, random()).unwrap().0;
+        let file = make(&fs, "file");
+        write(&fs, file, &pattern());
+        fs.syncfs(&cx()).unwrap();
+        let mut counted = Counted { sim, fs, file, calls: Default::default() };
+        counted.remount(options);
+        let counters = counted.calls.clone();
+        counted.sim.fail(move |victim| {
+            if let Some(at) = calls.iter().position(|call| *call == victim.call) {
+                counters[at].fetch_add(1, Ordering::Relaxed);
+            }
+            None
+        });
+        counted
+    }
+
+    /// Nothing is in the cache then.
+    fn remount(&mut self, options: Options) {
+        self.fs = Uhs::open(Arc::new(self.sim.clone()), options, random()).unwrap().0;
+    }
+
+    fn count(&self, at: usize) -> u64 {
+        self.calls[at].swap(0, Ordering::Relaxed)
+    }
+
+    fn read(&self, page: u64) {
+        let mut bytes = [0; 4096];
+        let mut sink = SliceSink::new(&mut bytes);
+        let args = ReadArgs { offset: page * 4096, ..ReadArgs::default() };
+        let mut out = ReadBuf::new(&mut sink, 4096);
+        self.fs.read(&cx(), File { ino: self.file, fh: Fh(0) }, args, &mut out).unwrap();
+        assert_eq!(bytes, [page as u8; 4096]);
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..PAGES).flat_map(|page| [page as u8; 4096]).collect()
+}
+
+fn make(fs: &Uhs, text: &str) -> Ino {
+    fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap().ino
+}
+
+fn write(fs: &Uhs, ino: Ino, bytes: &[u8]) {
+    let mut source = SliceSource::new(bytes);
+    let mut data = WriteBuf::new(&mut source);
+    let file = File { ino, fh: Fh(0) };
+    assert_eq!(fs.write(&cx(), file, WriteArgs::default(), &mut data), Ok(bytes.len()));
+}
+
+#[test]
+fn a_sequential_reader_needs_few_reads_and_a_random_one_no_more_than_it_asks_for() {
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    (0..PAGES).for_each(|page| counted.read(page));
+    let sequential = counted.count(0);
+    assert!(sequential < 40, "{sequential} reads of the device");
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    // Never two neighbours one after the other.
+    (0..200).for_each(|nth| counted.read(nth * 7 % PAGES));
+    assert_eq!(counted.count(0), 200);
+}
+
+#[test]
+fn blocks_are_discarded_when_it_is_durable_that_they_are_free() {
+    let counted = Counted::new(true, [Call::Discard, Call::Flush]);
+    counted.fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
+    assert_eq!(counted.count(0), 0, "the file may come back");
+    counted.fs.syncfs(&cx()).unwrap();
+    let flushes = counted.count(1);
+    assert!((1..10).contains(&counted.count(0)) && flushes > 0);
+    let again = make(&counted.fs, "again");
+    write(&counted.fs, again, &pattern());
+    counted.fs.syncfs(&cx()).unwrap();
+    assert!(contents(&counted.fs, again, PAGES * 4096) == pattern());
+    let silent = Counted::new(false, [Call::Discard, Call::Flush]);
+    silent.fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
+    silent.fs.syncfs(&cx()).unwrap();
+    assert_eq!(silent.count(0), 0);
+}
+
+#[test]
+fn ranges_are_copied_within_the_file_system() {
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let (fs, other) = (&counted.fs, make(&counted.fs, "other"));
+    let file = |ino| File { ino, fh: Fh(0) };
+    let copy = |from: (Ino, u64), to: (Ino, u64), length| {
+        let (src, dst) = (file(from.0), file(to.0));
+        let (src_offset, dst_offset) = (from.1, to.1);
+        fs.copy_file_range(&cx(), &CopyRange { src, src_offset, dst, dst_offset, length, flags: 0 })
+    };
+    let all = PAGES * 4096;
+    // It ends where the file ends.
+    assert_eq!(copy((counted.file, 5000), (other, 100), u64::MAX / 2), Ok(all - 5000));
+    assert!(contents(fs, other, all - 4900)[100..] == pattern()[5000..]);
+    assert_eq!(copy((other, 0), (other, 5000), 6000), Err(Errno::EINVAL), "an overlap");
+    assert_eq!(copy((other, 0), (other, 6000), 6000), Ok(6000));
+    assert!(contents(fs, other, 12_000)[6000..] == contents(fs, other, 6000));
+    assert_eq!(copy((other, all), (counted.file, 0), 1), Ok(0));
+    assert_eq!(copy((other, 9), (counted.file, 0), u64::MAX), Err(Errno::EOVERFLOW));
+    assert_eq!(copy((other, 0), (Ino::ROOT, 0), 5), Err(Errno::EISDIR));
+}
