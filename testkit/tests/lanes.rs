@@ -1,122 +1,45 @@
 //! File systems through shared memory: what the model does, two clients at once, and clients that end.
 
+mod served;
+
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Lock, LockKind, LockOwner,
-    LockRequest, LockType, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, Result,
-    SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
+    Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType, OpenArgs,
+    OpenFlags,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
 use defuse_shared::{Paged, PagedOptions, Rings, RingsOptions};
 use defuse_socket::{Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
+use served::{Served, context, create, name, read, write};
 use tempfile::TempDir;
 
 const SHARED: RemoteOptions =
     RemoteOptions { timeout: None, descriptors_from: 0, lanes: LaneUse::Required };
 
-/// A server with shared memory, stopped when dropped.
-struct Served {
-    server: Arc<Server>,
-    path: PathBuf,
-    thread: Option<JoinHandle<bool>>,
-    _dir: TempDir,
-}
-
-impl Served {
-    fn new(fs: Arc<dyn FileSystem>, rings: RingsOptions) -> Served {
-        let dir = TempDir::with_prefix("defuse-lanes-").unwrap();
-        let path = dir.path().join("socket");
-        let lines = Some(Arc::new(Rings::new(rings)) as _);
-        let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
-        let fs = paged.clone().map_or(fs, |paged| paged as _);
-        let pages = paged.map(|paged| paged as _);
-        let options = ServerOptions { lines, pages, ..ServerOptions::default() };
-        let server = Arc::new(Server::bind(&path, fs, options).unwrap());
-        let running = Arc::clone(&server);
-        let thread = Some(std::thread::spawn(move || running.run()));
-        Served { server, path, thread, _dir: dir }
-    }
-
-    fn memory() -> Served {
-        Served::new(Arc::new(Memory::new(Options::default())), RingsOptions::default())
-    }
-
-    fn client(&self) -> Remote {
-        Remote::connect(&self.path, SHARED).unwrap()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.server.shut_down();
-        let clean = self.thread.take().unwrap().join().unwrap();
-        assert!(clean || std::thread::panicking(), "connections did not end");
-    }
-}
-
-/// A client and its server.
-struct Both {
-    client: Remote,
-    _served: Served,
-}
-
-impl FileSystem for Both {
-    delegate!(to client);
-}
-
-fn context() -> Context<'static> {
-    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
-}
-
-fn name(text: &str) -> Name<'_> {
-    Name::new(text.as_bytes()).unwrap()
-}
-
-fn create(fs: &dyn FileSystem, text: &str) -> (Entry, File) {
-    let cx = context();
-    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
-    let args =
-        OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), kill_suidgid: false };
-    let (entry, opened) = fs.create(&cx, Ino::ROOT, name(text), &node, args).unwrap();
-    (entry, File { ino: entry.ino, fh: opened.fh })
-}
-
-fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
-    let mut source = SliceSource::new(bytes);
-    let args = WriteArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
-    fs.write(&context(), file, args, &mut WriteBuf::new(&mut source))
-}
-
-fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    let mut sink = SliceSink::new(&mut bytes);
-    let mut out = ReadBuf::new(&mut sink, len);
-    let args = ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..ReadArgs::default() };
-    fs.read(&context(), file, args, &mut out)?;
-    let filled = out.filled();
-    bytes.truncate(filled);
-    Ok(bytes)
+/// A server of files in memory, with shared memory.
+fn memory(rings: RingsOptions) -> Served {
+    let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(Options::default()));
+    let lines = Some(Arc::new(Rings::new(rings)) as _);
+    let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
+    let fs = paged.clone().map_or(fs, |paged| paged as _);
+    let pages = paged.map(|paged| paged as _);
+    Served::new(fs, ServerOptions { lines, pages, ..ServerOptions::default() }, SHARED)
 }
 
 #[test]
 fn memory_through_shared_memory_does_what_the_model_does() {
-    check(Missing::Refused, || {
-        let served = Served::memory();
-        Arc::new(Both { client: served.client(), _served: served })
-    });
+    check(Missing::Refused, || Arc::new(memory(RingsOptions::default()).with_client()));
 }
 
 #[test]
 fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
-    let served = Served::memory();
+    let served = memory(RingsOptions::default());
     let (one, other) = (served.client(), served.client());
     let (_, file) = create(&one, "shared");
     // Longer than one message.
@@ -134,7 +57,7 @@ fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
 /// Where more threads ask than there are lanes, the rest uses messages.
 #[test]
 fn more_threads_than_lanes_all_get_their_own_replies() {
-    let served = Served::memory();
+    let served = memory(RingsOptions::default());
     let client = served.client();
     std::thread::scope(|scope| {
         for thread in 0..16_u8 {
@@ -158,7 +81,7 @@ fn more_threads_than_lanes_all_get_their_own_replies() {
 #[test]
 fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages() {
     let limits = RingsOptions { connections: 1, connections_of_user: 1 };
-    let served = Served::new(Arc::new(Memory::new(Options::default())), limits);
+    let served = memory(limits);
     let (first, second) = (served.client(), served.client());
     assert!(first.lane_counts().is_some() && second.lane_counts().is_none());
     let (_, file) = create(&second, "through messages");
@@ -233,7 +156,7 @@ fn start_child(served: &Served) -> Child {
 
 #[test]
 fn a_client_that_is_killed_leaves_nothing_and_nobody_waits_for_it() {
-    let served = Served::memory();
+    let served = memory(RingsOptions::default());
     let client = served.client();
     let (_, file) = create(&client, "locked");
     let used = || client.statfs(&context(), Ino::ROOT).unwrap().files_free;

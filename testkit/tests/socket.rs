@@ -1,8 +1,8 @@
 //! File systems through a socket: the client takes the role of the kernel, in front of the server.
 
-use std::path::PathBuf;
+mod served;
+
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
@@ -15,106 +15,32 @@ use defuse_memory::{Memory, Options};
 use defuse_remote::{Legacy, Remote, RemoteError, RemoteOptions};
 use defuse_socket::{Admission, ServeError, Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
-use tempfile::TempDir;
+use served::{Served, context, create, name, read, write};
 
-/// A server on a new socket, stopped when dropped.
-struct Served {
-    server: Arc<Server>,
-    path: PathBuf,
-    thread: Option<JoinHandle<bool>>,
-    _dir: TempDir,
+/// A server of files in memory.
+fn memory() -> Served {
+    serve(Arc::new(Memory::new(Options::default())))
 }
 
-impl Served {
-    fn new(fs: Arc<dyn FileSystem>) -> Served {
-        Served::with(fs, ServerOptions::default())
-    }
-
-    fn with(fs: Arc<dyn FileSystem>, options: ServerOptions) -> Served {
-        let dir = TempDir::with_prefix("defuse-socket-").unwrap();
-        let path = dir.path().join("socket");
-        let server = Arc::new(Server::bind(&path, fs, options).unwrap());
-        let running = Arc::clone(&server);
-        let thread = Some(std::thread::spawn(move || running.run()));
-        Served { server, path, thread, _dir: dir }
-    }
-
-    fn memory() -> Served {
-        Served::new(Arc::new(Memory::new(Options::default())))
-    }
-
-    fn client(&self) -> Remote {
-        Remote::connect(&self.path, RemoteOptions::default()).unwrap()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.server.shut_down();
-        let clean = self.thread.take().unwrap().join().unwrap();
-        assert!(clean || std::thread::panicking(), "connections did not end");
-    }
-}
-
-/// A client and its server.
-struct Both {
-    client: Remote,
-    _served: Served,
-}
-
-impl FileSystem for Both {
-    delegate!(to client);
-}
-
-fn context() -> Context<'static> {
-    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
-}
-
-fn create(fs: &dyn FileSystem, name: &str) -> (Entry, File) {
-    let cx = context();
-    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
-    let args =
-        OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), kill_suidgid: false };
-    let name = Name::new(name.as_bytes()).unwrap();
-    let (entry, opened) = fs.create(&cx, Ino::ROOT, name, &node, args).unwrap();
-    (entry, File { ino: entry.ino, fh: opened.fh })
-}
-
-fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
-    let mut source = SliceSource::new(bytes);
-    let args = WriteArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
-    fs.write(&context(), file, args, &mut WriteBuf::new(&mut source))
-}
-
-fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    let mut sink = SliceSink::new(&mut bytes);
-    let mut out = ReadBuf::new(&mut sink, len);
-    let args = ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..ReadArgs::default() };
-    fs.read(&context(), file, args, &mut out)?;
-    let filled = out.filled();
-    bytes.truncate(filled);
-    Ok(bytes)
+fn serve(fs: Arc<dyn FileSystem>) -> Served {
+    Served::new(fs, ServerOptions::default(), RemoteOptions::default())
 }
 
 #[test]
 fn memory_through_a_socket_does_what_the_model_does() {
-    check(Missing::Refused, || {
-        let served = Served::memory();
-        Arc::new(Both { client: served.client(), _served: served })
-    });
+    check(Missing::Refused, || Arc::new(memory().with_client()));
 }
 
 #[test]
 fn one_client_reads_what_another_one_writes() {
-    let served = Served::memory();
+    let served = memory();
     let (one, other) = (served.client(), served.client());
     let (_, file) = create(&one, "shared");
     // Longer than one message.
     let bytes: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 7) as u8).collect();
     assert_eq!(write(&one, file, 3, &bytes), Ok(bytes.len()));
     let cx = context();
-    let entry = other.lookup(&cx, Ino::ROOT, Name::new(b"shared").unwrap()).unwrap();
+    let entry = other.lookup(&cx, Ino::ROOT, name("shared")).unwrap();
     assert_eq!(entry.attr.size, bytes.len() as u64 + 3);
     let opened = other.open(&cx, entry.ino, OpenArgs::default()).unwrap();
     let seen = read(&other, File { ino: entry.ino, fh: opened.fh }, 3, bytes.len() + 50).unwrap();
@@ -123,7 +49,7 @@ fn one_client_reads_what_another_one_writes() {
 
 #[test]
 fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
-    let served = Served::memory();
+    let served = memory();
     let parent = served.client();
     let (entry, file) = create(&parent, "kept");
     assert_eq!(write(&parent, file, 0, b"kept"), Ok(4));
@@ -132,7 +58,7 @@ fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
     assert_eq!(stranger.getattr(&context(), entry.ino, None), Err(Errno::ESTALE));
     assert_eq!(read(&stranger, file, 0, 4), Err(Errno::ESTALE));
     stranger.forget(entry.ino, 1000);
-    parent.unlink(&context(), Ino::ROOT, Name::new(b"kept").unwrap()).unwrap();
+    parent.unlink(&context(), Ino::ROOT, name("kept")).unwrap();
     drop(parent);
     assert_eq!(read(&child, file, 0, 10), Ok(b"kept".to_vec()));
 }
@@ -141,7 +67,7 @@ fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
 /// as one of them lived.
 #[test]
 fn parent_and_child_release_their_files_independently() {
-    let served = Served::memory();
+    let served = memory();
     let (cx, free) = (context(), || served.client().statfs(&context(), Ino::ROOT).unwrap().files);
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
@@ -180,15 +106,11 @@ fn wait_until(done: impl Fn() -> bool) {
 
 #[test]
 fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
-    let served = Served::memory();
+    let served = memory();
     let (parent, other, cx) = (served.client(), served.client(), context());
     let (entry, file) = create(&parent, "locked");
     let opened = other
-        .open(
-            &cx,
-            other.lookup(&cx, Ino::ROOT, Name::new(b"locked").unwrap()).unwrap().ino,
-            OpenArgs::default(),
-        )
+        .open(&cx, other.lookup(&cx, Ino::ROOT, name("locked")).unwrap().ino, OpenArgs::default())
         .unwrap();
     let others = File { ino: entry.ino, fh: opened.fh };
     let request = |kind, owner, range: (u64, u64)| LockRequest {
@@ -224,10 +146,10 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
 /// although the parent still had the open file: `exec 9>l; flock 9` of a shell excluded nobody.
 #[test]
 fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
-    let served = Served::memory();
+    let served = memory();
     let (parent, other, cx) = (served.client(), served.client(), context());
     let (entry, file) = create(&parent, "locked");
-    let found = other.lookup(&cx, Ino::ROOT, Name::new(b"locked").unwrap()).unwrap();
+    let found = other.lookup(&cx, Ino::ROOT, name("locked")).unwrap();
     let opened = other.open(&cx, found.ino, OpenArgs::default()).unwrap();
     let others = File { ino: entry.ino, fh: opened.fh };
     let owner = LockOwner(7);
@@ -278,10 +200,10 @@ impl FileSystem for Lockless {
 #[test]
 fn clients_of_a_file_system_without_locks_exclude_each_other() {
     let memory = Memory::new(Options::default());
-    let served = Served::new(Arc::new(Lockless { memory }));
+    let served = serve(Arc::new(Lockless { memory }));
     let (one, other, cx) = (served.client(), served.client(), context());
     let (ino, mine) = create(&one, "locked");
-    let name = Name::new(b"locked").unwrap();
+    let name = name("locked");
     assert_eq!(other.lookup(&cx, Ino::ROOT, name).unwrap().ino, ino.ino);
     let fh = other.open(
         &cx,
@@ -313,10 +235,10 @@ fn clients_of_a_file_system_without_locks_exclude_each_other() {
 /// its connection. A non-blocking request in between failed.
 #[test]
 fn locks_of_a_client_that_is_gone_do_not_block_others() {
-    let served = Served::memory();
+    let served = memory();
     let (other, cx) = (served.client(), context());
     create(&other, "locked");
-    let name = || Name::new(b"locked").unwrap();
+    let name = || name("locked");
     let lock = |client: &Remote, owner| {
         let ino = client.lookup(&cx, Ino::ROOT, name()).unwrap().ino;
         let fh = client.open(&cx, ino, OpenArgs::default()).unwrap().fh;
@@ -342,7 +264,7 @@ fn locks_of_a_client_that_is_gone_do_not_block_others() {
 
 #[test]
 fn a_thousand_clients_are_served_at_once() {
-    let served = Served::memory();
+    let served = memory();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
@@ -359,7 +281,7 @@ fn a_thousand_clients_are_served_at_once() {
 /// Waiting and later calls get an error when the server is gone.
 #[test]
 fn a_server_that_dies_leaves_no_caller_waiting() {
-    let served = Served::memory();
+    let served = memory();
     let client = served.client();
     let (_, file) = create(&client, "file");
     let asking = std::thread::scope(|scope| {
@@ -608,7 +530,11 @@ impl FileSystem for Stuck {
 fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
     let mut options = ServerOptions::default();
     options.session.workers = Some(2);
-    let served = Served::with(Arc::new(Stuck { inner: Memory::new(Options::default()) }), options);
+    let served = Served::new(
+        Arc::new(Stuck { inner: Memory::new(Options::default()) }),
+        options,
+        RemoteOptions::default(),
+    );
     let client = served.client();
     let (_, file) = create(&client, "file");
     let tokens: [InterruptToken; 2] = Default::default();
