@@ -57,6 +57,8 @@ pub(crate) struct Engine {
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
     stuck: Mutex<BTreeMap<u64, Shared>>,
+    /// The device has refused data in this mount.
+    refused: AtomicBool,
     /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
     idle: Mutex<VecDeque<u64>>,
     options: Options,
@@ -135,6 +137,7 @@ impl Engine {
             io,
             loads: Default::default(),
             stuck: Mutex::default(),
+            refused: AtomicBool::new(false),
             idle: Mutex::default(),
             options,
             rules,

@@ -114,6 +114,10 @@ impl Engine {
         }
         // Nobody uses the file system any more.
         let save = |groups: &Groups| {
+            // A scan looks at what such a device has, and at nothing else.
+            if self.refused.load(Ordering::Relaxed) {
+                return None;
+            }
             let mut saving = Saving::default();
             self.names.save(|ino| groups.live(ino), &mut saving);
             let (stale, removals) = groups.leftovers()?;

@@ -1,5 +1,7 @@
 //! Data that the device does not take: who is told, and what becomes of it.
 
+use std::sync::atomic::Ordering;
+
 use defuse_fs::{Errno, Result};
 
 use super::{Engine, lock};
@@ -35,6 +37,7 @@ impl Engine {
 
     /// Finds other places for what could not be written. With `stuck`, it waits for the next sync.
     pub(super) fn lose(&self, contents: &[(u64, Shared)], lost: &[u64], stuck: bool) {
+        self.refused.store(true, Ordering::Relaxed);
         for (ino, content) in contents {
             let handle = self.gate.enter();
             let mut held = lock(content);

@@ -131,3 +131,22 @@ fn data_that_no_device_takes_is_given_up_before_it_fills_the_memory() {
     assert_eq!((fsync(&fs, other), free > 1000), (Ok(()), true));
     expect(&sim, other, &[5; 100_000]);
 }
+
+#[test]
+fn a_mount_whose_data_the_device_refused_leaves_no_snapshot() {
+    for refuses in [false, true] {
+        let (sim, fs) = new(64);
+        let file = make(&fs, "file");
+        if refuses {
+            refuse(&sim, |_| true);
+        }
+        write(&fs, file, 0, &[1; 20_000]).unwrap();
+        assert_eq!(fsync(&fs, file).is_ok(), !refuses);
+        sim.heal();
+        assert_eq!(fsync(&fs, file), Ok(()));
+        drop(fs);
+        let superblock = survey(&sim, Rules::ALL).unwrap().superblock;
+        assert_eq!(superblock.snapshot.is_none(), refuses);
+        expect(&sim, file, &[1; 20_000]);
+    }
+}
