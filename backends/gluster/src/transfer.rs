@@ -80,6 +80,8 @@ pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, 
     let given = io.take_room();
     let is_given = given.is_some();
     let mut room = given.unwrap_or_else(|| pool.take(len));
+    // libgfapi writes so much, whoever promised the room.
+    assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
     let start_of_room: *mut u8 = room.as_mut_ptr();
     let memory = if is_given { Memory::Room(room) } else { Memory::Pooled(room) };
     start(io, file.0, (memory, pool, on), |handle, done, data| {
