@@ -125,10 +125,12 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         Ok(status) => status,
         Err(error) => return not_executed(program, &error),
     };
+    let ended = servers.end();
     remove_nodes(&memory, plan.token);
     if args.report {
         report(&memory, &plan, &paths);
     }
+    ended?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
 }

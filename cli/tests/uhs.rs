@@ -247,6 +247,19 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
     assert_eq!(out, "four\nthree\ntwo\n");
 }
 
+// The run ended while its last program's connection did, and what that program had written was lost.
+#[test]
+fn what_a_program_of_a_run_has_written_is_durable_when_the_run_ends() {
+    let place = Place::new();
+    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    for round in 0..5 {
+        let script = format!("echo {round} > /x/file");
+        place.ok(&["run", "--mount", "/x=uhs:img", "--", "bash", "-c", &script]);
+        let read = ["run", "--mount", "/x=uhs:img,ro", "--", "cat", "/x/file"];
+        assert_eq!(place.ok(&read), format!("{round}\n"));
+    }
+}
+
 /// An image can be looked at without leaving a trace, by several at once.
 #[test]
 fn a_read_only_mount_writes_nothing_and_stays_read_only() {

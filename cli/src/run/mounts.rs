@@ -8,8 +8,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use defuse_compose::{Settings, Source};
+use defuse_fs::FileSystem;
 use defuse_fs::source::{Frontend, Locks, Sharing};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_socket::{Server, ServerOptions};
@@ -92,10 +94,17 @@ fn opener(sharing: Sharing, in_process: bool, fork: ForkPolicy) -> Opener {
 /// The servers of a run, until its end.
 #[derive(Default)]
 pub struct Servers {
-    /// Stop with the process.
-    _servers: Vec<Arc<Server>>,
+    running: Vec<Running>,
     /// The sockets that programs inherit, see [`ServedBy::Run`].
     pub sockets: Vec<OwnedFd>,
+}
+
+/// A server on a thread of its own, and its file system.
+struct Running {
+    source: String,
+    server: Arc<Server>,
+    thread: JoinHandle<bool>,
+    fs: Arc<dyn FileSystem>,
 }
 
 /// Starts a server for each mount that the programs cannot open by themselves, and notes it in the mount.
@@ -119,14 +128,30 @@ impl Servers {
     fn start(&mut self, source: &Source, settings: &Settings) -> Result<ServedBy> {
         let fs = source.open(settings)?;
         let (listener, socket) = unnamed_socket()?;
-        let server = Server::inherited(listener, fs, ServerOptions::default());
+        let server = Server::inherited(listener, Arc::clone(&fs), ServerOptions::default());
         let server = Arc::new(server.map_err(Failure::failed)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());
         let served = Arc::clone(&server);
-        thread.spawn(move || served.run()).map_err(Failure::failed)?;
-        self._servers.push(server);
+        let thread = thread.spawn(move || served.run()).map_err(Failure::failed)?;
+        let source = source.text().to_string_lossy().into_owned();
+        self.running.push(Running { source, server, thread, fs });
         self.sockets.push(socket);
         Ok(ServedBy::Run(self.sockets.len() - 1))
+    }
+
+    /// Ends all connections, and makes everything durable that the programs have changed. Fails with the first
+    /// file system that cannot do that.
+    pub fn end(self) -> Result<()> {
+        let mut outcome = Ok(());
+        for Running { source, server, thread, fs } in self.running {
+            server.shut_down();
+            let _ = thread.join();
+            if let Err(errno) = fs.detached() {
+                let failure = format!("{source}: not all changes could be made durable: {errno}");
+                outcome = outcome.and(Err(Failure::Failed(failure)));
+            }
+        }
+        outcome
     }
 }
 
