@@ -163,7 +163,7 @@ impl FileSystem for Uhs {
 
     fn detached(&self) -> Result<()> {
         self.engine.names().detach();
-        self.engine.commit(Extent::Everything)
+        self.engine.sync_all()
     }
 
     fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
