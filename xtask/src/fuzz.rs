@@ -78,9 +78,11 @@ fn fuzz(target: &str, seconds: u32, options: &[String]) -> Result<()> {
     }
     println!("fuzzing {target} for {seconds} s");
     let mut fuzzer = Command::new(program);
-    fuzzer
-        .arg(format!("-max_total_time={seconds}"))
-        .args(["-max_len=1024", "-print_final_stats=1"]);
+    fuzzer.arg(format!("-max_total_time={seconds}")).args([
+        "-max_len=1024",
+        "-print_final_stats=1",
+        "-verbosity=0",
+    ]);
     fuzzer.arg(format!("-artifact_prefix={}/{target}-", artifacts.display())).args(options);
     fuzzer.arg(corpus);
     if seeds.is_dir() {

@@ -20,6 +20,7 @@ mod fuzz;
 mod gluster;
 mod install;
 mod library;
+mod libtest;
 mod packages;
 mod parts;
 mod rings;

@@ -1,18 +1,15 @@
-//! Records the parts that a test run leaves out, and their reasons.
-//!
-//! A test that cannot do something passes and prints a line `skipped: REASON` or `not here:
-//! REASON`. The first is for requirements that any machine can meet: a program, a user, a device.
-//! The second is for features that this kernel or the lower file systems lack. libtest hides the
-//! output of passing tests unless `--show-output` is set.
+//! Records what a test run has to tell at its end: the parts that it left out, the tests that
+//! failed, and those that passed only at the second attempt.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Write, pipe};
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::command;
+use crate::libtest::{Failed, Reader};
 
 /// Time to wait for output of processes that outlive cargo.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -28,11 +25,26 @@ pub struct LeftOut {
     pub can_be_had: bool,
 }
 
-/// All parts that a run left out.
+/// All that a run has to tell.
 #[derive(Debug, Default)]
 pub struct Parts {
     step: &'static str,
     left_out: Vec<LeftOut>,
+    failures: Vec<Failure>,
+    /// The output of tests is not shown: what a test of this file runs would be taken for the
+    /// output of that test.
+    silent: bool,
+}
+
+/// A test that failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The step.
+    pub step: &'static str,
+    /// The test, with its output at the first attempt.
+    pub test: Failed,
+    /// True if it passed at the second attempt.
+    pub passed_later: bool,
 }
 
 impl Parts {
@@ -53,16 +65,68 @@ impl Parts {
         self.note(self.step.to_owned(), why, false);
     }
 
-    /// Runs tests by cargo, and records the parts that they leave out.
+    /// Runs tests by cargo, and records the parts that they leave out and the tests that fail.
+    ///
+    /// Tests that failed run once more, alone: many of them wait for processes, mounts and timers,
+    /// and other work shares the machine. Those that pass then do not fail the run, but its last
+    /// lines show them, so that their fault is found.
     ///
     /// # Errors
     ///
-    /// Fails if the tests fail.
+    /// Fails if tests fail twice, or if the failure is not that of a test.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
         let named = command::line(cargo);
-        cargo.args(["--", "--show-output"]).stdout(Stdio::piped());
+        let (status, read) = self.attempt(cargo.args(["--", "--show-output"]))?;
+        if status.success() {
+            return Ok(());
+        }
+        let passed_later = !read.targets.is_empty()
+            && read.targets.iter().try_fold(true, |passed, target| {
+                Ok::<_, anyhow::Error>(self.passes_again(cargo, target, &read.failed)? && passed)
+            })?;
+        let step = self.step;
+        let failures = read.failed.into_iter();
+        self.failures.extend(failures.map(|test| Failure { step, test, passed_later }));
+        if !passed_later {
+            bail!("`{named}` ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Runs the failed tests of a target once more. All its tests run if it ended without a word
+    /// of one that failed.
+    fn passes_again(&mut self, like: &Command, target: &str, failed: &[Failed]) -> Result<bool> {
+        if !self.silent {
+            println!("\nonce more: {target}");
+        }
+        let again = |names: &[Failed]| {
+            let mut cargo = command::cargo();
+            if let Some(dir) = like.get_current_dir() {
+                cargo.current_dir(dir);
+            }
+            cargo.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            cargo.arg("test").args(target.split_whitespace()).args(["--", "--show-output"]);
+            if !names.is_empty() {
+                cargo.arg("--exact").args(names.iter().map(|test| &test.name));
+            }
+            cargo
+        };
+        let (status, read) = self.attempt(&mut again(failed))?;
+        if read.run > 0 || failed.is_empty() {
+            return Ok(status.success());
+        }
+        Ok(self.attempt(&mut again(&[]))?.0.success())
+    }
+
+    /// Runs cargo once and reads its output.
+    fn attempt(&mut self, cargo: &mut Command) -> Result<(ExitStatus, Reader)> {
+        // One pipe for both, so that the lines of cargo stand between those of its tests.
+        let (output, input) = pipe().context("a pipe")?;
+        let named = command::line(cargo);
+        cargo.stdout(input.try_clone().context("a pipe")?).stderr(input);
         let mut child = cargo.spawn().with_context(|| format!("cannot start {named}"))?;
-        let output = child.stdout.take().context("a pipe")?;
+        // The command has the other end open.
+        cargo.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let (lines, received) = channel();
         std::thread::spawn(move || {
             let mut output = BufReader::new(output);
@@ -79,16 +143,19 @@ impl Parts {
             ended = ended.or(child.try_wait().ok().flatten());
             ended.is_some()
         }) {
-            let text = String::from_utf8_lossy(&line);
-            if reader.shows(text.trim_end(), self) {
+            if reader.read(String::from_utf8_lossy(&line).trim_end()) && !self.silent {
                 std::io::stdout().write_all(&line)?;
             }
         }
         let status = child.wait()?;
-        if !status.success() {
-            bail!("`{named}` ended with {status}");
+        for part in std::mem::take(&mut reader.missing) {
+            let place = match &*part.test {
+                "" => self.step.to_owned(),
+                test => format!("{}: {test}", self.step),
+            };
+            self.note(place, &part.why, part.can_be_had);
         }
-        Ok(())
+        Ok((status, reader))
     }
 
     fn note(&mut self, place: String, why: &str, can_be_had: bool) {
@@ -96,6 +163,11 @@ impl Parts {
         if !self.left_out.contains(&part) {
             self.left_out.push(part);
         }
+    }
+
+    /// The tests that failed at their first attempt.
+    pub fn failures(&self) -> &[Failure] {
+        &self.failures
     }
 
     /// The parts whose requirement any machine can meet, or the others.
@@ -117,63 +189,50 @@ fn next_line(lines: &Receiver<Vec<u8>>, mut has_ended: impl FnMut() -> bool) -> 
     }
 }
 
-/// Parses the output of libtest.
-#[derive(Debug, Default)]
-struct Reader {
-    /// In the output of passing tests, which is not shown.
-    among_successes: bool,
-    test: String,
-}
-
-impl Reader {
-    /// Reads a line. Returns true if it should be shown.
-    fn shows(&mut self, line: &str, parts: &mut Parts) -> bool {
-        let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
-        if let Some(name) = name {
-            name.clone_into(&mut self.test);
-        } else if let Some(why) = line.strip_prefix("skipped: ") {
-            parts.note(self.place(parts), why, true);
-        } else if let Some(why) = line.strip_prefix("not here: ") {
-            parts.note(self.place(parts), why, false);
-        }
-        if line == "successes:" {
-            self.among_successes = true;
-        } else if line == "failures:" || line.starts_with("test result: ") {
-            self.among_successes = false;
-            self.test.clear();
-        }
-        !self.among_successes
-    }
-
-    fn place(&self, parts: &Parts) -> String {
-        match self.test.as_str() {
-            "" => parts.step.to_owned(),
-            test => format!("{}: {test}", parts.step),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SAID: &str = "\nrunning 3 tests\ntest a ... ok\ntest b ... ok\ntest c ... FAILED\n\nsuccesses:\n\n\
-        ---- a stdout ----\nskipped: fio is not installed\nmore\n\n---- b stdout ----\nnot here: no rings\n\n\
-        successes:\n    a\n    b\n\nfailures:\n\n---- c stdout ----\nassertion failed\n\nfailures:\n    c\n\n\
-        test result: FAILED. 2 passed; 1 failed\n";
+    const TESTS: &str = r#"
+        #[test]
+        fn fails_once() {
+            println!("skipped: a part");
+            let flag = concat!(env!("CARGO_MANIFEST_DIR"), "/flag");
+            std::fs::File::create_new(flag).expect_err("the first attempt");
+        }
+        #[test]
+        fn fails() {
+            assert!(std::env::var_os("FAIL").is_none(), "a reason");
+        }
+    "#;
 
     #[test]
-    fn parts_left_out_by_passing_tests_are_recorded_and_their_other_output_is_hidden() {
-        let mut parts = Parts::default();
+    fn tests_that_fail_run_once_more_and_their_words_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("tests")).unwrap();
+        std::fs::write(dir.path().join("tests/some.rs"), TESTS).unwrap();
+        let manifest = "[package]\nname = \"tried\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n[workspace]\n";
+        std::fs::write(dir.path().join("Cargo.toml"), manifest).unwrap();
+        std::fs::write(dir.path().join("lib.rs"), "").unwrap();
+        let cargo = |fail: bool| {
+            let mut cargo = command::cargo();
+            cargo.current_dir(dir.path()).args(["test", "--offline", "--no-fail-fast"]);
+            cargo.env("CARGO_TARGET_DIR", dir.path().join("target")).env_remove("FAIL");
+            if fail {
+                cargo.env("FAIL", "");
+            }
+            cargo
+        };
+        let mut parts = Parts { silent: true, ..Parts::default() };
         parts.begin("test");
-        let mut reader = Reader::default();
-        let shown: Vec<&str> = SAID.lines().filter(|line| reader.shows(line, &mut parts)).collect();
-        assert!(shown.contains(&"assertion failed") && shown.contains(&"test a ... ok"));
-        assert!(!shown.contains(&"more"));
-        let missing = parts.left_out(true);
-        assert_eq!(missing.len(), 1);
-        assert_eq!((&*missing[0].place, &*missing[0].why), ("test: a", "fio is not installed"));
-        assert_eq!(parts.left_out(false)[0].place, "test: b");
+        parts.run_tests(&mut cargo(false)).unwrap();
+        let [once] = parts.failures() else { panic!("{parts:?}") };
+        assert!(once.passed_later && once.test.name == "fails_once");
+        assert!(once.test.said.iter().any(|line| line.contains("the first attempt")));
+        assert_eq!(parts.left_out(true)[0].place, "test: fails_once");
+        parts.run_tests(&mut cargo(true)).unwrap_err();
+        let [_, twice] = parts.failures() else { panic!("{parts:?}") };
+        assert!(!twice.passed_later && twice.test.said.iter().any(|line| line == "a reason"));
     }
 
     /// A daemon left behind by a test has the pipe, too. Waiting for its end would take for ever.

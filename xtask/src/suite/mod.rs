@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::command;
 use crate::packages::{self, Tool};
-use crate::parts::{LeftOut, Parts};
+use crate::parts::{Failure, LeftOut, Parts};
 pub use steps::all_packages;
 use steps::{Run, STEPS, Step, When};
 
@@ -53,6 +53,7 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     let mut parts = Parts::default();
     prepare(&chosen, &mut parts);
     let reports: Vec<Report> = chosen.into_iter().map(|step| perform(step, &mut parts)).collect();
+    say_failures(parts.failures());
     summarize(&reports);
     let strict = is_strict(std::env::var("CI").ok().as_deref());
     say_left_out(&parts, strict);
@@ -151,6 +152,16 @@ fn word(outcome: &Outcome) -> String {
         Outcome::Passed => "passed".to_owned(),
         Outcome::Failed(why) => format!("FAILED: {why}"),
         Outcome::Skipped(why) => format!("skipped: {why}"),
+    }
+}
+
+/// Prints the tests that failed, with their last words. They come late, because a reader of a long
+/// run begins at its end.
+fn say_failures(failures: &[Failure]) {
+    for Failure { step, test, passed_later } in failures {
+        let later = if *passed_later { ", and passed at the second attempt" } else { "" };
+        println!("\n==== failed: {step}: {}{later}", test.name);
+        test.said.iter().for_each(|line| println!("{line}"));
     }
 }
 

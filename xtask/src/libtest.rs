@@ -1,0 +1,189 @@
+//! Reads the output of `cargo test`: the parts that tests left out, and the tests that failed.
+//!
+//! A test that cannot do something passes and prints a line `skipped: REASON` or `not here:
+//! REASON`. The first is for requirements that any machine can meet: a program, a user, a device.
+//! The second is for features that this kernel or the lower file systems lack. libtest hides the
+//! output of passing tests unless `--show-output` is set.
+
+use std::collections::VecDeque;
+
+/// Lines kept of the output of one failed test: its last ones.
+const KEPT: usize = 40;
+
+/// A failed test, with the last lines of its output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failed {
+    /// The name that libtest gives it.
+    pub name: String,
+    /// Its output.
+    pub said: VecDeque<String>,
+}
+
+impl Failed {
+    fn say(&mut self, line: &str) {
+        let begins = line.trim_start();
+        // The frames of a backtrace, which would displace the message.
+        let numbered = begins.split_once(": ").is_some_and(|(n, _)| n.parse::<u32>().is_ok());
+        if begins.is_empty()
+            || (begins.len() < line.len() && (numbered || begins.starts_with("at ")))
+        {
+            return;
+        }
+        if self.said.len() == KEPT {
+            self.said.pop_front();
+        }
+        self.said.push_back(line.to_owned());
+    }
+}
+
+/// A part of a test that was left out.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The test, or nothing outside of the output of tests.
+    pub test: String,
+    /// The reason.
+    pub why: String,
+    /// True if any machine can meet the requirement.
+    pub can_be_had: bool,
+}
+
+/// Reads the output line by line.
+#[derive(Debug, Default)]
+pub struct Reader {
+    within: Within,
+    test: String,
+    /// Parts that were left out.
+    pub missing: Vec<Missing>,
+    /// Tests that failed, in the order of their output.
+    pub failed: Vec<Failed>,
+    /// Targets that failed, as arguments of cargo: `-p defuse --test run`.
+    pub targets: Vec<String>,
+    /// Tests that were run, by the last lines of the programs.
+    pub run: usize,
+}
+
+/// The section of the output.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Within {
+    #[default]
+    Progress,
+    /// Output of passing tests, which is not shown.
+    Successes,
+    Failures,
+    /// Cargo's list of the targets that failed.
+    Targets,
+}
+
+impl Reader {
+    /// Reads a line. Returns true if it should be shown.
+    pub fn read(&mut self, line: &str) -> bool {
+        let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = name {
+            name.clone_into(&mut self.test);
+            if self.within == Within::Failures {
+                self.failed.push(Failed { name: name.to_owned(), ..Failed::default() });
+            }
+        } else if let Some(why) = line.strip_prefix("skipped: ") {
+            self.leave_out(why, true);
+        } else if let Some(why) = line.strip_prefix("not here: ") {
+            self.leave_out(why, false);
+        } else {
+            self.read_other(line);
+        }
+        self.within != Within::Successes
+    }
+
+    fn read_other(&mut self, line: &str) {
+        if line == "successes:" {
+            self.within = Within::Successes;
+        } else if line == "failures:" {
+            self.within = Within::Failures;
+            self.test.clear();
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            self.within = Within::Progress;
+            self.test.clear();
+            self.run += count(counts, "passed") + count(counts, "failed");
+        } else if line.starts_with("error: ") && line.contains(" failed:") {
+            self.within = Within::Targets;
+        } else if self.within == Within::Targets {
+            let target = line.trim().strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
+            self.targets.extend(target.map(str::to_owned));
+        } else if self.within == Within::Failures
+            && !self.test.is_empty()
+            && let Some(failed) = self.failed.last_mut()
+        {
+            failed.say(line);
+        }
+    }
+
+    fn leave_out(&mut self, why: &str, can_be_had: bool) {
+        let test = self.test.clone();
+        self.missing.push(Missing { test, why: why.to_owned(), can_be_had });
+    }
+}
+
+/// The number before a word, as in `2 passed; 1 failed`.
+fn count(counts: &str, what: &str) -> usize {
+    let before = counts.split(what).next().unwrap_or_default();
+    before.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "\nrunning 3 tests\ntest a ... ok\ntest b ... ok\ntest c ... FAILED\n\nsuccesses:\n\n\
+        ---- a stdout ----\nskipped: fio is not installed\nmore\n\n---- b stdout ----\nnot here: no rings\n\n\
+        successes:\n    a\n    b\n\nfailures:\n\n---- c stdout ----\nassertion failed\n\n---- d stdout ----\n\n\
+        other words\n   0: frame\n             at ./x.rs:1:1\n\nfailures:\n    c\n    d\n\n\
+        test result: FAILED. 2 passed; 12 failed; 0 ignored\n\n\
+        error: test failed, to rerun pass `-p defuse --test run`\n\
+        \x20    Running tests/x.rs (target/debug/deps/x-1)\n\nrunning 0 tests\n\n\
+        test result: ok. 0 passed; 0 failed\n\n\
+        error: 2 targets failed:\n    `-p defuse --test run`\n    `-p xtask --lib`\n";
+
+    fn read() -> (Reader, Vec<&'static str>) {
+        let mut reader = Reader::default();
+        let shown = SAID.lines().filter(|line| reader.read(line)).collect();
+        (reader, shown)
+    }
+
+    #[test]
+    fn parts_left_out_by_passing_tests_are_recorded_and_their_other_output_is_hidden() {
+        let (reader, shown) = read();
+        assert!(shown.contains(&"assertion failed") && shown.contains(&"test a ... ok"));
+        assert!(!shown.contains(&"more"));
+        let missing = |test: &str, why: &str, can_be_had| Missing {
+            test: test.into(),
+            why: why.into(),
+            can_be_had,
+        };
+        assert_eq!(
+            reader.missing,
+            [missing("a", "fio is not installed", true), missing("b", "no rings", false)]
+        );
+    }
+
+    #[test]
+    fn failed_tests_and_targets_are_recorded_with_what_they_said() {
+        let (reader, _) = read();
+        let said: Vec<_> =
+            reader.failed.iter().map(|test| (&*test.name, Vec::from(test.said.clone()))).collect();
+        let words = |line: &str| vec![line.to_owned()];
+        assert_eq!(said, [("c", words("assertion failed")), ("d", words("other words"))]);
+        assert_eq!(reader.targets, ["-p defuse --test run", "-p xtask --lib"]);
+        assert_eq!(reader.run, 14);
+    }
+
+    #[test]
+    fn of_a_talkative_test_the_last_lines_are_kept() {
+        let mut reader = Reader::default();
+        reader.read("failures:");
+        reader.read("---- long stdout ----");
+        for number in 0..1000 {
+            reader.read(&number.to_string());
+        }
+        let said = &reader.failed[0].said;
+        assert_eq!((said.len(), &*said[KEPT - 1]), (KEPT, "999"));
+    }
+}
